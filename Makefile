@@ -1,0 +1,39 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test soak check clean
+
+# A stamp per set of tools, so that `make demo` installs no test tools. Native sources are part of the package: when
+# they change, it is built again.
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+
+$(VENV)/.installed: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch
+	$(INSTALL) --editable .
+	touch $@
+
+$(VENV)/.tools: $(VENV)/.installed
+	$(INSTALL) --editable '.[test,check]'
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/parlay demo
+
+test: $(VENV)/.tools
+	$(BIN)/python -m pytest -m 'not soak'
+
+soak: $(VENV)/.tools
+	$(BIN)/python -m pytest -m soak
+
+check: $(VENV)/.tools
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf build $(VENV) src/parlay/kernels/*.so

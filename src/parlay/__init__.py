@@ -1,0 +1,46 @@
+"""parlay: a language model engine whose heart is speculative decoding.
+
+Importing this package is cheap: torch is loaded when an `LLM` is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from parlay import env as _env
+from parlay.errors import (
+    CapacityError,
+    ConfigError,
+    ModelError,
+    ParlayError,
+    RequestError,
+)
+from parlay.types.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from parlay.types.params import SamplingParams, SpeculationOverride
+
+if TYPE_CHECKING:
+    from parlay.llm import LLM
+
+_env.prepare_process()
+
+__version__ = "0.1.0"
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "CompletionOutput",
+    "ConfigError",
+    "Logprob",
+    "ModelError",
+    "ParlayError",
+    "RequestError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "SpeculationOverride",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        return import_module("parlay.llm").LLM
+    raise AttributeError(f"module 'parlay' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Measurement: every figure in the documents comes from a command here."""

@@ -1,0 +1,104 @@
+"""Plain decoding against every proposer, by the evaluation protocol, interleaved."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from parlay.bench.protocol import TEMPERATURES, Prefix, load_prefixes, params_for, repeated_share
+from parlay.engine.stats import EngineStats
+from parlay.llm import LLM
+from parlay.proposers.select import embedded_configs
+from parlay.types.output import CompletionOutput
+
+_ROUND = 16  # prefixes that each method completes before the next has its turn
+
+
+@dataclass
+class _Run:
+    """One method's results under one batch size and temperature."""
+
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # a round
+    per_token: list[float] = field(default_factory=list)  # a request: seconds a token after the first
+
+
+def measure(
+    batch_sizes: tuple[int, ...], prefixes: int | None, tick: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield one row a batch size, temperature and method.
+
+    Methods take turns every few prefixes, so that drift of the machine hits all alike; a speed-up is the median of
+    the rounds' ratios.
+
+    Args:
+        batch_sizes: how many prefixes run at once.
+        prefixes: use only this many, for a quick look.
+        tick: called with a label before every round.
+    """
+    chosen = load_prefixes(prefixes)
+    llms = {
+        name: LLM(speculative_config=config, enable_prefix_caching=False)
+        for name, config in embedded_configs().items()
+    }
+    plain = next(iter(llms))
+    for llm in llms.values():
+        _complete(llm, chosen[:_ROUND], 8, 0.8)  # warm-up
+    for batch_size in batch_sizes:
+        for temperature in TEMPERATURES:
+            runs = {name: _Run() for name in llms}
+            for llm in llms.values():
+                llm.engine.stats.reset()
+            for start in range(0, len(chosen), _ROUND):
+                for name, llm in llms.items():
+                    tick(f"batch {batch_size}, temperature {temperature:g}: {name}")
+                    began = perf_counter()
+                    outputs = _complete(llm, chosen[start : start + _ROUND], batch_size, temperature)
+                    runs[name].seconds.append(perf_counter() - began)
+                    runs[name].outputs += outputs
+                    runs[name].per_token += [
+                        (o.metrics.finished - o.metrics.first_token) / (o.metrics.emitted - 1) for o in outputs
+                    ]
+            for name, run in runs.items():
+                row = _row(run, runs[plain], llms[name].engine.stats)
+                yield {
+                    "method": "plain" if name == plain else name,
+                    "batch": batch_size,
+                    "temperature": temperature,
+                } | row
+
+
+def _complete(llm: LLM, prefixes: list[Prefix], batch_size: int, temperature: float) -> list[CompletionOutput]:
+    outputs = []
+    for start in range(0, len(prefixes), batch_size):
+        batch = prefixes[start : start + batch_size]
+        results = llm.generate([p.tokens for p in batch], [params_for(p, temperature) for p in batch], progress=False)
+        outputs += [r.outputs[0] for r in results]
+    return outputs
+
+
+def _row(run: _Run, plain: _Run, stats: EngineStats) -> dict[str, Any]:
+    metrics = [o.metrics for o in run.outputs]
+    drafted, accepted = sum(m.drafted for m in metrics), sum(m.accepted for m in metrics)
+    depth = max(len(m.accepted_per_position) for m in metrics)
+    rounds = zip(plain.seconds, run.seconds, strict=True)
+    return {
+        "tokens_per_s": sum(m.emitted for m in metrics) / sum(run.seconds),
+        "speed_up": median(p / own for p, own in rounds),
+        "ms_per_token": 1e3 * median(run.per_token),
+        "decode_speed_up": median(p / own for p, own in zip(plain.per_token, run.per_token, strict=True)),
+        "acceptance_length": sum(m.emitted for m in metrics) / sum(m.steps for m in metrics),
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "accepted_per_position": [
+            sum(m.accepted_per_position[i] for m in metrics if i < len(m.accepted_per_position)) for i in range(depth)
+        ],
+        "drafts": sum(m.drafts for m in metrics),
+        "same_tokens": [o.token_ids for o in run.outputs] == [o.token_ids for o in plain.outputs],
+        "repeated_8_grams": repeated_share([o.token_ids for o in run.outputs]),
+        "step_ms": {
+            "forward": 1e3 * stats.forward / stats.steps,
+            "propose": 1e3 * stats.propose / stats.steps,
+            "outside": 1e3 * (stats.verify + stats.schedule) / stats.steps,
+        },
+    }

@@ -1,0 +1,35 @@
+"""From the start of the process to the first token, as a user of the command line waits for it."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+
+def measure(repeats: int, tick: Callable[[str], None]) -> dict[str, Any]:
+    """Return the seconds between starting `parlay generate` and its first byte of output."""
+    command = [
+        sys.executable,
+        "-m",
+        "parlay.cli.main",
+        "generate",
+        "def main():",
+        "--max-tokens",
+        "8",
+        "--temperature",
+        "0",
+    ]
+    seconds = []
+    for i in range(repeats + 1):
+        tick(f"start {i} of {repeats}")
+        began = perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            process.stdout.read(1)
+            elapsed = perf_counter() - began
+            process.stdout.read()
+        if i:  # the first start fills the page cache
+            seconds.append(elapsed)
+    return {"seconds_to_first_token": median(seconds), "repeats": repeats}

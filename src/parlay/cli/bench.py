@@ -1,0 +1,96 @@
+"""`parlay bench`: the commands behind every figure in the documents."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command and its own commands."""
+    parser = commands.add_parser("bench", help="measure; the last line of the output is JSON")
+    kinds = parser.add_subparsers(required=True, metavar="KIND")
+    methods = kinds.add_parser("methods", help="plain decoding against every proposer, by the evaluation protocol")
+    methods.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8], help="prefixes that run at once")
+    methods.add_argument("--prefixes", type=int, help="use only this many, for a quick look")
+    methods.set_defaults(run=_methods)
+    peer = kinds.add_parser("transformers", help="plain decoding against transformers' generate")
+    peer.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8], help="prefixes that run at once")
+    peer.add_argument("--prefixes", type=int, default=64, help="prefixes for each batch size (default: 64)")
+    peer.set_defaults(run=_transformers)
+    startup = kinds.add_parser("startup", help="from the start of the process to the first token")
+    startup.add_argument("--repeats", type=int, default=5, help="starts that count (default: 5)")
+    startup.set_defaults(run=_startup)
+
+
+def _methods(options: argparse.Namespace) -> int:
+    from parlay.bench.methods import measure
+
+    with _progress() as tick:
+        rows = list(measure(tuple(options.batch_sizes), options.prefixes, tick))
+    _report(
+        rows,
+        {
+            "batch": "{:d}",
+            "temperature": "{:g}",
+            "method": "{}",
+            "tokens_per_s": "{:,.0f}",
+            "speed_up": "{:.2f}x",
+            "ms_per_token": "{:.2f}",
+            "decode_speed_up": "{:.2f}x",
+            "acceptance_length": "{:.2f}",
+            "repeated_8_grams": "{:.1%}",
+            "same_tokens": "{}",
+        },
+    )
+    return 0 if all(row["same_tokens"] for row in rows) else 1
+
+
+def _transformers(options: argparse.Namespace) -> int:
+    from parlay.bench.peer import measure
+
+    with _progress() as tick:
+        rows = measure(tuple(options.batch_sizes), options.prefixes, tick)
+    _report(
+        rows,
+        {
+            "batch": "{:d}",
+            "parlay_tokens_per_s": "{:,.0f}",
+            "transformers_tokens_per_s": "{:,.0f}",
+            "speed_up": "{:.2f}x",
+            "equal_texts": "{:.0%}",
+        },
+    )
+    return 0
+
+
+def _startup(options: argparse.Namespace) -> int:
+    from parlay.bench.startup import measure
+
+    with _progress() as tick:
+        row = measure(options.repeats, tick)
+    _report([row], {"seconds_to_first_token": "{:.2f}", "repeats": "{:d}"})
+    return 0
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    from rich.console import Console
+
+    with Console(stderr=True).status("loading") as status:
+        yield lambda label: status.update(label)
+
+
+def _report(rows: Sequence[dict[str, Any]], formats: dict[str, str]) -> None:
+    """Print a table of some columns, then everything as one line of JSON."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from parlay.bench.provenance import provenance
+
+    table = Table(*(name.replace("_", " ") for name in formats))
+    for row in rows:
+        table.add_row(*("-" if row[k] is None else f.format(row[k]) for k, f in formats.items()))
+    Console().print(table)
+    print(json.dumps({"rows": rows, "provenance": provenance()}))

@@ -1,0 +1,54 @@
+"""Text coloured by who guessed each token."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.text import Text
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+PLAIN = "target"
+_PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
+
+
+class Palette:
+    """A colour for each source, given out in order of appearance; the target's own tokens stay uncoloured."""
+
+    def __init__(self, sources: Iterable[str] = ()) -> None:
+        self._styles: dict[str, str] = {PLAIN: ""}
+        for source in sources:
+            self.style(source)
+
+    def style(self, source: str) -> str:
+        """Return the style of a source."""
+        if source not in self._styles:
+            self._styles[source] = "bold " + _PALETTE[(len(self._styles) - 1) % len(_PALETTE)]
+        return self._styles[source]
+
+    def legend(self) -> Text:
+        """Return one line that names every source in its colour."""
+        line = Text("guessed by  ")
+        for source, style in self._styles.items():
+            line.append(f"{source}  " if source != PLAIN else "nobody (the target's own)  ", style=style)
+        return line
+
+
+class Colourer:
+    """Turns a growing completion into pieces of coloured text, never beyond the completion's own text."""
+
+    def __init__(self, tokenizer: Tokenizer, palette: Palette) -> None:
+        self._tokenizer = tokenizer
+        self._palette = palette
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._tokens = 0
+        self._length = 0
+
+    def update(self, tokens: Sequence[int], sources: Sequence[str], text: str) -> Text:
+        """Return what `text` has that was not returned before."""
+        new = Text()
+        for token, source in zip(tokens[self._tokens :], sources[self._tokens :], strict=True):
+            piece = self._stream.step(self._tokenizer, token) or ""
+            piece = piece[: max(0, len(text) - self._length)]
+            self._length += len(piece)
+            new.append(piece, style=self._palette.style(source))
+        self._tokens = len(tokens)
+        return new

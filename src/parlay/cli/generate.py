@@ -1,0 +1,78 @@
+"""`parlay generate`: complete a prompt and stream the text."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from parlay.cli.flags import add_flags
+from parlay.config import EngineConfig
+from parlay.types.output import RequestOutput
+from parlay.types.params import SamplingParams
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "generate",
+        help="complete a prompt and stream the text",
+        description="Complete a prompt. Text goes to stdout, coloured by who guessed each token when that is a "
+        "terminal; a summary goes to stderr.",
+    )
+    parser.add_argument("prompt", nargs="?", help="the prompt; read from stdin when left out or -")
+    parser.add_argument("--chat", action="store_true", help="put the prompt through the model's chat template")
+    parser.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help='how to speculate, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'',
+    )
+    add_flags(parser, EngineConfig)
+    add_flags(parser, SamplingParams, skip={"speculative"})
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Load the model, complete, print."""
+    from rich.console import Console
+
+    from parlay.cli.colour import Colourer, Palette
+    from parlay.llm import LLM
+
+    given = vars(options)
+    params = SamplingParams.parse({"max_tokens": 128} | _given(SamplingParams, given))
+    llm = LLM(speculative_config=options.speculative_config, **_given(EngineConfig, given))
+    prompt = sys.stdin.read() if options.prompt in (None, "-") else options.prompt
+    if options.chat:
+        prompt = llm.engine.codec.chat([{"role": "user", "content": prompt}])
+    console = Console(highlight=False, soft_wrap=True)
+    palette = Palette()
+    colourers = [Colourer(llm.engine.codec.tokenizer, palette) for _ in range(params.n)]
+    output: RequestOutput | None = None
+    for output in llm.stream(prompt, params):
+        if params.n == 1:
+            one = output.outputs[0]
+            console.print(colourers[0].update(one.token_ids, one.sources, one.text), end="")
+    assert output is not None
+    if params.n > 1:
+        for one, colourer in zip(output.outputs, colourers, strict=True):
+            console.rule(f"{one.index}", style="dim")
+            console.print(colourer.update(one.token_ids, one.sources, one.text))
+    console.print()
+    Console(stderr=True, highlight=False).print(_summary(output), style="dim")
+    return 0
+
+
+def _given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f.name: values[f.name] for f in fields(cls) if f.name in values}
+
+
+def _summary(output: RequestOutput) -> str:
+    emitted = sum(o.metrics.emitted for o in output.outputs)
+    steps = sum(o.metrics.steps for o in output.outputs)
+    seconds = max(o.metrics.finished for o in output.outputs) - output.metrics.arrival
+    first = output.metrics.first_token - output.metrics.arrival
+    return (
+        f"{emitted} tokens in {seconds:.2f} s ({emitted / seconds:,.0f} tokens/s), first after {first * 1e3:.0f} ms, "
+        f"{emitted / max(steps, 1):.2f} tokens a step"
+    )

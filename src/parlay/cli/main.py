@@ -1,0 +1,36 @@
+"""The `parlay` command."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from parlay import __version__, log
+from parlay.cli import bench, demo, generate
+from parlay.cli.flags import normalise
+from parlay.errors import ParlayError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="parlay",
+        description="A language model engine whose heart is speculative decoding: several tokens a step, "
+        "never another token.",
+    )
+    parser.add_argument("--version", action="version", version=f"parlay {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in (demo, generate, bench):
+        command.add_parser(commands)
+    options = parser.parse_args(normalise(list(sys.argv[1:] if arguments is None else arguments)))
+    log.configure()
+    try:
+        return int(options.run(options))
+    except ParlayError as error:
+        print(f"parlay: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Building frozen dataclasses from what users write."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+import msgspec
+
+from parlay.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
+    """Return `cls(**values)` after checking every key and every type.
+
+    Args:
+        cls: a frozen dataclass.
+        values: names and plain values, as from keyword arguments or JSON.
+        what: names the thing in error messages, such as `"option"`.
+
+    Raises:
+        ConfigError: an unknown or missing key, or a value of the wrong type.
+    """
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"unknown {what} {key!r}{nearest(key, known)}")
+    for name, f in known.items():
+        if name not in values and f.default is MISSING and f.default_factory is MISSING:
+            raise ConfigError(f"{what} {name!r} is needed")
+    try:
+        return msgspec.convert(dict(values), cls)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        raise ConfigError(f"{what}: {error}") from None

@@ -1,0 +1,1 @@
+"""Requests in, tokens out: scheduling, the step, the bookkeeping around it."""

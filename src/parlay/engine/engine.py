@@ -1,0 +1,241 @@
+"""The engine: everything built, checked and wired; requests added, stepped and aborted."""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+
+from parlay import env
+from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.engine.memory import count_blocks
+from parlay.engine.request import Counts, Request
+from parlay.engine.scheduler import Scheduler
+from parlay.engine.stats import EngineStats
+from parlay.engine.step import Worker, drive
+from parlay.engine.tokenizer import Detokenizer, TextCodec
+from parlay.errors import ConfigError, RequestError
+from parlay.kernels.select import select_kernels
+from parlay.kv.pool import BlockPool
+from parlay.kv.table import BlockTable
+from parlay.models.select import cache_spec, describe_model, load_model, resolve_dtype
+from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
+from parlay.proposers.select import make_proposer
+from parlay.runner.runner import ModelRunner
+from parlay.sampling.seeds import mix
+from parlay.types.output import CompletionOutput, Logprob, RequestMetrics
+from parlay.types.params import SamplingParams
+
+
+class Engine:
+    """Runs requests on one target with one proposer, in the caller's thread.
+
+    Attributes:
+        config: the options it was started with.
+        codec: the target's tokenizer.
+        max_model_len: longest sequence, prompt and output together.
+        stats: counters since start.
+        numerics_id: names everything that the bits of a token may depend on besides the request.
+    """
+
+    def __init__(self, config: EngineConfig, speculative: SpeculativeConfig | None = None) -> None:
+        """Check everything, then load weights.
+
+        Raises:
+            ConfigError: options that are unknown, out of range or do not fit together.
+            ModelError: a model cannot be found, read or served.
+            CapacityError: memory does not suffice for one sequence.
+        """
+        speculative = speculative or SpeculativeConfig()
+        self.config = config
+        model_config = describe_model(config.model)
+        dtype = resolve_dtype(config.dtype, model_config)
+        self.max_model_len = _model_len(config, model_config.max_position)
+        self.codec = TextCodec(model_config.path)
+        proposer = make_proposer(speculative, TargetInfo(model_config, dtype, self.max_model_len))
+        groups = [cache_spec(model_config, dtype)] + ([proposer.cache] if proposer.cache else [])
+        num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory())
+
+        torch.set_num_threads(env.threads())
+        kernels = select_kernels(config.device)
+        kernels.set_threads(env.threads())
+        model = load_model(model_config, dtype, self.max_model_len, kernels)
+        proposer.load(Runtime(kernels, num_blocks, config.block_size, config.max_num_batched_tokens))
+
+        self._vocab_size = model_config.vocab_size
+        self._eos = frozenset(model_config.eos_token_ids)
+        self._worker = Worker(
+            kernels,
+            ModelRunner(model, kernels, num_blocks, config.block_size),
+            proposer if isinstance(proposer, DeviceProposer) else None,
+        )
+        self._pool = BlockPool(num_blocks, config.block_size)
+        self._scheduler = Scheduler(
+            config, self._pool, proposer, speculative.num_speculative_tokens or proposer.default_length
+        )
+        self._arrivals = 0
+        self._next_id = 0
+        self.stats = EngineStats()
+        self.numerics_id = "/".join(
+            (
+                model_config.path.name,
+                str(dtype).removeprefix("torch."),
+                kernels.name,
+                f"torch-{torch.__version__}",
+                "tp1",
+            )
+        )
+
+    def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """Return a prompt's tokens.
+
+        Raises:
+            RequestError: it is empty, holds ids outside the vocabulary, or leaves no room for output.
+        """
+        tokens = tuple(self.codec.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+        if not tokens:
+            raise RequestError("the prompt is empty; it needs at least one token")
+        for token in tokens:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self._vocab_size:
+                raise RequestError(f"prompt token {token!r} is not an id between 0 and {self._vocab_size - 1}")
+        if len(tokens) >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, which leaves no room for output within "
+                f"max_model_len={self.max_model_len}; shorten it"
+            )
+        return tokens
+
+    def add(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        timeout: float | None = None,
+    ) -> list[Request]:
+        """Queue a prompt; returns one request for each of its `n` completions.
+
+        Args:
+            prompt: text, or token ids.
+            params: how tokens are chosen.
+            priority: lower runs first among the waiting.
+            tenant: requests of different tenants share no cache.
+            timeout: seconds from now after which the request is aborted.
+
+        Raises:
+            RequestError: the prompt cannot be served; the engine is unaffected.
+        """
+        # A refused prompt counts too: one script's requests keep their seeds whoever else is refused.
+        ordinal = self._arrivals
+        self._arrivals += 1
+        tokens = self.encode(prompt)
+        for token in params.stop_token_ids:
+            if token >= self._vocab_size:
+                raise RequestError(f"stop_token_ids holds {token}, beyond the vocabulary of {self._vocab_size}")
+        seed = mix(self.config.seed, ordinal + 1) if params.seed is None else params.seed
+        room = self.max_model_len - len(tokens)
+        now = perf_counter()
+        requests = []
+        for j in range(params.n):
+            request = Request(
+                request_id=self._next_id,
+                prompt_tokens=tokens,
+                params=params,
+                seed=mix(seed, j),
+                max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+                stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
+                table=BlockTable(self._pool, tenant),
+                priority=priority,
+                tenant=tenant,
+                deadline=None if timeout is None else now + timeout,
+                detokenizer=Detokenizer(self.codec, params.stop, params.skip_special_tokens),
+                counts=Counts(arrival=now),
+            )
+            self._next_id += 1
+            self._scheduler.add(request)
+            requests.append(request)
+        return requests
+
+    def step(self) -> list[Request]:
+        """Run one step; returns the requests that emitted tokens or finished."""
+        began = perf_counter()
+        before = {r.request_id: len(r.tokens) for r in self._scheduler.requests}
+        moved, times = drive(self._scheduler, self._worker, began)
+        emitted = sum(len(r.tokens) - before[r.request_id] for r in moved)
+        self.stats.add(times, perf_counter() - began, emitted)
+        return moved
+
+    def abort(self, request: Request) -> None:
+        """End a request now; harmless if it has ended."""
+        if request.finish_reason is None:
+            self._scheduler.finish(request, "abort", perf_counter())
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is unfinished."""
+        return any(True for _ in self._scheduler.requests)
+
+    def preempt(self, request: Request) -> None:
+        """Take a running request's blocks, as running out of them would; its output must not change."""
+        self._scheduler.preempt(request)
+
+    def check(self) -> None:
+        """Recount every cache block.
+
+        Raises:
+            AssertionError: a block is lost or held twice.
+        """
+        self._scheduler.check()
+
+    def completion(self, request: Request, index: int) -> CompletionOutput:
+        """Return what a request has so far."""
+        tokens = request.output_tokens
+        text = ""
+        if request.detokenizer is not None:
+            text = request.detokenizer.text
+            if request.finish_reason is not None and not isinstance(request.stop_reason, str):
+                ended_by_token = request.finish_reason == "stop"
+                text = request.detokenizer.complete(tokens[:-1] if ended_by_token else tokens)
+        return CompletionOutput(
+            index=index,
+            text=text,
+            token_ids=tuple(tokens),
+            sources=tuple(request.sources),
+            logprobs=None if request.params.logprobs is None else self._logprobs(request),
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            metrics=_metrics(request.counts, len(tokens)),
+        )
+
+    def _logprobs(self, request: Request) -> tuple[dict[int, Logprob], ...]:
+        positions = []
+        for token, entry in zip(request.output_tokens, request.logprobs, strict=True):
+            table = {t: Logprob(p, rank, self.codec.token_text(t)) for rank, (t, p) in enumerate(entry.top, start=1)}
+            table.setdefault(token, Logprob(entry.logprob, entry.rank, self.codec.token_text(token)))
+            positions.append(table)
+        return tuple(positions)
+
+
+def _metrics(counts: Counts, emitted: int) -> RequestMetrics:
+    deepest = max(counts.per_position, default=-1)
+    return RequestMetrics(
+        drafts=counts.drafts,
+        drafted=counts.drafted,
+        accepted=counts.accepted,
+        accepted_per_position=tuple(counts.per_position[i] for i in range(deepest + 1)),
+        steps=counts.steps,
+        emitted=emitted,
+        preemptions=counts.preemptions,
+        cached_tokens=counts.cached_tokens,
+        arrival=counts.arrival,
+        first_token=counts.first_token,
+        finished=counts.finished,
+    )
+
+
+def _model_len(config: EngineConfig, limit: int) -> int:
+    if config.max_model_len is None:
+        return limit
+    if config.max_model_len > limit:
+        raise ConfigError(f"max_model_len={config.max_model_len} is beyond the model's {limit} positions; lower it")
+    return config.max_model_len

@@ -1,0 +1,63 @@
+"""One step of the engine, both halves on one screen.
+
+Rank 0 drives: it alone plans and commits. Every rank executes the same plan.
+"""
+
+from time import perf_counter
+
+from parlay.engine.request import Request
+from parlay.engine.scheduler import Scheduler
+from parlay.kernels.base import Kernels
+from parlay.proposers.base import DeviceProposer
+from parlay.runner.batch import Stretch, flatten
+from parlay.runner.runner import ModelRunner
+from parlay.types.plan import Plan, Proposal, StepOutput, StepTimes
+from parlay.verify.coupled import verify
+
+
+class Worker:
+    """One rank: the target's runner and, if it drafts on the device, the proposer."""
+
+    def __init__(self, kernels: Kernels, runner: ModelRunner, proposer: DeviceProposer | None) -> None:
+        self._kernels = kernels
+        self._runner = runner
+        self._proposer = proposer
+
+    def execute(self, plan: Plan) -> StepOutput:
+        """Run the plan's rows through the target, verify the drafts, keep what stands, draft for the next step."""
+        began = perf_counter()
+        spans = plan.spans
+        batch = flatten([Stretch(s.tokens, s.start, s.blocks, s.draft) for s in spans], self._runner.block_size)
+        hidden = self._runner.forward(batch)
+        rows = [
+            row
+            for span, end in zip(spans, batch.offsets[1:], strict=True)
+            if span.sample
+            for row in range(end - len(span.draft) - 1, end)
+        ]
+        logits = self._runner.logits(hidden, rows) if rows else hidden[:0].float()
+        forwarded = perf_counter()
+        verdicts = verify(self._kernels, spans, logits)
+        self._runner.keep(spans, verdicts)
+        verified = perf_counter()
+        proposals = self._proposer.propose(spans, verdicts, hidden) if self._proposer else [Proposal()] * len(spans)
+        times = StepTimes(forwarded - began, verified - forwarded, perf_counter() - verified)
+        return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
+
+
+def drive(scheduler: Scheduler, worker: Worker, clock: float) -> tuple[list[Request], StepTimes]:
+    """Plan a step, have it executed, commit it.
+
+    Args:
+        scheduler: the queues.
+        worker: the only rank there is so far.
+        clock: the engine's time now.
+
+    Returns:
+        The requests that emitted tokens or finished, and where the time went.
+    """
+    plan = scheduler.plan(clock)
+    if not plan.spans:
+        return [], StepTimes()
+    output = worker.execute(plan)
+    return scheduler.commit(plan, output, perf_counter()), output.times

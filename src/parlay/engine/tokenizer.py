@@ -1,0 +1,103 @@
+"""Text to tokens and back."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from parlay.errors import ModelError, RequestError
+
+
+class TextCodec:
+    """A model's tokenizer and chat template."""
+
+    def __init__(self, path: Path) -> None:
+        """Read `tokenizer.json` and, if present, `tokenizer_config.json` from a model directory.
+
+        Raises:
+            ModelError: there is no `tokenizer.json`, or it cannot be read.
+        """
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            raise ModelError(f"{file} does not exist; text needs a tokenizer in the `tokenizers` format")
+        try:
+            self.tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:
+            raise ModelError(f"{file} cannot be read: {error}") from None
+        config = path / "tokenizer_config.json"
+        self._config: dict[str, Any] = json.loads(config.read_text()) if config.is_file() else {}
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`, with the special tokens that the tokenizer itself adds."""
+        return list(self.tokenizer.encode(text).ids)
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `tokens`."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+
+    def token_text(self, token: int) -> str:
+        """Return one token's text, special or not."""
+        return self.decode([token], skip_special_tokens=False)
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """Return the prompt that the model's chat template makes of `messages`.
+
+        Raises:
+            RequestError: the model has no chat template, or the template refuses the messages.
+        """
+        template = self._config.get("chat_template")
+        if not isinstance(template, str):
+            raise RequestError("this model has no chat template; use generate with a prompt of your own")
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        special = {k: _text(v) for k, v in self._config.items() if k.endswith("_token") and v}
+        try:
+            return environment.from_string(template).render(
+                messages=list(messages), add_generation_prompt=True, **special
+            )
+        except TemplateError as error:
+            raise RequestError(f"the chat template refuses these messages: {error}") from None
+
+
+class Detokenizer:
+    """One completion's text, token by token; text that could begin a stop string is not cut loose before it is sure.
+
+    Attributes:
+        text: everything decoded so far, without the stop string once one was found.
+    """
+
+    def __init__(self, codec: TextCodec, stop: Sequence[str], skip_special_tokens: bool) -> None:
+        self._codec = codec
+        self._stop = tuple(stop)
+        self._skip = skip_special_tokens
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._hold = max(map(len, stop), default=1) - 1
+        self.text = ""
+
+    def append(self, token: int) -> str | None:
+        """Add a token; return the stop string that it completes, after cutting the text before it."""
+        piece = self._stream.step(self._codec.tokenizer, token)
+        if not piece:
+            return None
+        searched = max(0, len(self.text) - self._hold)
+        self.text += piece
+        found = [(at, s) for s in self._stop if (at := self.text.find(s, searched)) >= 0]
+        if not found:
+            return None
+        at, stop = min(found)
+        self.text = self.text[:at]
+        return stop
+
+    def complete(self, tokens: Sequence[int]) -> str:
+        """Return the final text of a whole completion, with what an incomplete last character decodes to."""
+        whole = self._codec.decode(tokens, skip_special_tokens=self._skip)
+        return whole if whole.startswith(self.text) else self.text
+
+
+def _text(value: Any) -> str:
+    return str(value["content"]) if isinstance(value, dict) else str(value)

@@ -1,0 +1,54 @@
+"""The only reader and writer of `os.environ`.
+
+Variables:
+    PARLAY_KERNELS   `native` or `reference`: which kernels to use (default: native where it was built).
+    PARLAY_ISA       `avx512`, `avx2` or `baseline`: upper limit for the native kernels' instruction set.
+    PARLAY_THREADS   threads for compute (default: one per available core).
+    PARLAY_LOG       level of the `parlay` logger (default: WARNING).
+"""
+
+import os
+
+
+def prepare_process() -> None:
+    """Set what must be set before torch is imported.
+
+    libgomp's workers spin for milliseconds after each parallel region unless told to wait passively. On few
+    cores they would take the core that the step's Python code and the native kernels need next.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def kernels() -> str | None:
+    """Return which kernels were asked for, or None."""
+    return os.environ.get("PARLAY_KERNELS") or None
+
+
+def isa() -> str | None:
+    """Return the highest instruction set the native kernels may use, or None for the machine's best."""
+    return os.environ.get("PARLAY_ISA") or None
+
+
+def threads() -> int:
+    """Return how many threads compute may use."""
+    asked = os.environ.get("PARLAY_THREADS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def log_level() -> str:
+    """Return the level of the `parlay` logger."""
+    return os.environ.get("PARLAY_LOG", "WARNING").upper()
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that can be taken without swapping."""
+    try:
+        with open("/proc/meminfo") as file:  # noqa: PTH123
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

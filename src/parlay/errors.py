@@ -1,0 +1,40 @@
+"""Every error parlay raises on purpose.
+
+ParlayError
+ ├─ ConfigError      an option is unknown, out of range, or contradicts another
+ ├─ ModelError       a model cannot be found, read, or served
+ ├─ RequestError     one request cannot be served; others are unaffected
+ └─ CapacityError    memory does not suffice for what was asked
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ParlayError(Exception):
+    """Base of all errors that parlay raises on purpose; the message is one sentence with the remedy."""
+
+
+class ConfigError(ParlayError, ValueError):
+    """An option is unknown, out of range, or contradicts another."""
+
+
+class ModelError(ParlayError):
+    """A model cannot be found, read, or served."""
+
+
+class RequestError(ParlayError, ValueError):
+    """One request cannot be served; the others of its batch are unaffected."""
+
+
+class CapacityError(ParlayError, MemoryError):
+    """Memory does not suffice for what was asked."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return `" (did you mean 'x'?)"` for the known name closest to `name`, or the list of known names."""
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    return f" (known: {', '.join(names)})" if names else ""

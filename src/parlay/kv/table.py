@@ -1,0 +1,83 @@
+"""One request's block table: from logical token index to block."""
+
+from collections.abc import Sequence
+
+from parlay.kv.pool import BlockPool
+from parlay.kv.prefix import block_hash, root_hash
+
+
+class BlockTable:
+    """The blocks that hold one request's tokens, in order. Token i lies in block i // block_size."""
+
+    def __init__(self, pool: BlockPool, salt: str = "") -> None:
+        self._pool = pool
+        self._salt = salt
+        self._hashes: list[bytes] = []  # of full blocks, as far as computed once
+        self._published = 0
+        self.blocks: list[int] = []
+
+    def grow(self, tokens: int) -> bool:
+        """Take blocks until `tokens` fit. Takes none and returns False if the pool has too few."""
+        missing = -(-tokens // self._pool.block_size) - len(self.blocks)
+        if missing > self._pool.available:
+            return False
+        self.blocks.extend(self._pool.take() for _ in range(missing))
+        return True
+
+    def trim(self, tokens: int) -> None:
+        """Give back the blocks beyond those that `tokens` need."""
+        keep = -(-tokens // self._pool.block_size)
+        while len(self.blocks) > keep:
+            self._pool.release(self.blocks.pop())
+
+    def release(self) -> None:
+        """Give back every block."""
+        # Last block first, so that of a cached prefix the end is evicted before the beginning.
+        self.trim(0)
+        self._published = 0
+
+    def adopt_prefix(self, tokens: Sequence[int]) -> int:
+        """Share the longest cached run of full blocks that begins `tokens`; the table must be empty.
+
+        At least one token stays uncovered, since its logits are needed.
+
+        Returns:
+            How many tokens the shared blocks hold.
+        """
+        size = self._pool.block_size
+        for index in range((len(tokens) - 1) // size):
+            block = self._pool.find(self._name(tokens, index))
+            if block is None:
+                break
+            self._pool.share(block)
+            self.blocks.append(block)
+        self._published = len(self.blocks)
+        return len(self.blocks) * size
+
+    def publish(self, tokens: Sequence[int], computed: int) -> None:
+        """Make the full blocks among the first `computed` verified tokens findable."""
+        for index in range(self._published, computed // self._pool.block_size):
+            self._pool.publish(self.blocks[index], self._name(tokens, index))
+            self._published = index + 1
+
+    def valid_tokens(self, group: str, limit: int) -> int:
+        """Return how many of the first `limit` tokens lie in leading blocks valid for a layer group."""
+        size = self._pool.block_size
+        count = 0
+        while count + size <= limit and self._pool.is_valid(self.blocks[count // size], group):
+            count += size
+        return count
+
+    def mark_valid(self, group: str, start: int, end: int) -> None:
+        """Record that a layer group has computed the tokens up to `end`, having begun this time at `start`."""
+        size = self._pool.block_size
+        for index in range(start // size, end // size):
+            self._pool.mark_valid(self.blocks[index], group)
+
+    def _name(self, tokens: Sequence[int], index: int) -> bytes:
+        size = self._pool.block_size
+        while len(self._hashes) <= index:
+            at = len(self._hashes)
+            parent = self._hashes[-1] if at else root_hash(self._salt)
+            self._hashes.append(block_hash(parent, tokens[at * size : (at + 1) * size]))
+        return self._hashes[index]

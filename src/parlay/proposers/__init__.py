@@ -1,0 +1,1 @@
+"""Whatever guesses. One proposer a file; the folder is the registry."""

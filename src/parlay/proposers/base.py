@@ -1,0 +1,104 @@
+"""What a proposer is.
+
+A module of this folder is a proposer when it has
+    Options     a frozen dataclass of its own keys in `speculative_config`;
+    EMBEDDED    values of those keys under which it serves the embedded target, for the demo and the benchmarks;
+    Proposer    a subclass of `HostProposer` or `DeviceProposer`.
+Nothing outside this folder asks for its name: what it needs it declares as data.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import Kernels
+from parlay.models.config import ModelConfig
+from parlay.types.cache import CacheSpec
+from parlay.types.draft import Draft
+from parlay.types.plan import Proposal, Span, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """The target that a proposer guesses for, before any weights are read."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What a proposer that runs a model of its own may use.
+
+    Attributes:
+        kernels: the operations to run with.
+        num_blocks, block_size: the pool that its cache layers share with the target's.
+        max_rows: rows it may run in one step to catch up.
+    """
+
+    kernels: Kernels
+    num_blocks: int
+    block_size: int
+    max_rows: int
+
+
+class Proposer(ABC):
+    """What every proposer has.
+
+    Attributes:
+        default_length: nodes a draft when the user does not say.
+        cache: cache layers of its own on the pool's block ids, or None.
+    """
+
+    default_length: ClassVar[int] = 5
+    cache: CacheSpec | None = None
+
+    @abstractmethod
+    def __init__(self, options: Any, target: TargetInfo) -> None:
+        """Check the options against the target, reading no weights.
+
+        Raises:
+            ConfigError: options that contradict each other or do not fit the target.
+            ModelError: a model of its own cannot be found or does not fit.
+        """
+
+    def load(self, runtime: Runtime) -> None:  # noqa: B027 - most proposers have nothing to load
+        """Read weights and allocate what `cache` declares."""
+
+
+class HostProposer(Proposer):
+    """Guesses from tokens alone, once a step on rank 0; its drafts travel in the plan."""
+
+    @abstractmethod
+    def observe(self, request_id: int, tokens: Sequence[int]) -> None:
+        """Take note of a request's next known tokens: first its prompt, then what was emitted."""
+
+    @abstractmethod
+    def propose(self, request_id: int, budget: int) -> Draft:
+        """Return a draft of at most `budget` nodes that follows the request's last known token."""
+
+    @abstractmethod
+    def forget(self, request_id: int) -> None:
+        """Drop everything kept for a request; unknown ones are ignored."""
+
+
+class DeviceProposer(Proposer):
+    """Guesses at the end of a step, on every rank, where the target's hidden states are."""
+
+    @abstractmethod
+    def propose(self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor) -> list[Proposal]:
+        """Return one proposal a span.
+
+        Spans with `propose` unset get an empty proposal with unchanged state.
+
+        Args:
+            spans: the plan's spans.
+            verdicts: what verification decided, in the same order.
+            hidden: the target's hidden states after its final norm, `[rows, hidden]`, in the order of the spans'
+                tokens and nodes.
+        """

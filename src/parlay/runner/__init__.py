@@ -1,0 +1,1 @@
+"""From a plan to flat tensors, and through a model."""

@@ -1,0 +1,141 @@
+"""Flattening: the one place where requests become rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from parlay.kernels.base import AttentionView
+from parlay.types.draft import NO_DRAFT, Draft
+from parlay.verify.tree import depths, paths
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive tokens of one request, and below the last of them a draft.
+
+    Attributes:
+        tokens: token ids at positions `start`, `start + 1`, ...
+        start: how many tokens the layers have computed before.
+        blocks: the request's block table.
+        draft: nodes below the last token; node i takes the slot of logical index `start + len(tokens) + i`.
+    """
+
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+    draft: Draft = NO_DRAFT
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of several requests, one after another, without padding.
+
+    Attributes:
+        tokens: `[rows]` int64.
+        positions: `[rows]` int32, rotary positions.
+        slots: `[rows]` int64, where each row's keys and values go.
+        view: what each row sees.
+        offsets: first row of each stretch, and the number of rows at the end.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    view: AttentionView
+    offsets: tuple[int, ...]
+
+
+def flatten(stretches: Sequence[Stretch], block_size: int) -> Batch:
+    """Return the rows of `stretches`: of each its tokens, then its nodes."""
+    tables = table_array([s.blocks for s in stretches])
+    tokens: list[int] = []
+    offsets = [0]
+    position_parts: list[NDArray[np.int64]] = []
+    slot_parts: list[NDArray[np.int64]] = []
+    last_parts: list[NDArray[np.int64]] = []
+    extra_counts = None if all(s.draft.is_chain for s in stretches) else np.zeros(0, dtype=np.int64)
+    extra_slots: list[int] = []
+    for table, stretch in zip(tables, stretches, strict=True):
+        known, nodes = len(stretch.tokens), len(stretch.draft)
+        tokens.extend(stretch.tokens)
+        tokens.extend(stretch.draft.tokens)
+        offsets.append(len(tokens))
+        index = np.arange(stretch.start, stretch.start + known + nodes)
+        slots = table[index // block_size].astype(np.int64) * block_size + index % block_size
+        positions, last = index, index + 1
+        if not stretch.draft.is_chain:
+            # A node sees all computed keys through the table and its ancestors, itself included, one by one.
+            end = stretch.start + known
+            positions = index.copy()
+            positions[known:] = np.asarray(depths(stretch.draft)) + end - 1
+            last[known:] = end
+        slot_parts.append(slots)
+        position_parts.append(positions)
+        last_parts.append(last)
+        if extra_counts is not None:
+            own = [] if stretch.draft.is_chain else paths(stretch.draft)
+            counts = np.zeros(known + nodes, dtype=np.int64)
+            counts[known : known + len(own)] = [len(p) for p in own]
+            extra_counts = np.concatenate((extra_counts, counts))
+            extra_slots.extend(int(slots[known + node]) for p in own for node in p)
+    rows = len(tokens)
+    row_request = np.repeat(np.arange(len(stretches), dtype=np.int32), np.diff(offsets))
+    extra_offsets = np.zeros(rows + 1, dtype=np.int32)
+    if extra_counts is not None:
+        np.cumsum(extra_counts, out=extra_offsets[1:])
+    view = AttentionView(
+        tables=torch.from_numpy(tables),
+        row_request=torch.from_numpy(row_request),
+        first=torch.zeros(rows, dtype=torch.int32),
+        last=torch.from_numpy(np.concatenate(last_parts).astype(np.int32)),
+        extra_offsets=torch.from_numpy(extra_offsets),
+        extra_slots=torch.tensor(extra_slots, dtype=torch.int32),
+    )
+    return Batch(
+        tokens=torch.tensor(tokens, dtype=torch.int64),
+        positions=torch.from_numpy(np.concatenate(position_parts).astype(np.int32)),
+        slots=torch.from_numpy(np.concatenate(slot_parts)),
+        view=view,
+        offsets=tuple(offsets),
+    )
+
+
+def single_rows(tokens: Tensor, positions: NDArray[np.int64], tables: NDArray[np.int32], block_size: int) -> Batch:
+    """Return a batch of one row a request, as each step of drafting a chain runs.
+
+    Args:
+        tokens: `[requests]` int64, left where they are.
+        positions: `[requests]`, of each token.
+        tables: `[requests, blocks]`.
+        block_size: tokens a block.
+    """
+    n = len(positions)
+    requests = np.arange(n)
+    slots = tables[requests, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    view = AttentionView(
+        tables=torch.from_numpy(tables),
+        row_request=torch.from_numpy(requests.astype(np.int32)),
+        first=torch.zeros(n, dtype=torch.int32),
+        last=torch.from_numpy((positions + 1).astype(np.int32)),
+        extra_offsets=torch.zeros(n + 1, dtype=torch.int32),
+        extra_slots=torch.zeros(0, dtype=torch.int32),
+    )
+    return Batch(
+        tokens=tokens,
+        positions=torch.from_numpy(positions.astype(np.int32)),
+        slots=torch.from_numpy(slots),
+        view=view,
+        offsets=tuple(range(n + 1)),
+    )
+
+
+def table_array(blocks: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    """Return block tables as one array `[requests, longest]`, padded with block 0, which nobody reads there."""
+    tables = np.zeros((len(blocks), max(map(len, blocks))), dtype=np.int32)
+    for row, own in zip(tables, blocks, strict=True):
+        row[: len(own)] = own
+    return tables

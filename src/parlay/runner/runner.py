@@ -1,0 +1,56 @@
+"""A model with its cache layers: runs batches, moves keys and values."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import Kernels
+from parlay.kv.store import allocate
+from parlay.models.context import ForwardContext
+from parlay.models.select import Model, cache_spec
+from parlay.runner.batch import Batch
+from parlay.types.plan import Span, Verdict
+
+
+class ModelRunner:
+    """Runs one model over batches of rows. A target has one; so has a draft model, on the same block ids."""
+
+    def __init__(self, model: Model, kernels: Kernels, num_blocks: int, block_size: int) -> None:
+        self.model = model
+        self.kernels = kernels
+        self.block_size = block_size
+        self._cache = allocate(cache_spec(model.config, model.dtype), num_blocks, block_size, model.dtype)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Run a batch through the layers and return its hidden states `[rows, hidden]`."""
+        context = ForwardContext(self.kernels, batch.positions, batch.slots, batch.view, self._cache)
+        return self.model.forward(batch.tokens, context)
+
+    def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
+        """Return float32 logits `[len(rows), vocab]` of some rows of `hidden`."""
+        if len(rows) != hidden.shape[0]:
+            hidden = hidden.index_select(0, torch.tensor(rows))
+        return self.model.logits(hidden)
+
+    def keep(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> None:
+        """Move the keys and values of accepted nodes to the slots of the tokens they have become.
+
+        A node on the path at depth d belongs at the d-th slot after the root's; on a best-path-first numbering
+        the usual accepted path lies there already.
+        """
+        sources: list[int] = []
+        targets: list[int] = []
+        for span, verdict in zip(spans, verdicts, strict=True):
+            for depth, node in enumerate(verdict.path):
+                if node != depth:
+                    sources.append(self._slot(span, span.end + node))
+                    targets.append(self._slot(span, span.end + depth))
+        if not sources:
+            return
+        source_tensor, target_tensor = torch.tensor(sources), torch.tensor(targets)
+        for layer in self._cache:
+            self.kernels.copy_slots(source_tensor, target_tensor, layer.key, layer.value)
+
+    def _slot(self, span: Span, index: int) -> int:
+        return span.blocks[index // self.block_size] * self.block_size + index % self.block_size

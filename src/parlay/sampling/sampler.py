@@ -1,0 +1,66 @@
+"""Drawing tokens with keyed noise, and reporting how likely they were.
+
+Every token that the engine draws comes through `draw`: the target's choices and a draft model's guesses, so that
+guesses share the noise of the choices they try to predict (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import Kernels
+from parlay.sampling.order import largest, rank
+from parlay.sampling.process import process
+from parlay.sampling.seeds import signed
+from parlay.types.params import SamplingParams
+from parlay.types.plan import TokenLogprobs
+
+
+def draw(kernels: Kernels, scores: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Draw one token a row; temperature 0 takes the first in the total order.
+
+    Args:
+        kernels: the operations to run with.
+        scores: `[rows, vocab]` float32 logits, or processed scores with temperature 1.
+        temperatures: `[rows]` float32.
+        seeds: `[rows]` int64 holding the bits of unsigned seeds.
+        positions: `[rows]` int64, absolute index of the token being drawn.
+
+    Returns:
+        Token ids, `[rows]` int64.
+    """
+    out = torch.empty(scores.shape[0], dtype=torch.int64)
+    kernels.draw(scores, temperatures, seeds, positions, out)
+    return out
+
+
+def seed_tensor(seeds: Sequence[int]) -> Tensor:
+    """Return seeds as `draw` takes them."""
+    return torch.tensor([signed(seed) for seed in seeds], dtype=torch.int64)
+
+
+def temperature_tensor(params: Sequence[SamplingParams]) -> Tensor:
+    """Return the temperatures `draw` needs after `filter_rows`: filtered rows are divided already."""
+    return torch.tensor([1.0 if p.filters else p.temperature for p in params], dtype=torch.float32)
+
+
+def filter_rows(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Replace in place the rows whose parameters filter by their processed scores; return `logits`."""
+    for row, p in enumerate(params):
+        if p.filters:
+            logits[row] = torch.from_numpy(process(logits[row].numpy(), p))
+    return logits
+
+
+def token_logprobs(logits: Tensor, token: int, top: int) -> TokenLogprobs:
+    """Return log-probabilities of one row before processing.
+
+    Args:
+        logits: `[vocab]` float32.
+        token: the emitted token.
+        top: how many of the most likely tokens to report.
+    """
+    row = torch.log_softmax(logits, dim=-1).numpy()
+    best = tuple((int(t), float(row[t])) for t in largest(row, top)) if top else ()
+    return TokenLogprobs(float(row[token]), rank(row, token), best)

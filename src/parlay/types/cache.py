@@ -1,0 +1,25 @@
+"""What a group of layers keeps of the tokens it has seen."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """The keys and values of one layer group (a target, or a proposer with layers of its own).
+
+    Attributes:
+        layers: attention layers in the group.
+        kv_heads: key and value heads a layer.
+        head_dim: elements a head.
+        itemsize: bytes an element.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    itemsize: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes in the group."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.itemsize

@@ -1,0 +1,50 @@
+"""The one draft type: what every proposer emits and the one verifier reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The guessed tokens of one request in one step: a tree below the root, parents before children.
+
+    Attributes:
+        tokens: guessed token ids, one a node, best path first.
+        parents: index of each node's parent, `ROOT` for children of the root. A chain counts upward: -1, 0, 1 ...
+        source: who guessed each node.
+        probs: the proposer's estimate that a node is accepted given that its parent is; never used for correctness.
+        q: a handle on the draft distributions, kept only when a verifier asks for it.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    source: tuple[str, ...] = ()
+    probs: tuple[float, ...] | None = None
+    q: Any = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], source: str, probs: Sequence[float] | None = None) -> "Draft":
+        """Return the draft in which every token is the only child of the one before it."""
+        n = len(tokens)
+        return cls(tuple(tokens), tuple(range(ROOT, n - 1)), (source,) * n, None if probs is None else tuple(probs))
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node is the only child of the one before it."""
+        return self.parents == tuple(range(ROOT, len(self.tokens) - 1))
+
+    def cut(self, n: int) -> "Draft":
+        """Return the first `n` nodes; always a valid draft, since parents come before children."""
+        if n >= len(self.tokens):
+            return self
+        probs = None if self.probs is None else self.probs[:n]
+        return Draft(self.tokens[:n], self.parents[:n], self.source[:n], probs, self.q)
+
+
+NO_DRAFT = Draft()

@@ -1,0 +1,100 @@
+"""What comes back to the user."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from parlay.errors import RequestError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The log-probability of one token at one position, before any processing."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """What speculation did for a request, and when things happened (seconds on a monotonic clock).
+
+    Attributes:
+        drafts: steps that verified at least one node.
+        drafted: nodes verified.
+        accepted: nodes confirmed.
+        accepted_per_position: how often a node at depth 1, 2, ... was confirmed.
+        steps: target steps that emitted tokens.
+        emitted: tokens emitted.
+        preemptions: how often the request lost its blocks and was computed again.
+        cached_tokens: prompt tokens found in the prefix cache on admission.
+        arrival, first_token, finished: clock readings; 0 while not reached.
+    """
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    steps: int = 0
+    emitted: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0
+    arrival: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Emitted tokens per target step, the target's own token included; 0 before the first step."""
+        return self.emitted / self.steps if self.steps else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    Attributes:
+        index: which of the `n` completions.
+        text: decoded text, cut before a stop string.
+        token_ids: emitted tokens, the one that ended the output included.
+        sources: who supplied each token: a proposer's name, or `"target"`.
+        logprobs: one mapping of token id to log-probability a position, when asked for.
+        finish_reason: `stop`, `length`, `abort` or `error`; None while running.
+        stop_reason: the stop string or token id that ended the output; None for end-of-sequence and length.
+        metrics: of this completion alone.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    sources: tuple[str, ...]
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the emitted tokens' log-probabilities, when asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(p[t].logprob for p, t in zip(self.logprobs, self.token_ids, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """Everything about one prompt. Either `outputs` has its completions, or `error` says why there are none."""
+
+    request_id: int
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool = True
+    error: RequestError | None = None
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """The first completion's metrics; each completion has its own."""
+        return self.outputs[0].metrics if self.outputs else RequestMetrics()

@@ -1,0 +1,126 @@
+"""What one step is told and what it answers: integers, seeds and tokens, nothing that lives on a device."""
+
+from dataclasses import dataclass
+
+from parlay.types.draft import NO_DRAFT, Draft
+from parlay.types.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerState:
+    """How far a device proposer's own cache layers have come for one request.
+
+    Attributes:
+        computed: verified tokens whose keys and values the proposer's layers hold.
+        ahead: tokens of the pending draft that they hold beyond those, in chain order.
+    """
+
+    computed: int = 0
+    ahead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What one request contributes to a step.
+
+    Attributes:
+        request_id: the request.
+        tokens: known tokens to run through the target; the last of them is the root when `sample` is set.
+        start: position of the first of `tokens`, which is how many the target has computed.
+        draft: nodes to verify; empty unless `sample`.
+        sample: whether `tokens` reaches the last known token, so that the step emits at least one token.
+        blocks: the request's block table, covering tokens, nodes and what the proposer may write.
+        seed: the request's 64-bit seed.
+        params: how tokens are chosen.
+        stop_ids: token ids that end the request.
+        remaining: how many tokens the request may still emit.
+        proposer: the device proposer's progress before this step.
+        behind: known tokens from `proposer.computed` up to and including the last of `tokens`.
+        budget: upper bound for the draft that the device proposer makes at the end of this step; 0 for none.
+        propose: whether the device proposer follows this request at all.
+    """
+
+    request_id: int
+    tokens: tuple[int, ...]
+    start: int
+    blocks: tuple[int, ...]
+    seed: int
+    params: SamplingParams
+    draft: Draft = NO_DRAFT
+    sample: bool = False
+    stop_ids: frozenset[int] = frozenset()
+    remaining: int = 1
+    proposer: ProposerState = ProposerState()
+    behind: tuple[int, ...] = ()
+    budget: int = 0
+    propose: bool = False
+
+    @property
+    def end(self) -> int:
+        """Position after the last of `tokens`, where the first node goes."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step for every rank: which rows to run, where to keep them, what may be drafted."""
+
+    plan_id: int
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one emitted position, before any processing.
+
+    Attributes:
+        logprob: of the emitted token.
+        rank: of the emitted token, 1 for the most likely.
+        top: (token id, log-probability) of the most likely tokens, best first.
+    """
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verification decided for one span.
+
+    Attributes:
+        tokens: emitted tokens: the accepted ones, then the target's own; empty unless the span samples.
+        path: indices of the accepted nodes, root to leaf.
+        logprobs: one entry an emitted token, when asked for.
+    """
+
+    tokens: tuple[int, ...] = ()
+    path: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a device proposer made for one span: the next draft, and how far its cache layers have come."""
+
+    draft: Draft = NO_DRAFT
+    state: ProposerState = ProposerState()
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where a step's seconds went."""
+
+    forward: float = 0.0
+    verify: float = 0.0
+    propose: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What the executor answers to a plan: one verdict and one proposal a span, in the plan's order."""
+
+    plan_id: int
+    verdicts: tuple[Verdict, ...]
+    proposals: tuple[Proposal, ...]
+    times: StepTimes = StepTimes()

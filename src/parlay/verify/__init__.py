@@ -1,0 +1,1 @@
+"""Deciding which drafted tokens stand. One law for every proposer."""

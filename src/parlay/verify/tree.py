@@ -1,0 +1,30 @@
+"""Geometry of drafts: depths, ancestors, children."""
+
+from parlay.types.draft import ROOT, Draft
+
+
+def depths(draft: Draft) -> list[int]:
+    """Return each node's depth; children of the root have depth 1."""
+    result: list[int] = []
+    for parent in draft.parents:
+        result.append(1 if parent == ROOT else result[parent] + 1)
+    return result
+
+
+def paths(draft: Draft) -> list[list[int]]:
+    """Return for each node the nodes from the root's child down to the node itself."""
+    result: list[list[int]] = []
+    for node, parent in enumerate(draft.parents):
+        result.append([node] if parent == ROOT else [*result[parent], node])
+    return result
+
+
+def children(draft: Draft) -> list[dict[int, int]]:
+    """Return a map from token to child for every node, the root's last (index `ROOT`).
+
+    Of children with the same token the first counts; the others can never be accepted.
+    """
+    result: list[dict[int, int]] = [{} for _ in range(len(draft) + 1)]
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        result[parent].setdefault(token, node)
+    return result
