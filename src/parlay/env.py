@@ -2,7 +2,7 @@
 
 Variables:
     PARLAY_KERNELS   `native` or `reference`: which kernels to use (default: native where it was built).
-    PARLAY_ISA       `avx512`, `avx2` or `baseline`: upper limit for the native kernels' instruction set.
+    PARLAY_ISA       `avx512bf16`, `avx512`, `avx2` or `baseline`: the native kernels' instruction set (default: the best).
     PARLAY_THREADS   threads for compute (default: one per available core).
     PARLAY_LOG       level of the `parlay` logger (default: WARNING).
 """
@@ -25,7 +25,7 @@ def kernels() -> str | None:
 
 
 def isa() -> str | None:
-    """Return the highest instruction set the native kernels may use, or None for the machine's best."""
+    """Return the instruction set the native kernels are to use, or None for the machine's best."""
     return os.environ.get("PARLAY_ISA") or None
 
 

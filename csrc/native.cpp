@@ -1,0 +1,193 @@
+// The Python module: raw addresses in, work out, no tensor library in between.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "pool.h"
+#include "table.h"
+
+namespace nb = nanobind;
+
+namespace parlay {
+namespace {
+
+std::vector<const Table*> supported() {  // best first
+  std::vector<const Table*> all;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    if (__builtin_cpu_supports("avx512bf16")) all.push_back(table_avx512bf16());
+    all.push_back(table_avx512());
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back(table_avx2());
+#endif
+  all.push_back(table_baseline());
+  return all;
+}
+
+const Table* table = supported().front();
+
+std::vector<std::string> isas() {
+  std::vector<std::string> names;
+  for (const Table* t : supported()) names.emplace_back(t->isa);
+  return names;
+}
+
+void set_isa(const std::string& name) {
+  for (const Table* t : supported())
+    if (name == t->isa) {
+      table = t;
+      return;
+    }
+  throw std::invalid_argument("this machine has no instruction set '" + name + "'");
+}
+
+template <class T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// A thread is worth waking for this much work.
+constexpr int64_t kNanosecondsPerThread = 6000;
+
+// A thread that sleeps is not worth waking for less than this; one that still spins joins anyway.
+constexpr int64_t kNanosecondsWorthWaking = 40000;
+
+// Deals `tasks` to threads; job(thread, threads) does a thread's share. `cost` is a rough guess in nanoseconds.
+template <class F>
+void deal(int64_t tasks, int64_t cost, F job) {
+  const int64_t limit = std::min(tasks, cost / kNanosecondsPerThread);
+  run([](void* f, int64_t thread, int64_t threads) { (*static_cast<F*>(f))(thread, threads); }, &job, limit,
+      cost >= kNanosecondsWorthWaking);
+}
+
+// As deal, in contiguous shares.
+template <class F>
+void deal_rows(int64_t rows, int64_t cost, F job) {
+  deal(rows, cost, [&](int64_t thread, int64_t threads) {
+    job(rows * thread / threads, rows * (thread + 1) / threads);
+  });
+}
+
+void rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, int64_t rows, int64_t width,
+              float eps, bool bf16) {
+  const NormArgs a = {at<void>(x), at<void>(residual), at<void>(weight), at<void>(out), width, eps, bf16};
+  deal_rows(rows, rows * width / 4, [&](int64_t begin, int64_t end) { table->norm(a, begin, end); });
+}
+
+void rotary_store(uintptr_t qkv, uintptr_t positions, uintptr_t slots, uintptr_t cos_sin, uintptr_t q_out,
+                  uintptr_t key_cache, uintptr_t value_cache, int64_t rows, int64_t heads, int64_t kv_heads,
+                  int64_t head_dim, int64_t block_size, bool bf16) {
+  const RotaryArgs a = {at<void>(qkv),   at<int32_t>(positions), at<int64_t>(slots),    at<float>(cos_sin),
+                        at<void>(q_out), at<void>(key_cache),    at<void>(value_cache), heads,
+                        kv_heads,        head_dim,               block_size,            bf16};
+  deal_rows(rows, rows * (heads + 2 * kv_heads) * head_dim / 4,
+            [&](int64_t begin, int64_t end) { table->rotary_store(a, begin, end); });
+}
+
+void attention(uintptr_t q, uintptr_t key_cache, uintptr_t value_cache, uintptr_t tables, uintptr_t row_request,
+               uintptr_t first, uintptr_t last, uintptr_t extra_offsets, uintptr_t extra_slots, uintptr_t out,
+               int64_t rows, int64_t max_blocks, int64_t heads, int64_t kv_heads, int64_t head_dim,
+               int64_t block_size, float scale, bool bf16) {
+  const AttentionArgs a = {at<void>(q),
+                           at<void>(key_cache),
+                           at<void>(value_cache),
+                           at<int32_t>(tables),
+                           at<int32_t>(row_request),
+                           at<int32_t>(first),
+                           at<int32_t>(last),
+                           at<int32_t>(extra_offsets),
+                           at<int32_t>(extra_slots),
+                           at<void>(out),
+                           max_blocks,
+                           heads,
+                           kv_heads,
+                           head_dim,
+                           block_size,
+                           scale,
+                           bf16};
+  int64_t keys = a.extra_offsets[rows];
+  for (int64_t row = 0; row < rows; ++row) keys += a.last[row] - a.first[row];
+  const int64_t tasks = rows * kv_heads;
+  deal(tasks, keys * heads * (head_dim + 32) / 48,
+       [&](int64_t thread, int64_t threads) { table->attention(a, thread, tasks, threads); });
+}
+
+void silu_mul(uintptr_t gate_up, uintptr_t out, int64_t rows, int64_t width, bool bf16) {
+  const SiluArgs a = {at<void>(gate_up), at<void>(out), width, bf16};
+  deal_rows(rows, rows * width, [&](int64_t begin, int64_t end) { table->silu_mul(a, begin, end); });
+}
+
+void linear(uintptr_t x, uintptr_t weight, uintptr_t out, int64_t rows, int64_t inputs, int64_t outputs, bool bf16,
+            bool float_out) {
+  const LinearArgs a = {at<void>(x), at<void>(weight), at<void>(out), rows, inputs, outputs, bf16, float_out};
+  const int64_t panels = (outputs + 15) / 16;
+  const int64_t tasks =
+      (panels + kLinearPanels - 1) / kLinearPanels * ((rows + kLinearRows - 1) / kLinearRows);
+  deal_rows(tasks, outputs * inputs * (2 + rows) / (bf16 ? 50 : 25),
+            [&](int64_t begin, int64_t end) { table->linear(a, begin, end); });
+}
+
+void draw(uintptr_t scores, uintptr_t temperatures, uintptr_t seeds, uintptr_t positions, uintptr_t out,
+          int64_t rows, int64_t vocab) {
+  const DrawArgs a = {at<float>(scores),      at<float>(temperatures), at<uint64_t>(seeds),
+                      at<int64_t>(positions), at<int64_t>(out),        vocab};
+  deal_rows(rows, rows * vocab, [&](int64_t begin, int64_t end) { table->draw(a, begin, end); });
+}
+
+void gumbel(uint64_t seed, int64_t position, uintptr_t out, int64_t vocab) {
+  table->gumbel(seed, position, at<double>(out), vocab);
+}
+
+void copy_slots(uintptr_t src_slots, uintptr_t dst_slots, uintptr_t key_cache, uintptr_t value_cache, int64_t count,
+                int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t element_bytes) {
+  const int64_t bytes = head_dim * element_bytes, head_stride = block_size * bytes;
+  const auto address = [&](uintptr_t cache, int64_t slot, int64_t head) {
+    return at<char>(cache) + (slot / block_size * kv_heads + head) * head_stride + slot % block_size * bytes;
+  };
+  char* held = static_cast<char*>(scratch(2 * count * kv_heads * bytes));
+  const auto each = [&](const int64_t* slots, auto move) {
+    char* hold = held;
+    for (const uintptr_t cache : {key_cache, value_cache})
+      for (int64_t i = 0; i < count; ++i)
+        for (int64_t head = 0; head < kv_heads; ++head, hold += bytes) move(hold, address(cache, slots[i], head));
+  };
+  each(at<int64_t>(src_slots), [&](char* hold, const char* slot) { std::memcpy(hold, slot, bytes); });
+  each(at<int64_t>(dst_slots), [&](const char* hold, char* slot) { std::memcpy(slot, hold, bytes); });
+}
+
+std::vector<uint32_t> philox(const std::vector<uint32_t>& counter, const std::vector<uint32_t>& key) {
+  if (counter.size() != 4 || key.size() != 2) throw std::invalid_argument("philox: 4 counter words, 2 key words");
+  std::vector<uint32_t> out(4);
+  table->philox(counter.data(), key.data(), out.data());
+  return out;
+}
+
+}  // namespace
+}  // namespace parlay
+
+NB_MODULE(_native, m) {
+  using namespace parlay;
+  const auto free = nb::call_guard<nb::gil_scoped_release>();
+  m.def("rms_norm", &rms_norm, free);
+  m.def("rotary_store", &rotary_store, free);
+  m.def("attention", &attention, free);
+  m.def("silu_mul", &silu_mul, free);
+  m.def("linear", &linear, free);
+  m.def("draw", &draw, free);
+  m.def("gumbel", &gumbel, free);
+  m.def("copy_slots", &copy_slots, free);
+  m.def("philox", &philox);
+  m.def("isa", [] { return table->isa; });
+  m.def("isas", &isas);
+  m.def("set_isa", &set_isa);
+  m.def("set_threads", &set_threads, free);
+  m.def("threads", &get_threads);
+}

@@ -1,0 +1,165 @@
+#include "pool.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "table.h"
+
+namespace parlay {
+namespace {
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+// Workers look for work this often before they sleep; a step's kernels follow each other within microseconds.
+constexpr int kSpins = 2000;
+
+class Pool {
+ public:
+  explicit Pool(int64_t threads) : threads_(threads) {
+    for (int64_t i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  }
+
+  ~Pool() {
+    stop_ = true;
+    rouse();
+    for (auto& w : workers_) w.join();
+  }
+
+  int64_t threads() const { return threads_; }
+
+  void run(Job job, void* context, int64_t shares, bool wake) {
+    const std::unique_lock<std::mutex> mine(users_, std::try_to_lock);
+    if (!mine) return job(context, 0, 1);  // another thread of the process is using the workers
+    job_ = job, context_ = context;
+    done_.store(0, std::memory_order_relaxed);
+    ticket_.store((uint64_t)++epoch_ << 32 | (uint64_t)shares << 16);
+    if (wake && sleepers_.load() > 0) rouse();
+    while (take_share()) {
+    }
+    for (int spins = 0; done_.load(std::memory_order_acquire) < shares;)
+      if (++spins < kSpins)
+        relax();
+      else
+        std::this_thread::yield();  // the machine may have fewer free cores than threads
+  }
+
+ private:
+  // epoch << 32 | shares << 16 | shares taken. A share is taken by compare-and-swap, so a worker that was late
+  // for one job cannot take a share of the next by mistake.
+  static bool open(uint64_t ticket) { return (ticket & 0xffff) < (ticket >> 16 & 0xffff); }
+
+  bool take_share() {
+    uint64_t ticket = ticket_.load();
+    while (open(ticket))
+      if (ticket_.compare_exchange_weak(ticket, ticket + 1)) {
+        // The job stays put: run() does not return before this share is done.
+        job_(context_, ticket & 0xffff, ticket >> 16 & 0xffff);
+        done_.fetch_add(1, std::memory_order_release);
+        return true;
+      }
+    return false;
+  }
+
+  void rouse() {
+    { const std::lock_guard<std::mutex> lock(sleep_); }
+    wake_.notify_all();
+  }
+
+  void work() {
+    for (int spins = 0; !stop_;) {
+      if (take_share()) {
+        spins = 0;
+      } else if (++spins < kSpins) {
+        relax();
+      } else {
+        std::unique_lock<std::mutex> lock(sleep_);
+        ++sleepers_;
+        wake_.wait(lock, [&] { return stop_ || open(ticket_.load()); });
+        --sleepers_;
+        spins = 0;
+      }
+    }
+  }
+
+  const int64_t threads_;
+  std::vector<std::thread> workers_;
+  std::mutex users_, sleep_;
+  std::condition_variable wake_;
+  std::atomic<uint64_t> ticket_{0};
+  std::atomic<int64_t> done_{0}, sleepers_{0};
+  std::atomic<bool> stop_{false};
+  uint32_t epoch_ = 0;
+  Job job_ = nullptr;
+  void* context_ = nullptr;
+};
+
+// The pool is never destroyed at exit: its threads may not outlive what they stand on. A forked child has no
+// workers; it forgets the parent's pool and makes its own.
+std::atomic<Pool*> current{nullptr};
+std::atomic<int64_t> wanted{1};
+std::mutex making;
+
+void forget_after_fork() {
+  current.store(nullptr);
+  new (&making) std::mutex;
+}
+
+Pool* pool() {
+  if (Pool* p = current.load(std::memory_order_acquire)) return p;
+  std::lock_guard<std::mutex> lock(making);
+  if (!current.load()) {
+    static const int registered = pthread_atfork(nullptr, nullptr, forget_after_fork);
+    (void)registered;
+    current.store(new Pool(wanted.load()));
+  }
+  return current.load();
+}
+
+}  // namespace
+
+void set_threads(int64_t threads) {
+  std::lock_guard<std::mutex> lock(making);
+  wanted = threads < 1 ? 1 : threads;
+  delete current.exchange(nullptr);
+}
+
+int64_t get_threads() { return wanted; }
+
+void run(Job job, void* context, int64_t limit, bool wake) {
+  if (limit <= 1 || wanted.load(std::memory_order_relaxed) == 1) return job(context, 0, 1);
+  Pool* p = pool();
+  p->run(job, context, limit < p->threads() ? limit : p->threads(), wake);
+}
+
+void* scratch(size_t bytes) {
+  struct Memory {
+    void* at = nullptr;
+    size_t size = 0;
+    ~Memory() { std::free(at); }
+  };
+  thread_local Memory mine;
+  if (mine.size < bytes) {
+    std::free(mine.at);
+    mine.size = 0;
+    const size_t size = (bytes * 3 / 2 + 63) / 64 * 64;  // contexts grow token by token
+    mine.at = std::aligned_alloc(64, size);
+    if (!mine.at) throw std::bad_alloc();
+    mine.size = size;
+  }
+  return mine.at;
+}
+
+}  // namespace parlay

@@ -1,0 +1,98 @@
+// What the compiled variants have in common: arguments and entry points, plain C types only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace parlay {
+
+struct NormArgs {
+  const void* x;   // [T, width]; the delta where there is a residual
+  void* residual;  // [T, width] in and out, or null
+  const void* weight;
+  void* out;
+  int64_t width;
+  float eps;
+  bool bf16;
+};
+
+struct RotaryArgs {
+  const void* qkv;
+  const int32_t* positions;
+  const int64_t* slots;
+  const float* cos_sin;
+  void* q_out;
+  void* key_cache;
+  void* value_cache;
+  int64_t heads, kv_heads, head_dim, block_size;
+  bool bf16;
+};
+
+struct AttentionArgs {
+  const void* q;
+  const void* key_cache;
+  const void* value_cache;
+  const int32_t* tables;  // [requests, max_blocks]
+  const int32_t* row_request;
+  const int32_t* first;
+  const int32_t* last;
+  const int32_t* extra_offsets;
+  const int32_t* extra_slots;
+  void* out;
+  int64_t max_blocks, heads, kv_heads, head_dim, block_size;
+  float scale;
+  bool bf16;
+};
+
+struct SiluArgs {
+  const void* gate_up;
+  void* out;
+  int64_t width;
+  bool bf16;
+};
+
+// A task of `linear` is this many panels of 16 outputs against this many rows.
+constexpr int64_t kLinearPanels = 4, kLinearRows = 48;
+
+struct LinearArgs {
+  const void* x;       // [rows, inputs]
+  const void* weight;  // packed, see linear.h
+  void* out;           // [rows, outputs]
+  int64_t rows, inputs, outputs;
+  bool bf16, float_out;
+};
+
+struct DrawArgs {
+  const float* scores;
+  const float* temperatures;
+  const uint64_t* seeds;
+  const int64_t* positions;
+  int64_t* out;
+  int64_t vocab;
+};
+
+// One compiled variant. Row kernels do rows begin..end; attention does every `stride`-th (row, kv head) from
+// `begin`; linear does tasks begin..end; no kernel's result for a row depends on how rows are dealt to threads.
+struct Table {
+  const char* isa;
+  void (*norm)(const NormArgs&, int64_t begin, int64_t end);
+  void (*rotary_store)(const RotaryArgs&, int64_t begin, int64_t end);
+  void (*attention)(const AttentionArgs&, int64_t begin, int64_t tasks, int64_t stride);
+  void (*silu_mul)(const SiluArgs&, int64_t begin, int64_t end);
+  void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
+  void (*draw)(const DrawArgs&, int64_t begin, int64_t end);
+  void (*gumbel)(uint64_t seed, int64_t position, double* out, int64_t vocab);
+  void (*philox)(const uint32_t* counter, const uint32_t* key, uint32_t* out);
+};
+
+#if defined(__x86_64__)
+const Table* table_avx512bf16();
+const Table* table_avx512();
+const Table* table_avx2();
+#endif
+const Table* table_baseline();
+
+// At least `bytes` of this thread's own scratch memory, 64-byte aligned, valid until its next call.
+void* scratch(size_t bytes);
+
+}  // namespace parlay

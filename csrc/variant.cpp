@@ -1,0 +1,32 @@
+// Compiled once per instruction set, each time with its own flags and PARLAY_VARIANT.
+#include "attention.h"
+#include "draw.h"
+#include "linear.h"
+#include "norm.h"
+#include "rotary.h"
+#include "silu.h"
+#include "table.h"
+
+#define PARLAY_JOIN(a, b) a##b
+#define PARLAY_NAME(variant) PARLAY_JOIN(table_, variant)
+#define PARLAY_QUOTE(x) #x
+#define PARLAY_STRING(x) PARLAY_QUOTE(x)
+
+namespace parlay {
+
+const Table* PARLAY_NAME(PARLAY_VARIANT)() {
+  static const Table table = {PARLAY_STRING(PARLAY_VARIANT),
+                              norm,
+                              rotary_store,
+                              attention,
+                              silu_mul,
+                              linear,
+                              draw,
+                              gumbel,
+                              [](const uint32_t* counter, const uint32_t* key, uint32_t* out) {
+                                philox_words(counter, key[0], key[1], out);
+                              }};
+  return &table;
+}
+
+}  // namespace parlay

@@ -1,0 +1,252 @@
+// Sixteen float lanes on every instruction set.
+//
+// A Vec is one AVX-512 register, two AVX2 registers or four of the baseline, but always sixteen lanes that are
+// summed in one order, so a kernel is written once and its sums do not depend on the register width.
+// Everything lives in an unnamed namespace: this header is compiled several times with different flags, and a
+// shared symbol would let the linker hand AVX-512 code to a machine without it. For the same reason no file
+// that includes it uses the standard library's templates.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define PARLAY_INLINE inline __attribute__((always_inline))
+
+namespace parlay {
+namespace {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define PARLAY_AVX512 1
+constexpr int kWidth = 16;
+#elif defined(__AVX2__) && defined(__FMA__)
+#define PARLAY_AVX2 1
+constexpr int kWidth = 8;
+#else
+constexpr int kWidth = 4;
+#endif
+constexpr int kLanes = 16;
+constexpr int kParts = kLanes / kWidth;
+
+typedef float Part __attribute__((vector_size(kWidth * 4)));
+typedef uint32_t PartU __attribute__((vector_size(kWidth * 4)));
+typedef int32_t PartI __attribute__((vector_size(kWidth * 4)));
+typedef uint16_t PartH __attribute__((vector_size(kWidth * 2)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+struct Vec {
+  Part p[kParts];
+};
+
+#define PARLAY_EACH _Pragma("GCC unroll 4") for (int i = 0; i < kParts; ++i)
+
+PARLAY_INLINE Vec splat(float x) {
+  Vec r;
+  PARLAY_EACH r.p[i] = x - Part{};
+  return r;
+}
+PARLAY_INLINE Vec operator+(const Vec& a, const Vec& b) {
+  Vec r;
+  PARLAY_EACH r.p[i] = a.p[i] + b.p[i];
+  return r;
+}
+PARLAY_INLINE Vec operator-(const Vec& a, const Vec& b) {
+  Vec r;
+  PARLAY_EACH r.p[i] = a.p[i] - b.p[i];
+  return r;
+}
+PARLAY_INLINE Vec operator*(const Vec& a, const Vec& b) {
+  Vec r;
+  PARLAY_EACH r.p[i] = a.p[i] * b.p[i];
+  return r;
+}
+PARLAY_INLINE Vec operator/(const Vec& a, const Vec& b) {
+  Vec r;
+  PARLAY_EACH r.p[i] = a.p[i] / b.p[i];
+  return r;
+}
+// The larger lane; where a is NaN, b.
+PARLAY_INLINE Vec larger(const Vec& a, const Vec& b) {
+  Vec r;
+  PARLAY_EACH r.p[i] = a.p[i] > b.p[i] ? a.p[i] : b.p[i];
+  return r;
+}
+// The smaller lane; where a is NaN, b.
+PARLAY_INLINE Vec smaller(const Vec& a, const Vec& b) {
+  Vec r;
+  PARLAY_EACH r.p[i] = a.p[i] < b.p[i] ? a.p[i] : b.p[i];
+  return r;
+}
+// Where a lane of x is NaN, the lane of other.
+PARLAY_INLINE Vec unless_nan(const Vec& x, const Vec& other) {
+  Vec r;
+  PARLAY_EACH r.p[i] = x.p[i] == x.p[i] ? x.p[i] : other.p[i];
+  return r;
+}
+
+// a * b + c: one rounding where the instruction set has it, two on the baseline.
+PARLAY_INLINE Vec fma(const Vec& a, const Vec& b, const Vec& c) {
+  Vec r;
+#if defined(PARLAY_AVX512)
+  r.p[0] = _mm512_fmadd_ps(a.p[0], b.p[0], c.p[0]);
+#elif defined(PARLAY_AVX2)
+  PARLAY_EACH r.p[i] = _mm256_fmadd_ps(a.p[i], b.p[i], c.p[i]);
+#else
+  PARLAY_EACH r.p[i] = a.p[i] * b.p[i] + c.p[i];
+#endif
+  return r;
+}
+
+PARLAY_INLINE Vec load(const float* from) {
+  Vec r;
+  memcpy(&r, from, sizeof r);
+  return r;
+}
+PARLAY_INLINE void store(float* to, const Vec& v) { memcpy(to, &v, sizeof v); }
+
+PARLAY_INLINE Vec load(const bf16* from) {
+  Vec r;
+  PARLAY_EACH {
+    PartH h;
+    memcpy(&h, from + i * kWidth, sizeof h);
+    r.p[i] = (Part)(__builtin_convertvector(h, PartU) << 16);
+  }
+  return r;
+}
+
+PARLAY_INLINE PartU bf16_bits(const Part& p) {  // to nearest, ties to even; NaN stays NaN
+  const PartU u = (PartU)p;
+  const PartU rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  return p == p ? rounded : (u >> 16) | 0x40;
+}
+PARLAY_INLINE void store(bf16* to, const Vec& v) {
+  PARLAY_EACH {
+    const PartH h = __builtin_convertvector(bf16_bits(v.p[i]), PartH);
+    memcpy(to + i * kWidth, &h, sizeof h);
+  }
+}
+
+// The value that a store to T followed by a load would give.
+template <class T>
+PARLAY_INLINE Vec rounded(const Vec& v);
+template <>
+PARLAY_INLINE Vec rounded<float>(const Vec& v) {
+  return v;
+}
+template <>
+PARLAY_INLINE Vec rounded<bf16>(const Vec& v) {
+  Vec r;
+  PARLAY_EACH r.p[i] = (Part)(bf16_bits(v.p[i]) << 16);
+  return r;
+}
+
+// The first n < 16 lanes; the others are zero. Tails run through the same sixteen-lane code as the body,
+// so an element's bits do not depend on where in the row it stands.
+template <class T>
+PARLAY_INLINE Vec load_some(const T* from, int n) {
+  T lanes[kLanes] = {};
+  for (int i = 0; i < n; ++i) lanes[i] = from[i];
+  return load(lanes);
+}
+template <class T>
+PARLAY_INLINE void store_some(T* to, const Vec& v, int n) {
+  T lanes[kLanes];
+  store(lanes, v);
+  for (int i = 0; i < n; ++i) to[i] = lanes[i];
+}
+
+// Calls body(first, n) for every sixteen elements of a row; n < 16 only at the end.
+#define PARLAY_ROW(first, n, width)                                                  \
+  for (int64_t first = 0, n = 0;                                                     \
+       n = (width) - first < kLanes ? (width) - first : kLanes, first < (width);     \
+       first += kLanes)
+
+template <class T>
+PARLAY_INLINE Vec load_at(const T* row, int64_t first, int64_t n) {
+  return n == kLanes ? load(row + first) : load_some(row + first, (int)n);
+}
+template <class T>
+PARLAY_INLINE void store_at(T* row, const Vec& v, int64_t first, int64_t n) {
+  if (n == kLanes)
+    store(row + first, v);
+  else
+    store_some(row + first, v, (int)n);
+}
+
+// Lanes are added in halves: l with l + 8, then l + 4, l + 2, l + 1. `sums` keeps this order.
+PARLAY_INLINE float sum(const Vec& v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+PARLAY_INLINE float maximum(const Vec& v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  float best = lanes[0];
+  for (int i = 1; i < kLanes; ++i) best = lanes[i] > best ? lanes[i] : best;
+  return best;
+}
+
+template <int... lane>
+struct Lanes {};
+template <int n, int... lane>
+struct CountLanes : CountLanes<n - 1, n - 1, lane...> {};
+template <int... lane>
+struct CountLanes<0, lane...> {
+  typedef Lanes<lane...> type;
+};
+typedef CountLanes<kWidth>::type EachLane;
+
+// Folds a into the lower and b into the upper half of every group of 2 * half lanes.
+template <int half, int... l>
+PARLAY_INLINE Part fold(const Part& a, const Part& b, Lanes<l...>) {
+  return __builtin_shufflevector(a, b, (l % (2 * half) < half ? l : kWidth + l - half)...) +
+         __builtin_shufflevector(a, b, (l % (2 * half) < half ? l + half : kWidth + l)...);
+}
+template <int half>
+PARLAY_INLINE void fold_all(Part* part) {
+  _Pragma("GCC unroll 8") for (int i = 0; i < half; ++i) part[i] = fold<half>(part[i], part[i + half], EachLane());
+  if constexpr (half > 1) fold_all<half / 2>(part);
+}
+
+// Lane i of the result is sum(v[i]), bit for bit.
+PARLAY_INLINE Vec sums(const Vec* v) {
+  Vec r;
+  _Pragma("GCC unroll 4") for (int g = 0; g < kParts; ++g) {
+    Part part[kWidth];
+    _Pragma("GCC unroll 16") for (int k = 0; k < kWidth; ++k) {
+      Vec x = v[g * kWidth + k];
+      _Pragma("GCC unroll 2") for (int n = kParts / 2; n > 0; n /= 2)
+        _Pragma("GCC unroll 2") for (int i = 0; i < n; ++i) x.p[i] += x.p[i + n];
+      part[k] = x.p[0];
+    }
+    fold_all<kWidth / 2>(part);
+    r.p[g] = part[0];
+  }
+  return r;
+}
+
+// Bit i says whether a <= b in lane i; NaN is never.
+PARLAY_INLINE uint32_t not_above(const Vec& a, const Vec& b) {
+#if defined(PARLAY_AVX512)
+  return _mm512_cmp_ps_mask(a.p[0], b.p[0], _CMP_LE_OQ);
+#elif defined(PARLAY_AVX2)
+  uint32_t r = 0;
+  PARLAY_EACH r |= (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a.p[i], b.p[i], _CMP_LE_OQ)) << (i * kWidth);
+  return r;
+#else
+  uint32_t r = 0;
+  PARLAY_EACH for (int l = 0; l < kWidth; ++l) r |= (uint32_t)(a.p[i][l] <= b.p[i][l]) << (i * kWidth + l);
+  return r;
+#endif
+}
+
+}  // namespace
+}  // namespace parlay

@@ -1,0 +1,1 @@
+"""Operations on tensors: one contract, a native implementation and a slow twin."""

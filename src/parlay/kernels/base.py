@@ -1,0 +1,229 @@
+"""The contract of the kernels.
+
+Rules for every operation, unless its docstring says otherwise:
+    - tensors are contiguous; dtype "T" is float32 or bfloat16, the same for all T arguments of a call;
+    - results are written to given outputs, nothing is allocated for the caller;
+    - **row invariance**: the bits of a row's result depend on that row's inputs alone, never on the number of
+      rows, the row's place, the other rows or the number of threads;
+    - sums run in float32; a result is rounded to T where the docstring says "rounded", and nowhere else.
+
+Torch operations that are row-invariant on a CPU and may be used outside the kernels: embedding, indexing and
+copies; comparisons, maxima and integer arithmetic; single additions, products and quotients; softmax and
+log_softmax over the last dimension; cumsum. Not: matmul, sum or logsumexp over a vocabulary, and any
+transcendental function, whose vector body and scalar tail differ.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from torch import Tensor
+
+from parlay.kernels.linear import LinearWeight
+
+
+@dataclass(frozen=True)
+class AttentionView:
+    """Which keys each of `T` rows sees. All tensors are int32.
+
+    A row sees the keys first..last-1 of its request's block table and after them its list of extra slots: key
+    `last + i` of the row lies in its i-th extra slot. That list holds the row's ancestors in a draft, oldest
+    first, and the row itself.
+
+    Attributes:
+        tables: `[requests, max_blocks]`, block ids; entries beyond `last` are not read.
+        row_request: `[T]`, the row of `tables` that belongs to each row.
+        first: `[T]`, first key seen.
+        last: `[T]`, one past the last key seen through the table; at least `first`.
+        extra_offsets: `[T + 1]`, where each row's part of `extra_slots` begins.
+        extra_slots: `[E]`, slots.
+    """
+
+    tables: Tensor
+    row_request: Tensor
+    first: Tensor
+    last: Tensor
+    extra_offsets: Tensor
+    extra_slots: Tensor
+
+    @cached_property
+    def addresses(self) -> tuple[int, int, int, int, int, int]:
+        """Addresses of the six tensors, asked for once although every layer uses the view."""
+        return (
+            self.tables.data_ptr(),
+            self.row_request.data_ptr(),
+            self.first.data_ptr(),
+            self.last.data_ptr(),
+            self.extra_offsets.data_ptr(),
+            self.extra_slots.data_ptr(),
+        )
+
+
+class Kernels(Protocol):
+    """What a device offers. Shapes: T rows, H query heads, KV key heads, D head dimension."""
+
+    name: str
+
+    def set_threads(self, threads: int) -> None:
+        """Set how many threads the kernels may use, the caller's included; not while a kernel runs."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """`out = rounded(rounded(x * rsqrt(mean(x^2) + eps)) * weight)`; `out` may be `x`.
+
+        Source: Zhang and Sennrich 2019 (arXiv 1910.07467); rounding as in transformers' LlamaRMSNorm.
+
+        Args:
+            x: T `[rows, H]`.
+            weight: T `[H]`.
+            eps: added to the mean.
+            out: T `[rows, H]`.
+        """
+        ...
+
+    def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """`residual = rounded(residual + delta)`, then `out = rms_norm(residual)`; `out` may be `delta`.
+
+        Args:
+            residual: T `[rows, H]`, read and written.
+            delta: T `[rows, H]`.
+            weight: T `[H]`.
+            eps: added to the mean.
+            out: T `[rows, H]`.
+        """
+        ...
+
+    def rotary_store(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        cos_sin: Tensor,
+        q_out: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+    ) -> None:
+        """Rotate queries and keys (rounded once) and store keys and values in the cache.
+
+        Half-split form: `(a, b) -> (a cos - b sin, b cos + a sin)` for the two halves of a head, products and
+        sums in float32 without fused multiply-add.
+
+        Source: Su et al. 2021 (arXiv 2104.09864).
+
+        Args:
+            qkv: T `[rows, (H + 2 KV) * D]`, queries, then keys, then values.
+            positions: int32 `[rows]`.
+            slots: int64 `[rows]`, distinct; slot = block * block_size + offset.
+            cos_sin: float32 `[max_len, D]`, D/2 cosines and D/2 sines of each position.
+            q_out: T `[rows, H, D]`.
+            key_cache: T `[num_blocks, KV, block_size, D]`.
+            value_cache: T `[num_blocks, KV, block_size, D]`.
+        """
+        ...
+
+    def attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        view: AttentionView,
+        scale: float,
+        out: Tensor,
+    ) -> None:
+        """Softmax attention of each row over the keys that its view shows.
+
+        Query head h uses key head h // (H / KV). Scores, probabilities and sums are float32; the
+        output is rounded once. The order of every sum is a matter of the keys' logical indices alone: the bits
+        are the same whether a key is reached through the table or through an extra slot, and whichever block
+        holds it. A row that sees no key gets zeros.
+
+        Args:
+            q: T `[rows, H, D]`; D is a multiple of 8, at most 256.
+            key_cache: T `[num_blocks, KV, block_size, D]`.
+            value_cache: T `[num_blocks, KV, block_size, D]`.
+            view: what each row sees.
+            scale: factor on the scores.
+            out: T `[rows, H * D]`.
+        """
+        ...
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        """`out = rounded(rounded(silu(gate)) * up)`.
+
+        Args:
+            gate_up: T `[rows, 2 I]`, gate, then up.
+            out: T `[rows, I]`.
+        """
+        ...
+
+    def pack_linear(self, weight: Tensor) -> LinearWeight:
+        """Return a weight T `[N, K]` in the form `linear` reads; done once, at load."""
+        ...
+
+    def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:
+        """`out = rounded(x weight^T)`.
+
+        Args:
+            x: T `[rows, K]`.
+            weight: from `pack_linear`.
+            out: T `[rows, N]`.
+        """
+        ...
+
+    def pack_head(self, weight: Tensor) -> LinearWeight:
+        """Return a weight T `[N, K]` in the form `logits` reads; done once, at load."""
+        ...
+
+    def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:
+        """`out = x weight^T` with a float32 result whatever T is.
+
+        Args:
+            x: T `[rows, K]`.
+            weight: from `pack_head`.
+            out: float32 `[rows, N]`.
+        """
+        ...
+
+    def draw(self, scores: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, out: Tensor) -> None:
+        """Draw one token a row from softmax(score / temperature) with noise keyed by (seed, position, token).
+
+        The token is the argmax of `double(float32(score / temperature)) + G(seed, position, token)`, ties to
+        the lowest id; at temperature 0 the argmax of the scores. NaN counts as -inf; a row of -inf gives 0.
+        All implementations give the same tokens, exactly.
+
+        Source: the Gumbel-max trick; coupling by shared noise: Daliri, Musco, Suresh 2024 (arXiv 2408.07978).
+
+        Args:
+            scores: float32 `[rows, V]`, processed logits before temperature.
+            temperatures: float32 `[rows]`, not negative.
+            seeds: int64 `[rows]` that holds the bits of a uint64.
+            positions: int64 `[rows]`, position of the token to be drawn.
+            out: int64 `[rows]`.
+        """
+        ...
+
+    def gumbel(self, seed: int, position: int, out: Tensor) -> None:
+        """Write the noise `G(seed, position, token)` of all tokens, the same bits in all implementations.
+
+        `G = -ln(-ln(1 - u))`, `u = (word + 1/2) / 2^32`, with the word `token % 4` of Philox4x32-10 at key
+        (seed low, seed high) and counter (token // 4, position low, stream 0, position high).
+
+        Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+
+        Args:
+            seed: 0 to 2^64 - 1.
+            position: not negative.
+            out: float64 `[V]`.
+        """
+        ...
+
+    def copy_slots(self, src_slots: Tensor, dst_slots: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+        """Copy cache entries from slots to slots; all are read before any is written.
+
+        Args:
+            src_slots: int64 `[n]`.
+            dst_slots: int64 `[n]`, distinct.
+            key_cache: T `[num_blocks, KV, block_size, D]`.
+            value_cache: T `[num_blocks, KV, block_size, D]`.
+        """
+        ...

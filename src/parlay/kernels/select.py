@@ -1,0 +1,40 @@
+"""Chooses the kernels for a device."""
+
+from parlay import env
+from parlay.errors import ConfigError, nearest
+from parlay.kernels.base import Kernels
+from parlay.log import logger
+
+
+def select_kernels(device: str = "cpu", force: str | None = None) -> Kernels:
+    """Return the kernels for `device`: native where they were built, else the torch twins.
+
+    Args:
+        device: "cpu".
+        force: "native" or "reference"; by default PARLAY_KERNELS decides, then what is there.
+    """
+    if device != "cpu":
+        raise ConfigError(f"there are no kernels for the device {device!r}{nearest(device, ['cpu'])}")
+    asked = force or env.kernels()
+    if asked not in (None, "native", "reference"):
+        raise ConfigError(f"there are no kernels {asked!r}{nearest(asked, ['native', 'reference'])}")
+    kernels = _reference() if asked == "reference" else _native(required=asked == "native")
+    logger.info("kernels: %s", kernels.name)
+    return kernels
+
+
+def _native(required: bool) -> Kernels:
+    try:
+        from parlay.kernels.cpu import NativeKernels
+    except ImportError as error:
+        if required:
+            raise ConfigError(f"the native kernels cannot be imported: {error}") from error
+        logger.warning("kernels: the native ones cannot be imported (%s); the slow twins run instead", error)
+        return _reference()
+    return NativeKernels(env.isa())
+
+
+def _reference() -> Kernels:
+    from parlay.kernels.reference import ReferenceKernels
+
+    return ReferenceKernels()

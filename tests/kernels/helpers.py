@@ -1,0 +1,87 @@
+"""Data and views for the kernels' tests."""
+
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import AttentionView, Kernels
+
+DTYPES = (torch.float32, torch.bfloat16)
+BLOCK = 16
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, spread: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * spread).to(dtype)
+
+
+def cancelling(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x and W whose products cancel exactly, so that what remains is the rounding error of the summation order.
+
+    On random data a last-bit difference in float32 hides behind the rounding to bfloat16.
+    """
+    half = inputs // 2
+    mixed = torch.randperm(half, generator=torch.Generator().manual_seed(inputs))
+    a, w = random(rows, half, seed=1), random(outputs, half, seed=2)
+    x, weight = torch.cat((a, -a[:, mixed]), 1), torch.cat((w, w[:, mixed]), 1)
+    return x.to(dtype).contiguous(), weight.to(dtype).contiguous()
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def table_view(tables: Tensor, requests: list[int], lasts: list[int]) -> AttentionView:
+    """Rows that see the first `last` keys of their request, and nothing else."""
+    rows = len(requests)
+    none = torch.zeros(rows + 1, dtype=torch.int32)
+    return AttentionView(tables.int(), ints(*requests), none[:rows].clone(), ints(*lasts), none, ints())
+
+
+def attend(
+    kernels: Kernels, q: Tensor, keys: Tensor, values: Tensor, view: AttentionView, scale: float | None = None
+) -> Tensor:
+    out = torch.full((q.shape[0], q.shape[1] * q.shape[2]), torch.nan, dtype=q.dtype)
+    kernels.attention(q, keys, values, view, q.shape[2] ** -0.5 if scale is None else scale, out)
+    return out
+
+
+def normalise(kernels: Kernels, x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    out = torch.full_like(x, torch.nan)
+    kernels.rms_norm(x, weight, eps, out)
+    return out
+
+
+def silu_mul(kernels: Kernels, gate_up: Tensor) -> Tensor:
+    out = torch.full((gate_up.shape[0], gate_up.shape[1] // 2), torch.nan, dtype=gate_up.dtype)
+    kernels.silu_mul(gate_up, out)
+    return out
+
+
+def multiply(kernels: Kernels, x: Tensor, weight: Tensor) -> Tensor:
+    out = torch.full((x.shape[0], weight.shape[0]), torch.nan, dtype=x.dtype)
+    kernels.linear(x, kernels.pack_linear(weight), out)
+    return out
+
+
+def head(kernels: Kernels, x: Tensor, weight: Tensor) -> Tensor:
+    out = torch.full((x.shape[0], weight.shape[0]), torch.nan)
+    kernels.logits(x, kernels.pack_head(weight), out)
+    return out
+
+
+def draw(kernels: Kernels, scores: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    out = torch.full((scores.shape[0],), -1, dtype=torch.int64)
+    kernels.draw(scores, temperatures, seeds, positions, out)
+    return out
+
+
+def gumbel(kernels: Kernels, seed: int, position: int, vocab: int) -> Tensor:
+    out = torch.full((vocab,), torch.nan, dtype=torch.float64)
+    kernels.gumbel(seed, position, out)
+    return out
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same bits; unlike `torch.equal`, -0 is not 0 and a NaN equals itself."""
+    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.dtype == b.dtype and torch.equal(a.contiguous().view(words), b.contiguous().view(words))

@@ -1,0 +1,191 @@
+"""Norms, rotary embedding, SiLU, linear layers and copies: against float64, and native against the twin."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import Kernels
+from parlay.kernels.reference import ReferenceKernels
+
+from .helpers import BLOCK, DTYPES, cancelling, head, multiply, normalise, random, same_bits, silu_mul
+
+WIDTHS = (8, 100, 256, 1000)
+
+
+def close(actual: Tensor, exact: Tensor, roundings: int) -> bool:
+    """Within `roundings` roundings to the dtype, relative to each element or to 1 where it is smaller."""
+    unit = torch.finfo(actual.dtype).eps
+    return bool(((actual.double() - exact).abs() <= roundings * unit * exact.abs().clamp(min=1)).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rms_norm_is_right(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
+    x, weight = random(5, width, dtype=dtype, spread=3), random(width, dtype=dtype, seed=1)
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    assert close(normalise(kernels, x, weight), exact, 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_add_rms_norm_is_an_addition_and_a_norm(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
+    x, delta = random(5, width, dtype=dtype), random(5, width, dtype=dtype, seed=1)
+    weight = random(width, dtype=dtype, seed=2)
+    residual, out = x.clone(), torch.full_like(x, torch.nan)
+    kernels.add_rms_norm(residual, delta, weight, 1e-5, out)
+    assert same_bits(residual, x + delta)
+    assert same_bits(out, normalise(kernels, x + delta, weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_may_write_over_their_input(kernels: Kernels, dtype: torch.dtype) -> None:
+    x, weight = random(3, 100, dtype=dtype), random(100, dtype=dtype, seed=1)
+    expected = normalise(kernels, x, weight)
+    kernels.rms_norm(x, weight, 1e-5, x)
+    assert same_bits(x, expected)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_bf16_norm_rounds_where_transformers_does(kernels: Kernels, width: int) -> None:
+    x, weight = random(20, width, dtype=torch.bfloat16), random(width, dtype=torch.bfloat16, seed=1)
+    values = x.float()
+    expected = weight * (values * torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+    # A sum in another order may carry a value across a rounding border, once in thousands.
+    assert (normalise(kernels, x, weight) != expected).sum() <= 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 32), (2, 2, 8), (3, 1, 40), (4, 4, 80), (2, 1, 256)])
+def test_rotary_store(
+    native: Kernels, reference: ReferenceKernels, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+) -> None:
+    """The twin against the formula in float64; the native kernels have the twin's bits."""
+    rows = 6
+    qkv = random(rows, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    positions = torch.tensor([0, 1, 2, 50, 7, 63], dtype=torch.int32)
+    slots = torch.tensor([3, 95, 16, 15, 0, 40])
+    angles = random(64, dim // 2, seed=3, spread=9)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+    results = []
+    for kernels in (reference, native):
+        q = torch.full((rows, heads, dim), torch.nan, dtype=dtype)
+        caches = [torch.full((6, kv_heads, BLOCK, dim), 9.0, dtype=dtype) for _ in range(2)]
+        kernels.rotary_store(qkv, positions, slots, cos_sin, q, *caches)
+        results.append((q, *caches))
+    for ours, twin in zip(*results, strict=True):
+        assert same_bits(ours, twin)
+
+    q, keys, values = results[0]
+    parts = qkv.view(rows, -1, dim)
+    cos, sin = cos_sin[positions.long()].double()[:, None].chunk(2, -1)
+    a, b = parts.double().chunk(2, -1)
+    exact = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    assert close(q, exact[:, :heads], 3)
+    flat_keys, flat_values = (c.transpose(1, 2).reshape(6 * BLOCK, kv_heads, dim) for c in (keys, values))
+    assert close(flat_keys[slots], exact[:, heads : heads + kv_heads], 3)
+    assert same_bits(flat_values[slots], parts[:, heads + kv_heads :])
+    untouched = torch.ones(6 * BLOCK, dtype=torch.bool).index_fill(0, slots, value=False)
+    assert (flat_keys[untouched] == 9).all()
+    assert (flat_values[untouched] == 9).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_silu_mul_is_right(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
+    gate_up = random(5, 2 * width, dtype=dtype, spread=5)
+    gate, up = gate_up.double().chunk(2, -1)
+    exact = gate / (1 + (-gate).exp())
+    if dtype is torch.bfloat16:
+        exact = exact.bfloat16().double()
+    assert close(silu_mul(kernels, gate_up), exact * up, 3)
+
+
+def test_silu_over_the_whole_range(kernels: Kernels) -> None:
+    """Within 4 units in the last place wherever the result is normal; large and special values are sane."""
+    gate = torch.cat((torch.linspace(-87, 87, 400_001), -torch.logspace(-30, 1.9, 1000), torch.zeros(7)))
+    out = silu_mul(kernels, torch.stack((gate, torch.ones_like(gate))).reshape(1, -1))[0].double()
+    exact = gate.double() / (1 + (-gate.double()).exp())
+    error = (out - exact).abs() / exact.abs().clamp(min=2.0**-126)
+    assert error.max() <= 4 * 2.0**-23
+    special = torch.tensor([[torch.inf, 200.0, -200.0, -1e30, torch.nan, -0.0, 0.0, 1e30, 1, 1, 1, 1, 1, 1, 1, 1]])
+    out = silu_mul(kernels, special)[0]
+    assert out.isnan().tolist() == [False] * 4 + [True] + [False] * 3
+    assert out[0] == torch.inf
+    assert out[1] == 200
+    assert out[2:4].abs().max() < 1e-36
+    assert out[7] == torch.tensor(1e30)
+
+
+def test_silu_treats_every_column_alike(kernels: Kernels) -> None:
+    """The same value gives the same bits in a row's vector body and in its tail, at every width."""
+    values = random(64, seed=5, spread=4)
+    for width in range(1, 40):
+        gate_up = torch.cat((values[:, None].expand(64, width), torch.ones(64, width)), 1).contiguous()
+        out = silu_mul(kernels, gate_up)
+        assert same_bits(out, out[:, :1].expand(64, width))
+        assert same_bits(out[:, 0], silu_mul(kernels, torch.stack((values, torch.ones(64)), 1))[:, 0])
+
+
+SHAPES = ((256, 512), (96, 160), (640, 256), (256, 200), (1024, 48), (1536, 33), (2050, 17), (34, 7))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_linear_is_right(kernels: Kernels, dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    x, weight = random(9, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, seed=1)
+    exact = x.double() @ weight.double().T
+    size = (x.double().abs() @ weight.double().abs().T).max()
+    for out in (multiply(kernels, x, weight), head(kernels, x, weight)):
+        # float32 sums of `inputs` products, then one rounding to the output's dtype
+        bound = 2.0**-24 * inputs**0.5 * size + exact.abs() * torch.finfo(out.dtype).eps / 2
+        assert ((out.double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("outputs", [1, 15, 17])
+@pytest.mark.parametrize("inputs", [1, 3, 33, 513])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_of_odd_shapes(native: Kernels, dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    x, weight = random(3, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, seed=1)
+    exact = x.double() @ weight.double().T
+    assert ((head(native, x, weight).double() - exact).abs() <= 2.0**-20 * inputs).all()
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_linear_sums_in_onednns_order(
+    native: Kernels, reference: ReferenceKernels, inputs: int, outputs: int
+) -> None:
+    """Cancelling data leaves nothing but rounding errors, and even those agree where both use FMA."""
+    if native.name == "native-baseline":
+        pytest.skip("no FMA")
+    if not torch.cpu._is_avx2_supported():
+        pytest.skip("oneDNN has another order without AVX2")
+    x, weight = cancelling(9, inputs, outputs, torch.float32)
+    assert same_bits(multiply(native, x, weight), multiply(reference, x, weight))
+
+
+def test_logits_of_bf16_are_not_rounded(kernels: Kernels) -> None:
+    x, weight = random(4, 256, dtype=torch.bfloat16), random(512, 256, dtype=torch.bfloat16, seed=1)
+    logits = head(kernels, x, weight)
+    assert not same_bits(logits, logits.bfloat16().float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_copy_slots_reads_all_before_it_writes(kernels: Kernels, dtype: torch.dtype) -> None:
+    keys, values = random(4, 2, BLOCK, 8, dtype=dtype), random(4, 2, BLOCK, 8, dtype=dtype, seed=1)
+    # Down, up and around: no order of single copies is right for all three.
+    source, target = torch.tensor([5, 6, 40, 33, 34, 50, 51]), torch.tensor([4, 5, 6, 34, 35, 51, 50])
+    expected = []
+    for cache in (keys, values):
+        flat = cache.transpose(1, 2).reshape(4 * BLOCK, 2, 8).clone()
+        flat[target] = flat[source].clone()
+        expected.append(flat.view(4, BLOCK, 2, 8).transpose(1, 2).contiguous())
+    kernels.copy_slots(source, target, keys, values)
+    assert same_bits(keys, expected[0])
+    assert same_bits(values, expected[1])
+
+
+def test_copy_of_nothing(kernels: Kernels) -> None:
+    cache = random(1, 1, BLOCK, 8)
+    none = torch.zeros(0, dtype=torch.int64)
+    kernels.copy_slots(none, none, cache, cache)
+    assert same_bits(cache, random(1, 1, BLOCK, 8))

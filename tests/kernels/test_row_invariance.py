@@ -1,0 +1,149 @@
+"""The bits of a row do not depend on the number of rows, its place, the other rows or the threads."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import Kernels
+
+from .helpers import (
+    DTYPES,
+    attend,
+    cancelling,
+    draw,
+    head,
+    multiply,
+    normalise,
+    random,
+    same_bits,
+    silu_mul,
+    table_view,
+)
+
+ROWS = 300
+SOME_ROWS = (1, 2, 3, 5, 16, 33, 64, 150)
+MANY_ROWS = (*range(1, 14), 16, 33, 48, 49, 64, 97, 257)
+
+Rows = Callable[[Tensor], Tensor]  # row numbers -> their results
+
+
+def check(kernels: Kernels, rows: Rows, numbers: tuple[int, ...] = SOME_ROWS, count: int = ROWS) -> None:
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    torch.set_num_threads(1)
+    kernels.set_threads(1)
+    expected = rows(torch.arange(count))
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        kernels.set_threads(threads)
+        assert same_bits(rows(torch.arange(count)), expected), f"{threads} threads"
+        for number in numbers:
+            for chosen in (order[:number], torch.arange(count - number, count)):
+                assert same_bits(rows(chosen), expected[chosen]), f"{number} rows, {threads} threads"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [96, 250])
+def test_norm(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
+    x, weight = random(ROWS, width, dtype=dtype), random(width, dtype=dtype, seed=1)
+    check(kernels, lambda rows: normalise(kernels, x[rows], weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [96, 250])
+def test_silu_mul(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
+    gate_up = random(ROWS, 2 * width, dtype=dtype, spread=3)
+    check(kernels, lambda rows: silu_mul(kernels, gate_up[rows]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotary_store(kernels: Kernels, dtype: torch.dtype) -> None:
+    qkv = random(ROWS, 8 * 40, dtype=dtype)
+    positions, slots = torch.arange(ROWS).flip(0).int(), torch.randperm(ROWS)
+    cos_sin = random(ROWS, 40, seed=1)
+
+    def rows(chosen: Tensor) -> Tensor:
+        q = torch.empty(len(chosen), 4, 40, dtype=dtype)
+        keys, values = torch.zeros(20, 2, 16, 40, dtype=dtype), torch.zeros(20, 2, 16, 40, dtype=dtype)
+        kernels.rotary_store(qkv[chosen], positions[chosen], slots[chosen], cos_sin, q, keys, values)
+        stored = keys[slots[chosen] // 16, :, slots[chosen] % 16]
+        return torch.cat((q.flatten(1), stored.flatten(1)), 1)
+
+    check(kernels, rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), [(256, 512), (640, 256), (96, 160), (1536, 50)])
+def test_linear(kernels: Kernels, dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    x, weight = cancelling(ROWS, inputs, outputs, dtype)
+    packed = kernels.pack_linear(weight)
+
+    def rows(chosen: Tensor) -> Tensor:
+        out = torch.empty(len(chosen), outputs, dtype=dtype)
+        kernels.linear(x[chosen], packed, out)
+        return out
+
+    check(kernels, rows, MANY_ROWS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits(kernels: Kernels, dtype: torch.dtype) -> None:
+    x, weight = cancelling(ROWS, 256, 1000, dtype)
+    packed = kernels.pack_head(weight)
+
+    def rows(chosen: Tensor) -> Tensor:
+        out = torch.empty(len(chosen), 1000)
+        kernels.logits(x[chosen], packed, out)
+        return out
+
+    check(kernels, rows, numbers=(1, 2, 3, 5, 8, 13, 48, 70))
+
+
+def test_cancelling_data_would_show_another_order() -> None:
+    """The data of these tests must not be blind: summing K backwards changes nearly every result."""
+    x, weight = cancelling(8, 256, 64, torch.float32)
+    products = x[:, None] * weight
+    forwards, backwards = torch.zeros(8, 64), torch.zeros(8, 64)
+    for k in range(256):
+        forwards += products[..., k]
+        backwards += products[..., 255 - k]
+    assert (forwards.bfloat16() != backwards.bfloat16()).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 2, 32), (3, 1, 80)])
+def test_attention(kernels: Kernels, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
+    count = 45
+    q = random(count, heads, dim, dtype=dtype)
+    keys, values = (random(30, kv_heads, 16, dim, dtype=dtype, seed=s) for s in (1, 2))
+    tables = torch.stack([torch.randperm(30)[:8] for _ in range(3)])
+    lengths = [n % 33 + 1 if n % 3 else n + 60 for n in range(count)]
+
+    def rows(chosen: Tensor) -> Tensor:
+        numbers = chosen.tolist()
+        view = table_view(tables, [n % 3 for n in numbers], [lengths[n] for n in numbers])
+        return attend(kernels, q[chosen], keys, values, view)
+
+    check(kernels, rows, numbers=(1, 2, 5, 33), count=count)
+
+
+def test_draw(kernels: Kernels) -> None:
+    scores = random(ROWS, 200, spread=2)
+    temperatures = torch.arange(ROWS) % 4 * 0.5
+    seeds = torch.arange(ROWS) * 2**40 - 2**47
+
+    def rows(chosen: Tensor) -> Tensor:
+        return draw(kernels, scores[chosen], temperatures[chosen], seeds[chosen], chosen)
+
+    check(kernels, rows, numbers=(1, 2, 3, 64))
+
+
+def test_multiplying_in_pieces_is_multiplying_at_once(kernels: Kernels) -> None:
+    """A prompt in chunks: the same rows in calls of every size."""
+    x, weight = cancelling(61, 256, 96, torch.bfloat16)
+    for function in (multiply, head):
+        whole = function(kernels, x, weight)
+        for size in (1, 2, 7, 16):
+            pieces = [function(kernels, x[i : i + size], weight) for i in range(0, 61, size)]
+            assert same_bits(torch.cat(pieces), whole)
