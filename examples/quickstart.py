@@ -5,7 +5,11 @@ from parlay import LLM, SamplingParams
 
 def main() -> None:
     llm = LLM("tiny-code", speculative_config={"method": "ngram", "num_speculative_tokens": 5})
-    prompts = ["def fibonacci(n):\n", "import json\n\ndef load(path):\n", "class Point:\n    def __init__(self, x, y):\n"]
+    prompts = [
+        "def fibonacci(n):\n",
+        "import json\n\ndef load(path):\n",
+        "class Point:\n    def __init__(self, x, y):\n",
+    ]
     params = SamplingParams(temperature=0.0, max_tokens=48)
     for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
         completion = output.outputs[0]

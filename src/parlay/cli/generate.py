@@ -11,6 +11,9 @@ from parlay.config import EngineConfig
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 
+# With a single request --seed means that request's seed.
+_ENGINE_ONLY = frozenset({"seed"})
+
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
@@ -27,7 +30,7 @@ def add_parser(commands: Any) -> None:
         metavar="JSON",
         help='how to speculate, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'',
     )
-    add_flags(parser, EngineConfig)
+    add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
     add_flags(parser, SamplingParams, skip={"speculative"})
     parser.set_defaults(run=run)
 
@@ -41,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
 
     given = vars(options)
     params = SamplingParams.parse({"max_tokens": 128} | _given(SamplingParams, given))
-    llm = LLM(speculative_config=options.speculative_config, **_given(EngineConfig, given))
+    engine_options = {k: v for k, v in _given(EngineConfig, given).items() if k not in _ENGINE_ONLY}
+    llm = LLM(speculative_config=options.speculative_config, **engine_options)
     prompt = sys.stdin.read() if options.prompt in (None, "-") else options.prompt
     if options.chat:
         prompt = llm.engine.codec.chat([{"role": "user", "content": prompt}])

@@ -1,6 +1,7 @@
 """The engine: everything built, checked and wired; requests added, stepped and aborted."""
 
 from collections.abc import Sequence
+from operator import index
 from time import perf_counter
 
 import torch
@@ -17,6 +18,7 @@ from parlay.errors import ConfigError, RequestError
 from parlay.kernels.select import select_kernels
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
+from parlay.log import logger
 from parlay.models.select import cache_spec, describe_model, load_model, resolve_dtype
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.proposers.select import make_proposer
@@ -84,6 +86,7 @@ class Engine:
                 "tp1",
             )
         )
+        logger.info("numerics id: %s", self.numerics_id)
 
     def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Return a prompt's tokens.
@@ -91,12 +94,16 @@ class Engine:
         Raises:
             RequestError: it is empty, holds ids outside the vocabulary, or leaves no room for output.
         """
-        tokens = tuple(self.codec.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+        ids = self.codec.encode(prompt) if isinstance(prompt, str) else prompt
+        try:
+            tokens = tuple(index(token) for token in ids)
+        except TypeError:
+            raise RequestError("a prompt is text or a sequence of integer token ids") from None
         if not tokens:
             raise RequestError("the prompt is empty; it needs at least one token")
         for token in tokens:
-            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self._vocab_size:
-                raise RequestError(f"prompt token {token!r} is not an id between 0 and {self._vocab_size - 1}")
+            if not 0 <= token < self._vocab_size:
+                raise RequestError(f"prompt token {token} is not an id between 0 and {self._vocab_size - 1}")
         if len(tokens) >= self.max_model_len:
             raise RequestError(
                 f"the prompt has {len(tokens)} tokens, which leaves no room for output within "
@@ -159,10 +166,9 @@ class Engine:
     def step(self) -> list[Request]:
         """Run one step; returns the requests that emitted tokens or finished."""
         began = perf_counter()
-        before = {r.request_id: len(r.tokens) for r in self._scheduler.requests}
+        before = self._scheduler.emitted
         moved, times = drive(self._scheduler, self._worker, began)
-        emitted = sum(len(r.tokens) - before[r.request_id] for r in moved)
-        self.stats.add(times, perf_counter() - began, emitted)
+        self.stats.add(times, perf_counter() - began, self._scheduler.emitted - before)
         return moved
 
     def abort(self, request: Request) -> None:
@@ -187,18 +193,12 @@ class Engine:
         """
         self._scheduler.check()
 
-    def completion(self, request: Request, index: int) -> CompletionOutput:
-        """Return what a request has so far."""
+    def completion(self, request: Request, number: int) -> CompletionOutput:
+        """Return what a request has so far, as completion `number` of its prompt."""
         tokens = request.output_tokens
-        text = ""
-        if request.detokenizer is not None:
-            text = request.detokenizer.text
-            if request.finish_reason is not None and not isinstance(request.stop_reason, str):
-                ended_by_token = request.finish_reason == "stop"
-                text = request.detokenizer.complete(tokens[:-1] if ended_by_token else tokens)
         return CompletionOutput(
-            index=index,
-            text=text,
+            index=number,
+            text=_text(request, tokens),
             token_ids=tuple(tokens),
             sources=tuple(request.sources),
             logprobs=None if request.params.logprobs is None else self._logprobs(request),
@@ -214,6 +214,17 @@ class Engine:
             table.setdefault(token, Logprob(entry.logprob, entry.rank, self.codec.token_text(token)))
             positions.append(table)
         return tuple(positions)
+
+
+def _text(request: Request, tokens: list[int]) -> str:
+    if request.detokenizer is None:
+        return ""
+    if request.finish_reason is None:
+        return request.detokenizer.settled
+    if isinstance(request.stop_reason, str):
+        return request.detokenizer.text
+    # A token that ends the output is no part of the text.
+    return request.detokenizer.complete(tokens[:-1] if request.finish_reason == "stop" else tokens)
 
 
 def _metrics(counts: Counts, emitted: int) -> RequestMetrics:

@@ -21,11 +21,17 @@ _PROPOSER = "proposer"
 
 
 class Scheduler:
-    """Keeps the queues; turns them into plans, and verdicts into progress."""
+    """Keeps the queues; turns them into plans, and verdicts into progress.
+
+    Attributes:
+        pool: the cache blocks.
+        emitted: tokens emitted since start.
+    """
 
     def __init__(self, config: EngineConfig, pool: BlockPool, proposer: Proposer, draft_length: int) -> None:
         self._config = config
         self.pool = pool
+        self.emitted = 0
         self._proposer = proposer
         self._host = proposer if isinstance(proposer, HostProposer) else None
         self._draft_length = draft_length
@@ -175,6 +181,7 @@ class Scheduler:
         Returns:
             The requests that emitted tokens or finished, in the plan's order.
         """
+        assert output.plan_id == plan.plan_id, "an answer to another plan"
         by_id = {r.request_id: r for r in self._running}
         moved = []
         for span, verdict, proposal in zip(plan.spans, output.verdicts, output.proposals, strict=True):
@@ -204,17 +211,19 @@ class Scheduler:
         counts.steps += 1
         counts.drafts += len(span.draft) > 0
         counts.drafted += len(span.draft)
-        counts.accepted += len(verdict.path)
-        counts.per_position.update(range(len(verdict.path)))
         sources = [span.draft.source[node] for node in verdict.path] + ["target"]
         known = len(request.tokens) - len(verdict.tokens)
-        for i, token in enumerate(verdict.tokens):
-            request.sources.append(sources[i])
+        for depth, token in enumerate(verdict.tokens):
+            self.emitted += 1
+            request.sources.append(sources[depth])
+            if depth < len(verdict.path):
+                counts.accepted += 1
+                counts.per_position[depth] += 1
             if verdict.logprobs is not None:
-                request.logprobs.append(verdict.logprobs[i])
-            reason = self._ends(request, token, known + i + 1)
+                request.logprobs.append(verdict.logprobs[depth])
+            reason = self._ends(request, token, known + depth + 1)
             if reason is not None:
-                del request.tokens[known + i + 1 :]
+                del request.tokens[known + depth + 1 :]
                 self.finish(request, reason, now)
                 return
         if self._host and request.draft_limit(self._draft_length):

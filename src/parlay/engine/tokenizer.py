@@ -28,7 +28,10 @@ class TextCodec:
         except Exception as error:
             raise ModelError(f"{file} cannot be read: {error}") from None
         config = path / "tokenizer_config.json"
-        self._config: dict[str, Any] = json.loads(config.read_text()) if config.is_file() else {}
+        try:
+            self._config: dict[str, Any] = json.loads(config.read_text()) if config.is_file() else {}
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{config} cannot be read: {error}") from None
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`, with the special tokens that the tokenizer itself adds."""
@@ -51,7 +54,6 @@ class TextCodec:
         template = self._config.get("chat_template")
         if not isinstance(template, str):
             raise RequestError("this model has no chat template; use generate with a prompt of your own")
-        from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -60,12 +62,12 @@ class TextCodec:
             return environment.from_string(template).render(
                 messages=list(messages), add_generation_prompt=True, **special
             )
-        except TemplateError as error:
+        except Exception as error:
             raise RequestError(f"the chat template refuses these messages: {error}") from None
 
 
 class Detokenizer:
-    """One completion's text, token by token; text that could begin a stop string is not cut loose before it is sure.
+    """One completion's text, token by token.
 
     Attributes:
         text: everything decoded so far, without the stop string once one was found.
@@ -92,6 +94,14 @@ class Detokenizer:
         at, stop = min(found)
         self.text = self.text[:at]
         return stop
+
+    @property
+    def settled(self) -> str:
+        """The text without an end that may turn out to begin a stop string; it is never taken back."""
+        for length in range(min(self._hold, len(self.text)), 0, -1):
+            if any(s.startswith(self.text[-length:]) for s in self._stop):
+                return self.text[:-length]
+        return self.text
 
     def complete(self, tokens: Sequence[int]) -> str:
         """Return the final text of a whole completion, with what an incomplete last character decodes to."""

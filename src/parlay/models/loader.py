@@ -87,10 +87,9 @@ def _weight_files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (json.JSONDecodeError, KeyError, AttributeError) as error:
+            files = sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index} cannot be read: {error}") from None
-        files = [path / name for name in names]
     else:
         files = [path / "model.safetensors"]
     for file in files:

@@ -9,6 +9,7 @@ from torch import Tensor
 from parlay.dist.group import ALONE, Group
 from parlay.errors import ConfigError, ModelError, nearest
 from parlay.kernels.base import Kernels
+from parlay.log import logger
 from parlay.models.config import ModelConfig, read_config
 from parlay.models.context import ForwardContext
 from parlay.registry import Registry
@@ -84,6 +85,7 @@ def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
     """
     name = config.dtype if asked == "auto" else asked
     if asked == "auto" and name == "float16":
+        logger.warning("%s: float16 is computed as bfloat16, its range being what matters", config.path)
         name = "bfloat16"
     if name not in _DTYPES:
         raise ConfigError(f"dtype {name!r} is not served{nearest(name, _DTYPES)}")

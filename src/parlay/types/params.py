@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 from parlay.errors import ConfigError, RequestError, nearest
@@ -126,16 +127,16 @@ class SamplingParams:
 
 
 def _integer(name: str, value: object, low: int, high: int | None = None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise RequestError(f"{name} must be an integer, not {value!r}")
-    if value < low or (high is not None and value > high):
+    if int(value) < low or (high is not None and int(value) > high):
         bounds = f"at least {low}" if high is None else f"between {low} and {high}"
         raise RequestError(f"{name} must be {bounds}, not {value}")
 
 
 def _real(name: str, value: object, low: float, high: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise RequestError(f"{name} must be a number, not {value!r}")
-    if not low <= value <= high or math.isinf(value):
+    if not low <= float(value) <= high or math.isinf(value):
         bounds = f"at least {low:g} and finite" if math.isinf(high) else f"between {low:g} and {high:g}"
         raise RequestError(f"{name} must be {bounds}, not {value}")
