@@ -164,14 +164,11 @@ def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _content(prompt: Prompt) -> str | Sequence[int]:
-    if not isinstance(prompt, Mapping):
-        return prompt
-    for key in ("prompt", "prompt_token_ids"):
-        if set(prompt) == {key}:
-            content: str | Sequence[int] = prompt[key]
-            return content
-    raise RequestError(f"a prompt mapping has 'prompt' or 'prompt_token_ids', not {sorted(prompt)}")
+def _content(prompt: Prompt) -> Any:
+    """Return a mapping's text or token ids; what is neither is left for the engine to refuse."""
+    if isinstance(prompt, Mapping) and len(prompt) == 1:
+        return prompt.get("prompt", prompt.get("prompt_token_ids", prompt))
+    return prompt
 
 
 def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -32,16 +32,16 @@ def _methods(options: argparse.Namespace) -> int:
     _report(
         rows,
         {
-            "batch": "{:d}",
-            "temperature": "{:g}",
-            "method": "{}",
-            "tokens_per_s": "{:,.0f}",
-            "speed_up": "{:.2f}x",
-            "ms_per_token": "{:.2f}",
-            "decode_speed_up": "{:.2f}x",
-            "acceptance_length": "{:.2f}",
-            "repeated_8_grams": "{:.1%}",
-            "same_tokens": "{}",
+            "batch": ("batch", "{:d}"),
+            "temperature": ("temp.", "{:g}"),
+            "method": ("method", "{}"),
+            "tokens_per_s": ("tok/s", "{:,.0f}"),
+            "speed_up": ("speed-up", "{:.2f}x"),
+            "ms_per_token": ("ms/tok", "{:.2f}"),
+            "decode_speed_up": ("speed-up", "{:.2f}x"),
+            "acceptance_length": ("accept", "{:.2f}"),
+            "repeated_8_grams": ("rep. 8", "{:.1%}"),
+            "same_tokens": ("same", "{}"),
         },
     )
     return 0 if all(row["same_tokens"] for row in rows) else 1
@@ -55,11 +55,11 @@ def _transformers(options: argparse.Namespace) -> int:
     _report(
         rows,
         {
-            "batch": "{:d}",
-            "parlay_tokens_per_s": "{:,.0f}",
-            "transformers_tokens_per_s": "{:,.0f}",
-            "speed_up": "{:.2f}x",
-            "equal_texts": "{:.0%}",
+            "batch": ("batch", "{:d}"),
+            "parlay_tokens_per_s": ("parlay tok/s", "{:,.0f}"),
+            "transformers_tokens_per_s": ("transformers tok/s", "{:,.0f}"),
+            "speed_up": ("speed-up", "{:.2f}x"),
+            "equal_texts": ("equal texts", "{:.0%}"),
         },
     )
     return 0
@@ -70,7 +70,7 @@ def _startup(options: argparse.Namespace) -> int:
 
     with _progress() as tick:
         row = measure(options.repeats, tick)
-    _report([row], {"seconds_to_first_token": "{:.2f}", "repeats": "{:d}"})
+    _report([row], {"seconds_to_first_token": ("seconds to first token", "{:.2f}"), "repeats": ("repeats", "{:d}")})
     return 0
 
 
@@ -82,15 +82,15 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield lambda label: status.update(label)
 
 
-def _report(rows: Sequence[dict[str, Any]], formats: dict[str, str]) -> None:
+def _report(rows: Sequence[dict[str, Any]], columns: dict[str, tuple[str, str]]) -> None:
     """Print a table of some columns, then everything as one line of JSON."""
     from rich.console import Console
     from rich.table import Table
 
     from parlay.bench.provenance import provenance
 
-    table = Table(*(name.replace("_", " ") for name in formats))
+    table = Table(*(title for title, _ in columns.values()))
     for row in rows:
-        table.add_row(*("-" if row[k] is None else f.format(row[k]) for k, f in formats.items()))
+        table.add_row(*(form.format(row[key]) for key, (_, form) in columns.items()))
     Console().print(table)
     print(json.dumps({"rows": rows, "provenance": provenance()}))

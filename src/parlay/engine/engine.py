@@ -98,7 +98,10 @@ class Engine:
         try:
             tokens = tuple(index(token) for token in ids)
         except TypeError:
-            raise RequestError("a prompt is text or a sequence of integer token ids") from None
+            raise RequestError(
+                "a prompt is text, a sequence of integer token ids, or a mapping with just one of them as "
+                "'prompt' or 'prompt_token_ids'"
+            ) from None
         if not tokens:
             raise RequestError("the prompt is empty; it needs at least one token")
         for token in tokens:

@@ -11,10 +11,13 @@ from parlay.kernels.linear import LinearWeight
 _BF16 = torch.bfloat16
 
 
-def _sound(*tensors: Tensor) -> bool:
-    """Whether all tensors are contiguous and have the first one's dtype."""
-    dtype = tensors[0].dtype
-    return (dtype is _BF16 or dtype is torch.float32) and all(t.dtype is dtype and t.is_contiguous() for t in tensors)
+def _sound(first: Tensor, *others: Tensor) -> bool:
+    """Whether all tensors are contiguous and of the first one's dtype. A plain loop: a step asks dozens of times."""
+    dtype = first.dtype
+    for tensor in others:
+        if tensor.dtype is not dtype or not tensor.is_contiguous():
+            return False
+    return (dtype is _BF16 or dtype is torch.float32) and first.is_contiguous()
 
 
 class NativeKernels:

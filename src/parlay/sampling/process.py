@@ -31,7 +31,10 @@ def process(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.f
 
 def _kept(scores: NDArray[np.float32], params: SamplingParams) -> NDArray[np.int64]:
     """Return the ids that survive the filters, in the total order."""
-    weights = np.exp((scores - scores.max()).astype(np.float64))
+    best = scores.max()
+    if np.isinf(best):
+        return largest(scores, 1)  # no distribution to speak of
+    weights = np.exp((scores - best).astype(np.float64))
     limit = params.top_k if params.top_k > 0 else scores.size
     if params.min_p > 0:
         limit = min(limit, int(np.count_nonzero(weights >= params.min_p)))
