@@ -24,7 +24,7 @@ demo: $(VENV)/.installed
 	$(BIN)/parlay demo
 
 test: $(VENV)/.tools
-	$(BIN)/python -m pytest -m 'not soak'
+	$(BIN)/python -m pytest
 
 soak: $(VENV)/.tools
 	$(BIN)/python -m pytest -m soak

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -26,16 +27,22 @@ inline void relax() {
 // Workers look for work this often before they sleep; a step's kernels follow each other within microseconds.
 constexpr int kSpins = 2000;
 
+// Shares are counted in sixteen bits; far fewer threads are ever of use.
+constexpr int64_t kMostThreads = 1024;
+
 class Pool {
  public:
   explicit Pool(int64_t threads) : threads_(threads) {
     for (int64_t i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
   }
 
-  ~Pool() {
+  // Ends the workers. Whoever still holds this pool then does all shares of a job alone.
+  void retire() {
+    const std::lock_guard<std::mutex> mine(users_);
     stop_ = true;
     rouse();
     for (auto& w : workers_) w.join();
+    workers_.clear();
   }
 
   int64_t threads() const { return threads_; }
@@ -131,9 +138,12 @@ Pool* pool() {
 }  // namespace
 
 void set_threads(int64_t threads) {
+  threads = threads < 1 ? 1 : threads > kMostThreads ? kMostThreads : threads;
   std::lock_guard<std::mutex> lock(making);
-  wanted = threads < 1 ? 1 : threads;
-  delete current.exchange(nullptr);
+  if (threads == wanted) return;
+  wanted = threads;
+  // Not deleted: another thread may be about to run a job on it.
+  if (Pool* old = current.exchange(nullptr)) old->retire();
 }
 
 int64_t get_threads() { return wanted; }
@@ -156,7 +166,11 @@ void* scratch(size_t bytes) {
     mine.size = 0;
     const size_t size = (bytes * 3 / 2 + 63) / 64 * 64;  // contexts grow token by token
     mine.at = std::aligned_alloc(64, size);
-    if (!mine.at) throw std::bad_alloc();
+    if (!mine.at) {
+      // A worker has nobody to throw to, and a few hundred kilobytes are all that is ever asked for.
+      std::fprintf(stderr, "parlay: out of memory in a kernel\n");
+      std::abort();
+    }
     mine.size = size;
   }
   return mine.at;

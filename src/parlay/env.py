@@ -8,6 +8,10 @@ Variables:
 """
 
 import os
+import sys
+from pathlib import Path
+
+from parlay.errors import ConfigError
 
 
 def prepare_process() -> None:
@@ -30,25 +34,51 @@ def isa() -> str | None:
 
 
 def threads() -> int:
-    """Return how many threads compute may use."""
-    asked = os.environ.get("PARLAY_THREADS", "")
-    if asked.isdigit() and int(asked) > 0:
+    """Return how many threads compute may use.
+
+    Raises:
+        ConfigError: PARLAY_THREADS is no number of at least 1.
+    """
+    asked = os.environ.get("PARLAY_THREADS")
+    if asked:
+        if not asked.isdigit() or int(asked) < 1:
+            raise ConfigError(f"PARLAY_THREADS must be a number of at least 1, not {asked!r}")
         return int(asked)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def log_level() -> str:
-    """Return the level of the `parlay` logger."""
-    return os.environ.get("PARLAY_LOG", "WARNING").upper()
+    """Return the level of the `parlay` logger.
+
+    Raises:
+        ConfigError: PARLAY_LOG names no level.
+    """
+    level = os.environ.get("PARLAY_LOG", "WARNING").upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
+        raise ConfigError(f"PARLAY_LOG must be DEBUG, INFO, WARNING, ERROR or CRITICAL, not {level!r}")
+    return level
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that can be taken without swapping."""
+    """Return the bytes of memory that can be taken without swapping, within the control group's limit if any."""
+    return min(_available_on_machine(), _available_in_group())
+
+
+def _available_in_group() -> int:
+    group = Path("/sys/fs/cgroup")
     try:
-        with open("/proc/meminfo") as file:  # noqa: PTH123
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+        limit = (group / "memory.max").read_text().strip()
+        used = (group / "memory.current").read_text().strip()
+        return max(0, int(limit) - int(used))
+    except (OSError, ValueError):  # no control group, or "max"
+        return sys.maxsize
+
+
+def _available_on_machine() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     except OSError:
         pass
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

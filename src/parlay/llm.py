@@ -1,6 +1,8 @@
 """The offline interface: prompts in, completions out."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
+from os import PathLike, fspath
 from typing import Any
 
 from parlay.config import EngineConfig, SpeculativeConfig, build
@@ -24,7 +26,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = "tiny-code",
+        model: str | PathLike[str] = "tiny-code",
         *,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
         **options: Any,
@@ -41,7 +43,7 @@ class LLM:
             ModelError: a model cannot be found, read or served.
             CapacityError: memory does not suffice for one sequence.
         """
-        config = build(EngineConfig, {"model": model, **options}, "option")
+        config = build(EngineConfig, {"model": fspath(model), **options}, "option")
         self.engine = Engine(config, SpeculativeConfig.parse(speculative_config))
 
     def generate(
@@ -67,26 +69,7 @@ class LLM:
             ConfigError: the numbers of prompts and parameters differ.
         """
         many = _prompts(prompts)
-        params = _spread(sampling_params, len(many))
-        groups: list[list[Request]] = []
-        errors: dict[int, RequestError] = {}
-        for i, (prompt, own) in enumerate(zip(many, params, strict=True)):
-            try:
-                groups.append(self.engine.add(_content(prompt), own))
-            except RequestError as error:
-                if len(many) == 1:
-                    raise
-                errors[i] = error
-                groups.append([])
-        try:
-            self._run([r for group in groups for r in group], progress)
-        except BaseException:
-            # Interrupted or failed: leave nothing behind for the next call.
-            for group in groups:
-                for request in group:
-                    self.engine.abort(request)
-            raise
-        return [self._output(i, many[i], group, errors.get(i)) for i, group in enumerate(groups)]
+        return self._complete(many, _spread(sampling_params, len(many)), progress)
 
     def chat(
         self,
@@ -97,24 +80,84 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one or many conversations through the model's chat template; otherwise as `generate`."""
         many = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        prompts = [self.engine.codec.chat(m) for m in many]  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, progress=progress)
+        prompts: list[Prompt | RequestError] = []
+        for conversation in many:
+            try:
+                prompts.append(self.chat_prompt(conversation))  # type: ignore[arg-type]
+            except RequestError as error:
+                prompts.append(error)
+        return self._complete(prompts, _spread(sampling_params, len(many)), progress)
+
+    def chat_prompt(self, messages: Messages) -> Prompt:
+        """Return the prompt that the chat template makes of a conversation.
+
+        Special tokens are the template's business: the tokenizer adds none of its own.
+
+        Raises:
+            RequestError: the model has no chat template, or the template refuses the messages.
+        """
+        text = self.engine.codec.chat(messages)
+        return {"prompt": text, "prompt_token_ids": self.engine.codec.encode(text, add_special_tokens=False)}
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """Yield what one prompt's completions have after every step that emitted something for them.
+        """Return an iterator over what one prompt's completions have, after every step that emitted something.
 
         Raises:
             RequestError: the prompt cannot be served.
         """
-        requests = self.engine.add(_content(prompt), sampling_params or SamplingParams())
+        requests = self._add(prompt, sampling_params or SamplingParams())
+        return self._follow(prompt, requests)
+
+    def _follow(self, prompt: Prompt, requests: list[Request]) -> Iterator[RequestOutput]:
+        shown = 0
         try:
-            while any(r.finish_reason is None for r in requests):
-                moved = self.engine.step()
-                if any(r in moved for r in requests):
-                    yield self._output(0, prompt, requests, None)
+            while True:
+                # Another stream's steps may have moved these requests too.
+                emitted = sum(len(r.sources) for r in requests)
+                finished = all(r.finish_reason is not None for r in requests)
+                if emitted > shown or finished:
+                    yield self._output(prompt, requests, None)
+                if finished:
+                    return
+                shown = emitted
+                self.engine.step()
         finally:
             for request in requests:
                 self.engine.abort(request)
+
+    def _complete(
+        self, prompts: Sequence[Prompt | RequestError], params: Sequence[SamplingParams], progress: bool | None
+    ) -> list[RequestOutput]:
+        groups: list[list[Request]] = []
+        errors: list[RequestError | None] = []
+        try:
+            for prompt, own in zip(prompts, params, strict=True):
+                groups.append([])
+                errors.append(None)
+                try:
+                    groups[-1] = self._add(prompt, own)
+                except RequestError as error:
+                    if len(prompts) == 1:
+                        raise
+                    errors[-1] = error
+            self._run([r for group in groups for r in group], progress)
+        except BaseException:
+            # Interrupted or failed: leave nothing behind for the next call.
+            for group in groups:
+                for request in group:
+                    self.engine.abort(request)
+            raise
+        return [self._output(*one) for one in zip(prompts, groups, errors, strict=True)]
+
+    def _add(self, prompt: Prompt | RequestError, params: SamplingParams) -> list[Request]:
+        try:
+            if isinstance(prompt, RequestError):
+                raise prompt
+            content = _content(prompt)
+        except RequestError:
+            self.engine.refuse()
+            raise
+        return self.engine.add(content, params)
 
     def _run(self, requests: list[Request], progress: bool | None) -> None:
         show = progress if progress is not None else len(requests) > 1
@@ -145,12 +188,11 @@ class LLM:
                     bar.update(task, completed=done, speed=speed)
 
     def _output(
-        self, request_id: int, prompt: Prompt, requests: list[Request], error: RequestError | None
+        self, prompt: Prompt | RequestError, requests: list[Request], error: RequestError | None
     ) -> RequestOutput:
-        content = _content(prompt)
         return RequestOutput(
-            request_id=requests[0].request_id if requests else request_id,
-            prompt=content if isinstance(content, str) else None,
+            request_id=requests[0].request_id if requests else None,
+            prompt=_prompt_text(prompt),
             prompt_token_ids=requests[0].prompt_tokens if requests else (),
             outputs=tuple(self.engine.completion(r, j) for j, r in enumerate(requests)),
             finished=all(r.finish_reason is not None for r in requests),
@@ -159,23 +201,36 @@ class LLM:
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes) or not hasattr(prompts, "__iter__"):
+        raise RequestError(f"prompts are text, token ids, or a list of those, not {type(prompts).__name__}")
+    many = list(prompts)
+    return [many] if many and isinstance(many[0], Integral) else many  # type: ignore[list-item,return-value]
 
 
-def _content(prompt: Prompt) -> Any:
-    """Return a mapping's text or token ids; what is neither is left for the engine to refuse."""
-    if isinstance(prompt, Mapping) and len(prompt) == 1:
-        return prompt.get("prompt", prompt.get("prompt_token_ids", prompt))
-    return prompt
+def _content(prompt: Prompt) -> str | Sequence[int]:
+    """Return what to encode, or the token ids where there are any."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    if not prompt or set(prompt) - {"prompt", "prompt_token_ids"}:
+        raise RequestError(f"a prompt mapping has 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}")
+    content: str | Sequence[int] = prompt.get("prompt_token_ids", prompt.get("prompt"))
+    return content
+
+
+def _prompt_text(prompt: Prompt | RequestError) -> str | None:
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return text if isinstance(text, str) else None
 
 
 def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None:
-        return [SamplingParams()] * count
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if len(params) != count:
-        raise ConfigError(f"there are {count} prompts but {len(params)} sampling parameters; give one or as many")
-    return list(params)
+        params = SamplingParams()
+    many = [params] * count if isinstance(params, SamplingParams | Mapping) else list(params)
+    for own in many:
+        if not isinstance(own, SamplingParams):
+            raise ConfigError(f"sampling parameters are given as SamplingParams(...), not as {type(own).__name__}")
+    if len(many) != count:
+        raise ConfigError(f"there are {count} prompts but {len(many)} sampling parameters; give one or as many")
+    return many

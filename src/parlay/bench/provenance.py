@@ -27,7 +27,10 @@ def provenance() -> dict[str, Any]:
 
 def _git(*arguments: str) -> str:
     here = Path(__file__).parent
-    done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=False)
+    except OSError:  # no git on this machine
+        return ""
     return done.stdout.strip()
 
 

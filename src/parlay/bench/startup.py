@@ -7,9 +7,15 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from parlay.errors import ParlayError
+
 
 def measure(repeats: int, tick: Callable[[str], None]) -> dict[str, Any]:
-    """Return the seconds between starting `parlay generate` and its first byte of output."""
+    """Return the seconds between starting `parlay generate` and its first byte of output.
+
+    Raises:
+        ParlayError: it does not start.
+    """
     command = [
         sys.executable,
         "-m",
@@ -27,9 +33,11 @@ def measure(repeats: int, tick: Callable[[str], None]) -> dict[str, Any]:
         began = perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             assert process.stdout is not None
-            process.stdout.read(1)
+            first = process.stdout.read(1)
             elapsed = perf_counter() - began
             process.stdout.read()
+        if not first or process.returncode:
+            raise ParlayError(f"{' '.join(command)} failed with status {process.returncode}; run it to see why")
         if i:  # the first start fills the page cache
             seconds.append(elapsed)
     return {"seconds_to_first_token": median(seconds), "repeats": repeats}

@@ -12,15 +12,15 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("bench", help="measure; the last line of the output is JSON")
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     methods = kinds.add_parser("methods", help="plain decoding against every proposer, by the evaluation protocol")
-    methods.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8], help="prefixes that run at once")
-    methods.add_argument("--prefixes", type=int, help="use only this many, for a quick look")
+    methods.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
+    methods.add_argument("--prefixes", type=_count, help="use only this many, for a quick look")
     methods.set_defaults(run=_methods)
     peer = kinds.add_parser("transformers", help="plain decoding against transformers' generate")
-    peer.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8], help="prefixes that run at once")
-    peer.add_argument("--prefixes", type=int, default=64, help="prefixes for each batch size (default: 64)")
+    peer.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
+    peer.add_argument("--prefixes", type=_count, default=64, help="prefixes for each batch size (default: 64)")
     peer.set_defaults(run=_transformers)
     startup = kinds.add_parser("startup", help="from the start of the process to the first token")
-    startup.add_argument("--repeats", type=int, default=5, help="starts that count (default: 5)")
+    startup.add_argument("--repeats", type=_count, default=5, help="starts that count (default: 5)")
     startup.set_defaults(run=_startup)
 
 
@@ -72,6 +72,12 @@ def _startup(options: argparse.Namespace) -> int:
         row = measure(options.repeats, tick)
     _report([row], {"seconds_to_first_token": ("seconds to first token", "{:.2f}"), "repeats": ("repeats", "{:d}")})
     return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
 
 
 @contextmanager

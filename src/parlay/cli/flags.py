@@ -35,15 +35,14 @@ def attribute_docs(cls: type) -> dict[str, str]:
 
 
 def normalise(arguments: list[str]) -> list[str]:
-    """Return arguments in which flags written with underscores are written with dashes."""
+    """Return arguments in which flags written with underscores are written with dashes; what follows `--` is text."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
 
     def dashed(argument: str) -> str:
-        if not argument.startswith("--"):
-            return argument
         name, equals, value = argument.partition("=")
-        return name.replace("_", "-") + equals + value
+        return name.replace("_", "-") + equals + value if re.fullmatch(r"--\w+", name) else argument
 
-    return [dashed(a) for a in arguments]
+    return [dashed(a) for a in arguments[:end]] + arguments[end:]
 
 
 def _add(group: Any, name: str, hint: Any, options: dict[str, Any]) -> None:
@@ -56,7 +55,8 @@ def _add(group: Any, name: str, hint: Any, options: dict[str, Any]) -> None:
         group.add_argument(flag, choices=get_args(hint), **options)
     elif list in kinds or tuple in kinds:
         element = next(c for c in choices if get_origin(c) in (list, tuple))
-        group.add_argument(flag, nargs="+", type=get_args(element)[0], metavar="VALUE", **options)
+        options["help"] += "; may be given several times"
+        group.add_argument(flag, action="append", type=get_args(element)[0], metavar="VALUE", **options)
     else:
         kind = next(k for k in (int, float, str) if k in kinds)
         group.add_argument(flag, type=kind, metavar=kind.__name__.upper(), **options)

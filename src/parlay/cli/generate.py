@@ -8,7 +8,8 @@ from typing import Any
 
 from parlay.cli.flags import add_flags
 from parlay.config import EngineConfig
-from parlay.types.output import RequestOutput
+from parlay.errors import RequestError
+from parlay.types.output import CompletionOutput, RequestOutput
 from parlay.types.params import SamplingParams
 
 # With a single request --seed means that request's seed.
@@ -40,31 +41,48 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from parlay.cli.colour import Colourer, Palette
-    from parlay.llm import LLM
+    from parlay.llm import LLM, Prompt
 
     given = vars(options)
     params = SamplingParams.parse({"max_tokens": 128} | _given(SamplingParams, given))
     engine_options = {k: v for k, v in _given(EngineConfig, given).items() if k not in _ENGINE_ONLY}
     llm = LLM(speculative_config=options.speculative_config, **engine_options)
-    prompt = sys.stdin.read() if options.prompt in (None, "-") else options.prompt
+    prompt: Prompt = _read_stdin() if options.prompt in (None, "-") else options.prompt
     if options.chat:
-        prompt = llm.engine.codec.chat([{"role": "user", "content": prompt}])
+        prompt = llm.chat_prompt([{"role": "user", "content": str(prompt)}])
     console = Console(highlight=False, soft_wrap=True)
-    palette = Palette()
-    colourers = [Colourer(llm.engine.codec.tokenizer, palette) for _ in range(params.n)]
+    palette, tokenizer = Palette(), llm.engine.codec.tokenizer
+    colourers = [
+        Colourer(tokenizer, palette, skip_special_tokens=params.skip_special_tokens) for _ in range(params.n)
+    ]
+
+    def show(one: CompletionOutput) -> None:
+        text = colourers[one.index].update(one.token_ids, one.sources, one.text)
+        if console.is_terminal:
+            console.print(text, end="")
+        else:  # exactly the text: rich would expand tabs
+            sys.stdout.write(text.plain)
+            sys.stdout.flush()
+
     output: RequestOutput | None = None
     for output in llm.stream(prompt, params):
         if params.n == 1:
-            one = output.outputs[0]
-            console.print(colourers[0].update(one.token_ids, one.sources, one.text), end="")
+            show(output.outputs[0])
     assert output is not None
-    if params.n > 1:
-        for one, colourer in zip(output.outputs, colourers, strict=True):
-            console.rule(f"{one.index}", style="dim")
-            console.print(colourer.update(one.token_ids, one.sources, one.text))
+    for one in output.outputs if params.n > 1 else ():
+        console.rule(f"{one.index}", style="dim")
+        show(one)
+        console.print()
     console.print()
     Console(stderr=True, highlight=False).print(_summary(output), style="dim")
     return 0
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input is not valid {error.encoding}: {error.reason}") from None
 
 
 def _given(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:

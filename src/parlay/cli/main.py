@@ -22,8 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (demo, generate, bench):
         command.add_parser(commands)
     options = parser.parse_args(normalise(list(sys.argv[1:] if arguments is None else arguments)))
-    log.configure()
     try:
+        log.configure()
         return int(options.run(options))
     except ParlayError as error:
         print(f"parlay: {error}", file=sys.stderr)

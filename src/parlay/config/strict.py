@@ -25,7 +25,7 @@ def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown {what} {key!r}{nearest(key, known)}")
+            raise ConfigError(f"unknown {what} {key!r}{nearest(str(key), known)}")
     for name, f in known.items():
         if name not in values and f.default is MISSING and f.default_factory is MISSING:
             raise ConfigError(f"{what} {name!r} is needed")

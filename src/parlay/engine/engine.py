@@ -1,7 +1,9 @@
 """The engine: everything built, checked and wired; requests added, stepped and aborted."""
 
 from collections.abc import Sequence
+from hashlib import sha256
 from operator import index
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -54,6 +56,8 @@ class Engine:
         self.max_model_len = _model_len(config, model_config.max_position)
         self.codec = TextCodec(model_config.path)
         proposer = make_proposer(speculative, TargetInfo(model_config, dtype, self.max_model_len))
+        if speculative.num_speculative_tokens is not None and not proposer.default_length:
+            raise ConfigError(f"method {speculative.method!r} drafts nothing; leave num_speculative_tokens out")
         groups = [cache_spec(model_config, dtype)] + ([proposer.cache] if proposer.cache else [])
         num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory())
 
@@ -61,7 +65,9 @@ class Engine:
         kernels = select_kernels(config.device)
         kernels.set_threads(env.threads())
         model = load_model(model_config, dtype, self.max_model_len, kernels)
-        proposer.load(Runtime(kernels, num_blocks, config.block_size, config.max_num_batched_tokens))
+        # A proposer that follows every row of the target has a token more to run for each request that emits.
+        max_rows = config.max_num_batched_tokens + config.max_num_seqs
+        proposer.load(Runtime(kernels, num_blocks, config.block_size, max_rows))
 
         self._vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)
@@ -79,7 +85,7 @@ class Engine:
         self.stats = EngineStats()
         self.numerics_id = "/".join(
             (
-                model_config.path.name,
+                _identity(model_config.path),
                 str(dtype).removeprefix("torch."),
                 kernels.name,
                 f"torch-{torch.__version__}",
@@ -95,6 +101,8 @@ class Engine:
             RequestError: it is empty, holds ids outside the vocabulary, or leaves no room for output.
         """
         ids = self.codec.encode(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(ids, bytes):
+            raise RequestError("a prompt is text or token ids, not bytes; decode it first")
         try:
             tokens = tuple(index(token) for token in ids)
         except TypeError:
@@ -145,7 +153,7 @@ class Engine:
         seed = mix(self.config.seed, ordinal + 1) if params.seed is None else params.seed
         room = self.max_model_len - len(tokens)
         now = perf_counter()
-        requests = []
+        requests: list[Request] = []
         for j in range(params.n):
             request = Request(
                 request_id=self._next_id,
@@ -158,6 +166,7 @@ class Engine:
                 priority=priority,
                 tenant=tenant,
                 deadline=None if timeout is None else now + timeout,
+                leader=requests[0] if requests else None,
                 detokenizer=Detokenizer(self.codec, params.stop, params.skip_special_tokens),
                 counts=Counts(arrival=now),
             )
@@ -166,12 +175,17 @@ class Engine:
             requests.append(request)
         return requests
 
+    def refuse(self) -> None:
+        """Count a prompt that was refused before it could be added; see `add`."""
+        self._arrivals += 1
+
     def step(self) -> list[Request]:
         """Run one step; returns the requests that emitted tokens or finished."""
         began = perf_counter()
         before = self._scheduler.emitted
-        moved, times = drive(self._scheduler, self._worker, began)
-        self.stats.add(times, perf_counter() - began, self._scheduler.emitted - before)
+        moved, times = drive(self._scheduler, self._worker)
+        if times is not None:
+            self.stats.add(times, perf_counter() - began, self._scheduler.emitted - before)
         return moved
 
     def abort(self, request: Request) -> None:
@@ -217,6 +231,12 @@ class Engine:
             table.setdefault(token, Logprob(entry.logprob, entry.rank, self.codec.token_text(token)))
             positions.append(table)
         return tuple(positions)
+
+
+def _identity(path: Path) -> str:
+    """Name a model by its directory and its config's content."""
+    digest = sha256((path / "config.json").read_bytes()).hexdigest()
+    return f"{path.resolve().name}-{digest[:8]}"
 
 
 def _text(request: Request, tokens: list[int]) -> str:

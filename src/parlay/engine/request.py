@@ -41,6 +41,7 @@ class Request:
         priority: lower runs first among the waiting.
         tenant: requests of different tenants share no cache.
         deadline: on the engine's clock; past it the request is aborted. None for no limit.
+        leader: the first of the completions of this prompt, if this is another of them.
         tokens: known tokens, prompt and output.
         computed: how many of them the target's cache layers hold.
         proposer: how far a device proposer's cache layers have come.
@@ -57,6 +58,7 @@ class Request:
     priority: int = 0
     tenant: str = ""
     deadline: float | None = None
+    leader: "Request | None" = None
     detokenizer: Detokenizer | None = None
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
@@ -82,6 +84,16 @@ class Request:
     def gap(self) -> int:
         """Known tokens that the target has not computed."""
         return len(self.tokens) - self.computed
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the request can ever have."""
+        return len(self.prompt_tokens) + self.max_tokens
+
+    @property
+    def computing_prompt(self) -> bool:
+        """Whether the request is unfinished and its prompt is not computed yet."""
+        return self.finish_reason is None and self.computed < len(self.prompt_tokens)
 
     def draft_limit(self, engine_limit: int) -> int:
         """Return how many nodes a draft of this request may have at most; 0 decodes plainly."""

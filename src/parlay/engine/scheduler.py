@@ -5,13 +5,12 @@ much of the gap as its row budget allows. Drafts are further rows of requests wh
 """
 
 import itertools
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from parlay.config import EngineConfig
 from parlay.engine.request import Request
 from parlay.kv.pool import BlockPool
-from parlay.proposers.base import HostProposer, Proposer
+from parlay.proposers.base import DeviceProposer, HostProposer, Proposer
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.output import FinishReason
 from parlay.types.plan import Plan, Proposal, ProposerState, Span, StepOutput, Verdict
@@ -32,11 +31,11 @@ class Scheduler:
         self._config = config
         self.pool = pool
         self.emitted = 0
-        self._proposer = proposer
         self._host = proposer if isinstance(proposer, HostProposer) else None
+        self._device = isinstance(proposer, DeviceProposer)
         self._draft_length = draft_length
         self._plan_ids = itertools.count()
-        self._waiting: deque[Request] = deque()
+        self._waiting: list[Request] = []
         self._running: list[Request] = []  # in order of admission
 
     @property
@@ -49,9 +48,7 @@ class Scheduler:
         request.tokens = list(request.prompt_tokens)
         if self._host and request.draft_limit(self._draft_length):
             self._host.observe(request.request_id, request.tokens)
-        place = len(self._waiting)
-        while place and self._waiting[place - 1].priority > request.priority:
-            place -= 1
+        place = sum(r.priority <= request.priority for r in self._waiting)
         self._waiting.insert(place, request)
 
     def finish(self, request: Request, reason: FinishReason, now: float) -> None:
@@ -66,62 +63,59 @@ class Scheduler:
         else:
             self._waiting.remove(request)
 
-    # ------------------------------------------------------------------------------------------------- planning
-
-    def plan(self, now: float) -> Plan:
-        """Choose the spans of the next step and reserve their blocks.
+    def expire(self, now: float) -> list[Request]:
+        """Abort the requests whose deadline has passed, and return them.
 
         Args:
-            now: the engine's clock; requests past their deadline are aborted.
+            now: the engine's clock.
         """
-        for request in [r for r in self.requests if r.deadline is not None and r.deadline <= now]:
+        late = [r for r in self.requests if r.deadline is not None and r.deadline <= now]
+        for request in late:
             self.finish(request, "abort", now)
-        spans: dict[int, Span] = {}
-        rows_left = self._config.max_num_batched_tokens
+        return late
+
+    # ------------------------------------------------------------------------------------------------- planning
+
+    def plan(self) -> Plan:
+        """Choose the spans of the next step and reserve their blocks.
+
+        Known tokens come first: of running requests, then of waiting ones. Drafts share what rows and blocks are
+        left, so that nobody waits for somebody else's guesses.
+        """
+        rows: dict[Request, int] = {}  # known tokens that each request runs
         waiting = len(self._waiting)
         # Requests about to emit go first: a long prompt must not hold them up.
         for request in sorted(self._running, key=lambda r: r.gap > 1):
-            if rows_left and request in self._running and self._reserve(request, rows_left, spans):
-                rows_left = self._config.max_num_batched_tokens - _rows(spans)
-        if len(self._waiting) > waiting:
-            # Blocks ran out. Whoever was preempted would only take them away again.
-            return Plan(next(self._plan_ids), tuple(spans.values()))
-        while self._waiting and rows_left and len(self._running) < self._config.max_num_seqs:
-            if not self._admit(self._waiting[0], rows_left, spans):
-                break
-            rows_left = self._config.max_num_batched_tokens - _rows(spans)
-        return Plan(next(self._plan_ids), tuple(spans.values()))
+            if request in self._running and self._rows_left(rows):
+                self._reserve(request, rows)
+        # If blocks ran out, whoever was preempted would only take them away again.
+        if len(self._waiting) == waiting:
+            self._admit(rows)
+        return Plan(next(self._plan_ids), tuple(self._spans(rows)))
 
-    def _admit(self, request: Request, rows_left: int, spans: dict[int, Span]) -> bool:
-        """Start a waiting request if its first rows fit without preempting anybody."""
-        if self._config.enable_prefix_caching:
-            request.computed = request.table.adopt_prefix(request.tokens)
-            valid = request.table.valid_tokens(_PROPOSER, request.computed)
-            request.proposer = ProposerState(valid)
-        span = self._fit(request, rows_left)
-        if span is None:
-            request.table.release()
-            request.computed, request.proposer = 0, ProposerState()
+    def _rows_left(self, rows: dict[Request, int]) -> int:
+        return self._config.max_num_batched_tokens - sum(rows.values())
+
+    def _reserve(self, request: Request, rows: dict[Request, int]) -> None:
+        """Give a running request its rows and blocks, preempting until they fit, at last the request itself."""
+        while not self._fits(request, rows):
+            victim = self._victim()
+            self.preempt(victim)
+            rows.pop(victim, None)
+            if victim is request:
+                return
+
+    def _fits(self, request: Request, rows: dict[Request, int]) -> bool:
+        count = min(request.gap, self._rows_left(rows))
+        if not request.table.grow(request.computed + count):
             return False
-        if not request.counts.preemptions:
-            request.counts.cached_tokens = min(request.computed, len(request.prompt_tokens))
-        self._waiting.popleft()
-        self._running.append(request)
-        spans[request.request_id] = span
+        rows[request] = count
         return True
 
-    def _reserve(self, request: Request, rows_left: int, spans: dict[int, Span]) -> bool:
-        """Give a running request its rows and blocks, preempting the newest requests until they fit."""
-        while True:
-            span = self._fit(request, rows_left)
-            if span is not None:
-                spans[request.request_id] = span
-                return True
-            newest = self._running[-1]
-            self.preempt(newest)
-            spans.pop(newest.request_id, None)
-            if newest is request:
-                return False
+    def _victim(self) -> Request:
+        """Return the newest of the running requests of the lowest priority."""
+        worst = max(r.priority for r in self._running)
+        return next(r for r in reversed(self._running) if r.priority == worst)
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks; what it knows stays, what it computed is computed again later."""
@@ -129,22 +123,56 @@ class Scheduler:
         request.computed, request.proposer, request.draft = 0, ProposerState(), NO_DRAFT
         request.counts.preemptions += 1
         self._running.remove(request)
-        self._waiting.appendleft(request)
+        place = sum(r.priority < request.priority for r in self._waiting)
+        self._waiting.insert(place, request)
 
-    def _fit(self, request: Request, rows_left: int) -> Span | None:
-        """Return the request's span if the pool has blocks for it: with a draft if that fits, else without."""
-        count = min(request.gap, rows_left)
-        end = request.computed + count
-        sample = count == request.gap
-        limit = min(request.draft_limit(self._draft_length), request.remaining - 1)
-        draft = self._draft(request, min(limit, rows_left - count)) if sample and limit > 0 else NO_DRAFT
-        # Room for what a device proposer may write: the token that the target adds, then its own guesses.
-        budget = max(limit, 0) if self._proposer.cache is not None else 0
-        ahead = 1 + budget if sample and budget else 0
-        if not request.table.grow(min(end + len(draft) + ahead, self._longest(request))):
-            if not request.table.grow(end):
-                return None
-            draft, budget = NO_DRAFT, 0
+    def _admit(self, rows: dict[Request, int]) -> None:
+        """Start waiting requests while there are rows, and blocks that nobody has to be preempted for."""
+        for request in list(self._waiting):
+            if not self._rows_left(rows) or len(self._running) == self._config.max_num_seqs:
+                return
+            if self._config.enable_prefix_caching:
+                if request.leader is not None and request.leader.computing_prompt:
+                    continue  # it will find the prompt's blocks instead of computing them too
+                request.computed = request.table.adopt_prefix(request.tokens)
+                request.proposer = ProposerState(request.table.valid_tokens(_PROPOSER, request.computed))
+            if not self._fits(request, rows):
+                request.table.release()
+                request.computed, request.proposer = 0, ProposerState()
+                return
+            if not request.counts.preemptions:
+                request.counts.cached_tokens = request.computed
+            self._waiting.remove(request)
+            self._running.append(request)
+
+    def _spans(self, rows: dict[Request, int]) -> Iterator[Span]:
+        """Yield the spans, with drafts where rows and blocks are left: to each request an equal share."""
+        drafting = sum(count == request.gap for request, count in rows.items())
+        left = self._rows_left(rows)
+        # A device proposer drafts for the next step, which will have about as many requests.
+        next_share = self._config.max_num_batched_tokens // max(drafting, 1) - 1
+        for request, count in rows.items():
+            end = request.computed + count
+            sample = count == request.gap
+            limit = min(request.draft_limit(self._draft_length), request.remaining - 1)
+            draft, budget = NO_DRAFT, min(limit, next_share) if self._device else 0
+            if sample:
+                draft = self._draft(request, min(limit, left // drafting))
+                # Room for what a device proposer may write: after the token that the target adds, its own guesses.
+                most = end + len(draft) + (1 + budget if budget > 0 else 0)
+                if not request.table.grow(min(most, request.longest)):
+                    draft, budget = NO_DRAFT, 0
+                drafting -= 1
+                left -= len(draft)
+            yield self._span(request, end, draft, max(budget, 0))
+
+    def _draft(self, request: Request, limit: int) -> Draft:
+        if limit < 1:
+            return NO_DRAFT
+        draft = self._host.propose(request.request_id, limit) if self._host else request.draft
+        return draft.cut(limit)
+
+    def _span(self, request: Request, end: int, draft: Draft, budget: int) -> Span:
         return Span(
             request_id=request.request_id,
             tokens=tuple(request.tokens[request.computed : end]),
@@ -153,25 +181,13 @@ class Scheduler:
             seed=request.seed,
             params=request.params,
             draft=draft,
-            sample=sample,
+            sample=end == len(request.tokens),
             stop_ids=request.stop_ids,
             remaining=request.remaining,
             proposer=request.proposer,
             behind=tuple(request.tokens[request.proposer.computed : end]) if budget else (),
             budget=budget,
-            propose=budget > 0,
         )
-
-    def _draft(self, request: Request, limit: int) -> Draft:
-        if limit < 1:
-            return NO_DRAFT
-        if self._host:
-            return self._host.propose(request.request_id, limit)
-        return request.draft.cut(limit)
-
-    def _longest(self, request: Request) -> int:
-        """Tokens that the request can ever have."""
-        return len(request.prompt_tokens) + request.max_tokens
 
     # ----------------------------------------------------------------------------------------------- committing
 
@@ -251,7 +267,3 @@ class Scheduler:
         self.pool.check(r.table.blocks for r in self.requests)
         for request in self._waiting:
             assert not request.table.blocks, f"waiting request {request.request_id} holds blocks"
-
-
-def _rows(spans: dict[int, Span]) -> int:
-    return sum(len(s.tokens) + len(s.draft) for s in spans.values())

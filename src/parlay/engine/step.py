@@ -45,19 +45,15 @@ class Worker:
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
 
 
-def drive(scheduler: Scheduler, worker: Worker, clock: float) -> tuple[list[Request], StepTimes]:
+def drive(scheduler: Scheduler, worker: Worker) -> tuple[list[Request], StepTimes | None]:
     """Plan a step, have it executed, commit it.
 
-    Args:
-        scheduler: the queues.
-        worker: the only rank there is so far.
-        clock: the engine's time now.
-
     Returns:
-        The requests that emitted tokens or finished, and where the time went.
+        The requests that emitted tokens or finished, and where the time went; None if there was nothing to run.
     """
-    plan = scheduler.plan(clock)
+    expired = scheduler.expire(perf_counter())
+    plan = scheduler.plan()
     if not plan.spans:
-        return [], StepTimes()
+        return expired, None
     output = worker.execute(plan)
-    return scheduler.commit(plan, output, perf_counter()), output.times
+    return expired + scheduler.commit(plan, output, perf_counter()), output.times

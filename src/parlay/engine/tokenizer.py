@@ -1,41 +1,42 @@
 """Text to tokens and back."""
 
-import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from parlay.errors import ModelError, RequestError
+from parlay.errors import RequestError
+from parlay.models.config import read_json
+from parlay.models.tokenizer import read_tokenizer
 
 
 class TextCodec:
     """A model's tokenizer and chat template."""
 
     def __init__(self, path: Path) -> None:
-        """Read `tokenizer.json` and, if present, `tokenizer_config.json` from a model directory.
+        """Read `tokenizer.json` and, if present, `tokenizer_config.json` and `chat_template.jinja` in a directory.
 
         Raises:
-            ModelError: there is no `tokenizer.json`, or it cannot be read.
+            ModelError: there is no `tokenizer.json`, or a file cannot be read.
         """
-        file = path / "tokenizer.json"
-        if not file.is_file():
-            raise ModelError(f"{file} does not exist; text needs a tokenizer in the `tokenizers` format")
-        try:
-            self.tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:
-            raise ModelError(f"{file} cannot be read: {error}") from None
+        self.tokenizer = read_tokenizer(path / "tokenizer.json")
         config = path / "tokenizer_config.json"
-        try:
-            self._config: dict[str, Any] = json.loads(config.read_text()) if config.is_file() else {}
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{config} cannot be read: {error}") from None
+        self._config = read_json(config) if config.is_file() else {}
+        template = path / "chat_template.jinja"
+        self._template = template.read_text() if template.is_file() else _template(self._config.get("chat_template"))
 
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of `text`, with the special tokens that the tokenizer itself adds."""
-        return list(self.tokenizer.encode(text).ids)
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`, by default with the special tokens that the tokenizer itself adds.
+
+        Raises:
+            RequestError: the text is not valid Unicode.
+        """
+        try:
+            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except (TypeError, UnicodeError):
+            raise RequestError("the prompt is not valid Unicode text; decode it with the right encoding") from None
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `tokens`."""
@@ -51,18 +52,23 @@ class TextCodec:
         Raises:
             RequestError: the model has no chat template, or the template refuses the messages.
         """
-        template = self._config.get("chat_template")
-        if not isinstance(template, str):
+        if self._template is None:
             raise RequestError("this model has no chat template; use generate with a prompt of your own")
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         special = {k: _text(v) for k, v in self._config.items() if k.endswith("_token") and v}
         try:
-            return environment.from_string(template).render(
-                messages=list(messages), add_generation_prompt=True, **special
+            return environment.from_string(self._template).render(
+                messages=list(messages),
+                add_generation_prompt=True,
+                raise_exception=_refuse,
+                strftime_now=lambda form: datetime.now().strftime(form),
+                **special,
             )
-        except Exception as error:
+        except RequestError:
+            raise
+        except Exception as error:  # a template's expressions may raise anything
             raise RequestError(f"the chat template refuses these messages: {error}") from None
 
 
@@ -111,3 +117,16 @@ class Detokenizer:
 
 def _text(value: Any) -> str:
     return str(value["content"]) if isinstance(value, dict) else str(value)
+
+
+def _template(value: Any) -> str | None:
+    """Return the template under `chat_template`: text, or the default one of several named ones."""
+    if isinstance(value, list):
+        named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _refuse(message: str) -> None:
+    """What templates call to refuse messages."""
+    raise RequestError(f"the chat template refuses these messages: {message}")

@@ -113,7 +113,7 @@ class Kernels(Protocol):
         Args:
             qkv: T `[rows, (H + 2 KV) * D]`, queries, then keys, then values.
             positions: int32 `[rows]`.
-            slots: int64 `[rows]`, distinct; slot = block * block_size + offset.
+            slots: int64 `[rows]`; slot = block * block_size + offset. Rows of one slot have equal content.
             cos_sin: float32 `[max_len, D]`, D/2 cosines and D/2 sines of each position.
             q_out: T `[rows, H, D]`.
             key_cache: T `[num_blocks, KV, block_size, D]`.

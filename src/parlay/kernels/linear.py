@@ -10,8 +10,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-_linear = torch.ops.mkldnn._linear_pointwise.default
-
 
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
@@ -34,6 +32,6 @@ def linear(x: Tensor, weight: LinearWeight, out: Tensor) -> None:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    if x.dtype is torch.float32:
-        return cast(Tensor, _linear(x, weight, None, "none", [], ""))
+    if x.dtype is torch.float32 and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], ""))
     return torch.nn.functional.linear(x, weight)

@@ -1,11 +1,18 @@
 """Reading a checkpoint's `config.json`."""
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from parlay.errors import ModelError
+
+# Kinds of rotary scaling, and the keys that each needs.
+_SCALING = {
+    "default": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +21,7 @@ class Rotary:
 
     theta: float
     kind: str = "default"
-    scaling: dict[str, Any] = field(default_factory=dict)
+    scaling: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +43,6 @@ class ModelConfig:
     max_position: int
     dtype: str
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -46,11 +52,12 @@ def read_config(path: Path) -> ModelConfig:
         ModelError: no or unreadable `config.json`, missing keys, sizes that contradict each other, or an
             architecture or option that parlay does not serve.
     """
-    raw = _read_json(path / "config.json")
+    raw = read_json(path / "config.json")
     generation = path / "generation_config.json"
     if generation.is_file():
-        raw = {**raw, **{k: v for k, v in _read_json(generation).items() if k == "eos_token_id"}}
-    architectures = raw.get("architectures") or ["an unnamed architecture"]
+        raw = {**raw, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id"}}
+    if raw.get("quantization_config"):
+        raise ModelError(f"{path} holds quantised weights, which are not served yet; use an unquantised checkpoint")
     for key, wanted in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")):
         if raw.get(key, wanted) != wanted:
             raise ModelError(f"{path}: {key}={raw[key]!r} is not served; only {key}={wanted!r} is")
@@ -58,7 +65,7 @@ def read_config(path: Path) -> ModelConfig:
         heads = int(raw["num_attention_heads"])
         config = ModelConfig(
             path=path,
-            architecture=architectures[0],
+            architecture=str((raw.get("architectures") or ["an unnamed architecture"])[0]),
             vocab_size=int(raw["vocab_size"]),
             hidden_size=int(raw["hidden_size"]),
             intermediate_size=int(raw["intermediate_size"]),
@@ -72,17 +79,21 @@ def read_config(path: Path) -> ModelConfig:
             max_position=int(raw.get("max_position_embeddings", 2048)),
             dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
             eos_token_ids=_ids(raw.get("eos_token_id")),
-            bos_token_id=raw.get("bos_token_id"),
         )
     except KeyError as error:
         raise ModelError(f"{path / 'config.json'} lacks the key {error}") from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
         raise ModelError(f"{path / 'config.json'} cannot be read: {error}") from None
     _check_sizes(config)
     return config
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        ModelError: the file is missing, unreadable, or holds something else.
+    """
     try:
         value = json.loads(path.read_text())
     except FileNotFoundError:
@@ -99,22 +110,28 @@ def _read_rotary(path: Path, raw: dict[str, Any]) -> Rotary:
     scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     theta = float(scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
     kind = str(scaling.pop("rope_type", None) or scaling.pop("type", None) or "default")
-    if kind not in ("default", "llama3"):
-        raise ModelError(f"{path}: rotary scaling {kind!r} is not served; 'default' and 'llama3' are")
-    return Rotary(theta=theta, kind=kind, scaling=scaling)
+    if kind not in _SCALING:
+        raise ModelError(f"{path}: rotary scaling {kind!r} is not served; {' and '.join(_SCALING)} are")
+    needed = _SCALING[kind]
+    return Rotary(theta=theta, kind=kind, scaling={key: float(scaling[key]) for key in needed})
 
 
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    return tuple(int(v) for v in value) if isinstance(value, list) else (int(value),)
 
 
 def _check_sizes(config: ModelConfig) -> None:
     file = config.path / "config.json"
-    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim"):
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim", "max_position")
+    for name in sizes:
         if getattr(config, name) < 1:
             raise ModelError(f"{file}: {name} must be at least 1, not {getattr(config, name)}")
+    numbers = {"rms_norm_eps": config.rms_norm_eps, "rope_theta": config.rotary.theta, **config.rotary.scaling}
+    for name, value in numbers.items():
+        if not 0 < value < math.inf:
+            raise ModelError(f"{file}: {name} must be above 0 and finite, not {value}")
     if config.num_kv_heads < 1 or config.num_heads % config.num_kv_heads:
         raise ModelError(f"{file}: {config.num_heads} heads do not divide into {config.num_kv_heads} groups")
     if config.head_dim % 8 or config.head_dim > 256:

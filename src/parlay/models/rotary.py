@@ -8,7 +8,6 @@ import math
 import torch
 from torch import Tensor
 
-from parlay.errors import ModelError
 from parlay.models.config import ModelConfig, Rotary
 
 
@@ -28,13 +27,8 @@ def _frequencies(rotary: Rotary, head_dim: int) -> Tensor:
 
 
 def _llama3(frequencies: Tensor, rotary: Rotary) -> Tensor:
-    try:
-        factor = float(rotary.scaling["factor"])
-        low = float(rotary.scaling["low_freq_factor"])
-        high = float(rotary.scaling["high_freq_factor"])
-        original = float(rotary.scaling["original_max_position_embeddings"])
-    except KeyError as error:
-        raise ModelError(f"rotary scaling 'llama3' lacks the key {error}") from None
+    factor, low, high = (rotary.scaling[k] for k in ("factor", "low_freq_factor", "high_freq_factor"))
+    original = rotary.scaling["original_max_position_embeddings"]
     # Wavelengths longer than original/low are slowed by `factor`, shorter than original/high are kept,
     # and those between are blended.
     turns = original * frequencies / (2 * math.pi)

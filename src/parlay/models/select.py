@@ -23,7 +23,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 families = Registry(
     "parlay.models",
     "model family",
-    hidden=frozenset({"config", "context", "layers", "loader", "rotary", "select"}),
+    hidden=frozenset({"config", "context", "layers", "loader", "rotary", "select", "tokenizer"}),
 )
 
 
@@ -48,16 +48,16 @@ def embedded_models() -> list[str]:
 
 
 def find_model(name: str) -> Path:
-    """Return the directory of an embedded model or of one on disk.
+    """Return the directory of an embedded model or of one on disk; `./name` means the latter.
 
     Raises:
         ModelError: neither exists.
     """
+    if name in embedded_models():
+        return ASSETS / name
     path = Path(name)
     if path.is_dir():
         return path
-    if name in embedded_models():
-        return ASSETS / name
     raise ModelError(
         f"there is no model {name!r}: give a directory with a config.json or the name of an embedded model"
         + nearest(name, embedded_models())

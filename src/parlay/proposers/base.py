@@ -51,7 +51,7 @@ class Proposer(ABC):
     """What every proposer has.
 
     Attributes:
-        default_length: nodes a draft when the user does not say.
+        default_length: nodes a draft when the user does not say; 0 for a proposer that never drafts.
         cache: cache layers of its own on the pool's block ids, or None.
     """
 
@@ -94,7 +94,7 @@ class DeviceProposer(Proposer):
     def propose(self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor) -> list[Proposal]:
         """Return one proposal a span.
 
-        Spans with `propose` unset get an empty proposal with unchanged state.
+        Spans with a budget of 0 get an empty proposal with unchanged state.
 
         Args:
             spans: the plan's spans.

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.select import cache_spec, describe_model, load_model
+from parlay.models.tokenizer import read_tokenizer
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.runner.batch import Stretch, flatten, single_rows, table_array
 from parlay.runner.runner import ModelRunner
@@ -85,7 +85,7 @@ class Proposer(DeviceProposer):
         chains: list[tuple[_Chain, int]] = []  # with the stretch that reaches its last known token
         rows_left = self._max_rows
         for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
-            if not span.propose:
+            if not span.budget:
                 continue
             length = _draft_length(span, verdict)
             valid = span.proposer.computed + _confirmed(span.proposer.ahead, verdict.path)
@@ -172,7 +172,7 @@ def _check_vocabulary(draft: ModelConfig, target: ModelConfig) -> None:
     files = [config.path / "tokenizer.json" for config in (draft, target)]
     if not all(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes():
         return
-    ours, theirs = (Tokenizer.from_file(str(file)).get_vocab() for file in files)
+    ours, theirs = (read_tokenizer(file).get_vocab() for file in files)
     if ours != theirs:
         raise ModelError(
             f"the draft model {draft.path} gives other ids to tokens than the target {target.path}; "

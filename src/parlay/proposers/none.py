@@ -18,6 +18,8 @@ class Options:
 class Proposer(HostProposer):
     """Guesses nothing."""
 
+    default_length = 0
+
     def __init__(self, options: Options, target: TargetInfo) -> None:
         pass
 

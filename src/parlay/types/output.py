@@ -5,7 +5,7 @@ from typing import Literal
 
 from parlay.errors import RequestError
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class CompletionOutput:
         token_ids: emitted tokens, the one that ended the output included.
         sources: who supplied each token: a proposer's name, or `"target"`.
         logprobs: one mapping of token id to log-probability a position, when asked for.
-        finish_reason: `stop`, `length`, `abort` or `error`; None while running.
+        finish_reason: `stop`, `length` or `abort`; None while running.
         stop_reason: the stop string or token id that ended the output; None for end-of-sequence and length.
         metrics: of this completion alone.
     """
@@ -85,9 +85,12 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """Everything about one prompt. Either `outputs` has its completions, or `error` says why there are none."""
+    """Everything about one prompt. Either `outputs` has its completions, or `error` says why there are none.
 
-    request_id: int
+    `request_id` is None for a prompt that was refused.
+    """
+
+    request_id: int | None
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]

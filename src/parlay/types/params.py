@@ -1,12 +1,16 @@
 """What a user may ask of one request."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
 from parlay.errors import ConfigError, RequestError, nearest
+
+# Logits over a colder temperature overflow float32; over a hotter one they are all alike.
+COLDEST, HOTTEST = 1e-5, 1e5
+# Each completion is a request of its own; each reported log-probability is kept until the end.
+MOST_COMPLETIONS, MOST_LOGPROBS = 1024, 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,7 @@ class SpeculationOverride:
     num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        _boolean("enabled", self.enabled)
         k = self.num_speculative_tokens
         if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
             raise RequestError(
@@ -38,10 +43,12 @@ class SpeculationOverride:
         """
         if isinstance(value, SpeculationOverride):
             return value
+        if not isinstance(value, Mapping):
+            raise RequestError(f"speculative must be a mapping such as {{'enabled': False}}, not {value!r}")
         known = {f.name for f in fields(cls)}
         for key in value:
             if key not in known:
-                raise RequestError(f"unknown key {key!r} in speculative{nearest(key, known)}")
+                raise RequestError(f"unknown key {key!r} in speculative{nearest(str(key), known)}")
         return cls(**value)
 
 
@@ -51,7 +58,7 @@ class SamplingParams:
 
     Attributes:
         n: how many completions of the prompt to give; completion j samples with its own seed.
-        temperature: 0 is greedy; otherwise logits are divided by it.
+        temperature: 0 is greedy, and so is anything below 1e-5; otherwise logits are divided by it.
         top_p: keep the smallest set of most likely tokens whose probability reaches this.
         top_k: keep this many of the most likely tokens; 0 or -1 keeps all.
         min_p: keep tokens at least this likely relative to the most likely one.
@@ -83,28 +90,33 @@ class SamplingParams:
     speculative: SpeculationOverride | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        _integer("n", self.n, 1)
-        _real("temperature", self.temperature, 0.0, math.inf)
-        _real("top_p", self.top_p, 0.0, 1.0)
+        def fix(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        fix("n", _integer("n", self.n, 1, MOST_COMPLETIONS))
+        temperature = _real("temperature", self.temperature, 0.0, HOTTEST)
+        fix("temperature", temperature if temperature >= COLDEST else 0.0)
+        fix("top_p", _real("top_p", self.top_p, 0.0, 1.0))
         if self.top_p == 0.0:
             raise RequestError("top_p must be above 0; for the most likely token alone set temperature to 0")
-        _integer("top_k", self.top_k, -1)
-        _real("min_p", self.min_p, 0.0, 1.0)
+        fix("top_k", _integer("top_k", self.top_k, -1))
+        fix("min_p", _real("min_p", self.min_p, 0.0, 1.0))
         if self.seed is not None:
-            _integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+            fix("seed", _integer("seed", self.seed, -(1 << 63), (1 << 64) - 1))
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1)
+            fix("max_tokens", _integer("max_tokens", self.max_tokens, 1))
         if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+            fix("logprobs", _integer("logprobs", self.logprobs, 0, MOST_LOGPROBS))
+        for name in ("ignore_eos", "skip_special_tokens"):
+            _boolean(name, getattr(self, name))
+        stop = (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop)
         if not all(isinstance(s, str) and s for s in stop):
             raise RequestError("stop must be strings of at least one character")
-        object.__setattr__(self, "stop", stop)
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        fix("stop", stop)
+        ids = _tuple("stop_token_ids", self.stop_token_ids)
+        fix("stop_token_ids", tuple(_integer("stop_token_ids", token, 0) for token in ids))
         if self.speculative is not None:
-            object.__setattr__(self, "speculative", SpeculationOverride.parse(self.speculative))
+            fix("speculative", SpeculationOverride.parse(self.speculative))
 
     @property
     def filters(self) -> bool:
@@ -126,17 +138,33 @@ class SamplingParams:
         return cls(**value)
 
 
-def _integer(name: str, value: object, low: int, high: int | None = None) -> None:
+def _integer(name: str, value: object, low: int, high: int | None = None) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise RequestError(f"{name} must be an integer, not {value!r}")
-    if int(value) < low or (high is not None and int(value) > high):
+    number = int(value)
+    if number < low or (high is not None and number > high):
         bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise RequestError(f"{name} must be {bounds}, not {value}")
+        raise RequestError(f"{name} must be {bounds}, not {number}")
+    return number
 
 
-def _real(name: str, value: object, low: float, high: float) -> None:
+def _real(name: str, value: object, low: float, high: float) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise RequestError(f"{name} must be a number, not {value!r}")
-    if not low <= float(value) <= high or math.isinf(value):
-        bounds = f"at least {low:g} and finite" if math.isinf(high) else f"between {low:g} and {high:g}"
-        raise RequestError(f"{name} must be {bounds}, not {value}")
+    number = float(value)
+    if not low <= number <= high:
+        raise RequestError(f"{name} must be between {low:g} and {high:g}, not {number}")
+    return number
+
+
+def _boolean(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} must be true or false, not {value!r}")
+
+
+def _tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence):
+        raise RequestError(f"{name} must be a list, not {value!r}")
+    return tuple(value)

@@ -36,8 +36,8 @@ class Span:
         remaining: how many tokens the request may still emit.
         proposer: the device proposer's progress before this step.
         behind: known tokens from `proposer.computed` up to and including the last of `tokens`.
-        budget: upper bound for the draft that the device proposer makes at the end of this step; 0 for none.
-        propose: whether the device proposer follows this request at all.
+        budget: upper bound for the draft that the device proposer makes at the end of this step; with 0 it leaves
+            the request alone, and its gap grows.
     """
 
     request_id: int
@@ -53,7 +53,6 @@ class Span:
     proposer: ProposerState = ProposerState()
     behind: tuple[int, ...] = ()
     budget: int = 0
-    propose: bool = False
 
     @property
     def end(self) -> int:

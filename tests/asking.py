@@ -1,0 +1,68 @@
+"""Asking engines for completions, and comparing what they answer."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from parlay import LLM, CompletionOutput, RequestOutput, SamplingParams
+from parlay.engine.engine import Engine
+from parlay.engine.request import Request
+
+
+class Ask(NamedTuple):
+    """A prompt and what is asked of it."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+
+Meddle = Callable[[Engine, list[Request]], None]
+
+
+def with_params(ask: Ask, **changes: Any) -> Ask:
+    """Return `ask` with other parameters."""
+    return Ask(ask.prompt, dataclasses.replace(ask.params, **changes))
+
+
+def essence(completion: CompletionOutput) -> tuple[Any, ...]:
+    """Return what must not depend on how a completion was computed, log-probabilities bit by bit."""
+    logprobs = completion.logprobs and tuple(
+        tuple((t, p.logprob.hex(), p.rank, p.decoded_token) for t, p in position.items())
+        for position in completion.logprobs
+    )
+    return completion.token_ids, completion.text, logprobs, completion.finish_reason, completion.stop_reason
+
+
+def run(llm: LLM, asks: Sequence[Ask], meddle: Meddle | None = None) -> list[CompletionOutput]:
+    """Complete all of `asks` at once, calling `meddle` before every step; gives all completions in order."""
+    engine = llm.engine
+    groups = [engine.add(ask.prompt, ask.params) for ask in asks]
+    requests = [request for group in groups for request in group]
+    while engine.busy:
+        if meddle is not None:
+            meddle(engine, requests)
+        engine.step()
+        engine.check()
+    return [engine.completion(request, j) for group in groups for j, request in enumerate(group)]
+
+
+def assert_same(found: Sequence[CompletionOutput], expected: Sequence[CompletionOutput]) -> None:
+    """Compare completions one by one, so that a failure shows the first that differs."""
+    assert len(found) == len(expected)
+    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+        assert essence(a) == essence(b), f"completion {i} differs"
+
+
+def accepted(completions: Sequence[CompletionOutput] | Sequence[RequestOutput]) -> int:
+    """Return how many drafted tokens were confirmed in all."""
+    return sum(c.metrics.accepted for c in completions)
+
+
+def assert_whole(engine: Engine) -> None:
+    """Recount the pool; of an idle engine, no block may be held and nothing of a request kept."""
+    engine.check()
+    if engine.busy:
+        return
+    pool, scheduler = engine._pool, engine._scheduler
+    assert pool.available == pool.num_blocks, "an idle engine holds blocks"
+    assert not getattr(scheduler._host, "_texts", None), "the proposer remembers requests that ended"

@@ -1,0 +1,56 @@
+"""The evaluation protocol's data and arithmetic; the benchmarks themselves on a handful of prefixes."""
+
+import json
+
+import pytest
+
+from parlay.bench.protocol import load_prefixes, params_for, repeated_share
+from parlay.cli.main import main
+from parlay.engine.tokenizer import TextCodec
+from parlay.models.select import ASSETS, find_model
+
+
+def test_prefixes_are_frozen() -> None:
+    prefixes = load_prefixes()
+    assert len(prefixes) == 512
+    assert {len(p.tokens) for p in prefixes} == {128}
+    assert len({p.tokens for p in prefixes}) == 512
+    codec = TextCodec(find_model("tiny-code"))
+    with (ASSETS / "evaluation" / "prefixes.jsonl").open() as file:
+        for line, prefix in zip(file, prefixes, strict=True):
+            assert codec.encode(json.loads(line)["text"]) == list(prefix.tokens)
+
+
+def test_protocol_parameters() -> None:
+    params = params_for(load_prefixes(1)[0], 0.8)
+    assert (params.temperature, params.max_tokens, params.seed, params.ignore_eos) == (0.8, 32, 0, True)
+
+
+def test_repeated_share() -> None:
+    assert repeated_share([range(32)]) == 0
+    assert repeated_share([[1] * 16]) == 8 / 9
+    assert repeated_share([]) == 0
+
+
+@pytest.mark.parametrize("kind", [["methods", "--batch-sizes", "2"], ["transformers", "--batch-sizes", "2"]])
+def test_benchmarks_end_with_json(kind: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *kind, "--prefixes", "4"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["rows"]
+    assert {"command", "commit", "torch", "cpu"} <= set(result["provenance"])
+    if kind[0] == "methods":
+        assert all(row["same_tokens"] for row in result["rows"])
+        assert {row["method"] for row in result["rows"]} >= {"plain", "ngram", "draft_model"}
+
+
+def test_startup(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "startup", "--repeats", "1"]) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][0]
+    assert row["seconds_to_first_token"] > 0
+
+
+def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--max-tokens", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "same tokens" in out
+    assert out.count("yes") == 3

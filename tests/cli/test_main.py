@@ -1,0 +1,111 @@
+"""The command line: what it prints, what it refuses."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from checkpoints import write_llama
+
+from parlay import SamplingParams
+from parlay.cli.colour import Colourer, Palette
+from parlay.cli.flags import attribute_docs, normalise
+from parlay.cli.main import main
+from parlay.config import EngineConfig
+from parlay.engine.tokenizer import Detokenizer, TextCodec
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("cli") / "target", scale=2.0)
+
+
+def test_generate_prints_the_text_and_a_summary(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", "abcabc", "--model", str(model), "--max-tokens", "12", "--temperature", "0"]
+    assert main(arguments) == 0
+    plain = capsys.readouterr()
+    assert plain.out.strip()
+    assert "tokens/s" in plain.err
+    # Dashes or underscores, JSON for nested options; the text is the same.
+    speculative = ["--speculative_config", json.dumps({"method": "ngram", "num_speculative_tokens": 3})]
+    assert main([*(a.replace("max-tokens", "max_tokens") for a in arguments), *speculative]) == 0
+    assert capsys.readouterr().out == plain.out
+
+
+def test_generate_reads_stdin_and_gives_n_completions(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("from stdin"))
+    assert main(["generate", "-", "--model", str(model), "--n", "2", "--max-tokens", "4", "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert " 0 " in out
+    assert " 1 " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "/nowhere"], "there is no model '/nowhere'"),
+        (["--model", "tiny-cod"], "did you mean 'tiny-code'"),
+        (["--speculative-config", "{"], "not valid JSON"),
+        (["--speculative-config", '{"method": "ngrm"}'], "did you mean 'ngram'"),
+        (["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 0}'], "at least 1"),
+        (["--temperature", "-1"], "temperature must be between 0 and"),
+        (["--tensor-parallel-size", "2"], "not served yet"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_status_2(
+    model: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments if "--model" in arguments else ["--model", str(model), *arguments]
+    assert main(["generate", "x", *given]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert "Traceback" not in error
+
+
+def test_version_needs_no_torch() -> None:
+    code = """
+import sys
+from parlay.cli.main import main
+try:
+    main(["--version"])
+finally:
+    assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("parlay ")
+
+
+@pytest.mark.parametrize("cls", [EngineConfig, SamplingParams])
+def test_every_option_has_a_help_text(cls: type) -> None:
+    assert set(attribute_docs(cls)) == {f.name for f in fields(cls)}
+
+
+def test_normalise_leaves_values_alone() -> None:
+    assert normalise(["--a_b=c_d", "--e_f", "g_h"]) == ["--a-b=c_d", "--e-f", "g_h"]
+
+
+def test_coloured_text_is_the_text(model: Path) -> None:
+    codec = TextCodec(model)
+    tokens = codec.encode("naïve ☃ text")
+    palette = Palette()
+    colourer, growing = Colourer(codec.tokenizer, palette), Detokenizer(codec, (), True)
+    shown = ""
+    for n, token in enumerate(tokens, start=1):
+        growing.append(token)
+        shown += colourer.update(tokens[:n], ["ngram"] * n, growing.text).plain
+    assert shown == "naïve ☃ text"
+    # Text that is held back because it may begin a stop string comes later, in full.
+    colourer = Colourer(codec.tokenizer, palette)
+    held = [colourer.update(tokens, ["ngram"] * len(tokens), text).plain for text in ("na", "naïve", "naïve ☃ text")]
+    assert held == ["na", "ïve", " ☃ text"]
+    # A stop string cut the text: nothing beyond it is shown.
+    cut = Colourer(codec.tokenizer, palette).update(tokens, ["ngram"] * len(tokens), "na")
+    assert cut.plain == "na"

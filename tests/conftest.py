@@ -1,0 +1,96 @@
+"""Checkpoints and engines that many tests share."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from asking import Ask, assert_whole, run
+from checkpoints import write_llama
+from hypothesis import settings
+
+from parlay import LLM, CompletionOutput
+from parlay.proposers.select import proposers
+
+# The same examples every time, and no deadline on a machine that may be busy.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.load_profile("fixed")
+
+DTYPES = ("float32", "bfloat16")
+
+
+class Pair(NamedTuple):
+    """A target and a draft model that agrees with it now and then."""
+
+    target: Path
+    draft: Path
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
+    """Checkpoints by dtype: peaked targets that fall into loops, drafts that are the target with noise."""
+    pairs = {}
+    for name in DTYPES:
+        path, dtype = tmp_path_factory.mktemp(name), getattr(torch, name)
+        shape = {"seed": 2, "dtype": dtype, "scale": 7.0, "calm": 0.2}
+        pairs[name] = Pair(write_llama(path / "target", **shape), write_llama(path / "draft", noise=0.06, **shape))
+    return pairs
+
+
+MakeLLM = Callable[..., LLM]
+
+
+@pytest.fixture
+def make_llm(models: dict[str, Pair]) -> Iterator[MakeLLM]:
+    """A factory of engines on the shared target; `method` and `k` switch speculation on.
+
+    When the test ends, every pool must be whole, and empty where nothing runs any more.
+    """
+    made: list[LLM] = []
+
+    def make(method: str | None = None, k: int | None = None, *, dtype: str = "float32", **options: Any) -> LLM:
+        speculative = options.pop("speculative_config", None)
+        if method is not None:
+            speculative = {"method": method, **proposer_options(method, models[dtype])}
+            if k is not None and drafts(method):
+                speculative["num_speculative_tokens"] = k
+        options = {"model": str(models[dtype].target), "max_model_len": 128, "max_num_seqs": 16, **options}
+        llm = LLM(speculative_config=speculative, **options)
+        made.append(llm)
+        return llm
+
+    yield make
+    for llm in made:
+        assert_whole(llm.engine)
+
+
+def drafts(method: str) -> bool:
+    """Whether a proposer ever drafts."""
+    return proposers.load(method).Proposer.default_length > 0
+
+
+def proposer_options(method: str, pair: Pair) -> dict[str, Any]:
+    """Return what a proposer cannot do without, or does little without on random texts."""
+    known = {"draft_model": {"model": str(pair.draft)}, "ngram": {"prompt_lookup_min": 1, "prompt_lookup_max": 3}}
+    return known.get(method, {})
+
+
+Plain = Callable[..., list[CompletionOutput]]
+
+
+@pytest.fixture(scope="session")
+def plain(models: dict[str, Pair]) -> Plain:
+    """What plain decoding gives: every request alone, its prompt whole, nothing cached. Computed once each."""
+    engines: dict[str, LLM] = {}
+    known: dict[tuple[str, Ask], list[CompletionOutput]] = {}
+
+    def complete(dtype: str, asks: Sequence[Ask]) -> list[CompletionOutput]:
+        if dtype not in engines:
+            engines[dtype] = LLM(str(models[dtype].target), max_model_len=128, enable_prefix_caching=False)
+        for ask in asks:
+            if (dtype, ask) not in known:
+                known[dtype, ask] = run(engines[dtype], [ask])
+        return [completion for ask in asks for completion in known[dtype, ask]]
+
+    return complete

@@ -1,0 +1,148 @@
+"""Many random requests through small, crowded engines; each answer is what plain decoding gives.
+
+The seed changes every day and is printed; `PARLAY_TEST_SEED` repeats a run.
+"""
+
+import os
+import random
+import string
+from collections.abc import Iterator
+from datetime import date
+from typing import Any
+
+import pytest
+from asking import essence
+from conftest import DTYPES, MakeLLM
+
+from parlay import LLM, CompletionOutput, RequestError, SamplingParams
+from parlay.engine.request import Request
+
+LENGTH = 96
+METHODS = ("ngram", "draft_model")
+
+
+def _seed() -> int:
+    return int(os.environ.get("PARLAY_TEST_SEED") or date.today().toordinal())
+
+
+def _prompts(rng: random.Random) -> Iterator[list[int]]:
+    """Yield prompts that begin alike, repeat themselves, or neither; now and then one that cannot be served."""
+    stems = [[rng.randrange(257) for _ in range(40)] for _ in range(4)]
+    while True:
+        kind = rng.random()
+        if kind < 0.4:
+            yield rng.choice(stems)[: rng.randint(1, 40)] + [rng.randrange(256)] * rng.randint(0, 3)
+        elif kind < 0.7:
+            yield ([rng.randrange(256) for _ in range(rng.randint(1, 7))] * 12)[: rng.randint(1, 60)]
+        elif kind < 0.98:
+            yield [rng.randrange(256) for _ in range(rng.randint(1, 70))]
+        else:
+            yield rng.choice([[], [257], [1] * LENGTH, [-1]])
+
+
+def _params(rng: random.Random) -> SamplingParams:
+    def maybe(share: float, value: Any, default: Any) -> Any:
+        return value if rng.random() < share else default
+
+    override = rng.choice([{"enabled": False}, {"num_speculative_tokens": rng.randint(1, 9)}])
+    return SamplingParams(
+        n=maybe(0.1, rng.randint(2, 3), 1),
+        temperature=rng.choice([0.0, 0.0, 0.3, 0.7, 1.0, 1.5]),
+        top_p=maybe(0.2, rng.uniform(0.05, 1), 1.0),
+        top_k=maybe(0.2, rng.randint(1, 300), rng.choice([0, -1])),
+        min_p=maybe(0.15, rng.random() ** 3, 0.0),
+        seed=maybe(0.7, rng.getrandbits(64), None),
+        max_tokens=maybe(0.95, rng.randint(1, 30), None),
+        stop=tuple(rng.choices(string.printable, k=maybe(0.2, 4, 0))),
+        stop_token_ids=tuple(rng.sample(range(257), maybe(0.3, 12, 0))),
+        ignore_eos=rng.random() < 0.5,
+        logprobs=rng.choice([None, None, 0, 1, 5]),
+        speculative=maybe(0.2, override, None),
+    )
+
+
+def _check_random_requests(make_llm: MakeLLM, count: int, method: str, dtype: str) -> None:
+    seed = _seed()
+    print(f"PARLAY_TEST_SEED={seed}")
+    rng = random.Random(f"{seed} {method} {dtype}")
+    prompts = _prompts(rng)
+    asks = [(next(prompts), _params(rng)) for _ in range(count)]
+
+    plain = make_llm(dtype=dtype, max_model_len=LENGTH, max_num_seqs=64, enable_prefix_caching=False)
+    expected = _complete(plain, asks)
+
+    size = rng.choice([1, 4, 4, 8, 16])
+    options = {
+        "block_size": size,
+        "num_blocks": -(-LENGTH // size) + rng.randint(0, LENGTH // size),
+        "max_num_batched_tokens": rng.choice([16, 48, 200]),
+        "max_num_seqs": rng.randint(4, 12),
+    }
+    k = rng.randint(1, 8)
+    print(f"{method} k={k} {options}")
+    llm = make_llm(method, k, dtype=dtype, max_model_len=LENGTH, **options)
+    found = _complete(llm, asks, rng)
+
+    aborted = preempted = cached = drafts_accepted = 0
+    for i, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        where = f"request {i} with PARLAY_TEST_SEED={seed}: {asks[i]}"
+        assert len(ours) == len(theirs), where
+        for a, b in zip(ours, theirs, strict=True):
+            if a.finish_reason == "abort":
+                aborted += 1
+                assert a.token_ids == b.token_ids[: len(a.token_ids)], where
+                assert a.logprobs is None or a.logprobs == b.logprobs[: len(a.logprobs)], where
+            else:
+                assert essence(a) == essence(b), where
+            preempted += a.metrics.preemptions
+            cached += a.metrics.cached_tokens
+            drafts_accepted += a.metrics.accepted
+    assert llm.engine._pool.available == options["num_blocks"]
+    assert drafts_accepted > count / 50
+    assert aborted > count / 50
+    assert preempted > count / 50
+    assert cached > count / 50 or size == 16
+
+
+def _complete(
+    llm: LLM, asks: list[tuple[list[int], SamplingParams]], rng: random.Random | None = None
+) -> list[list[CompletionOutput]]:
+    """Answer all requests; with `rng` they trickle in, and some are aborted or preempted on the way."""
+    engine = llm.engine
+    groups: list[list[Request]] = []
+    arrivals = iter(asks)
+    exhausted = False
+    while not exhausted or engine.busy:
+        for _ in range(len(asks) if rng is None else rng.randint(0, 3)):
+            ask = next(arrivals, None)
+            if ask is None:
+                exhausted = True
+                break
+            tenant, priority = ("", 0) if rng is None else (rng.choice(["", "other"]), rng.randint(0, 1))
+            try:
+                groups.append(engine.add(*ask, tenant=tenant, priority=priority))
+            except RequestError:
+                groups.append([])
+        if rng is not None:
+            live = list(engine._scheduler.requests)
+            if live and rng.random() < 0.1:
+                engine.abort(rng.choice(live))
+            running = [r for r in live if r.table.blocks and r.finish_reason is None]
+            if running and rng.random() < 0.05:
+                engine.preempt(rng.choice(running))
+        engine.step()
+        if rng is not None:
+            engine.check()
+    return [[engine.completion(r, j) for j, r in enumerate(group)] for group in groups]
+
+
+@pytest.mark.parametrize(("method", "dtype"), [("ngram", "float32"), ("draft_model", "bfloat16")])
+def test_a_thousand_random_requests(make_llm: MakeLLM, method: str, dtype: str) -> None:
+    _check_random_requests(make_llm, 1000, method, dtype)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", METHODS)
+def test_ten_thousand_random_requests(make_llm: MakeLLM, method: str, dtype: str) -> None:
+    _check_random_requests(make_llm, 10_000, method, dtype)

@@ -1,0 +1,473 @@
+"""The scheduler alone: plans are looked at, verdicts are made up."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parlay import SamplingParams
+from parlay.config import EngineConfig
+from parlay.engine.request import Request
+from parlay.engine.scheduler import Scheduler
+from parlay.kv.pool import BlockPool
+from parlay.kv.table import BlockTable
+from parlay.proposers.base import HostProposer
+from parlay.types.draft import Draft
+from parlay.types.plan import Plan, Proposal, Span, StepOutput, Verdict
+
+
+class Zeros(HostProposer):
+    """Drafts a chain of zeros, as long as it may, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, list[int]] = {}
+        self.budgets: list[int] = []
+
+    def observe(self, request_id: int, tokens: Sequence[int]) -> None:
+        self.seen.setdefault(request_id, []).extend(tokens)
+
+    def propose(self, request_id: int, budget: int) -> Draft:
+        self.budgets.append(budget)
+        return Draft.chain([0] * budget, "zeros")
+
+    def forget(self, request_id: int) -> None:
+        self.seen.pop(request_id, None)
+
+
+class Rig:
+    """A scheduler without a model: every sampling span accepts as many nodes as asked, then emits a 1."""
+
+    def __init__(self, k: int = 0, blocks: int = 64, **options: Any) -> None:
+        config = EngineConfig(**{"block_size": 4, "enable_prefix_caching": False, **options})
+        self.pool = BlockPool(blocks, config.block_size)
+        self.proposer = Zeros()
+        self.scheduler = Scheduler(config, self.pool, self.proposer, k)
+        self.count = 0
+        self.clock = 0.0
+        self.plan = Plan(0, ())
+
+    def add(self, prompt: int | Sequence[int], max_tokens: int = 8, **more: Any) -> Request:
+        tokens = tuple(range(10, 10 + prompt)) if isinstance(prompt, int) else tuple(prompt)
+        tenant = more.pop("tenant", "")
+        params = SamplingParams(speculative=more.pop("speculative", None))
+        request = Request(
+            request_id=self.count,
+            prompt_tokens=tokens,
+            params=params,
+            seed=0,
+            max_tokens=max_tokens,
+            stop_ids=more.pop("stop_ids", frozenset()),
+            table=BlockTable(self.pool, tenant),
+            tenant=tenant,
+            **more,
+        )
+        self.count += 1
+        self.scheduler.add(request)
+        return request
+
+    def look(self) -> dict[int, Span]:
+        """Plan a step and return its spans by request."""
+        self.expired = self.scheduler.expire(self.clock)
+        self.plan = self.scheduler.plan()
+        self.scheduler.check()
+        return {span.request_id: span for span in self.plan.spans}
+
+    def commit(self, accept: int = 0, tail: int = 1) -> list[Request]:
+        """Answer the plan: each draft is accepted up to `accept` nodes, then the target adds `tail`."""
+        verdicts = []
+        for span in self.plan.spans:
+            if not span.sample:
+                verdicts.append(Verdict())
+                continue
+            path = tuple(range(min(accept, len(span.draft), span.remaining)))
+            tokens = [span.draft.tokens[node] for node in path]
+            if len(tokens) < span.remaining and not set(tokens) & span.stop_ids:
+                tokens.append(tail)
+            verdicts.append(Verdict(tuple(tokens), path))
+        proposals = (Proposal(),) * len(verdicts)
+        self.clock += 1
+        moved = self.scheduler.commit(
+            self.plan, StepOutput(self.plan.plan_id, tuple(verdicts), proposals), self.clock
+        )
+        self.scheduler.check()
+        return moved
+
+    def step(self, accept: int = 0) -> dict[int, Span]:
+        spans = self.look()
+        self.commit(accept)
+        return spans
+
+
+def rows(spans: dict[int, Span]) -> dict[int, int]:
+    return {i: len(span.tokens) + len(span.draft) for i, span in spans.items()}
+
+
+# --------------------------------------------------------------------------------------------------------- chunks
+
+
+def test_a_prompt_goes_in_chunks_and_only_the_last_samples() -> None:
+    rig = Rig(max_num_batched_tokens=7)
+    rig.add(20)
+    spans = [rig.step()[0] for _ in range(3)]
+    assert [len(s.tokens) for s in spans] == [7, 7, 6]
+    assert [s.start for s in spans] == [0, 7, 14]
+    assert [s.sample for s in spans] == [False, False, True]
+
+
+def test_the_row_budget_is_shared_in_order() -> None:
+    rig = Rig(max_num_batched_tokens=10)
+    for length in (4, 4, 4):
+        rig.add(length)
+    assert rows(rig.step()) == {0: 4, 1: 4, 2: 2}
+
+
+def test_requests_about_to_emit_go_before_those_with_a_gap() -> None:
+    rig = Rig(max_num_batched_tokens=8)
+    behind, _ = rig.add(6), rig.add(2)
+    rig.step()
+    behind.computed = 0
+    spans = rig.look()
+    assert list(spans) == [1, 0]
+    assert rows(spans) == {1: 1, 0: 7}
+
+
+def test_no_more_requests_run_than_allowed() -> None:
+    rig = Rig(max_num_seqs=2)
+    for _ in range(3):
+        rig.add(2, max_tokens=2)
+    assert set(rig.step()) == {0, 1}
+    assert set(rig.step()) == {0, 1}
+    assert set(rig.step()) == {2}
+
+
+# --------------------------------------------------------------------------------------------------------- drafts
+
+
+def test_a_draft_fits_into_the_row_budget() -> None:
+    rig = Rig(k=6, max_num_batched_tokens=9)
+    rig.add(5, max_tokens=20)
+    assert rows(rig.step()) == {0: 9}
+    assert rig.proposer.budgets == [4]
+    rig.step()
+    assert rig.proposer.budgets == [4, 6]
+
+
+def test_drafts_share_the_rows_that_known_tokens_leave() -> None:
+    """Nobody's guesses keep anybody else from moving."""
+    rig = Rig(k=6, max_num_batched_tokens=8)
+    for _ in range(3):
+        rig.add(1, max_tokens=20)
+    spans = rig.step()
+    assert [len(s.tokens) for s in spans.values()] == [1, 1, 1]
+    assert [len(s.draft) for s in spans.values()] == [1, 2, 2]
+    rig.add(1, max_tokens=20, speculative={"enabled": False})
+    spans = rig.step()
+    assert [len(s.tokens) for s in spans.values()] == [1, 1, 1, 1]
+    assert [bool(s.draft) for s in spans.values()] == [True, True, True, False]
+
+
+def test_drafts_wait_behind_prompts() -> None:
+    rig = Rig(k=6, max_num_batched_tokens=8)
+    rig.add(1, max_tokens=20)
+    rig.step()
+    rig.add(30)
+    spans = rig.step()
+    assert rows(spans) == {0: 1, 1: 7}
+
+
+def test_no_draft_before_the_prompt_is_done() -> None:
+    rig = Rig(k=3, max_num_batched_tokens=4)
+    rig.add(8)
+    assert len(rig.step()[0].draft) == 0
+    assert rig.proposer.budgets == []
+    assert len(rig.step()[0].draft) == 0, "the chunk took every row"
+
+
+def test_a_draft_leaves_room_for_the_targets_own_token() -> None:
+    rig = Rig(k=9)
+    rig.add(2, max_tokens=4)
+    assert len(rig.step()[0].draft) == 3
+    assert len(rig.step()[0].draft) == 2
+    rig.step()
+    assert len(rig.step()[0].draft) == 0
+    assert 0 not in rig.proposer.budgets
+
+
+def test_a_fully_accepted_draft_ends_with_the_targets_token() -> None:
+    rig = Rig(k=3)
+    request = rig.add(2, max_tokens=4)
+    rig.step(accept=3)
+    assert request.output_tokens == [0, 0, 0, 1]
+    assert request.finish_reason == "length"
+    assert request.sources == ["zeros", "zeros", "zeros", "target"]
+
+
+@pytest.mark.parametrize(
+    ("speculative", "nodes"),
+    [
+        (None, 5),
+        ({"enabled": False}, 0),
+        ({"num_speculative_tokens": 2}, 2),
+        ({"num_speculative_tokens": 50}, 5),
+        ({"enabled": False, "num_speculative_tokens": 2}, 0),
+    ],
+    ids=str,
+)
+def test_a_request_has_its_own_wish(speculative: Any, nodes: int) -> None:
+    rig = Rig(k=5)
+    rig.add(2, max_tokens=20, speculative=speculative)
+    assert len(rig.step()[0].draft) == nodes
+    assert bool(rig.proposer.seen) == (nodes > 0), "whoever does not speculate is not followed"
+
+
+def test_the_proposer_is_told_everything_once() -> None:
+    rig = Rig(k=2)
+    request = rig.add(3, max_tokens=9)
+    rig.step(accept=1)
+    rig.step(accept=2)
+    assert rig.proposer.seen[0] == request.tokens == [10, 11, 12, 0, 1, 0, 0, 1]
+    while request.finish_reason is None:
+        rig.step()
+    assert rig.proposer.seen == {}
+
+
+def test_a_draft_that_finds_no_blocks_is_dropped() -> None:
+    rig = Rig(k=8, blocks=3)
+    rig.add(4, max_tokens=4)
+    rig.add(4, max_tokens=4)
+    spans = rig.look()
+    assert [len(s.draft) for s in spans.values()] == [3, 0]
+    assert rig.pool.available == 0
+
+
+def test_blocks_beyond_the_known_tokens_are_given_back() -> None:
+    rig = Rig(k=8)
+    request = rig.add(3, max_tokens=20)
+    rig.look()
+    assert len(request.table.blocks) == 3
+    rig.commit(accept=0)
+    assert len(request.table.blocks) == 1
+    assert rig.pool.available == 63
+
+
+# ----------------------------------------------------------------------------------------------------- preemption
+
+
+def test_the_newest_is_preempted_and_comes_back_in_order() -> None:
+    rig = Rig(blocks=6)
+    requests = [rig.add(7, max_tokens=12) for _ in range(3)]
+    rig.step()
+    rig.step()  # all at 9 tokens known, 8 computed, two blocks each
+    assert set(rig.step()) == {0, 1}, "the third's blocks go to the others"
+    assert [r.counts.preemptions for r in requests] == [0, 0, 1]
+    while not requests[1].counts.preemptions:
+        rig.step()
+    assert list(rig.scheduler._waiting) == requests[1:]
+    assert requests[1].computed == 0
+    assert requests[1].tokens[:9] == [*requests[1].prompt_tokens, 1, 1], "what is known stays known"
+    while any(r.finish_reason is None for r in requests):
+        rig.step()
+    assert [len(r.output_tokens) for r in requests] == [12, 12, 12]
+    assert rig.pool.available == 6
+
+
+def test_the_lowest_priority_is_preempted_first() -> None:
+    rig = Rig(blocks=4)
+    low = rig.add(7, max_tokens=8, priority=2)
+    rig.step()
+    high, middle = rig.add(6, max_tokens=8), rig.add(7, max_tokens=8, priority=1)
+    rig.step()
+    assert set(rig.step()) == {high.request_id}
+    assert (low.counts.preemptions, high.counts.preemptions) == (1, 0), "although it came first"
+    assert rig.scheduler._waiting == [middle, low], "and now it waits behind those of a higher one"
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+    """Whoever was preempted would take the blocks away again, a chunk at a time."""
+    rig = Rig(blocks=4, max_num_batched_tokens=5)
+    first, second = rig.add(7, max_tokens=8), rig.add(7, max_tokens=8)
+    while not second.counts.preemptions:
+        rig.commit()
+        spans = rig.look()
+    assert set(spans) == {first.request_id}
+    assert rig.pool.available > 0
+    assert not second.table.blocks
+    rig.commit()
+
+
+def test_a_forced_preemption_while_a_step_is_in_flight() -> None:
+    rig = Rig(k=2)
+    request, other = rig.add(5), rig.add(5)
+    rig.look()
+    rig.scheduler.preempt(request)
+    assert rig.commit(accept=1) == [other]
+    assert request.output_tokens == []
+    assert rig.step()[0].start == 0
+
+
+def test_recomputation_covers_prompt_and_output() -> None:
+    rig = Rig()
+    request = rig.add(5)
+    rig.step()
+    rig.step()
+    rig.scheduler.preempt(request)
+    span = rig.look()[0]
+    assert span.tokens == (10, 11, 12, 13, 14, 1, 1)
+    assert span.sample
+    assert request.counts.preemptions == 1
+
+
+# ------------------------------------------------------------------------------------- priorities, deadlines, ends
+
+
+def test_lower_priority_numbers_run_first() -> None:
+    rig = Rig(max_num_seqs=1)
+    for priority in (1, 0, 2, 0, 1):
+        rig.add(1, max_tokens=1, priority=priority)
+    assert [next(iter(rig.step())) for _ in range(5)] == [1, 3, 0, 4, 2]
+
+
+def test_a_passed_deadline_aborts_waiting_and_running() -> None:
+    rig = Rig(max_num_seqs=2)
+    late = rig.add(2, deadline=1.5)
+    kept = rig.add(2)
+    waiting = rig.add(2, deadline=0.5)
+    rig.step()
+    assert waiting.finish_reason is None
+    assert set(rig.step()) == {late.request_id, kept.request_id}
+    assert waiting.finish_reason == "abort"
+    assert set(rig.step()) == {kept.request_id}
+    assert late.finish_reason == "abort"
+    assert late.counts.finished == 2.0
+    assert len(late.output_tokens) == 2
+
+
+def test_an_abort_while_a_step_is_in_flight() -> None:
+    rig = Rig(k=3)
+    request, other = rig.add(5), rig.add(5)
+    rig.look()
+    rig.scheduler.finish(request, "abort", 0.0)
+    assert rig.commit(accept=2) == [other]
+    assert request.output_tokens == []
+    assert rig.scheduler.emitted == len(other.output_tokens) == 3
+
+
+def test_a_stop_token_ends_the_request_and_is_kept() -> None:
+    rig = Rig()
+    request = rig.add(2, stop_ids=frozenset({1}))
+    rig.step()
+    assert request.finish_reason == "stop"
+    assert request.output_tokens == [1]
+    assert request.stop_reason is None, "it was not among the request's own"
+    assert rig.pool.available == 64
+
+
+# -------------------------------------------------------------------------------------------------------- prefixes
+
+
+def test_a_prefix_is_found_by_the_same_tenant_alone() -> None:
+    rig = Rig(enable_prefix_caching=True)
+    prompt = list(range(30, 43))
+    rig.add(prompt, tenant="a", max_tokens=2)
+    rig.step()
+    same, other = rig.add(prompt, tenant="a"), rig.add(prompt, tenant="b")
+    spans = rig.look()
+    assert spans[same.request_id].start == same.counts.cached_tokens == 12
+    assert spans[other.request_id].start == other.counts.cached_tokens == 0
+    assert not set(same.table.blocks) & set(other.table.blocks)
+
+
+def test_only_verified_tokens_are_shared() -> None:
+    rig = Rig(k=8, enable_prefix_caching=True)
+    rig.add([5, 6, 7], max_tokens=20)
+    rig.look()
+    rig.commit(accept=2)  # known: 5 6 7 0 0 1, of which 5 are computed
+    drafted = rig.add([5, 6, 7, 0, 0, 0, 0, 0, 9])
+    assert rig.look()[drafted.request_id].start == 4
+
+
+def test_completions_of_a_prompt_wait_for_the_first_to_compute_it() -> None:
+    rig = Rig(enable_prefix_caching=True, max_num_batched_tokens=8)
+    leader = rig.add(14, max_tokens=3)
+    followers = [rig.add(14, max_tokens=3, leader=leader) for _ in range(2)]
+    other = rig.add(2)
+    assert set(rig.step()) == {0}
+    assert set(rig.step()) == {0, other.request_id}, "others do not wait"
+    assert leader.computed == 14
+    spans = rig.look()
+    assert [spans[f.request_id].start for f in followers] == [12, 12]
+    assert followers[0].table.blocks[:3] == followers[1].table.blocks[:3] == leader.table.blocks[:3]
+    rig.commit()
+
+
+@pytest.mark.parametrize("end", ["abort", "preempt"])
+def test_completions_do_not_wait_for_a_leader_in_vain(end: str) -> None:
+    rig = Rig(enable_prefix_caching=True, max_num_batched_tokens=8)
+    leader = rig.add(30, max_tokens=2)
+    follower = rig.add(30, max_tokens=2, leader=leader)
+    rig.step()
+    if end == "abort":
+        rig.scheduler.finish(leader, "abort", 0.0)
+    else:
+        rig.scheduler.preempt(leader)
+    for _ in range(12):
+        rig.step()
+    assert follower.finish_reason == "length"
+    assert leader.finish_reason == ("abort" if end == "abort" else "length")
+
+
+# ------------------------------------------------------------------------------------------------------ any workload
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 10_000))
+def test_any_workload(seed: int) -> None:
+    """Rows within budget, blocks of one writer only, every token computed once and in order, everybody served."""
+    rng = random.Random(seed)
+    budget, most = rng.randint(1, 12), rng.randint(1, 5)
+    rig = Rig(
+        k=rng.randint(0, 6),
+        blocks=rng.randint(8, 16),
+        max_num_batched_tokens=budget,
+        max_num_seqs=most,
+        enable_prefix_caching=rng.random() < 0.5,
+    )
+    requests = []
+    for _ in range(rng.randint(1, 8)):
+        prompt = [rng.randint(0, 1) for _ in range(rng.randint(1, 20))]
+        more = {"priority": rng.randint(0, 2), "tenant": rng.choice(["", "other"])}
+        requests.append(rig.add(prompt, max_tokens=rng.randint(1, 12), **more))
+        for _ in range(rng.choice([0, 0, 2])):
+            requests.append(rig.add(prompt, max_tokens=rng.randint(1, 12), leader=requests[-1], **more))
+    for _ in range(3000):
+        if not any(r.finish_reason is None for r in requests):
+            break
+        spans = rig.look()
+        assert spans, "somebody must move"
+        assert sum(rows(spans).values()) <= budget
+        assert len(spans) <= most
+        written: set[int] = set()
+        for i, span in spans.items():
+            request = requests[i]
+            assert span.tokens == tuple(request.tokens[span.start : span.end])
+            assert span.start == request.computed
+            assert span.sample == (span.end == len(request.tokens))
+            assert span.sample or not span.draft
+            assert len(span.draft) <= max(span.remaining - 1, 0)
+            slots = {span.blocks[j // 4] * 4 + j % 4 for j in range(span.start, span.end + len(span.draft))}
+            assert not slots & written
+            written |= slots
+            others = {b for r in requests if r is not request for b in r.table.blocks}
+            assert not {slot // 4 for slot in slots} & others, "a shared block is written to"
+        if rng.random() < 0.1:
+            rig.scheduler.preempt(requests[rng.choice(list(spans))])
+        if rng.random() < 0.05:
+            rig.scheduler.finish(requests[rng.choice(list(spans))], "abort", 0.0)
+        rig.commit(accept=rng.randint(0, 6))
+    assert all(r.finish_reason is not None for r in requests)
+    assert all(len(r.output_tokens) == r.max_tokens for r in requests if r.finish_reason == "length")
+    assert rig.pool.available == rig.pool.num_blocks
+    assert rig.proposer.seen == {}

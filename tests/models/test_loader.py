@@ -1,0 +1,129 @@
+"""The loader is strict, says which tensor is at fault, and says so before it reads any data."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import write_llama
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from parlay import LLM, ModelError
+from parlay.models.loader import Checkpoint
+
+Tensors = dict[str, Tensor]
+Edit = Callable[[Tensors], None]
+K_PROJ = "model.layers.1.self_attn.k_proj.weight"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_llama(tmp_path / "model")
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of tensors whose data was read."""
+    names: list[str] = []
+    read = Checkpoint.read
+
+    def spy(self: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
+        names.append(name)
+        return read(self, name, dtype)
+
+    monkeypatch.setattr(Checkpoint, "read", spy)
+    return names
+
+
+def edit(path: Path, change: Edit) -> None:
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def load(path: Path) -> LLM:
+    return LLM(str(path), max_model_len=64)
+
+
+def test_the_spy_sees_reads(path: Path, reads: list[str]) -> None:
+    load(path)
+    assert K_PROJ in reads
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop(K_PROJ), ["lacks", K_PROJ]),
+        (lambda t: [t.pop(n) for n in list(t) if "k_proj" in n], ["lacks", "layers.0.self_attn.k_proj", "2 more"]),
+        (lambda t: t.update({"model.layers.3.mlp.up_proj.weight": torch.zeros(2)}), ["layers.3.mlp.up_proj"]),
+        (lambda t: t.update({K_PROJ.replace("weight", "bias"): torch.zeros(32)}), ["k_proj.bias"]),
+        (lambda t: t.update({K_PROJ: torch.zeros(64, 64)}), [K_PROJ, "[64, 64]", "[32, 64]"]),
+        (lambda t: t.update({"model.norm.weight": torch.zeros(1, 64)}), ["model.norm.weight", "[1, 64]"]),
+    ],
+    ids=["missing", "several missing", "extra layer", "extra bias", "shape", "dimensions"],
+)
+def test_tensors_that_do_not_fit(path: Path, reads: list[str], change: Edit, words: list[str]) -> None:
+    edit(path, change)
+    with pytest.raises(ModelError) as error:
+        load(path)
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert reads == []
+
+
+def test_a_head_in_a_tied_checkpoint_is_not_read(tmp_path: Path, reads: list[str]) -> None:
+    path = write_llama(tmp_path / "tied", tie_word_embeddings=True)
+    edit(path, lambda t: t.update({"lm_head.weight": torch.zeros(257, 64)}))
+    load(path)
+    assert "model.embed_tokens.weight" in reads
+    assert "lm_head.weight" not in reads
+
+
+def test_what_early_exporters_stored_is_ignored(path: Path) -> None:
+    edit(path, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}))
+    load(path)
+
+
+@pytest.mark.parametrize("damage", ["garbage", "empty", "short header", "truncated", "one byte short", "a directory"])
+def test_damaged_files(path: Path, reads: list[str], damage: str) -> None:
+    file = path / "model.safetensors"
+    whole = file.read_bytes()
+    if damage == "a directory":
+        file.unlink()
+        file.mkdir()
+    else:
+        kept = {"empty": 0, "short header": 40, "truncated": len(whole) // 2, "one byte short": len(whole) - 1}
+        file.write_bytes(b"\xff" * 100 if damage == "garbage" else whole[: kept[damage]])
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        load(path)
+    assert reads == []
+
+
+def test_no_weights(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="does not exist"):
+        load(path)
+
+
+def test_a_missing_shard_is_named(path: Path, reads: list[str]) -> None:
+    index = {"weight_map": {K_PROJ: "model-00001-of-00002.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="model-00001-of-00002"):
+        load(path)
+    assert reads == []
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
+def test_a_damaged_index(path: Path, text: str) -> None:
+    (path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ModelError):
+        load(path)
+
+
+def test_weights_are_converted(path: Path) -> None:
+    with Checkpoint(path) as checkpoint:
+        assert checkpoint.shape(K_PROJ) == (32, 64)
+        exact = checkpoint.read(K_PROJ, torch.float32)
+        assert torch.equal(checkpoint.read(K_PROJ, torch.bfloat16), exact.bfloat16())

@@ -1,0 +1,116 @@
+"""Reading `config.json`: what is served, what is refused, and with which words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import write_llama
+
+from parlay import ConfigError, ModelError
+from parlay.models.config import read_config
+from parlay.models.rotary import cos_sin_table
+from parlay.models.select import cache_spec, describe_model, resolve_dtype
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_llama(tmp_path / "model")
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    file = path / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({k: v for k, v in config.items() if v != "absent"}))
+
+
+def test_a_good_one(path: Path) -> None:
+    config = read_config(path)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (3, 4, 2, 16)
+    assert config.eos_token_ids == (256,)
+    assert config.dtype == "float32"
+    assert cache_spec(config, torch.bfloat16).bytes_per_token == 2 * 3 * 2 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "yarn"),
+        ({"num_attention_heads": "absent"}, "num_attention_heads"),
+        ({"vocab_size": "absent"}, "vocab_size"),
+        ({"hidden_size": "wide"}, "cannot be read"),
+        ({"num_hidden_layers": 0}, "num_layers"),
+        ({"num_attention_heads": 0}, "cannot be read|num_heads"),
+        ({"num_key_value_heads": 3}, "3 groups"),
+        ({"head_dim": 20}, "head_dim"),
+        ({"head_dim": 512}, "head_dim"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"architectures": None}, "unnamed"),
+        ({"architectures": ["LayersForCausalLM"]}, "not served"),
+    ],
+    ids=str,
+)
+def test_refusals(path: Path, changes: dict[str, Any], word: str) -> None:
+    rewrite(path, **changes)
+    with pytest.raises(ModelError, match=word):
+        describe_model(str(path))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\x00"])
+def test_unreadable(path: Path, text: str) -> None:
+    (path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        describe_model(str(path))
+
+
+def test_missing(path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no model"):
+        describe_model(str(path / "nowhere"))
+    (path / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"config\.json does not exist"):
+        describe_model(str(path))
+
+
+@pytest.mark.parametrize(("value", "ids"), [(5, (5,)), ([5, 6], (5, 6)), (None, ())])
+def test_end_of_sequence_ids(path: Path, value: Any, ids: tuple[int, ...]) -> None:
+    rewrite(path, eos_token_id=value)
+    assert read_config(path).eos_token_ids == ids
+
+
+def test_generation_config_overrides_the_end_of_sequence_alone(path: Path) -> None:
+    (path / "generation_config.json").write_text('{"eos_token_id": [7, 8], "vocab_size": 1}')
+    config = read_config(path)
+    assert config.eos_token_ids == (7, 8)
+    assert config.vocab_size == 257
+
+
+def test_dtypes(path: Path) -> None:
+    config = read_config(path)
+    assert resolve_dtype("auto", config) is torch.float32
+    assert resolve_dtype("bfloat16", config) is torch.bfloat16
+    rewrite(path, torch_dtype="float16")
+    assert resolve_dtype("auto", read_config(path)) is torch.bfloat16
+    rewrite(path, torch_dtype="absent", dtype="bfloat16")
+    assert resolve_dtype("auto", read_config(path)) is torch.bfloat16
+    for bad in ("float16", "bfloat", "int8"):
+        with pytest.raises(ConfigError, match=bad):
+            resolve_dtype(bad, config)
+
+
+def test_rotary_tables_do_not_depend_on_their_length(path: Path) -> None:
+    config = read_config(path)
+    long, short = cos_sin_table(config, 500), cos_sin_table(config, 13)
+    assert torch.equal(long[:13], short)
+
+
+@pytest.mark.parametrize("lost", ["factor", "low_freq_factor", "original_max_position_embeddings"])
+def test_llama3_scaling_needs_its_keys(path: Path, lost: str) -> None:
+    scaling = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 32}
+    del scaling[lost]
+    rewrite(path, rope_scaling={"rope_type": "llama3", **scaling})
+    with pytest.raises(ModelError, match=lost):
+        cos_sin_table(read_config(path), 8)

@@ -1,0 +1,137 @@
+"""N-gram prompt lookup against brute force and against vLLM's own answers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parlay import ConfigError
+from parlay.config import SpeculativeConfig
+from parlay.proposers.ngram import Options, Proposer
+from parlay.proposers.select import make_proposer
+from parlay.types.draft import NO_DRAFT
+
+CASES = json.loads((Path(__file__).parent.parent / "goldens/ngram/golden.json").read_text())["cases"]
+
+
+def proposer(low: int, high: int, match: str = "earliest") -> Proposer:
+    return Proposer(Options(low, high, match), target=None)  # type: ignore[arg-type]
+
+
+def brute_force(tokens: list[int], low: int, high: int, k: int, match: str) -> list[int]:
+    """Of the longest suffix that occurs earlier, what follows its first or last occurrence."""
+    for n in range(min(high, len(tokens) - 1), low - 1, -1):
+        starts = [s for s in range(len(tokens) - n) if tokens[s : s + n] == tokens[len(tokens) - n :]]
+        if starts:
+            end = (starts[0] if match == "earliest" else starts[-1]) + n
+            return tokens[end : end + k]
+    return []
+
+
+texts = st.one_of(
+    st.lists(st.integers(0, 2), max_size=40),
+    st.lists(st.integers(0, 300), max_size=40),
+    st.builds(
+        lambda period, times, tail: (period * times)[: 5 * len(period) + tail],
+        st.lists(st.integers(0, 3), min_size=1, max_size=5),
+        st.integers(1, 9),
+        st.integers(0, 4),
+    ),
+)
+
+
+@settings(max_examples=500)
+@given(texts, st.integers(1, 4), st.integers(0, 4), st.integers(1, 12), st.sampled_from(["earliest", "latest"]))
+def test_equal_to_brute_force_at_every_length(tokens: list[int], low: int, more: int, k: int, match: str) -> None:
+    subject = proposer(low, low + more, match)
+    for end, token in enumerate(tokens, start=1):
+        subject.observe(7, [token])
+        expected = brute_force(tokens[:end], low, low + more, k, match)
+        assert list(subject.propose(7, k).tokens) == expected
+
+
+@given(texts, st.integers(0, 40))
+def test_how_tokens_arrive_does_not_matter(tokens: list[int], cut: int) -> None:
+    whole, parts = proposer(1, 3), proposer(1, 3)
+    whole.observe(0, tokens)
+    parts.observe(0, tokens[:cut])
+    parts.observe(0, tokens[cut:])
+    assert whole.propose(0, 5) == parts.propose(0, 5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c["note"])
+def test_goldens(case: dict[str, Any]) -> None:
+    subject = proposer(case["min_n"], case["max_n"])
+    subject.observe(0, case["tokens"])
+    # The engine never lets a draft go beyond the context.
+    budget = min(case["k"], case["max_model_len"] - len(case["tokens"]))
+    assert list(subject.propose(0, budget).tokens if budget > 0 else ()) == case["draft"]
+
+
+def test_drafts_are_chains_that_name_their_source() -> None:
+    subject = proposer(2, 2)
+    subject.observe(0, [1, 2, 3, 4, 1, 2])
+    draft = subject.propose(0, 3)
+    assert draft.is_chain
+    assert (draft.tokens, draft.source) == ((3, 4, 1), ("ngram",) * 3)
+    assert subject.propose(0, 1).tokens == (3,)
+
+
+def test_no_match_is_no_draft() -> None:
+    subject = proposer(2, 4)
+    subject.observe(0, [1, 2, 3, 4])
+    assert subject.propose(0, 5) is NO_DRAFT
+
+
+def test_earliest_and_latest() -> None:
+    text = [1, 2, 3, 1, 2, 4, 1, 2]
+    for match, expected in [("earliest", 3), ("latest", 4)]:
+        subject = proposer(2, 2, match)
+        subject.observe(0, text)
+        assert subject.propose(0, 1).tokens == (expected,)
+
+
+def test_requests_do_not_see_each_other_and_are_forgotten() -> None:
+    subject = proposer(1, 2)
+    subject.observe(0, [1, 2, 1])
+    subject.observe(1, [5, 1])
+    assert subject.propose(0, 1).tokens == (2,)
+    assert subject.propose(1, 1) is NO_DRAFT
+    subject.forget(0)
+    subject.forget(0)
+    subject.observe(0, [1])
+    assert subject.propose(0, 1) is NO_DRAFT
+
+
+@pytest.mark.parametrize(
+    ("options", "bounds"),
+    [
+        ({}, (2, 4)),
+        ({"prompt_lookup_max": 3}, (3, 3)),
+        ({"prompt_lookup_min": 5}, (5, 5)),
+        ({"prompt_lookup_min": 1, "prompt_lookup_max": 9}, (1, 9)),
+    ],
+)
+def test_bounds(options: dict[str, int], bounds: tuple[int, int]) -> None:
+    assert Options(**options).bounds == bounds
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"prompt_lookup_min": 0}, "at least 1"),
+        ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "below"),
+        ({"prompt_lookup_max": "3"}, "prompt_lookup_max|int"),
+        ({"match": "first"}, "first"),
+        ({"prompt_lookup_mx": 3}, "did you mean 'prompt_lookup_max'"),
+        ({"model": "x"}, "model"),
+    ],
+    ids=str,
+)
+def test_bad_options(options: dict[str, Any], word: str) -> None:
+    config = SpeculativeConfig.parse({"method": "ngram", **options})
+    with pytest.raises(ConfigError, match=word):
+        make_proposer(config, target=None)  # type: ignore[arg-type]

@@ -1,0 +1,79 @@
+"""Draws and log-probabilities, row by row."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parlay import SamplingParams
+from parlay.kernels.select import select_kernels
+from parlay.sampling.process import process
+from parlay.sampling.sampler import draw, filter_rows, seed_tensor, temperature_tensor, token_logprobs
+from parlay.sampling.seeds import mix, signed
+from parlay.verify import oracle
+
+MIXED = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.7),
+    SamplingParams(temperature=1.3, top_k=4),
+    SamplingParams(temperature=0.7, top_p=0.6),
+    SamplingParams(temperature=0.0, top_p=0.6),
+    SamplingParams(temperature=2.0, min_p=0.2),
+]
+
+
+def logits(rows: int = len(MIXED), vocab: int = 70) -> torch.Tensor:
+    return 2 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kernels", ["reference", None])
+def test_a_mixed_batch_draws_what_the_oracle_chooses(kernels: str | None) -> None:
+    seeds = [0, 1, (1 << 64) - 1, 1 << 63, 12345, 7]
+    positions = [0, 1, 5, 1000, 1 << 31, 1 << 33]
+    expected = [
+        oracle.choose(row.numpy(), p, seed, position)
+        for row, p, seed, position in zip(logits(), MIXED, seeds, positions, strict=True)
+    ]
+    drawn = draw(
+        select_kernels(force=kernels),
+        filter_rows(logits(), MIXED),
+        temperature_tensor(MIXED),
+        seed_tensor(seeds),
+        torch.tensor(positions),
+    )
+    assert drawn.tolist() == expected
+
+
+def test_filter_rows_leaves_unfiltered_rows_alone() -> None:
+    before, after = logits(), filter_rows(logits(), MIXED)
+    for row, p in enumerate(MIXED):
+        if p.filters:
+            assert np.array_equal(after[row].numpy(), process(before[row].numpy(), p))
+        else:
+            assert torch.equal(after[row], before[row])
+    assert not MIXED[4].filters, "nothing is filtered at temperature 0"
+
+
+@given(st.integers(-(1 << 63), (1 << 64) - 1))
+def test_signed_keeps_the_bits(seed: int) -> None:
+    assert signed(seed) % (1 << 64) == seed % (1 << 64)
+    assert -(1 << 63) <= signed(seed) < 1 << 63
+    assert seed_tensor([mix(seed, 0)]).item() == signed(seed)
+
+
+def test_mix_is_splitmix64() -> None:
+    """The published first outputs of SplitMix64 at seed 1234567."""
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert [mix(1234567, i) for i in (1, 2, 3, 4)] == known
+
+
+def test_token_logprobs() -> None:
+    row = torch.tensor([0.0, 2.0, 2.0, -1.0])
+    expected = torch.log_softmax(row, dim=-1)
+    entry = token_logprobs(row, 2, 3)
+    assert entry.logprob == expected[2].item()
+    assert entry.rank == 2, "of equal tokens the lower id is first"
+    assert entry.top == tuple((t, expected[t].item()) for t in (1, 2, 0))
+    assert token_logprobs(row, 3, 0).top == ()
+    assert len(token_logprobs(row, 3, 9).top) == 4

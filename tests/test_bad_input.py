@@ -1,0 +1,231 @@
+"""What users get wrong: a typed error, one clear sentence, the remedy, and before weights are read if possible."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import write_llama
+from conftest import MakeLLM, Pair
+
+from parlay import (
+    LLM,
+    CapacityError,
+    ConfigError,
+    ModelError,
+    ParlayError,
+    RequestError,
+    SamplingParams,
+    SpeculationOverride,
+)
+from parlay.config import SpeculativeConfig, build
+
+
+@pytest.fixture
+def weightless(tmp_path: Path) -> str:
+    """A model that can be described but not loaded: any error but a missing file comes before weights are read."""
+    path = write_llama(tmp_path / "weightless")
+    (path / "model.safetensors").unlink()
+    return str(path)
+
+
+@pytest.fixture
+def corrupt(tmp_path: Path) -> str:
+    path = write_llama(tmp_path / "corrupt")
+    (path / "model.safetensors").write_bytes(b"nonsense")
+    return str(path)
+
+
+def test_what_weightless_means(weightless: str, corrupt: str) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        LLM(weightless)
+    with pytest.raises(ModelError, match="cannot be read"):
+        LLM(corrupt)
+
+
+def test_a_missing_model() -> None:
+    with pytest.raises(ModelError, match=r"no model 'no/such/thing'.*directory with a config\.json") as error:
+        LLM("no/such/thing")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"max_model_length": 5}, "unknown option 'max_model_length' .did you mean 'max_model_len'"),
+        ({"zzz": 5}, "unknown option 'zzz'.*known:.*block_size"),
+        ({"block_size": "16"}, "block_size"),
+        ({"block_size": 0}, "block_size must be at least 1, not 0"),
+        ({"max_num_seqs": -1}, "max_num_seqs must be at least 1"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1"),
+        ({"max_model_len": 0}, "max_model_len must be at least 1"),
+        ({"num_blocks": 0}, "num_blocks must be at least 1"),
+        ({"kv_cache_memory": 0}, "kv_cache_memory must be at least 1"),
+        ({"dtype": "float8"}, "dtype"),
+        ({"device": "tpu"}, "device='tpu' is not served yet"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not served yet; leave it at 1"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
+        ({"max_model_len": 513}, "max_model_len=513 is beyond the model's 512 positions; lower it"),
+    ],
+    ids=str,
+)
+def test_bad_options(corrupt: str, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        LLM(corrupt, **options)
+
+
+@pytest.mark.parametrize(
+    ("speculative", "match"),
+    [
+        ({"method": "ngrm"}, "unknown speculative method 'ngrm' .did you mean 'ngram'"),
+        ({"method": "base"}, "unknown speculative method"),
+        ({"method": "select"}, "unknown speculative method"),
+        ({"method": 3}, "needs a 'method'"),
+        ({}, "needs a 'method'"),
+        ({"num_speculative_tokens": 3}, "needs a 'method'"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "at least 1, not 0; to decode plainly"),
+        ({"method": "ngram", "num_speculative_tokens": -3}, "at least 1"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "integer"),
+        ({"method": "ngram", "num_speculative_tokens": 2.0}, "integer"),
+        ({"method": "ngram", "lookup_max": 3}, "did you mean 'prompt_lookup_max'"),
+        ({"method": "none", "k": 3}, "unknown none option 'k'"),
+        ("{", "not valid JSON"),
+        ("3", "must be a mapping"),
+        (["ngram"], "must be a mapping"),
+    ],
+    ids=str,
+)
+def test_bad_speculation(corrupt: str, speculative: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        LLM(corrupt, speculative_config=speculative)
+
+
+def test_good_speculation() -> None:
+    assert SpeculativeConfig.parse(None).method == "none"
+    parsed = SpeculativeConfig.parse('{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}')
+    assert parsed == SpeculativeConfig(method="ngram", num_speculative_tokens=2, options={"prompt_lookup_max": 3})
+    assert SpeculativeConfig.parse(parsed) is parsed
+    assert SpeculativeConfig.parse({"model": "x"}).method == "draft_model"
+
+
+def test_a_draft_of_another_vocabulary(weightless: str, tmp_path: Path) -> None:
+    draft = write_llama(tmp_path / "draft", vocab_size=100)
+    with pytest.raises(ModelError, match=r"100 tokens but the target .* has 257; .* must share"):
+        LLM(weightless, speculative_config={"model": str(draft)})
+
+
+def test_a_missing_draft(weightless: str) -> None:
+    with pytest.raises(ModelError, match="no model 'nowhere'"):
+        LLM(weightless, speculative_config={"model": "nowhere"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_blocks": 31}, {"kv_cache_memory": 1000}, {"num_blocks": 1, "block_size": 511}],
+    ids=str,
+)
+def test_too_little_memory_for_one_sequence(corrupt: str, options: dict[str, int]) -> None:
+    with pytest.raises(CapacityError, match="one sequence may have 512; lower max_model_len or"):
+        LLM(corrupt, **options)
+
+
+def test_a_cache_larger_than_memory(corrupt: str) -> None:
+    with pytest.raises(CapacityError, match="lower kv_cache_memory or num_blocks"):
+        LLM(corrupt, num_blocks=1 << 40)
+
+
+def test_memory_counts_the_drafts_layers_too(make_llm: MakeLLM, corrupt: str, models: dict[str, Pair]) -> None:
+    """A budget that holds one sequence of the target alone, to the byte, does not hold the draft's as well."""
+    bytes_per_token = 2 * 3 * 2 * 16 * 4
+    exactly = 512 * bytes_per_token
+    with pytest.raises(ModelError, match="cannot be read"):
+        LLM(corrupt, kv_cache_memory=exactly)
+    with pytest.raises(CapacityError):
+        LLM(corrupt, kv_cache_memory=exactly - 1)
+    with pytest.raises(CapacityError, match=str(2 * exactly)):
+        LLM(corrupt, kv_cache_memory=exactly, speculative_config={"model": str(models["float32"].draft)})
+
+
+def test_one_sequence_may_take_the_whole_cache(make_llm: MakeLLM) -> None:
+    llm = make_llm("ngram", 3, max_model_len=64, num_blocks=4)
+    [output] = llm.generate([[1] * 40], SamplingParams(max_tokens=None, temperature=0, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 24
+
+
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [
+        ({"n": 0}, "n must be between 1 and"),
+        ({"temperature": -0.1}, "temperature must be between 0 and"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature must be between"),
+        ({"temperature": "hot"}, "temperature must be a number"),
+        ({"top_p": 0.0}, "above 0.*set temperature to 0"),
+        ({"top_p": 1.1}, "top_p must be between 0 and 1"),
+        ({"top_k": -2}, "top_k must be at least -1"),
+        ({"top_k": 1.5}, "top_k must be an integer"),
+        ({"min_p": 2}, "min_p must be between 0 and 1"),
+        ({"seed": 1 << 64}, "seed must be between"),
+        ({"seed": True}, "seed must be an integer"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"logprobs": -1}, "logprobs must be between 0 and"),
+        ({"stop": ""}, "at least one character"),
+        ({"stop": ["a", ""]}, "at least one character"),
+        ({"stop": [3]}, "stop must be strings"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids must be at least 0"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids must be an integer"),
+        ({"speculative": {"num_speculative_tokens": 0}}, "at least 1, not 0; to decode plainly set enabled"),
+        ({"ignore_eos": "no"}, "ignore_eos must be true or false"),
+        ({"stop_token_ids": 3}, "stop_token_ids must be a list"),
+        ({"speculative": {"enabled": "no"}}, "enabled must be true or false"),
+        ({"speculative": False}, "must be a mapping"),
+        ({"speculative": {"enable": False}}, "did you mean 'enabled'"),
+    ],
+    ids=str,
+)
+def test_bad_parameters(params: dict[str, Any], match: str) -> None:
+    with pytest.raises(RequestError, match=match):
+        SamplingParams.parse(params)
+
+
+def test_unknown_parameters() -> None:
+    with pytest.raises(ConfigError, match=r"unknown sampling parameter 'temprature' .did you mean 'temperature'"):
+        SamplingParams.parse({"temprature": 1})
+
+
+def test_good_parameters() -> None:
+    params = SamplingParams.parse(
+        {"stop": "x", "stop_token_ids": [3], "speculative": {"enabled": False}, "top_k": -1}
+    )
+    assert params.stop == ("x",)
+    assert params.stop_token_ids == (3,)
+    assert params.speculative == SpeculationOverride(enabled=False)
+    assert not params.filters
+
+
+def test_missing_options_are_named() -> None:
+    @dataclass(frozen=True)
+    class Needy:
+        size: int
+        name: str = ""
+
+    assert build(Needy, {"size": 3}, "thing") == Needy(3)
+    with pytest.raises(ConfigError, match="thing 'size' is needed"):
+        build(Needy, {"name": "x"}, "thing")
+    with pytest.raises(ConfigError, match="size"):
+        build(Needy, {"size": "x"}, "thing")
+
+
+def test_errors_form_a_tree() -> None:
+    for error in (ConfigError, ModelError, RequestError, CapacityError):
+        assert issubclass(error, ParlayError)
+    assert issubclass(CapacityError, MemoryError)
+    assert issubclass(RequestError, ValueError)
+
+
+def test_a_model_without_a_tokenizer(models: dict[str, Pair], tmp_path: Path) -> None:
+    path = shutil.copytree(models["float32"].target, tmp_path / "mute")
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"tokenizer\.json does not exist"):
+        LLM(str(path))

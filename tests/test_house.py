@@ -1,0 +1,134 @@
+"""Rules of the house that no linter knows."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+import parlay
+from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.engine.request import Request
+from parlay.engine.stats import EngineStats
+from parlay.proposers.select import proposers
+from parlay.types.cache import CacheSpec
+from parlay.types.draft import Draft
+from parlay.types.plan import ProposerState, Span, TokenLogprobs, Verdict
+
+SOURCE = Path(parlay.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+CONFIGS = [
+    EngineConfig,
+    SpeculativeConfig,
+    parlay.SamplingParams,
+    parlay.SpeculationOverride,
+    parlay.RequestMetrics,
+    parlay.CompletionOutput,
+    *(proposers.load(name).Options for name in proposers.names()),
+    *(CacheSpec, Draft, EngineStats, ProposerState, Span, TokenLogprobs, Verdict),
+]
+
+
+def trees(files: list[Path] = FILES) -> Iterator[tuple[str, ast.Module]]:
+    for file in files:
+        yield str(file.relative_to(SOURCE)), ast.parse(file.read_text())
+
+
+def test_the_public_surface() -> None:
+    exported = {
+        name for name, value in vars(parlay).items() if getattr(value, "__module__", "").startswith("parlay.")
+    }
+    assert exported | {"LLM", "__version__"} == set(parlay.__all__)
+    assert len(parlay.__all__) == len(set(parlay.__all__))
+    assert all(hasattr(parlay, name) for name in parlay.__all__)
+    with pytest.raises(AttributeError, match="LMM"):
+        _ = parlay.LMM
+
+
+def test_importing_is_cheap() -> None:
+    code = (
+        "import sys, time; began = time.perf_counter(); import parlay; took = time.perf_counter() - began;"
+        "heavy = {'torch', 'transformers', 'numpy', 'tokenizers', 'rich'} & set(sys.modules);"
+        "print(took, *heavy)"
+    )
+    runs = []
+    for _ in range(3):
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        took, *heavy = ran.stdout.split()
+        assert "torch" not in heavy
+        assert "transformers" not in heavy
+        runs.append(float(took))
+    assert min(runs) < 0.5
+
+
+def test_an_engine_does_not_need_transformers(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r});"
+        "from pathlib import Path; from checkpoints import write_llama; from parlay import LLM, SamplingParams;"
+        f"llm = LLM(str(write_llama(Path({str(tmp_path)!r}))), speculative_config={{'method': 'ngram'}});"
+        "llm.generate('hello', SamplingParams(max_tokens=4));"
+        "assert 'transformers' not in sys.modules; print('fine')"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout == "fine\n", ran.stderr
+
+
+def test_only_env_reads_the_environment() -> None:
+    for name, tree in trees():
+        if name == "env.py":
+            continue
+        for node in ast.walk(tree):
+            used = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+            assert used not in {"environ", "getenv", "putenv"}, f"{name}:{node.lineno} reads the environment"
+
+
+def test_no_file_is_long() -> None:
+    long = [str(f.relative_to(SOURCE)) for f in FILES if len(f.read_text().splitlines()) > 400]
+    assert not long
+
+
+def test_nobody_asks_for_a_proposers_name() -> None:
+    """Only its own file may compare with it; everything else goes by what it declares."""
+    names = set(proposers.names()) - {"none"}
+    for file, tree in trees():
+        if file.startswith("proposers/"):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Compare | ast.MatchValue):
+                constants = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
+                asked = {c for c in constants if isinstance(c, str)} & names
+                assert not asked, f"{file}:{node.lineno} asks for {asked}"
+
+
+@pytest.mark.parametrize("cls", CONFIGS, ids=lambda c: f"{c.__module__.rpartition('.')[2]}.{c.__name__}")
+def test_every_field_has_its_line(cls: type) -> None:
+    assert is_dataclass(cls)
+    document = inspect.getdoc(cls) or ""
+    described = {
+        name for line in re.findall(r"^ +([\w, ]+):", document, flags=re.MULTILINE) for name in line.split(", ")
+    }
+    missing = {f.name for f in fields(cls)} - described
+    assert not missing
+    gone = described - {f.name for f in fields(cls)} - {"ConfigError", "RequestError"}
+    assert not gone, "described, but no longer there"
+
+
+def test_every_environment_variable_is_described() -> None:
+    text = (SOURCE / "env.py").read_text()
+    document = ast.get_docstring(ast.parse(text)) or ""
+    read = set(re.findall(r'"(PARLAY_\w+)"', text))
+    assert read
+    assert read == set(re.findall(r"^ *(PARLAY_\w+) ", document, flags=re.MULTILINE))
+
+
+def test_identities_do_not_change() -> None:
+    """What describes a request or a step is frozen, apart from the request's own progress."""
+    for cls in (*CONFIGS, parlay.RequestOutput):
+        if cls is not EngineStats:
+            assert cls.__dataclass_params__.frozen, cls
+    assert not Request.__dataclass_params__.eq

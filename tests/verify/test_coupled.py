@@ -1,0 +1,205 @@
+"""Coupled verification against the oracle: whatever was drafted, what is emitted is what plain decoding emits."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import chisquare
+
+from parlay import SamplingParams
+from parlay.kernels.select import select_kernels
+from parlay.types.draft import NO_DRAFT, ROOT, Draft
+from parlay.types.plan import Span, Verdict
+from parlay.verify import oracle
+from parlay.verify.coupled import verify
+from parlay.verify.tree import children, paths
+
+GOLDENS = json.loads((Path(__file__).parent.parent / "goldens/verify/golden.json").read_text())
+VOCAB = 5
+KERNELS = ["native", "reference"]
+
+
+def logits_of(known: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return a toy target's logits: any function of the known tokens will do; here with ties now and then."""
+    digest = hashlib.blake2b(bytes(known), digest_size=VOCAB).digest()
+    return np.array([d % 8 for d in digest], dtype=np.float32) / 2
+
+
+def span_of(prompt: tuple[int, ...], draft: Draft, params: SamplingParams, seed: int, **more: Any) -> Span:
+    return Span(
+        request_id=0,
+        tokens=prompt[-1:],
+        start=len(prompt) - 1,
+        blocks=(),
+        seed=seed,
+        params=params,
+        draft=draft,
+        sample=True,
+        **{"remaining": 100, **more},
+    )
+
+
+def rows_of(prompt: tuple[int, ...], draft: Draft) -> list[NDArray[np.float32]]:
+    """Return the target's row at the root and at every node."""
+    known = [prompt, *(prompt + tuple(draft.tokens[n] for n in path) for path in paths(draft))]
+    return [logits_of(k) for k in known]
+
+
+prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4).map(tuple)
+params_ = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    top_p=st.sampled_from([1.0, 0.9, 0.4]),
+    top_k=st.sampled_from([0, 1, 3]),
+    min_p=st.sampled_from([0.0, 0.2]),
+    logprobs=st.sampled_from([None, 0, 2]),
+)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Draft:
+    """Bushy trees over a small vocabulary, so that walks often go several levels down."""
+    size = draw(st.integers(0, 16))
+    parents = tuple(draw(st.integers(ROOT, node - 1)) for node in range(size))
+    return Draft(tuple(draw(st.integers(0, VOCAB - 1)) for _ in range(size)), parents, ("test",) * size)
+
+
+stops = st.frozensets(st.integers(0, VOCAB - 1), max_size=2)
+spans = st.tuples(
+    prompts, trees(), params_, st.integers(0, (1 << 64) - 1), st.integers(1, 6), stops, st.integers(0, 4).map(bool)
+)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@settings(max_examples=150)
+@given(st.lists(spans, min_size=1, max_size=4))
+def test_any_batch_of_trees(kernels: str, batch: list[tuple[Any, ...]]) -> None:
+    plan, rows = [], []
+    for prompt, draft, params, seed, remaining, stop, sample in batch:
+        if sample:
+            plan.append(span_of(prompt, draft, params, seed, remaining=remaining, stop_ids=stop))
+            rows.extend(rows_of(prompt, draft))
+        else:
+            plan.append(Span(request_id=1, tokens=prompt, start=0, blocks=(), seed=seed, params=params))
+    logits = torch.from_numpy(np.array(rows)) if rows else torch.empty((0, VOCAB))
+    before = logits.clone()
+    verdicts = verify(select_kernels(force=kernels), plan, logits)
+    assert torch.equal(logits, before), "verification may not change the logits"
+    assert len(verdicts) == len(plan)
+    for span, (prompt, draft, *_), verdict in zip(plan, batch, verdicts, strict=True):
+        if span.sample:
+            check(prompt, draft, span, verdict)
+        else:
+            assert verdict == Verdict()
+
+
+def check(prompt: tuple[int, ...], draft: Draft, span: Span, verdict: Verdict) -> None:
+    tokens = list(verdict.tokens)
+    expected = oracle.decode(logits_of, prompt, span.params, span.seed, len(tokens), span.stop_ids)
+    assert tokens == expected
+    # The path is one of the tree, spells the accepted tokens, and is as long as it can be.
+    assert list(verdict.path) in [[], *paths(draft)]
+    assert [draft.tokens[node] for node in verdict.path] == tokens[: len(verdict.path)]
+    ended = tokens[-1] in span.stop_ids or len(tokens) == span.remaining
+    assert len(tokens) - len(verdict.path) == (0 if ended and len(tokens) == len(verdict.path) else 1)
+    if not ended:
+        last = verdict.path[-1] if verdict.path else ROOT
+        assert tokens[-1] not in children(draft)[last]
+    assert len(tokens) <= span.remaining
+    asked = span.params.logprobs
+    if asked is None:
+        assert verdict.logprobs is None
+        return
+    assert verdict.logprobs is not None
+    for i, (token, entry) in enumerate(zip(tokens, verdict.logprobs, strict=True)):
+        row = torch.log_softmax(torch.from_numpy(logits_of(prompt + tuple(tokens[:i]))), dim=-1)
+        assert entry.logprob == row[token].item()
+        assert len(entry.top) == asked
+
+
+# ------------------------------------------------------------------------------------------------------- goldens
+
+
+@pytest.mark.parametrize("case", GOLDENS["greedy"], ids=lambda c: c["note"])
+def test_greedy_goldens(case: dict[str, Any]) -> None:
+    """The target's argmax at each row, and a chain: what vLLM's greedy kernel emits."""
+    plan, rows = [], []
+    for request in case["requests"]:
+        # A draft of -1 is a padded slot of the reference; it matches nothing, like a token nobody draws.
+        chain = [token if token >= 0 else 63 for token in request["draft"]]
+        plan.append(span_of((0,), Draft.chain(chain, "test"), SamplingParams(temperature=0), 0))
+        rows.extend(torch.nn.functional.one_hot(torch.tensor([*request["target_argmax"], request["bonus"]]), 64))
+    verdicts = verify(select_kernels(), plan, torch.stack(rows).float())
+    for request, verdict in zip(case["requests"], verdicts, strict=True):
+        assert list(verdict.tokens) == request["output"]
+        assert len(verdict.path) == request["num_accepted"]
+
+
+ONE_HOT = [case for case in GOLDENS["random"] if case["draft_kind"].startswith("one_hot")]
+
+
+@pytest.mark.parametrize("case", ONE_HOT, ids=lambda c: f"{c['vocab']}^{c['num_draft']}")
+def test_the_law_of_one_call(case: dict[str, Any]) -> None:
+    """For a fixed draft, the law of what one call emits is the exact one of rejection sampling."""
+    assert law_p_value(case, verify) > 1e-3
+
+
+def test_a_biased_verifier_has_another_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acceptance by likelihood instead of by equality, as typical acceptance does, is seen at once."""
+
+    def eager(kernels: Any, plan: list[Span], logits: torch.Tensor) -> list[Verdict]:
+        verdicts = []
+        for span, verdict in zip(plan, verify(kernels, plan, logits), strict=True):
+            first = span.draft.tokens[0]
+            generous = not verdict.path and span.seed % 20 == 0
+            verdicts.append(Verdict((first, *verdict.tokens), (0,)) if generous else verdict)
+        return verdicts
+
+    assert law_p_value(ONE_HOT[0], eager) < 1e-6
+
+
+def law_p_value(case: dict[str, Any], verifier: Callable[..., list[Verdict]], draws: int = 5000) -> float:
+    draft = Draft.chain(case["draft_tokens"], "test")
+    prefixes = [case["draft_tokens"][:i] for i in range(len(draft) + 1)]
+    law = [case["target_probs_by_prefix"][",".join(map(str, prefix))] for prefix in prefixes]
+    with np.errstate(divide="ignore"):
+        logits = torch.from_numpy(np.log(np.array(law)).astype(np.float32))
+    params = SamplingParams(temperature=1.0)
+    plan = [span_of((0,), draft, params, seed) for seed in range(draws)]
+    verdicts = verifier(select_kernels(), plan, logits.repeat(draws, 1))
+    seen = Counter(",".join(map(str, verdict.tokens)) for verdict in verdicts)
+    exact = {key: p for key, p in case["output_sequence_probs"].items() if p > 0}
+    if not set(seen) <= set(exact):
+        return 0.0
+    return float(
+        chisquare([seen[key] for key in exact], [p * draws / sum(exact.values()) for p in exact.values()])[1]
+    )
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_a_stop_token_ends_the_walk(at: int) -> None:
+    prompt, params = (4, 0), SamplingParams(temperature=0)
+    truth = oracle.decode(logits_of, prompt, params, 0, 8)
+    assert len(set(truth[:4])) == 4
+    span = span_of(prompt, Draft.chain(truth, "test"), params, 0, stop_ids=frozenset({truth[at]}))
+    logits = torch.from_numpy(np.array(rows_of(prompt, span.draft)))
+    [verdict] = verify(select_kernels(), [span], logits)
+    assert list(verdict.tokens) == truth[: at + 1]
+    assert verdict.path == tuple(range(at + 1))
+
+
+def test_no_draft_is_plain_decoding() -> None:
+    params = SamplingParams(temperature=1.0)
+    spans = [span_of((1, 2), NO_DRAFT, params, seed) for seed in range(50)]
+    logits = torch.from_numpy(np.array([logits_of((1, 2))] * 50))
+    for seed, verdict in enumerate(verify(select_kernels(), spans, logits)):
+        assert verdict.tokens == (oracle.choose(logits_of((1, 2)), params, seed, 2),)

@@ -1,0 +1,127 @@
+"""The law of what a speculating engine emits, against the exact law of its target."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import write_llama
+from conftest import MakeLLM
+from numpy.typing import NDArray
+from scipy.stats import chisquare
+
+from parlay import LLM, SamplingParams
+from parlay.runner.batch import Stretch, flatten
+from parlay.verify import coupled
+
+VOCAB = 32
+SEEDS = 3000
+PROMPT = (8, 24, 30, 8, 24, 30, 8, 24)  # which this target continues with 30, 8 in one case of ten
+CASES = [
+    ("ngram", {"temperature": 1.0}),
+    ("ngram", {"temperature": 0.7, "top_p": 0.8}),
+    ("draft_model", {"temperature": 1.0}),
+    ("draft_model", {"temperature": 1.5, "top_k": 6}),
+]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    path = tmp_path_factory.mktemp("small")
+    shape = {"seed": 4, "vocab_size": VOCAB, "eos_token_id": None, "num_hidden_layers": 2, "calm": 0.3}
+    return write_llama(path / "target", **shape), write_llama(path / "draft", noise=0.1, **shape)
+
+
+Sample = Callable[[str, dict[str, Any]], tuple[Counter[tuple[int, int]], NDArray[np.float64], LLM]]
+
+
+@pytest.fixture
+def sample(make_llm: MakeLLM, small: tuple[Path, Path]) -> Sample:
+    """Draw the first two tokens under many seeds; gives their counts, their exact joint law, and the engine."""
+
+    def draw(method: str, params: dict[str, Any]) -> tuple[Counter[tuple[int, int]], NDArray[np.float64], LLM]:
+        target, draft = small
+        own = {"ngram": {"prompt_lookup_min": 1}, "draft_model": {"model": str(draft)}}[method]
+        llm = make_llm(
+            model=str(target),
+            speculative_config={"method": method, "num_speculative_tokens": 2, **own},
+            max_model_len=32,
+            max_num_seqs=200,
+            max_num_batched_tokens=2048,
+        )
+        law = joint_law(llm, params)
+        asks = [SamplingParams(max_tokens=3, seed=seed * 7919, **params) for seed in range(SEEDS)]
+        outputs = llm.generate([PROMPT] * SEEDS, asks, progress=False)
+        # The law mixes both ways: some of these tokens were drafted, some were not.
+        drafted = sum(method in output.outputs[0].sources[:2] for output in outputs)
+        assert SEEDS / 20 < drafted < SEEDS - SEEDS / 20
+        return Counter(output.outputs[0].token_ids[:2] for output in outputs), law, llm
+
+    return draw
+
+
+def joint_law(llm: LLM, params: dict[str, Any]) -> NDArray[np.float64]:
+    """Return the exact law of the first two tokens, `[vocab, vocab]`, by definition and in double precision."""
+    runner = llm.engine._worker._runner
+    prompts = [PROMPT, *((*PROMPT, token) for token in range(VOCAB))]
+    rows = []
+    for prompt in prompts:
+        batch = flatten([Stretch(prompt, 0, (0, 1))], runner.block_size)
+        rows.append(runner.logits(runner.forward(batch), [len(prompt) - 1])[0])
+    probabilities = [probabilities_of(row.double(), **params) for row in rows]
+    return probabilities[0][:, None] * np.array(probabilities[1:])
+
+
+def probabilities_of(
+    logits: torch.Tensor, temperature: float, top_k: int = VOCAB, top_p: float = 1.0
+) -> NDArray[np.float64]:
+    p = torch.softmax(logits / temperature, dim=-1).numpy()
+    order = np.argsort(-p)
+    kept = order[:top_k]
+    if top_p < 1:
+        kept = order[: int(np.searchsorted(np.cumsum(p[order]), top_p)) + 1]
+    result = np.zeros(VOCAB)
+    result[kept] = p[kept] / p[kept].sum()
+    return result
+
+
+def p_value(counts: Counter[tuple[int, int]], law: NDArray[np.float64]) -> float:
+    """Chi-square of counts against a law, with all rare cells merged into one."""
+    total = sum(counts.values())
+    cells = list(itertools.product(range(VOCAB), repeat=2))
+    expected = {cell: total * law[cell] for cell in cells}
+    assert all(counts[cell] == 0 for cell in cells if expected[cell] == 0), "a token outside the law's support"
+    common = [cell for cell in cells if expected[cell] >= 5]
+    seen, wanted = [counts[c] for c in common], [expected[c] for c in common]
+    if (rest := total - sum(wanted)) > 1e-6:
+        seen.append(total - sum(seen))
+        wanted.append(rest)
+    assert len(wanted) > 10
+    return float(chisquare(seen, np.array(wanted) * (sum(seen) / sum(wanted)))[1])
+
+
+@pytest.mark.parametrize(("method", "params"), CASES, ids=str)
+def test_the_first_two_tokens(sample: Sample, method: str, params: dict[str, Any]) -> None:
+    counts, law, _ = sample(method, params)
+    assert p_value(counts, law) > 1e-3
+
+
+def test_noise_that_forgets_the_position_is_seen(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token alone still has the right law; only the two together show it."""
+    draw = coupled.draw
+
+    def forgetful(kernels: Any, scores: Any, temperatures: Any, seeds: Any, positions: Any) -> Any:
+        return draw(kernels, scores, temperatures, seeds, torch.zeros_like(positions))
+
+    monkeypatch.setattr(coupled, "draw", forgetful)
+    counts, law, _ = sample(*CASES[0])
+    assert p_value(counts, law) < 1e-6
+
+
+def test_a_temperature_a_little_off_is_seen(sample: Sample) -> None:
+    counts, _, llm = sample("draft_model", {"temperature": 1.0})
+    assert p_value(counts, joint_law(llm, {"temperature": 1.25})) < 1e-6
