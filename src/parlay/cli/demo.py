@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
         description="Complete a few prompts with the embedded model: plainly, then with each proposer.",
     )
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens a prompt (default: 96)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default: 0.7)")
     parser.add_argument("--seed", type=int, default=0, help="of the noise when the temperature is above 0")
     parser.set_defaults(run=run)
 
