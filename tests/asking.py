@@ -1,12 +1,19 @@
 """Asking engines for completions, and comparing what they answer."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
+from datetime import date
 from typing import Any, NamedTuple
 
 from parlay import LLM, CompletionOutput, RequestOutput, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
+
+
+def daily_seed() -> int:
+    """Return the seed of the tests that differ from day to day."""
+    return int(os.environ.get("PARLAY_TEST_SEED") or date.today().toordinal())
 
 
 class Ask(NamedTuple):

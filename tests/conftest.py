@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from asking import Ask, assert_whole, run
+from asking import Ask, assert_whole, daily_seed, run
 from checkpoints import write_llama
 from hypothesis import settings
 
@@ -18,6 +18,10 @@ settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile("fixed")
 
 DTYPES = ("float32", "bfloat16")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"random requests were drawn with PARLAY_TEST_SEED={daily_seed()}")
 
 
 class Pair(NamedTuple):

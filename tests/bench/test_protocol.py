@@ -32,7 +32,10 @@ def test_repeated_share() -> None:
     assert repeated_share([]) == 0
 
 
-@pytest.mark.parametrize("kind", [["methods", "--batch-sizes", "2"], ["transformers", "--batch-sizes", "2"]])
+@pytest.mark.parametrize(
+    "kind",
+    [["methods", "--batch-sizes", "2", "--num-speculative-tokens", "2"], ["transformers", "--batch-sizes", "2"]],
+)
 def test_benchmarks_end_with_json(kind: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *kind, "--prefixes", "4"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])

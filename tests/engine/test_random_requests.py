@@ -3,15 +3,13 @@
 The seed changes every day and is printed; `PARLAY_TEST_SEED` repeats a run.
 """
 
-import os
 import random
 import string
 from collections.abc import Iterator
-from datetime import date
 from typing import Any
 
 import pytest
-from asking import essence
+from asking import daily_seed, essence
 from conftest import DTYPES, MakeLLM
 
 from parlay import LLM, CompletionOutput, RequestError, SamplingParams
@@ -19,10 +17,6 @@ from parlay.engine.request import Request
 
 LENGTH = 96
 METHODS = ("ngram", "draft_model")
-
-
-def _seed() -> int:
-    return int(os.environ.get("PARLAY_TEST_SEED") or date.today().toordinal())
 
 
 def _prompts(rng: random.Random) -> Iterator[list[int]]:
@@ -62,8 +56,7 @@ def _params(rng: random.Random) -> SamplingParams:
 
 
 def _check_random_requests(make_llm: MakeLLM, count: int, method: str, dtype: str) -> None:
-    seed = _seed()
-    print(f"PARLAY_TEST_SEED={seed}")
+    seed = daily_seed()
     rng = random.Random(f"{seed} {method} {dtype}")
     prompts = _prompts(rng)
     asks = [(next(prompts), _params(rng)) for _ in range(count)]

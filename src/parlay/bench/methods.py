@@ -25,7 +25,7 @@ class _Run:
 
 
 def measure(
-    batch_sizes: tuple[int, ...], prefixes: int | None, tick: Callable[[str], None]
+    batch_sizes: tuple[int, ...], prefixes: int | None, length: int | None, tick: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """Yield one row a batch size, temperature and method.
 
@@ -35,12 +35,13 @@ def measure(
     Args:
         batch_sizes: how many prefixes run at once.
         prefixes: use only this many, for a quick look.
+        length: nodes a draft; None takes each proposer's default.
         tick: called with a label before every round.
     """
     chosen = load_prefixes(prefixes)
     llms = {
         name: LLM(speculative_config=config, enable_prefix_caching=False)
-        for name, config in embedded_configs().items()
+        for name, config in embedded_configs(length).items()
     }
     plain = next(iter(llms))
     for llm in llms.values():

@@ -14,6 +14,7 @@ def add_parser(commands: Any) -> None:
     methods = kinds.add_parser("methods", help="plain decoding against every proposer, by the evaluation protocol")
     methods.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
     methods.add_argument("--prefixes", type=_count, help="use only this many, for a quick look")
+    methods.add_argument("--num-speculative-tokens", type=_count, help="nodes a draft (default: each proposer's own)")
     methods.set_defaults(run=_methods)
     peer = kinds.add_parser("transformers", help="plain decoding against transformers' generate")
     peer.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
@@ -28,7 +29,7 @@ def _methods(options: argparse.Namespace) -> int:
     from parlay.bench.methods import measure
 
     with _progress() as tick:
-        rows = list(measure(tuple(options.batch_sizes), options.prefixes, tick))
+        rows = list(measure(tuple(options.batch_sizes), options.prefixes, options.num_speculative_tokens, tick))
     _report(
         rows,
         {

@@ -7,10 +7,18 @@ from parlay.registry import Registry
 proposers = Registry("parlay.proposers", "speculative method", hidden=frozenset({"base", "select"}))
 
 
-def embedded_configs() -> dict[str, SpeculativeConfig]:
-    """Return for every proposer a config under which it serves the embedded target, plain decoding first."""
-    names = sorted(proposers.names(), key=lambda name: name != SpeculativeConfig().method)
-    return {name: SpeculativeConfig(method=name, options=proposers.load(name).EMBEDDED) for name in names}
+def embedded_configs(length: int | None = None) -> dict[str, SpeculativeConfig]:
+    """Return for every proposer a config under which it serves the embedded target, plain decoding first.
+
+    Args:
+        length: nodes a draft, for proposers that draft; None takes each one's default.
+    """
+    configs = {}
+    for name in sorted(proposers.names(), key=lambda name: name != SpeculativeConfig().method):
+        module = proposers.load(name)
+        own = length if module.Proposer.default_length else None
+        configs[name] = SpeculativeConfig(method=name, num_speculative_tokens=own, options=module.EMBEDDED)
+    return configs
 
 
 def make_proposer(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
