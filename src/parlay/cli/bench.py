@@ -37,9 +37,9 @@ def _methods(options: argparse.Namespace) -> int:
             "temperature": ("temp.", "{:g}"),
             "method": ("method", "{}"),
             "tokens_per_s": ("tok/s", "{:,.0f}"),
-            "speed_up": ("speed-up", "{:.2f}x"),
+            "speed_up": ("ratio", "{:.2f}x"),
             "ms_per_token": ("ms/tok", "{:.2f}"),
-            "decode_speed_up": ("speed-up", "{:.2f}x"),
+            "decode_speed_up": ("ratio", "{:.2f}x"),
             "acceptance_length": ("accept", "{:.2f}"),
             "repeated_8_grams": ("rep. 8", "{:.1%}"),
             "same_tokens": ("same", "{}"),
@@ -91,12 +91,14 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 def _report(rows: Sequence[dict[str, Any]], columns: dict[str, tuple[str, str]]) -> None:
     """Print a table of some columns, then everything as one line of JSON."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     from parlay.bench.provenance import provenance
 
-    table = Table(*(title for title, _ in columns.values()))
+    # Ten columns have to fit a terminal of eighty.
+    table = Table(*(title for title, _ in columns.values()), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for row in rows:
         table.add_row(*(form.format(row[key]) for key, (_, form) in columns.items()))
     Console().print(table)

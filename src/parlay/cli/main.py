@@ -1,6 +1,7 @@
 """The `parlay` command."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -30,6 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read the output has seen enough. Nothing more can be written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 if __name__ == "__main__":
