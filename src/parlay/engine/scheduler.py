@@ -147,16 +147,16 @@ class Scheduler:
 
     def _spans(self, rows: dict[Request, int]) -> Iterator[Span]:
         """Yield the spans, with drafts where rows and blocks are left: to each request an equal share."""
-        drafting = sum(count == request.gap for request, count in rows.items())
+        drafting = sum(count == r.gap and self._limit(r) > 0 for r, count in rows.items())
         left = self._rows_left(rows)
         # A device proposer drafts for the next step, which will have about as many requests.
         next_share = self._config.max_num_batched_tokens // max(drafting, 1) - 1
         for request, count in rows.items():
             end = request.computed + count
             sample = count == request.gap
-            limit = min(request.draft_limit(self._draft_length), request.remaining - 1)
+            limit = self._limit(request)
             draft, budget = NO_DRAFT, min(limit, next_share) if self._device else 0
-            if sample:
+            if sample and limit > 0:
                 draft = self._draft(request, min(limit, left // drafting))
                 # Room for what a device proposer may write: after the token that the target adds, its own guesses.
                 most = end + len(draft) + (1 + budget if budget > 0 else 0)
@@ -165,6 +165,10 @@ class Scheduler:
                 drafting -= 1
                 left -= len(draft)
             yield self._span(request, end, draft, max(budget, 0))
+
+    def _limit(self, request: Request) -> int:
+        """How many nodes a draft may have: the target always adds a token of its own."""
+        return min(request.draft_limit(self._draft_length), request.remaining - 1)
 
     def _draft(self, request: Request, limit: int) -> Draft:
         if limit < 1:
