@@ -128,9 +128,7 @@ void silu_mul(uintptr_t gate_up, uintptr_t out, int64_t rows, int64_t width, boo
 void linear(uintptr_t x, uintptr_t weight, uintptr_t out, int64_t rows, int64_t inputs, int64_t outputs, bool bf16,
             bool float_out) {
   const LinearArgs a = {at<void>(x), at<void>(weight), at<void>(out), rows, inputs, outputs, bf16, float_out};
-  const int64_t panels = (outputs + 15) / 16;
-  const int64_t tasks =
-      (panels + kLinearPanels - 1) / kLinearPanels * ((rows + kLinearRows - 1) / kLinearRows);
+  const int64_t tasks = (outputs + kPanel - 1) / kPanel * ((rows + kLinearRows - 1) / kLinearRows);
   deal_rows(tasks, outputs * inputs * (2 + rows) / (bf16 ? 50 : 25),
             [&](int64_t begin, int64_t end) { table->linear(a, begin, end); });
 }

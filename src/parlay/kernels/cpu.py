@@ -6,9 +6,11 @@ from torch import Tensor
 from parlay.errors import ConfigError
 from parlay.kernels import _native
 from parlay.kernels.base import AttentionView
+from parlay.kernels.huge import empty_huge
 from parlay.kernels.linear import LinearWeight
 
 _BF16 = torch.bfloat16
+_PANEL = 32
 
 
 def _sound(first: Tensor, *others: Tensor) -> bool:
@@ -121,12 +123,14 @@ class NativeKernels:
         _native.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, out.dtype is _BF16)
 
     def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
-        # Panels of sixteen outputs; in a panel inputs run slowest, bfloat16 in pairs. See csrc/linear.h.
+        # Panels of 32 outputs; in a panel inputs run slowest, bfloat16 in pairs. See csrc/linear.h.
         outputs, inputs = weight.shape
         step = 2 if weight.dtype is _BF16 else 1
-        padded = torch.nn.functional.pad(weight, (0, -inputs % step, 0, -outputs % 16))
-        panels = padded.view(-1, 16, padded.shape[1] // step, step).transpose(1, 2).contiguous()
-        return LinearWeight(panels, outputs, inputs)
+        padded = torch.nn.functional.pad(weight, (0, -inputs % step, 0, -outputs % _PANEL))
+        panels = padded.view(-1, _PANEL, padded.shape[1] // step, step).transpose(1, 2)
+        packed = empty_huge(panels.shape, weight.dtype)
+        packed.copy_(panels)
+        return LinearWeight(packed, outputs, inputs)
 
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
         assert _sound(x, weight.tensor, out)
