@@ -78,13 +78,13 @@ struct Step<bf16> {
   PARLAY_INLINE static Input input(const bf16* x) { return both(pair(x)); }
 };
 
-// Rows in flight at once: sums, the weights and an input fill the registers.
+// Rows and vectors of outputs in flight at once: sums, the weights and an input fill the registers.
 #if defined(PARLAY_AVX512)
-constexpr int kRows = 12;
+constexpr int kRows = 12, kVecs = 2;
 #else
-constexpr int kRows = 2;
+constexpr int kRows = 4, kVecs = 1;
 #endif
-constexpr int kVecs = kPanel / kLanes;
+constexpr int kPanelVecs = kPanel / kLanes;
 constexpr int64_t kLine = 64;  // bytes
 
 // What one pass over a block of K asks for: a line every step, or two.
@@ -121,28 +121,33 @@ struct Rows {
   T* at(int64_t block, int64_t row) const { return blocks + (block * rows + row) * stride; }
 };
 
-// Adds one block of K to the totals of R rows and a panel.
+// Sums stay in registers only if the loops over them are unrolled.
+#define PARLAY_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < R; ++r)
+#define PARLAY_VECS _Pragma("GCC unroll 2") for (int v = 0; v < kVecs; ++v)
+
+// Adds one block of K to the totals of R rows and kVecs vectors of a panel.
 template <class T, int R>
-void multiply(const T* x, const T* weight, int64_t steps, bool first, Prefetch ahead, Vec (*total)[kVecs]) {
+__attribute__((noinline)) void multiply(const T* x, const T* weight, int64_t steps, bool first, Prefetch ahead, Vec (*total)[kPanelVecs]) {
   typedef Step<T> S;
   constexpr int64_t size = S::width * kPanel;  // weights a step
   Vec sum[R][kVecs] = {};
   for (int64_t k = 0; k < steps; ++k) {
     ahead.step(size * sizeof(T));
     typename S::Weight w[kVecs];
-    for (int v = 0; v < kVecs; ++v) w[v] = S::weight(weight + k * size + v * S::width * kLanes);
-    _Pragma("GCC unroll 12") for (int r = 0; r < R; ++r) {  // else the sums would not stay in registers
+    PARLAY_VECS w[v] = S::weight(weight + k * size + v * S::width * kLanes);
+    PARLAY_ROWS {
       const typename S::Input in = S::input(x + r * Rows<T>::stride + k * S::width);
-      for (int v = 0; v < kVecs; ++v) sum[r][v] = S::add(sum[r][v], in, w[v]);
+      PARLAY_VECS sum[r][v] = S::add(sum[r][v], in, w[v]);
     }
   }
-  _Pragma("GCC unroll 12") for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVecs; ++v) total[r][v] = first ? sum[r][v] : total[r][v] + sum[r][v];
+  PARLAY_ROWS {
+    PARLAY_VECS total[r][v] = first ? sum[r][v] : total[r][v] + sum[r][v];
+  }
 }
 
 template <class T, int R = kRows>
 PARLAY_INLINE void multiply_rows(int64_t rows, const T* x, const T* weight, int64_t steps, bool first, Prefetch ahead,
-                                 Vec (*total)[kVecs]) {
+                                 Vec (*total)[kPanelVecs]) {
   if (rows == R)
     multiply<T, R>(x, weight, steps, first, ahead, total);
   else if constexpr (R > 1)
@@ -160,18 +165,20 @@ void linear_task(const LinearArgs& a, const Rows<T>& x, int64_t first_row, int64
   const int64_t steps = (a.inputs + S::width - 1) / S::width, block = k_block(a.inputs) / S::width;
   const int64_t passes = (x.rows + kRows - 1) / kRows, stride = size * sizeof(T) / passes;
   const T* weight = (const T*)a.weight + panel * steps * size;
-  Vec total[kLinearRows][kVecs];
+  Vec total[kLinearRows][kPanelVecs];
   for (int64_t from = 0; from < steps; from += block, weight += block * size) {
     const int64_t count = steps - from < block ? steps - from : block;
     // The passes over a block ask for the next one between them.
     const char* ahead = (const char*)weight + (passes == 1 ? kAhead : count * size * sizeof(T));
     for (int64_t pass = 0; pass < passes; ++pass, ahead += count * stride) {
       const int64_t row = x.rows * pass / passes, next = x.rows * (pass + 1) / passes;
-      multiply_rows<T>(next - row, x.at(from / block, row), weight, count, from == 0, {ahead, stride}, total + row);
+      for (int v = 0; v < kPanelVecs; v += kVecs)
+        multiply_rows<T>(next - row, x.at(from / block, row), weight + v * S::width * kLanes, count, from == 0,
+                         {ahead, stride}, (Vec(*)[kPanelVecs])&total[row][v]);
     }
   }
   for (int64_t row = 0; row < x.rows; ++row)
-    for (int v = 0; v < kVecs; ++v) {
+    for (int v = 0; v < kPanelVecs; ++v) {
       const int64_t first = panel * kPanel + v * kLanes, left = a.outputs - first;
       if (left > 0)
         store_at((Out*)a.out + (first_row + row) * a.outputs, total[row][v], first, left < kLanes ? left : kLanes);
