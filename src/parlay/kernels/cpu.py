@@ -1,5 +1,7 @@
 """The native kernels: C++ behind raw addresses, for a step makes dozens of calls of microseconds."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,21 @@ class NativeKernels:
 
     def set_threads(self, threads: int) -> None:  # noqa: D102
         _native.set_threads(threads)
+
+    def record(self, work: Callable[[], object]) -> Callable[[], None]:  # noqa: D102
+        tape = _native.Tape()
+        _native.record(tape)
+        try:
+            work()
+        finally:
+            _native.record(None)
+        return tape.run
+
+    def embed(self, weight: Tensor, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
+        assert _sound(weight, out)
+        assert tokens.dtype is torch.int64
+        rows, width = out.shape
+        _native.embed(weight.data_ptr(), tokens.data_ptr(), out.data_ptr(), rows, width * out.element_size())
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
         assert _sound(x, weight, out)
