@@ -72,8 +72,8 @@ class Kernels(Protocol):
     def record(self, work: Callable[[], object]) -> Callable[[], None] | None:
         """Run `work`, and return a function that runs the operations it called once more, on the same memory.
 
-        What is to change from run to run is written into the tensors that `work` used; the caller keeps all of them.
-        Anything that `work` does besides calling these kernels is not repeated.
+        What is to change from run to run is written into the tensors that `work` used. Anything that `work` does
+        besides calling these kernels is not repeated.
 
         Returns:
             None where the kernels cannot record; `work` has not run then.

@@ -1,7 +1,7 @@
 """Forward passes of few rows, recorded once and replayed.
 
-A pass of a small model is dozens of calls of a few microseconds each, and as much time again in the Python around them.
-With few rows a pass is therefore recorded: the same operations on the same memory, into which each batch is
+A pass of a small model is dozens of calls of a few microseconds each, and as much time again in the Python around
+them. With few rows a pass is therefore recorded: the same operations on the same memory, into which each batch is
 copied. There is one recording for every number of rows and every power of two of blocks a request.
 """
 
