@@ -109,7 +109,7 @@ def test_requests_do_not_see_each_other_and_are_forgotten() -> None:
 @pytest.mark.parametrize(
     ("options", "bounds"),
     [
-        ({}, (2, 4)),
+        ({}, (1, 4)),
         ({"prompt_lookup_max": 3}, (3, 3)),
         ({"prompt_lookup_min": 5}, (5, 5)),
         ({"prompt_lookup_min": 1, "prompt_lookup_max": 9}, (1, 9)),

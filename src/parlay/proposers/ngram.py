@@ -23,14 +23,14 @@ class Options:
     """Options of `ngram`, with vLLM's names. If only one bound is given, the other equals it.
 
     Attributes:
-        prompt_lookup_min: shortest n-gram worth following (default 2).
+        prompt_lookup_min: shortest n-gram worth following (default 1).
         prompt_lookup_max: longest n-gram looked up (default 4).
         match: which earlier occurrence to follow.
     """
 
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
-    match: Literal["earliest", "latest"] = "earliest"
+    match: Literal["earliest", "latest"] = "latest"
 
     def __post_init__(self) -> None:
         low, high = self.bounds
@@ -44,7 +44,7 @@ class Options:
         """The shortest and longest n-gram, defaults filled in."""
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         if low is None and high is None:
-            return 2, 4
+            return 1, 4
         return (high if low is None else low), (low if high is None else high)  # type: ignore[return-value]
 
 
