@@ -354,8 +354,9 @@ inline void process_row(float* scores, float temperature, const Filter& filter, 
     for (int64_t i = 0; i < kept.size; ++i) scores[kept.token[i]] = kept.score[i];
   } else {
     top = highest(scores, vocab, &token);
+    const float kept = top > -kInf ? scores[token] : top;  // which of the zeros, too
     PARLAY_ROW(first, n, vocab) store_at(scores, low, first, n);
-    scores[token] = top;
+    scores[token] = kept;
   }
 }
 

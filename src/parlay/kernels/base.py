@@ -72,11 +72,12 @@ class Filters:
           so a nucleus depends on no order of summation; all tokens below 2^-42 of the best one's probability
           weigh nothing, which for 262,144 tokens is less than 2^-24 of the whole.
 
-    Where best is +inf the first token that has it survives alone. At temperature 0 filters have no effect.
+    Where best is +inf a row that filters keeps the first token that has it, alone. At temperature 0 filters have no
+    effect.
 
     Attributes:
         min_p: float64 `[rows]`, 0 to 1; 0 keeps all.
-        top_k: int64 `[rows]`; 0 or less keeps all.
+        top_k: int64 `[rows]`; 0 or less, or V or more, keeps all.
         top_p: float64 `[rows]`, above 0, at most 1; 1 keeps all.
     """
 
@@ -223,7 +224,7 @@ class Kernels(Protocol):
         """Replace scores by `float32(score / temperature)`, and by -inf where a filter removes the token.
 
         NaN becomes -inf. At temperature 0 the first token in the total order keeps its score, alone. All
-        implementations give the same values, exactly; 0 and -0 are the same value.
+        implementations give the same bits.
 
         Args:
             scores: float32 `[rows, V]`, read and written; V < 2^21.

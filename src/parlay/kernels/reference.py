@@ -79,7 +79,8 @@ def decay(x: FloatArray) -> FloatArray:
     for factor in ("0x1.123bdep-7", "0x1.555b98p-5", "0x1.55548ep-3", "0x1.fffff8p-2"):
         q = q * r + np.float32(float.fromhex(factor))
     p = (r * r * q + r) + one
-    return np.ldexp(p, n.astype(np.int32))
+    result: FloatArray = np.ldexp(p, n.astype(np.int32))
+    return result
 
 
 def survivors(scores: FloatArray, min_p: float, top_k: int, top_p: float) -> npt.NDArray[np.int64]:
@@ -88,7 +89,7 @@ def survivors(scores: FloatArray, min_p: float, top_k: int, top_p: float) -> npt
     Args:
         scores: `[vocab]` after temperature, no NaN.
         min_p: see `Filters`, as the others.
-        top_k: 0 or less keeps all.
+        top_k: 0 or less, or the vocabulary or more, keeps all.
         top_p: 1 keeps all.
     """
     best = scores.max()
@@ -118,17 +119,17 @@ def process_row(
         scores: `[vocab]` before temperature.
         temperature: 0 keeps the first token in the total order.
         min_p: see `Filters`, as the others.
-        top_k: 0 or less keeps all.
+        top_k: 0 or less, or the vocabulary or more, keeps all.
         top_p: 1 keeps all.
     """
-    values = np.where(np.isnan(scores), np.float32(-np.inf), scores)
+    values: FloatArray = np.where(np.isnan(scores), np.float32(-np.inf), scores)
     if temperature == 0:
-        kept = values.argmax()[None]
+        kept = np.array([values.argmax()])
     else:
         with np.errstate(over="ignore", invalid="ignore"):
-            values = values / np.float32(temperature)
+            values = (values / np.float32(temperature)).astype(np.float32)
         values[np.isnan(values)] = -np.inf
-        if min_p <= 0 and top_k <= 0 and top_p >= 1:
+        if min_p <= 0 and not 0 < top_k < len(values) and top_p >= 1:
             return values
         kept = survivors(values, min_p, top_k, top_p)
     processed = np.full_like(values, -np.inf)
@@ -230,9 +231,7 @@ class ReferenceKernels:
         rows = range(len(scores))
         limits = [(0.0, 0, 1.0) for _ in rows]
         if filters:
-            limits = list(
-                zip(filters.min_p.tolist(), filters.top_k.tolist(), filters.top_p.tolist(), strict=True)
-            )
+            limits = list(zip(filters.min_p.tolist(), filters.top_k.tolist(), filters.top_p.tolist(), strict=True))
         for row in rows:
             processed = process_row(scores[row].numpy(), float(temperatures[row]), *limits[row])
             scores[row] = torch.from_numpy(processed)
