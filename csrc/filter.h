@@ -99,12 +99,15 @@ PARLAY_INLINE Vec load_scores(const float* scores, int64_t first, int64_t vocab)
   return load(lanes);
 }
 
-// Units: floor(weight 2^42) for a weight from 0 to 1. Fewer than 2^21 tokens fit into int64.
+// Units: weight 2^42, rounded to the nearest, for a weight from 0 to 1. Fewer than 2^21 tokens fit into int64.
 constexpr int kHalfBits = 21;
 constexpr float kHalf = 1 << kHalfBits;
 constexpr int64_t kOne = (int64_t)1 << 2 * kHalfBits;
 
-inline int64_t units_of(float weight) { return (int64_t)((double)weight * (double)kOne); }
+inline int64_t units_of(float weight) {
+  const double magic = 0x1.8p52;  // adding it rounds to an integer
+  return (int64_t)((double)weight * (double)kOne + magic - magic);
+}
 
 // The units of weight_at(0), weight_at(16), ... below n.
 template <class F>
@@ -120,7 +123,8 @@ PARLAY_INLINE int64_t sum_units(int64_t n, F weight_at) {
         const Part a = w.p[i] * kHalf;
         const PartI whole = __builtin_convertvector(a, PartI);
         high[i] += whole;
-        low[i] += __builtin_convertvector((a - __builtin_convertvector(whole, Part)) * kHalf, PartI);
+        const Part rest = (a - __builtin_convertvector(whole, Part)) * kHalf;
+        low[i] += (PartI)(rest + 12582912.f) - 0x4b400000;  // as in `decay`: to the nearest integer
       }
     }
     for (int i = 0; i < kParts; ++i)

@@ -15,7 +15,7 @@ from parlay.kernels.reference import ReferenceKernels, decay, survivors
 from .helpers import draw, filters_of, process, same_bits
 
 INF, NAN = float("inf"), float("nan")
-UNIT = 2.0**-42
+HALF_A_UNIT = 2.0**-43
 
 # min_p, top_k, top_p: each alone, at its extremes, and together.
 LIMITS = [
@@ -93,7 +93,7 @@ scores = st.lists(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     row=scores,
-    temperature=st.floats(1e-5, 1e5, width=32),
+    temperature=st.floats(2**-16, 2**16, width=32),
     min_p=st.just(0.0) | st.floats(0, 1),
     top_k=st.integers(-1, 310),
     top_p=st.just(1.0) | st.floats(0, 1, exclude_min=True),
@@ -109,7 +109,6 @@ def test_the_twins_agree_on_any_scores(
 def test_no_filters_only_divide(kernels: Kernels) -> None:
     rows = rows_of(100)
     temperatures = torch.full((len(rows),), 0.7)
-    expected = (rows / 0.7).nan_to_num(-INF, posinf=INF, neginf=-INF)
     expected = torch.where((rows / torch.tensor(0.7)).isnan(), -INF, rows / torch.tensor(0.7))
     for filters in (None, filters_of([(0.0, 0, 1.0)] * len(rows)), filters_of([(0.0, 100, 1.0)] * len(rows))):
         assert same_bits(process(kernels, rows, temperatures, filters), expected)
@@ -135,13 +134,13 @@ def test_drawing_is_drawing_from_the_processed_row(
 
 def test_scaled_ties_go_to_the_lowest_id(kernels: Kernels) -> None:
     """Scores that differ before temperature and no more after it: the lower id is first, the lower score or not."""
-    lower, higher = 1.0, 1.0 + 2.0**-23
-    assert np.float32(lower) / np.float32(1.7) == np.float32(higher) / np.float32(1.7)
+    lower, higher = 1.5, 1.5 + 2.0**-23
+    assert np.float32(lower) / np.float32(10) == np.float32(higher) / np.float32(10)
     for vocab in (2, 300, 600):  # through the maxima of groups, too
         row = torch.zeros(1, vocab)
         row[0, vocab // 2 - 1], row[0, vocab - 1] = lower, higher
         for limits in ((0.0, 1, 1.0), (0.0, 0, 1e-9)):
-            processed = process(kernels, row, torch.tensor([1.7]), filters_of([limits]))
+            processed = process(kernels, row, torch.tensor([10.0]), filters_of([limits]))
             assert (processed[0] > -INF).nonzero().flatten().tolist() == [vocab // 2 - 1]
 
 
@@ -154,13 +153,13 @@ def test_the_tail_of_a_nucleus_counts(kernels: Kernels) -> None:
     for share in (0.25, 0.5, 0.75):
         processed = process(kernels, row, torch.ones(1), filters_of([(0.0, 0, (1 + share * tail) / total)]))
         kept = int((processed > -INF).sum()) - 1
-        assert kept / 100_000 == pytest.approx(share, rel=0.02)
+        assert kept / 100_000 == pytest.approx(share, rel=1e-3)
 
 
 def test_a_full_nucleus_ends_with_the_last_token_that_weighs(kernels: Kernels) -> None:
-    row = torch.tensor([[0.0, -28.0, -29.0, -29.2, -50.0, -INF]])
+    row = torch.tensor([[0.0, -29.0, -29.7, -29.9, -50.0, -INF]])
     processed = process(kernels, row, torch.ones(1), filters_of([(0.0, 0, 1 - 2.0**-53)]))
-    assert math.exp(-29.0) > UNIT > math.exp(-29.2)
+    assert math.exp(-29.7) > HALF_A_UNIT > math.exp(-29.9)
     assert (processed[0] > -INF).tolist() == [True, True, True, False, False, False]
 
 
@@ -180,5 +179,5 @@ def test_decay_is_right() -> None:
     exact = np.exp(x.astype(np.float64))
     assert (np.abs(decay(x) - exact) / exact).max() < 2.0**-22.5
     assert decay(np.array([0.0, -0.0], dtype=np.float32)).tolist() == [1.0, 1.0]
-    assert decay(np.array([-30.0, -31.0, -INF], dtype=np.float32)).max() < UNIT
+    assert decay(np.array([-30.0, -31.0, -INF], dtype=np.float32)).max() < HALF_A_UNIT
     assert decay(x).max() <= 1

@@ -68,9 +68,9 @@ class Filters:
         - min-p keeps the tokens whose `float32(s - best)` is at least `ln(min_p)`;
         - top-k keeps the first `top_k` of these;
         - top-p keeps the shortest prefix of these whose units are at least `ceil(top_p * units of all of these)`,
-          where a token has `floor(2^42 w)` units and w is e^float32(s - best) in float32. Sums of units are exact,
-          so a nucleus depends on no order of summation; all tokens below 2^-42 of the best one's probability
-          weigh nothing, which for 262,144 tokens is less than 2^-24 of the whole.
+          where a token has `rint(2^42 w)` units and w is e^float32(s - best) in float32. Sums of units are exact,
+          so a nucleus depends on no order of summation. What is less likely than 2^-43 of the best token weighs
+          nothing; of 262,144 tokens all that is less than 2^-25 of the whole.
 
     Where best is +inf a row that filters keeps the first token that has it, alone. At temperature 0 filters have no
     effect.

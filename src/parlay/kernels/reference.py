@@ -103,7 +103,7 @@ def survivors(scores: FloatArray, min_p: float, top_k: int, top_p: float) -> npt
     if top_k > 0:
         order = order[:top_k]
     if top_p < 1:
-        units = np.floor(decay(below[order]).astype(np.float64) * 2.0**42).astype(np.int64).cumsum()
+        units = np.rint(decay(below[order]).astype(np.float64) * 2.0**42).astype(np.int64).cumsum()
         total = int(units[-1])
         target = min(max(math.ceil(top_p * float(total)), 1), total)
         order = order[: int(np.searchsorted(units, target)) + 1]
