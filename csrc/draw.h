@@ -97,19 +97,18 @@ inline int64_t draw_row(const float* scores, float temperature, uint64_t seed, i
   return best.token;
 }
 
-// The same over the listed tokens alone; `top` is the highest of their scores.
+// The same over the listed tokens alone; `top` is the highest of their scores. What pads the list never wins.
 inline int64_t draw_list(const List& kept, float top, uint64_t seed, int64_t position) {
   if (kept.size < 2 || top == -kInf) return kept.size ? kept.token[0] : 0;
   uint32_t words[kLanes];
   Best best = {-(double)kInf, kept.token[0]};
   for (int64_t first = 0; first < kept.size; first += kLanes) {
-    const int64_t n = kept.size - first;
     const float lead = (float)(best.value - (double)top);
     const Vec below = load(kept.score + first) - splat(top);
     if (!not_above(splat(lead - kMostNoise - 0.01f), below)) continue;
     philox_tokens(seed, position, kept.token + first, words);
     const Vec bound = fma(exp(below - splat(lead)), splat(1.001f), splat(0x1p-30f));
-    uint32_t passed = not_above(fractions(words), bound) & (n < kLanes ? (1u << n) - 1 : 0xffff);
+    uint32_t passed = not_above(fractions(words), bound);
     for (; passed; passed &= passed - 1) {
       const int lane = __builtin_ctz(passed);
       best.offer((double)kept.score[first + lane] + gumbel_of(words[lane]), kept.token[first + lane]);
