@@ -2,8 +2,11 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 
@@ -12,24 +15,42 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("bench", help="measure; the last line of the output is JSON")
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     methods = kinds.add_parser("methods", help="plain decoding against every proposer, by the evaluation protocol")
+    methods.add_argument(
+        "--model", default="tiny-code", help="the target (default: tiny-code), of the same vocabulary"
+    )
     methods.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
     methods.add_argument("--prefixes", type=_count, help="use only this many, for a quick look")
     methods.add_argument("--num-speculative-tokens", type=_count, help="nodes a draft (default: each proposer's own)")
     methods.set_defaults(run=_methods)
     peer = kinds.add_parser("transformers", help="plain decoding against transformers' generate")
+    peer.add_argument("--model", default="tiny-code", help="name or directory (default: tiny-code), same vocabulary")
     peer.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
     peer.add_argument("--prefixes", type=_count, default=64, help="prefixes for each batch size (default: 64)")
+    peer.add_argument("--prompt-length", type=_count, help="also compare one prompt of this many tokens")
     peer.set_defaults(run=_transformers)
     startup = kinds.add_parser("startup", help="from the start of the process to the first token")
     startup.add_argument("--repeats", type=_count, default=5, help="starts that count (default: 5)")
     startup.set_defaults(run=_startup)
+    widen = kinds.add_parser("widen", help="make a small model big with the same function, to measure on")
+    widen.add_argument(
+        "--model", default="tiny-code", help="name or directory of the small model (default: tiny-code)"
+    )
+    widen.add_argument("--output", type=Path, required=True, help="directory to write the wide one to")
+    widen.add_argument("--seed", type=int, default=0, help="of the random numbers that nothing reads (default: 0)")
+    for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size"):
+        # Without a flag the default of `Shape` holds, which is not imported before it is needed.
+        flag = "--" + name.replace("_", "-")
+        widen.add_argument(flag, type=_count, default=argparse.SUPPRESS, help="of the wide model")
+    widen.set_defaults(run=_widen)
 
 
 def _methods(options: argparse.Namespace) -> int:
     from parlay.bench.methods import measure
 
     with _progress() as tick:
-        rows = list(measure(tuple(options.batch_sizes), options.prefixes, options.num_speculative_tokens, tick))
+        rows = list(
+            measure(options.model, tuple(options.batch_sizes), options.prefixes, options.num_speculative_tokens, tick)
+        )
     _report(
         rows,
         {
@@ -52,11 +73,13 @@ def _transformers(options: argparse.Namespace) -> int:
     from parlay.bench.peer import measure
 
     with _progress() as tick:
-        rows = measure(tuple(options.batch_sizes), options.prefixes, tick)
+        rows = measure(options.model, tuple(options.batch_sizes), options.prefixes, options.prompt_length, tick)
     _report(
         rows,
         {
             "batch": ("batch", "{:d}"),
+            "prompt": ("prompt", "{:d}"),
+            "new": ("new", "{:d}"),
             "parlay_tokens_per_s": ("parlay tok/s", "{:,.0f}"),
             "transformers_tokens_per_s": ("transformers tok/s", "{:,.0f}"),
             "speed_up": ("speed-up", "{:.2f}x"),
@@ -72,6 +95,26 @@ def _startup(options: argparse.Namespace) -> int:
     with _progress() as tick:
         row = measure(options.repeats, tick)
     _report([row], {"seconds_to_first_token": ("seconds to first token", "{:.2f}"), "repeats": ("repeats", "{:d}")})
+    return 0
+
+
+def _widen(options: argparse.Namespace) -> int:
+    from parlay.bench.widen import Shape, widen
+
+    given = {f.name: getattr(options, f.name) for f in fields(Shape) if hasattr(options, f.name)}
+    with _progress() as tick:
+        row = widen(options.model, options.output, Shape(**given), options.seed, tick)
+    _report(
+        [row],
+        {
+            "output": ("output", "{}"),
+            "parameters": ("parameters", "{:,d}"),
+            "gigabytes": ("GB", "{:.2f}"),
+            "same_bits": ("same bits", "{}"),
+        },
+    )
+    for obstacle in row["obstacles"]:
+        print(f"bits may differ: {obstacle}", file=sys.stderr)
     return 0
 
 

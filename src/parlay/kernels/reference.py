@@ -6,6 +6,7 @@ only; torch's do not.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -144,6 +145,12 @@ class ReferenceKernels:
 
     def set_threads(self, threads: int) -> None:  # noqa: D102
         pass  # torch's own setting is the caller's
+
+    def record(self, work: Callable[[], object]) -> None:  # noqa: D102
+        return None
+
+    def embed(self, weight: Tensor, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
+        out.copy_(weight[tokens])
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
         values = x.float().numpy()
