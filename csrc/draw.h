@@ -1,9 +1,8 @@
 // Draws a token by the Gumbel-max trick with keyed noise: argmax of score / temperature + G(seed, position, token).
 #pragma once
 
-#include "elementary.h"
+#include "filter.h"
 #include "philox.h"
-#include "table.h"
 
 namespace parlay {
 namespace {
@@ -30,27 +29,6 @@ struct Best {
     if (v > value || (v == value && t < token)) value = v, token = t;
   }
 };
-
-constexpr float kInf = __builtin_inff();
-
-PARLAY_INLINE float scaled(float score, float temperature) {
-  const float s = score / temperature;
-  return s == s ? s : -kInf;
-}
-
-// The highest score, NaN apart, and the first token that has it (0 where nothing is above -inf).
-inline float highest(const float* scores, int64_t vocab, int64_t* token) {
-  const Vec low = splat(-kInf);
-  Vec most = low;
-  const int64_t whole = vocab / kLanes * kLanes;
-  for (int64_t v = 0; v < whole; v += kLanes) most = larger(load(scores + v), most);
-  float top = maximum(most);
-  for (int64_t v = whole; v < vocab; ++v) top = scores[v] > top ? scores[v] : top;
-  *token = 0;
-  if (top > -kInf)
-    while (scores[*token] != top) ++*token;
-  return top;
-}
 
 // Words to [0, 1), rounded down.
 PARLAY_INLINE Vec fractions(const uint32_t* words) {
@@ -119,10 +97,39 @@ inline int64_t draw_row(const float* scores, float temperature, uint64_t seed, i
   return best.token;
 }
 
+// The same over the listed tokens alone; `top` is the highest of their scores. What pads the list never wins.
+inline int64_t draw_list(const List& kept, float top, uint64_t seed, int64_t position) {
+  if (kept.size < 2 || top == -kInf) return kept.size ? kept.token[0] : 0;
+  uint32_t words[kLanes];
+  Best best = {-(double)kInf, kept.token[0]};
+  for (int64_t first = 0; first < kept.size; first += kLanes) {
+    const float lead = (float)(best.value - (double)top);
+    const Vec below = load(kept.score + first) - splat(top);
+    if (!not_above(splat(lead - kMostNoise - 0.01f), below)) continue;
+    philox_tokens(seed, position, kept.token + first, words);
+    const Vec bound = fma(exp(below - splat(lead)), splat(1.001f), splat(0x1p-30f));
+    uint32_t passed = not_above(fractions(words), bound);
+    for (; passed; passed &= passed - 1) {
+      const int lane = __builtin_ctz(passed);
+      best.offer((double)kept.score[first + lane] + gumbel_of(words[lane]), kept.token[first + lane]);
+    }
+  }
+  return best.token;
+}
+
 void draw(const DrawArgs& a, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row)
-    a.out[row] =
-        draw_row(a.scores + row * a.vocab, a.temperatures[row], a.seeds[row], a.positions[row], a.vocab);
+  for (int64_t row = begin; row < end; ++row) {
+    const float* scores = a.scores + row * a.vocab;
+    const float temperature = a.temperatures[row];
+    const Filter filter = filter_of(a.filters, row, a.vocab);
+    if (temperature == 0 || filter.keeps_all()) {
+      a.out[row] = draw_row(scores, temperature, a.seeds[row], a.positions[row], a.vocab);
+    } else {
+      float top;
+      const List kept = survivors(scores, temperature, filter, a.vocab, &top);
+      a.out[row] = draw_list(kept, top, a.seeds[row], a.positions[row]);
+    }
+  }
 }
 
 }  // namespace

@@ -33,6 +33,25 @@ PARLAY_INLINE Vec exp(const Vec& x) {
   return result;
 }
 
+// e^x of what is not above 0, at least e^-30, within two ulps; NaN counts as -30. Unlike `exp` without fused
+// operations, so that every instruction set and the numpy twin give the same bits.
+PARLAY_INLINE Vec decay(const Vec& x) {
+  const Vec bounded = larger(x, splat(-30.f));
+  const Vec magic = splat(12582912.f);
+  const Vec shifted = bounded * splat(0x1.715476p+0f) + magic;
+  const Vec n = shifted - magic;
+  const Vec r = (bounded - n * splat(0x1.62e4p-1f)) - n * splat(0x1.7f7d1cp-20f);
+  Vec q = splat(0x1.685188p-10f);
+  q = q * r + splat(0x1.123bdep-7f);
+  q = q * r + splat(0x1.555b98p-5f);
+  q = q * r + splat(0x1.55548ep-3f);
+  q = q * r + splat(0x1.fffff8p-2f);
+  const Vec p = (r * r * q + r) + splat(1.f);
+  Vec result;
+  PARLAY_EACH result.p[i] = p.p[i] * (Part)(((PartI)shifted.p[i] - (0x4b400000 - 127)) << 23);
+  return result;
+}
+
 // ln x of a positive normal double, within two ulps. Only additions, products and one quotient, in an order
 // that the numpy twin repeats, so both give the same bits.
 PARLAY_INLINE double ln(double x) {

@@ -176,10 +176,22 @@ void linear(uintptr_t x, uintptr_t weight, uintptr_t out, int64_t rows, int64_t 
   });
 }
 
-void draw(uintptr_t scores, uintptr_t temperatures, uintptr_t seeds, uintptr_t positions, uintptr_t out,
-          int64_t rows, int64_t vocab) {
-  const DrawArgs a = {at<float>(scores),      at<float>(temperatures), at<uint64_t>(seeds),
-                      at<int64_t>(positions), at<int64_t>(out),        vocab};
+void process(uintptr_t scores, uintptr_t temperatures, uintptr_t min_p, uintptr_t top_k, uintptr_t top_p,
+             int64_t rows, int64_t vocab) {
+  const ProcessArgs a = {
+      at<float>(scores), at<float>(temperatures), {at<double>(min_p), at<int64_t>(top_k), at<double>(top_p)}, vocab};
+  deal_rows(rows, rows * vocab, [&](int64_t begin, int64_t end) { table->process(a, begin, end); });
+}
+
+void draw(uintptr_t scores, uintptr_t temperatures, uintptr_t min_p, uintptr_t top_k, uintptr_t top_p,
+          uintptr_t seeds, uintptr_t positions, uintptr_t out, int64_t rows, int64_t vocab) {
+  const DrawArgs a = {at<float>(scores),
+                      at<float>(temperatures),
+                      {at<double>(min_p), at<int64_t>(top_k), at<double>(top_p)},
+                      at<uint64_t>(seeds),
+                      at<int64_t>(positions),
+                      at<int64_t>(out),
+                      vocab};
   deal_rows(rows, rows * vocab, [&](int64_t begin, int64_t end) { table->draw(a, begin, end); });
 }
 
@@ -228,6 +240,7 @@ NB_MODULE(_native, m) {
   m.def("attention", &attention, free);
   m.def("silu_mul", &silu_mul, free);
   m.def("linear", &linear, free);
+  m.def("process", &process, free);
   m.def("draw", &draw, free);
   m.def("gumbel", &gumbel, free);
   m.def("copy_slots", &copy_slots, free);

@@ -53,29 +53,47 @@ PARLAY_INLINE void zip(const PartU& a, const PartU& b, PartU* out, Lanes<l...>) 
 
 constexpr int kNoiseBlock = 4 * kLanes;
 
+// The four words of each counter (c0, position, stream 0) whose first part c0 is given.
+PARLAY_INLINE void philox_parts(uint64_t seed, int64_t position, PartU& c0, PartU& c1, PartU& c2, PartU& c3) {
+  c1 = PartU{} + (uint32_t)position, c2 = PartU{}, c3 = PartU{} + (uint32_t)((uint64_t)position >> 32);
+  uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+  for (int round = 0; round < 10; ++round, key0 += kStep0, key1 += kStep1) {
+    PartU high0, low0, high1, low1;
+    mul_wide(c0, kMul0, high0, low0);
+    mul_wide(c2, kMul1, high1, low1);
+    c0 = high1 ^ c1 ^ key0;
+    c1 = low1;
+    c2 = high0 ^ c3 ^ key1;
+    c3 = low0;
+  }
+}
+
 // The words of the tokens 64 * block .. 64 * block + 63 in stream 0.
 PARLAY_INLINE void philox_block(uint64_t seed, int64_t position, int64_t block, uint32_t* out) {
   _Pragma("GCC unroll 4") for (int i = 0; i < kParts; ++i) {
     PartU count;
     for (int l = 0; l < kWidth; ++l) count[l] = l;
-    PartU c0 = count + (uint32_t)(block * kLanes + i * kWidth);
-    PartU c1 = PartU{} + (uint32_t)position, c2 = {}, c3 = PartU{} + (uint32_t)((uint64_t)position >> 32);
-    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-    for (int round = 0; round < 10; ++round, key0 += kStep0, key1 += kStep1) {
-      PartU high0, low0, high1, low1;
-      mul_wide(c0, kMul0, high0, low0);
-      mul_wide(c2, kMul1, high1, low1);
-      c0 = high1 ^ c1 ^ key0;
-      c1 = low1;
-      c2 = high0 ^ c3 ^ key1;
-      c3 = low0;
-    }
+    PartU c0 = count + (uint32_t)(block * kLanes + i * kWidth), c1, c2, c3;
+    philox_parts(seed, position, c0, c1, c2, c3);
     PartU even[2], odd[2], words[4];
     zip(c0, c2, even, EachLane());
     zip(c1, c3, odd, EachLane());
     zip(even[0], odd[0], words, EachLane());
     zip(even[1], odd[1], words + 2, EachLane());
     memcpy(out + i * 4 * kWidth, words, sizeof words);
+  }
+}
+
+// The words of any sixteen tokens in stream 0.
+PARLAY_INLINE void philox_tokens(uint64_t seed, int64_t position, const int32_t* tokens, uint32_t* out) {
+  PARLAY_EACH {
+    PartU token;
+    memcpy(&token, tokens + i * kWidth, sizeof token);
+    PartU c0 = token >> 2, c1, c2, c3;
+    philox_parts(seed, position, c0, c1, c2, c3);
+    const PartU lower = (token & 1) == 0 ? c0 : c1, upper = (token & 1) == 0 ? c2 : c3;
+    const PartU word = (token & 2) == 0 ? lower : upper;
+    memcpy(out + i * kWidth, &word, sizeof word);
   }
 }
 

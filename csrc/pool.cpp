@@ -167,7 +167,7 @@ void* scratch(size_t bytes) {
     const size_t size = (bytes * 3 / 2 + 63) / 64 * 64;  // contexts grow token by token
     mine.at = std::aligned_alloc(64, size);
     if (!mine.at) {
-      // A worker has nobody to throw to, and a few hundred kilobytes are all that is ever asked for.
+      // A worker has nobody to throw to, and a few megabytes are all that is ever asked for.
       std::fprintf(stderr, "parlay: out of memory in a kernel\n");
       std::abort();
     }

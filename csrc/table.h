@@ -63,9 +63,23 @@ struct LinearArgs {
   bool bf16, float_out;
 };
 
+struct FilterArgs {  // a value a row, or all null
+  const double* min_p;
+  const int64_t* top_k;
+  const double* top_p;
+};
+
+struct ProcessArgs {
+  float* scores;
+  const float* temperatures;
+  FilterArgs filters;
+  int64_t vocab;
+};
+
 struct DrawArgs {
   const float* scores;
   const float* temperatures;
+  FilterArgs filters;
   const uint64_t* seeds;
   const int64_t* positions;
   int64_t* out;
@@ -81,6 +95,7 @@ struct Table {
   void (*attention)(const AttentionArgs&, int64_t begin, int64_t tasks, int64_t stride);
   void (*silu_mul)(const SiluArgs&, int64_t begin, int64_t end);
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
+  void (*process)(const ProcessArgs&, int64_t begin, int64_t end);
   void (*draw)(const DrawArgs&, int64_t begin, int64_t end);
   void (*gumbel)(uint64_t seed, int64_t position, double* out, int64_t vocab);
   void (*philox)(const uint32_t* counter, const uint32_t* key, uint32_t* out);

@@ -1,6 +1,7 @@
 // Compiled once per instruction set, each time with its own flags and PARLAY_VARIANT.
 #include "attention.h"
 #include "draw.h"
+#include "filter.h"
 #include "linear.h"
 #include "norm.h"
 #include "rotary.h"
@@ -21,6 +22,7 @@ const Table* PARLAY_NAME(PARLAY_VARIANT)() {
                               attention,
                               silu_mul,
                               linear,
+                              process,
                               draw,
                               gumbel,
                               [](const uint32_t* counter, const uint32_t* key, uint32_t* out) {

@@ -271,8 +271,8 @@ def test_noise_keyed_by_the_step_is_caught(
     def answer(method: str | None) -> Any:
         steps = count(1)
 
-        def by_step(kernels: Any, scores: Any, temperatures: Any, seeds: Any, positions: torch.Tensor) -> Any:
-            return draw(kernels, scores, temperatures, seeds, torch.full_like(positions, next(steps)))
+        def by_step(kernels: Any, scores: Any, temperatures: Any, seeds: Any, positions: Any, filters: Any) -> Any:
+            return draw(kernels, scores, temperatures, seeds, torch.full_like(positions, next(steps)), filters)
 
         monkeypatch.setattr(coupled, "draw", by_step)
         return run(make_llm(method, 4), [ask])[0]

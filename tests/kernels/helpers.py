@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView, Kernels
+from parlay.kernels.base import AttentionView, Filters, Kernels
 
 DTYPES = (torch.float32, torch.bfloat16)
 BLOCK = 16
@@ -69,9 +69,30 @@ def head(kernels: Kernels, x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def draw(kernels: Kernels, scores: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def filters_of(limits: list[tuple[float, int, float]]) -> Filters:
+    """Filters from (min_p, top_k, top_p) of each row."""
+    min_p, top_k, top_p = zip(*limits, strict=True)
+    return Filters(
+        torch.tensor(min_p, dtype=torch.float64), torch.tensor(top_k), torch.tensor(top_p, dtype=torch.float64)
+    )
+
+
+def process(kernels: Kernels, scores: Tensor, temperatures: Tensor, filters: Filters | None) -> Tensor:
+    processed = scores.clone()
+    kernels.process(processed, temperatures, filters)
+    return processed
+
+
+def draw(
+    kernels: Kernels,
+    scores: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    filters: Filters | None = None,
+) -> Tensor:
     out = torch.full((scores.shape[0],), -1, dtype=torch.int64)
-    kernels.draw(scores, temperatures, seeds, positions, out)
+    kernels.draw(scores, temperatures, seeds, positions, out, filters)
     return out
 
 

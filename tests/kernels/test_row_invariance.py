@@ -13,9 +13,11 @@ from .helpers import (
     attend,
     cancelling,
     draw,
+    filters_of,
     head,
     multiply,
     normalise,
+    process,
     random,
     same_bits,
     silu_mul,
@@ -135,6 +137,19 @@ def test_draw(kernels: Kernels) -> None:
 
     def rows(chosen: Tensor) -> Tensor:
         return draw(kernels, scores[chosen], temperatures[chosen], seeds[chosen], chosen)
+
+    check(kernels, rows, numbers=(1, 2, 3, 64))
+
+
+def test_filtered(kernels: Kernels) -> None:
+    scores = random(ROWS, 600, spread=2)
+    temperatures = (torch.arange(ROWS) % 4 * 0.5).clamp(min=0.1)
+    limits = [(n % 2 * 0.01, n % 3 * 40, 1 - n % 5 * 0.2) for n in range(ROWS)]
+
+    def rows(chosen: Tensor) -> Tensor:
+        filters = filters_of([limits[n] for n in chosen.tolist()])
+        drawn = draw(kernels, scores[chosen], temperatures[chosen], chosen, chosen, filters)
+        return torch.cat((process(kernels, scores[chosen], temperatures[chosen], filters), drawn[:, None]), 1)
 
     check(kernels, rows, numbers=(1, 2, 3, 64))
 

@@ -4,16 +4,26 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from parlay import SamplingParams
+from parlay.kernels.select import select_kernels
+from parlay.sampling import sampler
 from parlay.sampling.order import largest, rank
-from parlay.sampling.process import process
 
 Row = NDArray[np.float32]
 INF = float("inf")
+KERNELS = [select_kernels(), select_kernels(force="reference")]
+
+
+def process(row: Row, params: SamplingParams) -> Row:
+    """Return the processed row, the same by all kernels."""
+    first, *others = (sampler.process(k, torch.from_numpy(row)[None], [params])[0].numpy() for k in KERNELS)
+    assert all(np.array_equal(first, other) for other in others)
+    return first
 
 
 def naive_order(row: Row) -> list[int]:
@@ -21,18 +31,20 @@ def naive_order(row: Row) -> list[int]:
 
 
 def naive_kept(scores: Row, params: SamplingParams) -> tuple[list[int], float]:
-    """Return what survives, and how near the nucleus came to ending elsewhere (relative)."""
+    """Return what survives, and how near it came to ending elsewhere (as a probability)."""
     order = naive_order(scores)
     best = float(scores[order[0]])
     weight = {token: math.exp(float(scores[token]) - best) for token in order}
+    margin = 1.0
     if params.min_p > 0:
+        margin = min((abs(w / params.min_p - 1) for w in weight.values() if w != params.min_p), default=1.0)
         order = [token for token in order if weight[token] >= params.min_p]
     if params.top_k > 0:
         order = order[: params.top_k]
     if params.top_p >= 1:
-        return order, 1.0
+        return order, margin
     total = math.fsum(weight[token] for token in order)
-    margin, kept = 1.0, []
+    kept = []
     for token in order:
         kept.append(token)
         reached = math.fsum(weight[t] for t in kept) / total
@@ -68,7 +80,7 @@ def test_filters_equal_the_naive_twin(row: Row, params: SamplingParams) -> None:
     assert np.array_equal(row, given_row), "the logits are the caller's"
     scores = row / np.float32(params.temperature)
     kept, margin = naive_kept(scores, params)
-    assume(margin > 1e-9)
+    assume(margin > 1e-6)
     assert kept_by(found) == sorted(kept)
     assert np.array_equal(found[kept], scores[kept]), "survivors keep their scores"
 
@@ -82,9 +94,9 @@ def test_a_nucleus_of_any_size(spread: float, top_p: float, more: dict[str, floa
     params = SamplingParams(temperature=1.0, top_p=top_p, **more)
     kept, margin = naive_kept(row, params)
     found = kept_by(process(row, params))
-    if margin > 1e-12:
+    if margin > 1e-7:
         assert found == sorted(kept)
-    else:  # equal weights: rounding may decide the last token
+    else:  # rounding may decide the last token
         assert abs(len(found) - len(kept)) <= 1
 
 

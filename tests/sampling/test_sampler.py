@@ -1,6 +1,5 @@
 """Draws and log-probabilities, row by row."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -8,8 +7,14 @@ from hypothesis import strategies as st
 
 from parlay import SamplingParams
 from parlay.kernels.select import select_kernels
-from parlay.sampling.process import process
-from parlay.sampling.sampler import draw, filter_rows, seed_tensor, temperature_tensor, token_logprobs
+from parlay.sampling.sampler import (
+    draw,
+    filter_tensors,
+    process,
+    seed_tensor,
+    temperature_tensor,
+    token_logprobs,
+)
 from parlay.sampling.seeds import mix, signed
 from parlay.verify import oracle
 
@@ -37,22 +42,33 @@ def test_a_mixed_batch_draws_what_the_oracle_chooses(kernels: str | None) -> Non
     ]
     drawn = draw(
         select_kernels(force=kernels),
-        filter_rows(logits(), MIXED),
+        logits(),
         temperature_tensor(MIXED),
         seed_tensor(seeds),
         torch.tensor(positions),
+        filter_tensors(MIXED),
     )
     assert drawn.tolist() == expected
 
 
-def test_filter_rows_leaves_unfiltered_rows_alone() -> None:
-    before, after = logits(), filter_rows(logits(), MIXED)
+@pytest.mark.parametrize("kernels", ["reference", None])
+def test_each_row_is_processed_by_its_own_parameters(kernels: str | None) -> None:
+    before = logits()
+    processed = process(select_kernels(force=kernels), before, MIXED)
+    assert torch.equal(before, logits()), "the logits are the caller's"
     for row, p in enumerate(MIXED):
-        if p.filters:
-            assert np.array_equal(after[row].numpy(), process(before[row].numpy(), p))
-        else:
-            assert torch.equal(after[row], before[row])
+        alone = process(select_kernels(force=kernels), before[row : row + 1], [p])[0]
+        assert torch.equal(processed[row], alone)
+        kept = int((alone > -torch.inf).sum())
+        assert kept == 1 if p.temperature == 0 else (kept < 70) == p.filters
+
+
+def test_rows_that_keep_all_need_no_filters() -> None:
+    assert filter_tensors([p for p in MIXED if not p.filters]) is None
     assert not MIXED[4].filters, "nothing is filtered at temperature 0"
+    filters = filter_tensors(MIXED)
+    assert filters is not None
+    assert filters.first(3).top_k.tolist() == [0, 0, 4]
 
 
 @given(st.integers(-(1 << 63), (1 << 64) - 1))

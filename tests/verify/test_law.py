@@ -114,8 +114,8 @@ def test_noise_that_forgets_the_position_is_seen(sample: Sample, monkeypatch: py
     """Each token alone still has the right law; only the two together show it."""
     draw = coupled.draw
 
-    def forgetful(kernels: Any, scores: Any, temperatures: Any, seeds: Any, positions: Any) -> Any:
-        return draw(kernels, scores, temperatures, seeds, torch.zeros_like(positions))
+    def forgetful(kernels: Any, scores: Any, temperatures: Any, seeds: Any, positions: Any, filters: Any) -> Any:
+        return draw(kernels, scores, temperatures, seeds, torch.zeros_like(positions), filters)
 
     monkeypatch.setattr(coupled, "draw", forgetful)
     counts, law, _ = sample(*CASES[0])

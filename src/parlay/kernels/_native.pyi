@@ -50,7 +50,20 @@ def silu_mul(gate_up: int, out: int, rows: int, width: int, bf16: bool, /) -> No
 def linear(
     x: int, weight: int, out: int, rows: int, inputs: int, outputs: int, bf16: bool, float_out: bool, /
 ) -> None: ...
-def draw(scores: int, temperatures: int, seeds: int, positions: int, out: int, rows: int, vocab: int, /) -> None: ...
+def process(scores: int, temperatures: int, min_p: int, top_k: int, top_p: int, rows: int, vocab: int, /) -> None: ...
+def draw(
+    scores: int,
+    temperatures: int,
+    min_p: int,
+    top_k: int,
+    top_p: int,
+    seeds: int,
+    positions: int,
+    out: int,
+    rows: int,
+    vocab: int,
+    /,
+) -> None: ...
 def gumbel(seed: int, position: int, out: int, vocab: int, /) -> None: ...
 def copy_slots(
     src_slots: int,

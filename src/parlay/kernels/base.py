@@ -60,6 +60,42 @@ class AttentionView:
         )
 
 
+@dataclass(frozen=True)
+class Filters:
+    """Which tokens of each row may be drawn: those that survive min-p, then top-k, then top-p.
+
+    With `s = float32(score / temperature)`, `best` the highest s of the row and the total order (s descending, id
+    ascending), the survivors are a prefix of that order:
+        - min-p keeps the tokens whose `float32(s - best)` is at least `ln(min_p)`;
+        - top-k keeps the first `top_k` of these;
+        - top-p keeps the shortest prefix of these whose units are at least `ceil(top_p * units of all of these)`,
+          where a token has `rint(2^42 w)` units and w is e^float32(s - best) in float32. Sums of units are exact,
+          so a nucleus depends on no order of summation. What is less likely than 2^-43 of the best token weighs
+          nothing; of 262,144 tokens all that is less than 2^-25 of the whole.
+
+    Where best is +inf a row that filters keeps the first token that has it, alone. At temperature 0 filters have no
+    effect.
+
+    Attributes:
+        min_p: float64 `[rows]`, 0 to 1; 0 keeps all.
+        top_k: int64 `[rows]`; 0 or less, or V or more, keeps all.
+        top_p: float64 `[rows]`, above 0, at most 1; 1 keeps all.
+    """
+
+    min_p: Tensor
+    top_k: Tensor
+    top_p: Tensor
+
+    def first(self, rows: int) -> "Filters":
+        """Return the filters of the first rows."""
+        return Filters(self.min_p[:rows], self.top_k[:rows], self.top_p[:rows])
+
+    @cached_property
+    def addresses(self) -> tuple[int, int, int]:
+        """Addresses of the three tensors."""
+        return self.min_p.data_ptr(), self.top_k.data_ptr(), self.top_p.data_ptr()
+
+
 class Kernels(Protocol):
     """What a device offers. Shapes: T rows, H query heads, KV key heads, D head dimension."""
 
@@ -206,21 +242,43 @@ class Kernels(Protocol):
         """
         ...
 
-    def draw(self, scores: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, out: Tensor) -> None:
+    def process(self, scores: Tensor, temperatures: Tensor, filters: Filters | None) -> None:
+        """Replace scores by `float32(score / temperature)`, and by -inf where a filter removes the token.
+
+        NaN becomes -inf. At temperature 0 the first token in the total order keeps its score, alone. All
+        implementations give the same bits.
+
+        Args:
+            scores: float32 `[rows, V]`, read and written; V < 2^21.
+            temperatures: float32 `[rows]`, not negative, finite.
+            filters: of these rows; None keeps all tokens.
+        """
+        ...
+
+    def draw(
+        self,
+        scores: Tensor,
+        temperatures: Tensor,
+        seeds: Tensor,
+        positions: Tensor,
+        out: Tensor,
+        filters: Filters | None = None,
+    ) -> None:
         """Draw one token a row from softmax(score / temperature) with noise keyed by (seed, position, token).
 
-        The token is the argmax of `double(float32(score / temperature)) + G(seed, position, token)`, ties to
-        the lowest id; at temperature 0 the argmax of the scores. NaN counts as -inf; a row of -inf gives 0.
-        All implementations give the same tokens, exactly.
+        The token is the argmax of `double(float32(score / temperature)) + G(seed, position, token)` over the
+        tokens that survive the filters, ties to the lowest id; at temperature 0 the argmax of the scores. NaN counts
+        as -inf; a row of -inf gives 0. All implementations give the same tokens, exactly.
 
         Source: the Gumbel-max trick; coupling by shared noise: Daliri, Musco, Suresh 2024 (arXiv 2408.07978).
 
         Args:
-            scores: float32 `[rows, V]`, processed logits before temperature.
-            temperatures: float32 `[rows]`, not negative.
+            scores: float32 `[rows, V]`, logits before temperature; V < 2^21.
+            temperatures: float32 `[rows]`, not negative, finite.
             seeds: int64 `[rows]` that holds the bits of a uint64.
             positions: int64 `[rows]`, position of the token to be drawn.
             out: int64 `[rows]`.
+            filters: of these rows; None keeps all tokens.
         """
         ...
 

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from parlay.errors import ConfigError
 from parlay.kernels import _native
-from parlay.kernels.base import AttentionView
+from parlay.kernels.base import AttentionView, Filters
 from parlay.kernels.huge import empty_huge
 from parlay.kernels.linear import LinearWeight
 
 _BF16 = torch.bfloat16
 _PANEL = 32
+_NONE = (0, 0, 0)  # addresses of filters that keep all
 
 
 def _sound(first: Tensor, *others: Tensor) -> bool:
@@ -23,6 +24,15 @@ def _sound(first: Tensor, *others: Tensor) -> bool:
         if tensor.dtype is not dtype or not tensor.is_contiguous():
             return False
     return (dtype is _BF16 or dtype is torch.float32) and first.is_contiguous()
+
+
+def _fits(filters: Filters | None, rows: int) -> bool:
+    """Whether filters are contiguous, of the right types and of so many rows."""
+    if filters is None:
+        return True
+    tensors = (filters.min_p, filters.top_k, filters.top_p)
+    types = (torch.float64, torch.int64, torch.float64)
+    return all(t.dtype is d and t.shape == (rows,) and t.is_contiguous() for t, d in zip(tensors, types, strict=True))
 
 
 def _replay(tape: _native.Tape, held: list[Tensor | AttentionView]) -> None:
@@ -199,16 +209,33 @@ class NativeKernels:
             out.dtype is torch.float32,
         )
 
+    def process(self, scores: Tensor, temperatures: Tensor, filters: Filters | None) -> None:  # noqa: D102
+        assert _sound(scores, temperatures)
+        rows, vocab = scores.shape
+        assert scores.dtype is torch.float32
+        assert _fits(filters, rows)
+        _native.process(
+            scores.data_ptr(), temperatures.data_ptr(), *(filters.addresses if filters else _NONE), rows, vocab
+        )
+
     def draw(  # noqa: D102
-        self, scores: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, out: Tensor
+        self,
+        scores: Tensor,
+        temperatures: Tensor,
+        seeds: Tensor,
+        positions: Tensor,
+        out: Tensor,
+        filters: Filters | None = None,
     ) -> None:
         assert _sound(scores, temperatures)
         assert scores.dtype is torch.float32
         assert seeds.dtype is positions.dtype is out.dtype is torch.int64
         rows, vocab = scores.shape
+        assert _fits(filters, rows)
         _native.draw(
             scores.data_ptr(),
             temperatures.data_ptr(),
+            *(filters.addresses if filters else _NONE),
             seeds.data_ptr(),
             positions.data_ptr(),
             out.data_ptr(),

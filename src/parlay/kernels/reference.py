@@ -5,6 +5,7 @@ thread and treats each element alike, so its sums over the last axis and its `ex
 only; torch's do not.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from parlay.kernels import linear
-from parlay.kernels.base import AttentionView
+from parlay.kernels.base import AttentionView, Filters
 from parlay.kernels.linear import LinearWeight
 
 FloatArray = npt.NDArray[np.float32]
@@ -65,6 +66,76 @@ def gumbel_noise(seed: int, position: int, vocab: int) -> DoubleArray:
     words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32)).reshape(-1)[:vocab]
     u = (words.astype(np.float64) + 0.5) * 2.0**-32
     return -ln(-ln(1 - u))
+
+
+def decay(x: FloatArray) -> FloatArray:
+    """Return e^x of what is not above 0, at least e^-30, by the same operations as the native one."""
+    one, magic = np.float32(1), np.float32(1.5 * 2**23)
+    bounded = np.maximum(x, np.float32(-30))
+    shifted = bounded * np.float32(float.fromhex("0x1.715476p+0")) + magic
+    n = shifted - magic
+    high, low = (np.float32(float.fromhex(part)) for part in ("0x1.62e4p-1", "0x1.7f7d1cp-20"))  # of ln 2
+    r = (bounded - n * high) - n * low
+    q = np.full_like(r, float.fromhex("0x1.685188p-10"))
+    for factor in ("0x1.123bdep-7", "0x1.555b98p-5", "0x1.55548ep-3", "0x1.fffff8p-2"):
+        q = q * r + np.float32(float.fromhex(factor))
+    p = (r * r * q + r) + one
+    result: FloatArray = np.ldexp(p, n.astype(np.int32))
+    return result
+
+
+def survivors(scores: FloatArray, min_p: float, top_k: int, top_p: float) -> npt.NDArray[np.int64]:
+    """Return the ids that survive the filters, in the total order.
+
+    Args:
+        scores: `[vocab]` after temperature, no NaN.
+        min_p: see `Filters`, as the others.
+        top_k: 0 or less, or the vocabulary or more, keeps all.
+        top_p: 1 keeps all.
+    """
+    best = scores.max()
+    if np.isinf(best):
+        return np.flatnonzero(scores == np.inf)[:1]
+    with np.errstate(over="ignore"):
+        below = scores - best
+    order = np.argsort(-scores, kind="stable")
+    if min_p > 0:
+        order = order[below[order] >= ln(np.array([max(min_p, 2.0**-1022)]))]
+    if top_k > 0:
+        order = order[:top_k]
+    if top_p < 1:
+        units = np.rint(decay(below[order]).astype(np.float64) * 2.0**42).astype(np.int64).cumsum()
+        total = int(units[-1])
+        target = min(max(math.ceil(top_p * float(total)), 1), total)
+        order = order[: int(np.searchsorted(units, target)) + 1]
+    return order
+
+
+def process_row(
+    scores: FloatArray, temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0
+) -> FloatArray:
+    """Return one row as `Kernels.process` leaves it.
+
+    Args:
+        scores: `[vocab]` before temperature.
+        temperature: 0 keeps the first token in the total order.
+        min_p: see `Filters`, as the others.
+        top_k: 0 or less, or the vocabulary or more, keeps all.
+        top_p: 1 keeps all.
+    """
+    values: FloatArray = np.where(np.isnan(scores), np.float32(-np.inf), scores)
+    if temperature == 0:
+        kept = np.array([values.argmax()])
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = (values / np.float32(temperature)).astype(np.float32)
+        values[np.isnan(values)] = -np.inf
+        if min_p <= 0 and not 0 < top_k < len(values) and top_p >= 1:
+            return values
+        kept = survivors(values, min_p, top_k, top_p)
+    processed = np.full_like(values, -np.inf)
+    processed[kept] = values[kept]
+    return processed
 
 
 class ReferenceKernels:
@@ -163,19 +234,30 @@ class ReferenceKernels:
     def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
         linear.linear(x.float(), weight, out)
 
+    def process(self, scores: Tensor, temperatures: Tensor, filters: Filters | None) -> None:  # noqa: D102
+        rows = range(len(scores))
+        limits = [(0.0, 0, 1.0) for _ in rows]
+        if filters:
+            limits = list(zip(filters.min_p.tolist(), filters.top_k.tolist(), filters.top_p.tolist(), strict=True))
+        for row in rows:
+            processed = process_row(scores[row].numpy(), float(temperatures[row]), *limits[row])
+            scores[row] = torch.from_numpy(processed)
+
     def draw(  # noqa: D102
-        self, scores: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, out: Tensor
+        self,
+        scores: Tensor,
+        temperatures: Tensor,
+        seeds: Tensor,
+        positions: Tensor,
+        out: Tensor,
+        filters: Filters | None = None,
     ) -> None:
-        for row, row_scores in enumerate(scores):
-            values = np.nan_to_num(row_scores.numpy(), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-            temperature = np.float32(temperatures[row].item())
-            if temperature == 0:
-                out[row] = int(values.argmax())
-                continue
-            with np.errstate(over="ignore", invalid="ignore"):
-                scaled = (values / temperature).astype(np.float64)
-            noise = gumbel_noise(int(seeds[row]) % 2**64, int(positions[row]), len(values))
-            out[row] = int((np.nan_to_num(scaled, nan=-np.inf, posinf=np.inf, neginf=-np.inf) + noise).argmax())
+        processed = scores.clone()
+        self.process(processed, temperatures, filters)
+        for row, values in enumerate(processed.double().numpy()):
+            if temperatures[row] > 0:
+                values += gumbel_noise(int(seeds[row]) % 2**64, int(positions[row]), len(values))
+            out[row] = int(values.argmax())
 
     def gumbel(self, seed: int, position: int, out: Tensor) -> None:  # noqa: D102
         out.copy_(torch.from_numpy(gumbel_noise(seed, position, len(out))))

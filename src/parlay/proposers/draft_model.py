@@ -25,7 +25,7 @@ from parlay.models.tokenizer import read_tokenizer
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.runner.batch import Stretch, flatten, single_rows, table_array
 from parlay.runner.runner import ModelRunner
-from parlay.sampling.sampler import draw, filter_rows, seed_tensor, temperature_tensor
+from parlay.sampling.sampler import draw, filter_tensors, seed_tensor, temperature_tensor
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, ProposerState, Span, Verdict
 
@@ -121,6 +121,7 @@ class Proposer(DeviceProposer):
         kernels = self._runner.kernels
         params = [c.span.params for c in chains]
         seeds, temperatures = seed_tensor([c.span.seed for c in chains]), temperature_tensor(params)
+        filters = filter_tensors(params)
         positions = np.array([c.position for c in chains])
         tables = table_array([c.span.blocks for c in chains])
         steps: list[Tensor] = []
@@ -137,10 +138,11 @@ class Proposer(DeviceProposer):
             steps.append(
                 draw(
                     kernels,
-                    filter_rows(logits, params[:active]),
+                    logits,
                     temperatures[:active],
                     seeds[:active],
                     torch.from_numpy(positions[:active] + step),
+                    filters and filters.first(active),
                 )
             )
             active = sum(chain.length > step + 1 for chain in chains)

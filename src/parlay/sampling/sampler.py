@@ -9,15 +9,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import Kernels
+from parlay.kernels.base import Filters, Kernels
 from parlay.sampling.order import largest, rank
-from parlay.sampling.process import process
 from parlay.sampling.seeds import signed
 from parlay.types.params import SamplingParams
 from parlay.types.plan import TokenLogprobs
 
 
-def draw(kernels: Kernels, scores: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def draw(
+    kernels: Kernels,
+    scores: Tensor,
+    temperatures: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    filters: Filters | None = None,
+) -> Tensor:
     """Draw one token a row; temperature 0 takes the first in the total order.
 
     Args:
@@ -26,13 +32,29 @@ def draw(kernels: Kernels, scores: Tensor, temperatures: Tensor, seeds: Tensor, 
         temperatures: `[rows]` float32.
         seeds: `[rows]` int64 holding the bits of unsigned seeds.
         positions: `[rows]` int64, absolute index of the token being drawn.
+        filters: which tokens of each row may be drawn; None for all.
 
     Returns:
         Token ids, `[rows]` int64.
     """
     out = torch.empty(scores.shape[0], dtype=torch.int64)
-    kernels.draw(scores, temperatures, seeds, positions, out)
+    kernels.draw(scores, temperatures, seeds, positions, out, filters)
     return out
+
+
+def process(kernels: Kernels, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Return the scores whose softmax each row's token is drawn from: `-inf` where a token is removed.
+
+    Order: temperature, min-p, top-k, top-p. At temperature 0 one token is left.
+
+    Args:
+        kernels: the operations to run with.
+        logits: `[rows, vocab]` float32; NaN counts as `-inf`.
+        params: of each row.
+    """
+    scores = logits.clone()
+    kernels.process(scores, temperature_tensor(params), filter_tensors(params))
+    return scores
 
 
 def seed_tensor(seeds: Sequence[int]) -> Tensor:
@@ -41,16 +63,19 @@ def seed_tensor(seeds: Sequence[int]) -> Tensor:
 
 
 def temperature_tensor(params: Sequence[SamplingParams]) -> Tensor:
-    """Return the temperatures `draw` needs after `filter_rows`: filtered rows are divided already."""
-    return torch.tensor([1.0 if p.filters else p.temperature for p in params], dtype=torch.float32)
+    """Return temperatures as `draw` takes them."""
+    return torch.tensor([p.temperature for p in params], dtype=torch.float32)
 
 
-def filter_rows(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Replace in place the rows whose parameters filter by their processed scores; return `logits`."""
-    for row, p in enumerate(params):
-        if p.filters:
-            logits[row] = torch.from_numpy(process(logits[row].numpy(), p))
-    return logits
+def filter_tensors(params: Sequence[SamplingParams]) -> Filters | None:
+    """Return filters as `draw` takes them; None where no row filters."""
+    if not any(p.filters for p in params):
+        return None
+    return Filters(
+        torch.tensor([p.min_p for p in params], dtype=torch.float64),
+        torch.tensor([p.top_k for p in params]),
+        torch.tensor([p.top_p for p in params], dtype=torch.float64),
+    )
 
 
 def token_logprobs(logits: Tensor, token: int, top: int) -> TokenLogprobs:

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import Kernels
-from parlay.sampling.sampler import draw, filter_rows, seed_tensor, token_logprobs
+from parlay.sampling.sampler import (
+    draw,
+    filter_tensors,
+    seed_tensor,
+    temperature_tensor,
+    token_logprobs,
+)
 from parlay.types.draft import ROOT
 from parlay.types.plan import Span, TokenLogprobs, Verdict
 from parlay.verify.tree import children, depths
@@ -31,7 +37,7 @@ def verify(kernels: Kernels, spans: Sequence[Span], logits: Tensor) -> list[Verd
     Returns:
         One verdict a span; empty for spans that do not sample.
     """
-    choices = _Choices(kernels, spans, logits)
+    choices = _choices(kernels, [span for span in spans if span.sample], logits)
     verdicts = []
     first_row = 0
     for span in spans:
@@ -43,7 +49,7 @@ def verify(kernels: Kernels, spans: Sequence[Span], logits: Tensor) -> list[Verd
     return verdicts
 
 
-def _walk(span: Span, first_row: int, choices: "_Choices", logits: Tensor) -> Verdict:
+def _walk(span: Span, first_row: int, choices: Sequence[int], logits: Tensor) -> Verdict:
     below = children(span.draft)
     asked = span.params.logprobs
     tokens: list[int] = []
@@ -52,7 +58,7 @@ def _walk(span: Span, first_row: int, choices: "_Choices", logits: Tensor) -> Ve
     node: int | None = ROOT
     while node is not None:
         row = first_row + 1 + node  # the root's row comes first, and ROOT is -1
-        token = choices.at(row, span, len(path))
+        token = choices[row]
         tokens.append(token)
         if asked is not None:
             logprobs.append(token_logprobs(logits[row], token, asked))
@@ -64,33 +70,21 @@ def _walk(span: Span, first_row: int, choices: "_Choices", logits: Tensor) -> Ve
     return Verdict(tuple(tokens), tuple(path), None if asked is None else tuple(logprobs))
 
 
-class _Choices:
-    """The target's choice at any row of a step.
+def _choices(kernels: Kernels, spans: Sequence[Span], logits: Tensor) -> list[int]:
+    """Return the target's choice at every row of a step.
 
-    Rows whose distribution is unfiltered are drawn in one call. Filtered rows are drawn when the walk reaches them:
-    most nodes of a tree are never reached, and processing a row costs more than drawing from it.
+    In one call that threads share. Nodes that the walk does not reach are drawn for nothing, but a draw is little
+    beside the node's logits.
     """
-
-    def __init__(self, kernels: Kernels, spans: Sequence[Span], logits: Tensor) -> None:
-        self._kernels = kernels
-        self._logits = logits
-        self._drawn: list[int] = []
-        rows = [(span, depth) for span in spans if span.sample for depth in (0, *depths(span.draft))]
-        if all(span.params.filters for span, _ in rows):
-            return
-        drawn = draw(
-            kernels,
-            logits,
-            # A filtered row's draw is thrown away here; at temperature 0 it is the cheapest.
-            torch.tensor([0.0 if s.params.filters else s.params.temperature for s, _ in rows], dtype=torch.float32),
-            seed_tensor([span.seed for span, _ in rows]),
-            torch.tensor([span.end + depth for span, depth in rows]),
-        )
-        self._drawn = drawn.tolist()
-
-    def at(self, row: int, span: Span, depth: int) -> int:
-        if not span.params.filters:
-            return self._drawn[row]
-        scores = filter_rows(self._logits[row : row + 1].clone(), [span.params])
-        position = torch.tensor([span.end + depth])
-        return int(draw(self._kernels, scores, torch.ones(1), seed_tensor([span.seed]), position))
+    params = [span.params for span in spans for _ in range(1 + len(span.draft))]
+    seeds = [span.seed for span in spans for _ in range(1 + len(span.draft))]
+    positions = [span.end + depth for span in spans for depth in (0, *depths(span.draft))]
+    drawn = draw(
+        kernels,
+        logits,
+        temperature_tensor(params),
+        seed_tensor(seeds),
+        torch.tensor(positions, dtype=torch.int64),
+        filter_tensors(params),
+    )
+    return drawn.tolist()

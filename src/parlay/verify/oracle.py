@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from parlay.kernels.reference import gumbel_noise
-from parlay.sampling.process import process
+from parlay.kernels.reference import gumbel_noise, process_row
 from parlay.types.params import SamplingParams
 
 Logits = Callable[[tuple[int, ...]], NDArray[np.float32]]
@@ -45,4 +44,5 @@ def choose(logits: NDArray[np.float32], params: SamplingParams, seed: int, posit
     """Return the target's own token at `position`; the lowest id wins a tie."""
     if params.temperature == 0:
         return int(np.argmax(logits))
-    return int(np.argmax(process(logits, params) + gumbel_noise(seed, position, len(logits))))
+    scores = process_row(logits, params.temperature, params.min_p, params.top_k, params.top_p)
+    return int(np.argmax(scores + gumbel_noise(seed, position, len(logits))))
