@@ -5,7 +5,7 @@ from torch import Tensor
 
 from parlay.errors import ConfigError
 from parlay.kernels import _native
-from parlay.kernels.base import AttentionView
+from parlay.kernels.base import AttentionView, Kernels
 from parlay.kernels.linear import LinearWeight
 
 _BF16 = torch.bfloat16
@@ -23,6 +23,8 @@ def _sound(first: Tensor, *others: Tensor) -> bool:
 class NativeKernels:
     """`Kernels` in C++; see there for what each method does."""
 
+    switches: tuple[int, ...] = (49,)  # rows are dealt to threads in chunks of 48
+
     def __init__(self, isa: str | None = None) -> None:
         """Use the best instruction set here, or `isa` ("avx512bf16", "avx512", "avx2", "baseline"), process-wide."""
         if isa is not None:
@@ -30,6 +32,9 @@ class NativeKernels:
                 raise ConfigError(f"no native kernels for {isa!r} here (available: {', '.join(_native.isas())})")
             _native.set_isa(isa)
         self.name = f"native-{_native.isa()}"
+
+    def careful(self) -> Kernels | None:  # noqa: D102
+        return None
 
     def set_threads(self, threads: int) -> None:  # noqa: D102
         _native.set_threads(threads)
