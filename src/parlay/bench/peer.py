@@ -60,6 +60,7 @@ def measure(batch_sizes: tuple[int, ...], prefixes: int, tick: Callable[[str], N
                 "transformers_tokens_per_s": tokens / median(theirs),
                 "speed_up": median(t / o for o, t in zip(ours, theirs, strict=True)),
                 "equal_texts": equal / total,
+                "numerics": llm.numerics_id,
             }
         )
     return rows

@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from parlay import __version__, env
 
 
-def provenance(numerics_id: str | None = None) -> dict[str, Any]:
-    """Return the command, the commit, the versions and, of a model, the numerics id behind a measurement."""
+def provenance(numerics: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the command, the commit, the versions and the engines' numerics ids behind a measurement."""
     return {
         "command": " ".join(["parlay", *sys.argv[1:]]),
         "commit": _git("rev-parse", "--short", "HEAD"),
@@ -22,7 +23,7 @@ def provenance(numerics_id: str | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpu": env.cpu()[0],
         "threads": env.threads(),
-        "numerics": numerics_id,
+        "numerics": sorted(set(numerics)),
     }
 
 

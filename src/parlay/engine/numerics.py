@@ -1,15 +1,21 @@
 """The numerics id: names everything that the bits of a token depend on besides its request."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 
-from parlay.kernels.selfcheck import Case, product_case
-from parlay.kernels.trust import Trust
+from parlay import env
+from parlay.kernels.select import select_kernels
+from parlay.kernels.selfcheck import ROW_COUNTS, Case, Finding, check, product_case
+from parlay.kernels.trust import Trust, settle
 from parlay.models.config import ModelConfig
 from parlay.models.loader import digest_weights
+from parlay.models.select import describe_model, resolve_dtype
+
+_WHOLE = 1 << 22  # elements: all of a small model's weights, slices of a large one's
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,32 @@ def describe_numerics(
         bits=trust.bits,
         exact=trust.exact,
     )
+
+
+def inspect(
+    model: str, dtype: str = "auto", tick: Callable[[str], None] = lambda label: None
+) -> tuple[Numerics, dict[Case, Finding]]:
+    """Run the self-check on whole weights and many more numbers of rows than at start, whatever is remembered.
+
+    Args:
+        model: a directory or the name of an embedded model.
+        dtype: as in `EngineConfig`.
+        tick: called with a label before every case.
+
+    Returns:
+        The numerics of an engine, as its start would find them, and what the full check found.
+
+    Raises:
+        ConfigError, ModelError: the model cannot be served.
+    """
+    config = describe_model(model)
+    resolved = resolve_dtype(dtype, config)
+    threads = env.threads()
+    kernels, trust = settle(select_kernels(), cases(config, resolved), threads)
+    numerics = describe_numerics(config, resolved, kernels.name, trust, 1)
+    everything = cases(config, resolved, _WHOLE)
+    findings = check(kernels, everything, threads, sorted({*range(1, 65), *ROW_COUNTS, 500, 513, 1000}), tick)
+    return numerics, findings
 
 
 def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list[Case]:

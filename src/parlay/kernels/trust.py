@@ -139,7 +139,7 @@ def _read(file: Path | None) -> dict[str, dict[str, Finding]]:
             }
             for setting, of in raw.items()
         }
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
 
 
