@@ -35,7 +35,7 @@ def compare(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each method, way and temperature: whether all completions are those of plain decoding.
 
-    A method that this model cannot be served with gives one row that says why.
+    Of all proposers, one that this model cannot be served with gives one row that says why.
 
     Args:
         model: a directory or the name of an embedded model.
@@ -46,7 +46,7 @@ def compare(
         tick: called with a label before every row.
 
     Raises:
-        ConfigError, ModelError, CapacityError: the model cannot be served even plainly.
+        ConfigError, ModelError, CapacityError: the model cannot be served, plainly or as `speculative` says.
     """
     configs = embedded_configs() if speculative is None else speculative
     plain = next(iter(configs))
@@ -59,7 +59,7 @@ def compare(
         try:
             llm = LLM(model, speculative_config=config, enable_prefix_caching=False, **options)
         except (ConfigError, ModelError) as error:
-            if name == plain:
+            if name == plain or speculative is not None:
                 raise
             yield {"method": label, "skipped": str(error)}
             continue

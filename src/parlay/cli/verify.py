@@ -114,9 +114,7 @@ def _print_rows(console: Any, rows: list[dict[str, Any]]) -> None:
     table = _table("method", "prompts", *(f"temperature {t:g}" for t in temperatures))
     lines: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if "skipped" in row:
-            table.add_row(row["method"], "[dim]not tried[/]")
-        else:
+        if "way" in row:
             guessed = f" [dim]{row['accepted']} of {row['tokens']} guessed[/]" if row["accepted"] else ""
             cell = _mark(row["same"], row["difference"]) + guessed
             lines.setdefault((row["method"], row["way"]), []).append(cell)
