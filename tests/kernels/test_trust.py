@@ -19,6 +19,11 @@ from .breaking import OtherOrder
 CASES = [product_case("linear", 96, 64, torch.bfloat16), Case("silu_mul", (40,), torch.float32)]
 
 
+def sound() -> ReferenceKernels:
+    """Kernels that no machine breaks."""
+    return ReferenceKernels("float32")
+
+
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where findings are remembered; the folder is not there yet."""
@@ -43,21 +48,21 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
 
 
 def test_a_finding_is_remembered(memory: Path, checked: list[Case]) -> None:
-    first = judge(ReferenceKernels(), CASES, 2)
+    first = judge(sound(), CASES, 2)
     assert first.exact
     assert checked == CASES
     assert [file.name for file in memory.parent.iterdir()] == [memory.name]
-    assert judge(ReferenceKernels(), CASES, 2) == first
+    assert judge(sound(), CASES, 2) == first
     assert checked == CASES
     # Another case is checked alone, and the order of cases is no matter.
     more = Case("rms_norm", (40,), torch.float32)
-    assert judge(ReferenceKernels(), [*CASES, more], 2).bits != first.bits
+    assert judge(sound(), [*CASES, more], 2).bits != first.bits
     assert checked == [*CASES, more]
-    assert judge(ReferenceKernels(), CASES, 2) == first
+    assert judge(sound(), CASES, 2) == first
 
 
 def test_failures_are_remembered_too(memory: Path, checked: list[Case]) -> None:
-    broken = OtherOrder(ReferenceKernels(), lambda rows: rows == 5)
+    broken = OtherOrder(sound(), lambda rows: rows == 5)
     first = judge(broken, CASES, 1)
     assert first.broken == (CASES[0],)
     assert judge(broken, CASES, 1) == first
@@ -70,17 +75,17 @@ def test_failures_are_remembered_too(memory: Path, checked: list[Case]) -> None:
 def test_another_setting_is_checked_anew(
     memory: Path, checked: list[Case], monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    kernels, threads = ReferenceKernels(), 1
+    kernels, threads = sound(), 1
     judge(kernels, CASES, threads)
     match change:
         case "threads":
             threads = 2
         case "name":
-            kernels = ReferenceKernels("float32")
+            kernels = ReferenceKernels("rows")
         case "switches":
             kernels.switches = (3,)
         case "onednn":
-            monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+            monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SOMETHING")
         case "mkl":
             monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
         case "torch":
@@ -114,12 +119,12 @@ def test_another_setting_is_checked_anew(
     ids=lambda content: str(content[:40]),
 )
 def test_a_damaged_memory_is_forgotten(memory: Path, checked: list[Case], content: bytes) -> None:
-    good = judge(ReferenceKernels(), CASES, 1)
+    good = judge(sound(), CASES, 1)
     (setting,) = json.loads(memory.read_text())
     memory.write_bytes(content.replace(b"SETTING", setting.encode()).replace(b"CASE", str(CASES[0]).encode()))
-    assert judge(ReferenceKernels(), CASES, 1) == good
+    assert judge(sound(), CASES, 1) == good
     assert checked == CASES * 2
-    assert judge(ReferenceKernels(), CASES, 1) == good
+    assert judge(sound(), CASES, 1) == good
     assert checked == CASES * 2, "it was written anew"
 
 
@@ -134,7 +139,7 @@ def test_where_nothing_can_be_remembered(
     else:
         monkeypatch.setattr(trust.env, "cache_dir", lambda: None)
     for _ in range(2):
-        assert judge(ReferenceKernels(), CASES, 1).exact
+        assert judge(sound(), CASES, 1).exact
     assert checked == CASES * 2
     if obstacle == "a directory":
         assert [file.name for file in memory.parent.iterdir()] == [memory.name], "nothing is left behind"
@@ -144,10 +149,10 @@ def test_the_memory_does_not_grow_for_ever(memory: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(trust, "_SETTINGS", 3)
     for i in range(5):
         monkeypatch.setattr(trust, "_files", lambda i=i: str(i))
-        judge(ReferenceKernels(), CASES[1:], 1)
+        judge(sound(), CASES[1:], 1)
     kept = list(json.loads(memory.read_text()))
     assert len(kept) == 3
-    judge(ReferenceKernels(), CASES, 1)
+    judge(sound(), CASES, 1)
     assert list(json.loads(memory.read_text())) == [*kept[:2], kept[2]]
 
 
@@ -161,8 +166,8 @@ def test_good_kernels_are_kept(memory: Path, caplog: pytest.LogCaptureFixture) -
 
 def test_broken_kernels_give_way_to_careful_ones(memory: Path, caplog: pytest.LogCaptureFixture) -> None:
     good = ReferenceKernels("rows")
-    worse = OtherOrder(ReferenceKernels(), lambda rows: rows > 8, "worse", then=good)
-    broken = OtherOrder(ReferenceKernels(), lambda rows: rows > 1, "broken", then=worse)
+    worse = OtherOrder(sound(), lambda rows: rows > 8, "worse", then=good)
+    broken = OtherOrder(sound(), lambda rows: rows > 1, "broken", then=worse)
     with caplog.at_level(logging.WARNING, "parlay"):
         chosen, verdict = settle(broken, CASES, 2)
     assert chosen is good
@@ -175,8 +180,8 @@ def test_broken_kernels_give_way_to_careful_ones(memory: Path, caplog: pytest.Lo
 def test_where_no_kernels_are_exact_the_fast_ones_run_and_it_is_said_loudly(
     memory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worse = OtherOrder(ReferenceKernels(), lambda rows: rows > 8, "worse")
-    broken = OtherOrder(ReferenceKernels(), lambda rows: rows > 1, "broken", then=worse)
+    worse = OtherOrder(sound(), lambda rows: rows > 8, "worse")
+    broken = OtherOrder(sound(), lambda rows: rows > 1, "broken", then=worse)
     with caplog.at_level(logging.WARNING, "parlay"):
         chosen, verdict = settle(broken, CASES, 2)
     assert chosen is broken
