@@ -20,6 +20,14 @@ settings.load_profile("fixed")
 DTYPES = ("float32", "bfloat16")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a user's machine remembers must not alter the tests, nor they it; processes they start inherit this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"random requests were drawn with PARLAY_TEST_SEED={daily_seed()}")
 

@@ -1,8 +1,10 @@
 """The environment: read in one place, forgiving about nonsense where a default is safe."""
 
 import logging
+import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +63,43 @@ def test_the_log_level() -> None:
             check=True,
         )
         assert ran.stdout == f"{level}\n"
+
+
+def test_a_program_says_a_thing_once() -> None:
+    code = (
+        "from parlay.log import configure, logger; configure(); configure();"
+        "[logger.warning('number %d', n) for n in (1, 2, 1, 1, 2)]"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stderr.count("number 1") == ran.stderr.count("number 2") == 1
+
+
+def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert env.cache_dir() == tmp_path / "parlay"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for value in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert env.cache_dir() == tmp_path / "home" / ".cache" / "parlay"
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
+    assert env.cache_dir() is None
+
+
+def test_what_alters_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in env.ARITHMETIC:
+        monkeypatch.delenv(name, raising=False)
+    assert env.arithmetic() == {}
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("MKL_CBWR", "")
+    assert env.arithmetic() == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+
+def test_the_processor() -> None:
+    name, features = env.cpu()
+    assert name
+    assert name == name.strip()
+    if "x86" in platform.machine():
+        assert "sse2" in features.split()
 
 
 def test_an_unknown_log_level(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,28 @@ Variables:
     PARLAY_ISA       `avx512bf16`, `avx512`, `avx2` or `baseline`: instruction set of the native kernels.
     PARLAY_THREADS   threads for compute (default: one per available core).
     PARLAY_LOG       level of the `parlay` logger (default: WARNING).
+    XDG_CACHE_HOME   in its folder `parlay`, results of the self-check are kept (default: ~/.cache).
+
+Variables of other libraries that may alter the bits of their results are read too, never set: see `ARITHMETIC`.
 """
 
 import os
+import platform
 import sys
 from pathlib import Path
 
 from parlay.errors import ConfigError
+
+ARITHMETIC = (
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "ATEN_CPU_CAPABILITY",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NPY_DISABLE_CPU_FEATURES",
+)
 
 
 def prepare_process() -> None:
@@ -45,6 +60,40 @@ def threads() -> int:
             raise ConfigError(f"PARLAY_THREADS must be a number of at least 1, not {asked!r}")
         return int(asked)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def arithmetic() -> dict[str, str]:
+    """Return those variables of `ARITHMETIC` that are set."""
+    return {name: os.environ[name] for name in ARITHMETIC if os.environ.get(name)}
+
+
+def cache_dir() -> Path | None:
+    """Return the folder for what may be computed again, which need not exist; None where there is no home."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(given).is_absolute():  # the specification has relative ones ignored
+        return Path(given) / "parlay"
+    try:
+        return Path.home() / ".cache" / "parlay"
+    except RuntimeError:
+        return None
+
+
+def cpu() -> tuple[str, str]:
+    """Return the processor's name, and its features as one string of words."""
+    facts: dict[str, str] = {}
+    try:
+        with Path("/proc/cpuinfo").open() as file:
+            for line in file:
+                if not line.strip():  # the first processor speaks for all
+                    break
+                key, _, value = line.partition(":")
+                facts[key.strip()] = value.strip()
+    except OSError:
+        pass
+    if "model name" not in facts:
+        return platform.processor() or platform.machine(), facts.get("Features", "")
+    name = f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
+    return name, facts.get("flags", "")
 
 
 def log_level() -> str:

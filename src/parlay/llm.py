@@ -46,6 +46,11 @@ class LLM:
         config = build(EngineConfig, {"model": fspath(model), **options}, "option")
         self.engine = Engine(config, SpeculativeConfig.parse(speculative_config))
 
+    @property
+    def numerics_id(self) -> str:
+        """Names everything that the bits of a token depend on besides its request: equal ids, equal tokens."""
+        return self.engine.numerics_id
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -1,10 +1,26 @@
 """The project's logger."""
 
 import logging
+from collections import deque
 
 from parlay import env
 
 logger = logging.getLogger("parlay")
+
+
+class _Once(logging.Filter):
+    """Drops what was said lately: a command may start many engines, which all find the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lately: deque[str] = deque(maxlen=100)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if message in self._lately:
+            return False
+        self._lately.append(message)
+        return True
 
 
 def configure() -> None:
@@ -14,4 +30,6 @@ def configure() -> None:
 
     logger.setLevel(env.log_level())
     if not logger.handlers:
-        logger.addHandler(RichHandler(console=Console(stderr=True), show_path=False))
+        handler = RichHandler(console=Console(stderr=True), show_path=False)
+        handler.addFilter(_Once())
+        logger.addHandler(handler)

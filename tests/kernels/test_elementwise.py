@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from parlay import env
 from parlay.kernels.base import Kernels
+from parlay.kernels.linear import WAYS, Way
 from parlay.kernels.reference import ReferenceKernels
 
 from .helpers import BLOCK, DTYPES, cancelling, head, multiply, normalise, random, same_bits, silu_mul
@@ -157,10 +159,48 @@ def test_linear_sums_in_onednns_order(
     """Cancelling data leaves nothing but rounding errors, and even those agree where both use FMA."""
     if native.name == "native-baseline":
         pytest.skip("no FMA")
-    if not torch.cpu._is_avx2_supported():
-        pytest.skip("oneDNN has another order without AVX2")
+    if not torch.cpu._is_avx512_supported() or env.arithmetic():
+        pytest.skip("oneDNN has another order without AVX-512")
     x, weight = cancelling(9, inputs, outputs, torch.float32)
     assert same_bits(multiply(native, x, weight), multiply(reference, x, weight))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(256, 512), (640, 256), (1024, 48), (1536, 33), (2050, 17)])
+def test_bf16_products_are_onednns_too(native: Kernels, inputs: int, outputs: int) -> None:
+    """With bfloat16 instructions oneDNN keeps the same order, and all our instruction sets have its roundings."""
+    if not torch.cpu._is_avx512_bf16_supported() or env.arithmetic():
+        pytest.skip("oneDNN has another order without bfloat16 instructions")
+    x, weight = cancelling(9, inputs, outputs, torch.bfloat16)
+    assert same_bits(multiply(native, x, weight), multiply(ReferenceKernels("onednn"), x, weight))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_every_way_of_the_twin_is_right(way: Way, dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    kernels = ReferenceKernels(way)
+    x, weight = random(9, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, seed=1)
+    exact = x.double() @ weight.double().T
+    size = (x.double().abs() @ weight.double().abs().T).max()
+    for out in (multiply(kernels, x, weight), head(kernels, x, weight)):
+        bound = 2.0**-24 * inputs**0.5 * size + exact.abs() * torch.finfo(out.dtype).eps / 2
+        assert ((out.double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_native_results_are_the_twins_up_to_roundings(
+    native: Kernels, reference: ReferenceKernels, dtype: torch.dtype, width: int
+) -> None:
+    x, delta = random(5, width, dtype=dtype), random(5, width, dtype=dtype, seed=1)
+    weight, gate_up = random(width, dtype=dtype, seed=2), random(5, 2 * width, dtype=dtype, seed=3, spread=3)
+    results = []
+    for kernels in (reference, native):
+        residual, out = x.clone(), torch.full_like(x, torch.nan)
+        kernels.add_rms_norm(residual, delta, weight, 1e-5, out)
+        results.append((residual, out, normalise(kernels, x, weight), silu_mul(kernels, gate_up)))
+    for twin, ours in zip(*results, strict=True):
+        assert close(ours, twin.double(), 6)  # each may be three from the truth
 
 
 def test_logits_of_bf16_are_not_rounded(kernels: Kernels) -> None:

@@ -1,6 +1,6 @@
 """The bits of a row do not depend on the number of rows, its place, the other rows or the threads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 
+from .breaking import OtherOrder
 from .helpers import (
     DTYPES,
     attend,
@@ -36,7 +37,7 @@ def check(kernels: Kernels, rows: Rows, numbers: tuple[int, ...] = SOME_ROWS, co
     torch.set_num_threads(1)
     kernels.set_threads(1)
     expected = rows(torch.arange(count))
-    for threads in (1, 2):
+    for threads in (1, 2, 4):
         torch.set_num_threads(threads)
         kernels.set_threads(threads)
         assert same_bits(rows(torch.arange(count)), expected), f"{threads} threads"
@@ -100,6 +101,74 @@ def test_logits(kernels: Kernels, dtype: torch.dtype) -> None:
         return out
 
     check(kernels, rows, numbers=(1, 2, 3, 5, 8, 13, 48, 70))
+
+
+def products(kernels: Kernels, operation: str, x: Tensor, weight: Tensor) -> Rows:
+    """Return the function from row numbers to `linear`'s or `logits`' results, the weight packed once."""
+    head = operation == "logits"
+    packed = kernels.pack_head(weight) if head else kernels.pack_linear(weight)
+
+    def rows(chosen: Tensor) -> Tensor:
+        out = torch.full((len(chosen), len(weight)), torch.nan, dtype=torch.float32 if head else x.dtype)
+        (kernels.logits if head else kernels.linear)(x[chosen], packed, out)
+        return out
+
+    return rows
+
+
+def check_row_counts(kernels: Kernels, rows: Rows, counts: Iterable[int], distinct: int) -> None:
+    """In calls of each size, on 1, 2 and 4 threads, each distinct row must have the bits it has alone.
+
+    Rows repeat with a period that shares no factor with any block of rows, so that each meets every place.
+    """
+    torch.set_num_threads(1)
+    kernels.set_threads(1)
+    alone = torch.cat([rows(torch.tensor([i])) for i in range(distinct)])
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        kernels.set_threads(threads)
+        for count in counts:
+            chosen = torch.arange(count) % distinct
+            assert same_bits(rows(chosen), alone[chosen]), f"{count} rows, {threads} threads"
+
+
+SPREAD = (*range(1, 66, 3), 95, 96, 97, 128, 192, 193, 255, 257, 384, 511, 512, 513, 720, 999, 1000)
+
+
+@pytest.mark.parametrize("operation", ["linear", "logits"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), [(256, 96), (1100, 70)])
+@pytest.mark.parametrize(
+    "counts", [SPREAD, pytest.param(range(1, 1001), marks=pytest.mark.soak)], ids=["some", "all"]
+)
+def test_every_number_of_rows(
+    kernels: Kernels, operation: str, dtype: torch.dtype, inputs: int, outputs: int, counts: Iterable[int]
+) -> None:
+    x, weight = cancelling(11, inputs, outputs, dtype)
+    check_row_counts(kernels, products(kernels, operation, x, weight), counts, distinct=11)
+
+
+@pytest.mark.parametrize("operation", ["linear", "logits"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_place(kernels: Kernels, operation: str, dtype: torch.dtype) -> None:
+    """One row in every place of calls of several sizes, among rows that are not even numbers."""
+    x, weight = cancelling(1, 256, 40, dtype)
+    strange = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e38]).to(dtype)
+    neighbours = strange.repeat(64)[None]
+    rows = products(kernels, operation, torch.cat((x, neighbours)), weight)
+    alone = rows(torch.tensor([0]))
+    for count in (2, 5, 6, 7, 49, 100):
+        for place in range(count):
+            chosen = torch.ones(count, dtype=torch.int64)
+            chosen[place] = 0
+            assert same_bits(rows(chosen)[place : place + 1], alone), f"place {place} of {count}"
+
+
+def test_the_check_sees_one_other_order(reference: Kernels) -> None:
+    x, weight = cancelling(11, 256, 96, torch.bfloat16)
+    broken = OtherOrder(reference, lambda rows: rows == 513)
+    with pytest.raises(AssertionError, match="513 rows, 1 threads"):
+        check_row_counts(broken, products(broken, "linear", x, weight), SPREAD, distinct=11)
 
 
 def test_cancelling_data_would_show_another_order() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, ModelError
-from parlay.models.loader import Checkpoint
+from parlay.models.loader import Checkpoint, digest_weights
 
 Tensors = dict[str, Tensor]
 Edit = Callable[[Tensors], None]
@@ -127,3 +127,55 @@ def test_weights_are_converted(path: Path) -> None:
         assert checkpoint.shape(K_PROJ) == (32, 64)
         exact = checkpoint.read(K_PROJ, torch.float32)
         assert torch.equal(checkpoint.read(K_PROJ, torch.bfloat16), exact.bfloat16())
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 1000, -1])
+def test_values_that_are_no_numbers_are_refused(path: Path, stored: torch.dtype, value: float, place: int) -> None:
+    def damage(tensors: Tensors) -> None:
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.to(stored)
+        tensors[K_PROJ].view(-1)[place] = value
+
+    load(path)
+    edit(path, damage)
+    with pytest.raises(
+        ModelError, match=rf"tensor '{K_PROJ}' holds values that are infinite or not numbers"
+    ) as error:
+        load(path)
+    assert "model.safetensors" in str(error.value)
+    assert "damaged" in str(error.value)
+
+
+def test_values_too_large_for_the_dtype_are_refused(path: Path) -> None:
+    edit(path, lambda t: t[K_PROJ].view(-1)[3:4].fill_(3.4e38))
+    load(path)
+    with pytest.raises(ModelError, match=rf"'{K_PROJ}'.*infinite.*in bfloat16"):
+        LLM(str(path), max_model_len=64, dtype="bfloat16")
+
+
+def test_a_damaged_head_or_draft_model_is_refused(path: Path, tmp_path: Path) -> None:
+    good = write_llama(tmp_path / "good")
+    edit(path, lambda t: t["lm_head.weight"].view(-1)[-1:].fill_(torch.nan))
+    with pytest.raises(ModelError, match=r"'lm_head\.weight'"):
+        load(path)
+    with pytest.raises(ModelError, match=r"'lm_head\.weight'"):
+        LLM(str(good), max_model_len=64, speculative_config={"method": "draft_model", "model": str(path)})
+
+
+def test_a_digest_names_weights(path: Path) -> None:
+    whole = digest_weights(path)
+    assert digest_weights(path) == whole
+    seen = {whole}
+    for change in (
+        lambda t: t.update({K_PROJ: t[K_PROJ] * 1.01}),
+        lambda t: t["model.norm.weight"].mul_(2),
+        lambda t: t.update({"another": torch.zeros(0)}),
+    ):
+        edit(path, change)
+        seen.add(digest_weights(path))
+    assert len(seen) == 4
+    (path / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
+        digest_weights(path)

@@ -68,6 +68,7 @@ def measure(
                     "method": "plain" if name == plain else name,
                     "batch": batch_size,
                     "temperature": temperature,
+                    "numerics": llms[name].numerics_id,
                 } | row
 
 

@@ -86,6 +86,7 @@ def _compare(
         "transformers_tokens_per_s": tokens / median(theirs),
         "speed_up": median(t / o for o, t in zip(ours, theirs, strict=True)),
         "equal_texts": equal / total,
+        "numerics": llm.numerics_id,
     }
 
 

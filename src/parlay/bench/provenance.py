@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from parlay import __version__, env
 
 
-def provenance() -> dict[str, Any]:
-    """Return the command, the commit and the versions behind a measurement."""
+def provenance(numerics: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the command, the commit, the versions and the engines' numerics ids behind a measurement."""
     return {
         "command": " ".join(["parlay", *sys.argv[1:]]),
         "commit": _git("rev-parse", "--short", "HEAD"),
@@ -20,8 +21,9 @@ def provenance() -> dict[str, Any]:
         "parlay": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "cpu": _cpu(),
+        "cpu": env.cpu()[0],
         "threads": env.threads(),
+        "numerics": sorted(set(numerics)),
     }
 
 
@@ -32,12 +34,3 @@ def _git(*arguments: str) -> str:
     except OSError:  # no git on this machine
         return ""
     return done.stdout.strip()
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    values = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
-    return f"{values.get('model name', 'unknown')} (family {values.get('cpu family')}, model {values.get('model')})"

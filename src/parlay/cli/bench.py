@@ -133,7 +133,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 def _report(rows: Sequence[dict[str, Any]], columns: dict[str, tuple[str, str]]) -> None:
-    """Print a table of some columns, then everything as one line of JSON."""
+    """Print a table of some columns, then everything as one line of JSON; the rows' `numerics` are provenance."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -145,4 +145,5 @@ def _report(rows: Sequence[dict[str, Any]], columns: dict[str, tuple[str, str]])
     for row in rows:
         table.add_row(*(form.format(row[key]) for key, (_, form) in columns.items()))
     Console().print(table)
-    print(json.dumps({"rows": rows, "provenance": provenance()}))
+    numerics = [row.pop("numerics") for row in rows if "numerics" in row]
+    print(json.dumps({"rows": rows, "provenance": provenance(numerics)}))

@@ -1,9 +1,7 @@
 """The engine: everything built, checked and wired; requests added, stepped and aborted."""
 
 from collections.abc import Sequence
-from hashlib import sha256
 from operator import index
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -11,6 +9,7 @@ import torch
 from parlay import env
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.engine.memory import count_blocks
+from parlay.engine.numerics import cases, describe_numerics
 from parlay.engine.request import Counts, Request
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.stats import EngineStats
@@ -18,6 +17,7 @@ from parlay.engine.step import Worker, drive
 from parlay.engine.tokenizer import Detokenizer, TextCodec
 from parlay.errors import ConfigError, RequestError
 from parlay.kernels.select import select_kernels
+from parlay.kernels.trust import settle
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.log import logger
@@ -38,7 +38,8 @@ class Engine:
         codec: the target's tokenizer.
         max_model_len: longest sequence, prompt and output together.
         stats: counters since start.
-        numerics_id: names everything that the bits of a token may depend on besides the request.
+        numerics: everything that the bits of a token may depend on besides the request.
+        numerics_id: its name.
     """
 
     def __init__(self, config: EngineConfig, speculative: SpeculativeConfig | None = None) -> None:
@@ -62,7 +63,7 @@ class Engine:
         num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory())
 
         torch.set_num_threads(env.threads())
-        kernels = select_kernels(config.device)
+        kernels, trust = settle(select_kernels(config.device), cases(model_config, dtype), env.threads())
         kernels.set_threads(env.threads())
         model = load_model(model_config, dtype, self.max_model_len, kernels)
         # A proposer that follows every row of the target has a token more to run for each request that emits.
@@ -83,15 +84,8 @@ class Engine:
         self._arrivals = 0
         self._next_id = 0
         self.stats = EngineStats()
-        self.numerics_id = "/".join(
-            (
-                _identity(model_config.path),
-                str(dtype).removeprefix("torch."),
-                kernels.name,
-                f"torch-{torch.__version__}",
-                "tp1",
-            )
-        )
+        self.numerics = describe_numerics(model_config, dtype, kernels.name, trust, config.tensor_parallel_size)
+        self.numerics_id = str(self.numerics)
         logger.info("numerics id: %s", self.numerics_id)
 
     def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
@@ -231,12 +225,6 @@ class Engine:
             table.setdefault(token, Logprob(entry.logprob, entry.rank, self.codec.token_text(token)))
             positions.append(table)
         return tuple(positions)
-
-
-def _identity(path: Path) -> str:
-    """Name a model by its directory and its config's content."""
-    digest = sha256((path / "config.json").read_bytes()).hexdigest()
-    return f"{path.resolve().name}-{digest[:8]}"
 
 
 def _text(request: Request, tokens: list[int]) -> str:

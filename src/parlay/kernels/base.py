@@ -97,9 +97,23 @@ class Filters:
 
 
 class Kernels(Protocol):
-    """What a device offers. Shapes: T rows, H query heads, KV key heads, D head dimension."""
+    """What a device offers. Shapes: T rows, H query heads, KV key heads, D head dimension.
+
+    Attributes:
+        name: of the implementation and its instruction set; a part of the numerics id.
+        switches: numbers of rows from which `linear` and `logits` take another way through the code. Nothing may
+            come of it but speed, and the self-check looks on both sides.
+    """
 
     name: str
+    switches: tuple[int, ...]
+
+    def careful(self) -> "Kernels | None":
+        """Return kernels that trust a library less and are slower, or None where there are none.
+
+        Asked for where these break the contract on this machine; what these packed, those cannot read.
+        """
+        ...
 
     def set_threads(self, threads: int) -> None:
         """Set how many threads the kernels may use, the caller's included; not while a kernel runs."""

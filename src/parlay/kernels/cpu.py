@@ -8,7 +8,7 @@ from torch import Tensor
 
 from parlay.errors import ConfigError
 from parlay.kernels import _native
-from parlay.kernels.base import AttentionView, Filters
+from parlay.kernels.base import AttentionView, Filters, Kernels
 from parlay.kernels.huge import empty_huge
 from parlay.kernels.linear import LinearWeight
 
@@ -43,6 +43,8 @@ def _replay(tape: _native.Tape, held: list[Tensor | AttentionView]) -> None:
 class NativeKernels:
     """`Kernels` in C++; see there for what each method does."""
 
+    switches: tuple[int, ...] = (13, 97)  # rows of one pass over the weights, and of one chunk, and one more
+
     def __init__(self, isa: str | None = None) -> None:
         """Use the best instruction set here, or `isa` ("avx512bf16", "avx512", "avx2", "baseline"), process-wide."""
         if isa is not None:
@@ -52,6 +54,9 @@ class NativeKernels:
         self.name = f"native-{_native.isa()}"
         # While recording: every tensor that an operation was given, lest its memory go to somebody else.
         self._held: list[Tensor | AttentionView] | None = None
+
+    def careful(self) -> Kernels | None:  # noqa: D102
+        return None
 
     def set_threads(self, threads: int) -> None:  # noqa: D102
         _native.set_threads(threads)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from parlay.kernels import linear
-from parlay.kernels.base import AttentionView, Filters
-from parlay.kernels.linear import LinearWeight
+from parlay.kernels.base import AttentionView, Filters, Kernels
+from parlay.kernels.linear import WAYS, LinearWeight, Way
 
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
@@ -141,7 +141,16 @@ def process_row(
 class ReferenceKernels:
     """`Kernels` in torch and numpy; see there for what each method does."""
 
-    name = "reference"
+    switches: tuple[int, ...] = (2,)  # a lone row is doubled
+
+    def __init__(self, way: Way = "onednn") -> None:
+        """Multiply matrices in one of the ways of `kernels.linear`."""
+        self._way = way
+        self.name = "reference" if way == WAYS[0] else f"reference-{way}"
+
+    def careful(self) -> Kernels | None:  # noqa: D102
+        slower = WAYS[WAYS.index(self._way) + 1 :]
+        return ReferenceKernels(slower[0]) if slower else None
 
     def set_threads(self, threads: int) -> None:  # noqa: D102
         pass  # torch's own setting is the caller's
@@ -223,16 +232,16 @@ class ReferenceKernels:
         out.copy_(torch.from_numpy(silu).to(out.dtype) * up)
 
     def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
-        return linear.pack(weight)
+        return linear.pack(weight, self._way)
 
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
-        linear.linear(x, weight, out)
+        linear.linear(x, weight, out, self._way)
 
     def pack_head(self, weight: Tensor) -> LinearWeight:  # noqa: D102
         return linear.pack(weight.float())
 
     def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
-        linear.linear(x.float(), weight, out)
+        linear.linear(x, weight, out, self._way)
 
     def process(self, scores: Tensor, temperatures: Tensor, filters: Filters | None) -> None:  # noqa: D102
         rows = range(len(scores))

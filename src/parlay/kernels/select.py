@@ -23,6 +23,15 @@ def select_kernels(device: str = "cpu", force: str | None = None) -> Kernels:
     return kernels
 
 
+def instruction_sets() -> list[str]:
+    """Return those that the native kernels can use here, best first; none where they were not built."""
+    try:
+        from parlay.kernels import _native
+    except ImportError:
+        return []
+    return _native.isas()
+
+
 def _native(required: bool) -> Kernels:
     try:
         from parlay.kernels.cpu import NativeKernels

@@ -1,8 +1,11 @@
 """Reading weights, strictly: what is missing, left over or of another shape is known before any data is read."""
 
 import json
+import math
+import struct
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from parlay.errors import ModelError
+
+_SAMPLE = 256  # bytes
 
 
 class Checkpoint:
@@ -75,9 +80,45 @@ class Checkpoint:
                 )
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a tensor, converted to `dtype`."""
-        tensor: Tensor = self._files[self._where[name]].get_tensor(name)
-        return tensor.to(dtype).contiguous()
+        """Return a tensor, converted to `dtype`.
+
+        Raises:
+            ModelError: some value is not finite, or too large for `dtype`.
+        """
+        stored: Tensor = self._files[self._where[name]].get_tensor(name)
+        tensor = stored.to(dtype).contiguous()
+        # One pass at the speed of memory; NaN wins over any minimum and maximum.
+        if tensor.numel() and not all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
+            raise ModelError(
+                f"{self._where[name]}: tensor {name!r} holds values that are infinite or not numbers"
+                f"{'' if stored.dtype is dtype else f' in {dtype}'.replace('torch.', '')}; the checkpoint is damaged"
+            )
+        return tensor
+
+
+def digest_weights(path: Path) -> bytes:
+    """Return a digest of a model directory's weights: names, types, shapes, and a sample from within every tensor.
+
+    Weights of another training run get another digest, at the cost of a few hundred small reads.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    digest = sha256()
+    for file in _weight_files(path):
+        try:
+            with file.open("rb") as data:
+                (length,) = struct.unpack("<Q", data.read(8))
+                header = data.read(length)
+                digest.update(header)
+                for entry in json.loads(header).values():
+                    if "data_offsets" in entry:
+                        begin, end = entry["data_offsets"]
+                        data.seek(8 + length + (begin + end) // 2)
+                        digest.update(data.read(min(_SAMPLE, end - (begin + end) // 2)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            raise ModelError(f"{file} cannot be read: {error}") from None
+    return digest.digest()
 
 
 def _weight_files(path: Path) -> list[Path]:

@@ -1,0 +1,137 @@
+"""`parlay verify`: whether this machine keeps the first promise, and under which name."""
+
+import argparse
+import json
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "verify",
+        help="check on this machine that a model's tokens depend on nothing but the request",
+        description="Print the numerics id, which names everything that the bits of a token depend on besides the "
+        "request; run the kernels' self-check in full; then decode a few prompts plainly and with every proposer, "
+        "alone, together, in chunks and from the cache, and compare token ids and the bits of log-probabilities. "
+        "The exit status is 0 if all of it holds, 1 if not.",
+    )
+    parser.add_argument(
+        "model", nargs="?", default="tiny-code", help="a directory or an embedded model (default: tiny-code)"
+    )
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of weights (default: the model's)"
+    )
+    parser.add_argument("--max-tokens", type=int, default=32, help="tokens a completion (default: 32)")
+    parser.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help='compare plain decoding with this alone, such as \'{"method": "draft_model", "model": "DIR"}\'; '
+        "by default with every proposer that can serve the model",
+    )
+    parser.add_argument("--json", action="store_true", help="print everything once more as a last line of JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check, decode, print; 0 only if everything holds."""
+    from rich.console import Console
+
+    from parlay.bench.provenance import provenance
+    from parlay.bench.sameness import compare
+    from parlay.config import SpeculativeConfig
+    from parlay.engine.numerics import inspect
+    from parlay.errors import ConfigError
+
+    if options.max_tokens < 1:
+        raise ConfigError(f"--max-tokens must be at least 1, not {options.max_tokens}")
+    speculative = None
+    if options.speculative_config is not None:
+        config = SpeculativeConfig.parse(options.speculative_config)
+        speculative = {"none": SpeculativeConfig(), config.method: config}
+    console = Console(highlight=False, soft_wrap=True)
+    with Console(stderr=True).status("loading") as status:
+        numerics, findings = inspect(
+            options.model, options.dtype, lambda label: status.update(f"self-check: {label}")
+        )
+        facts = provenance([str(numerics)]) | _machine()
+        _print_facts(console, facts)
+        checks = [
+            {"case": str(case), "same": not found.row_counts, "rows": found.row_counts}
+            for case, found in findings.items()
+        ]
+        _print_checks(console, checks)
+        rows = list(
+            compare(
+                options.model,
+                dtype=options.dtype,
+                max_tokens=options.max_tokens,
+                speculative=speculative,
+                tick=status.update,
+            )
+        )
+    _print_rows(console, rows)
+    holds = all(c["same"] for c in checks) and all(r.get("same", True) for r in rows)
+    console.print(
+        "[green]promise 1 holds here: the same tokens, bit for bit[/]"
+        if holds
+        else "[bold red]promise 1 does NOT hold here to the bit[/]"
+    )
+    if options.json:
+        print(json.dumps({"holds": holds, "checks": checks, "rows": rows, "provenance": facts}))
+    return 0 if holds else 1
+
+
+def _machine() -> dict[str, Any]:
+    from parlay import env
+    from parlay.kernels.select import instruction_sets
+
+    return {"instruction_sets": instruction_sets(), "environment": env.arithmetic()}
+
+
+def _print_facts(console: Any, facts: dict[str, Any]) -> None:
+    console.print(f"[bold]{facts['numerics'][0]}[/]")
+    environment = " ".join(f"{name}={value}" for name, value in facts["environment"].items())
+    for name, value in (
+        ("cpu", facts["cpu"]),
+        ("instruction sets", ", ".join(facts["instruction_sets"]) or "no native kernels"),
+        ("threads", facts["threads"]),
+        ("torch", facts["torch"]),
+        ("environment", environment or "nothing that alters arithmetic"),
+    ):
+        console.print(f"  {name:<17} {value}", markup=False)
+
+
+def _print_checks(console: Any, checks: list[dict[str, Any]]) -> None:
+    table = _table("self-check", "rows alone and among others")
+    for check in checks:
+        counts = ", ".join(map(str, check["rows"][:6])) + (", ..." if len(check["rows"]) > 6 else "")
+        table.add_row(check["case"], _mark(check["same"], f"differ among {counts}"))
+    console.print(table)
+
+
+def _print_rows(console: Any, rows: list[dict[str, Any]]) -> None:
+    temperatures = sorted({row["temperature"] for row in rows if "temperature" in row})
+    table = _table("method", "prompts", *(f"temperature {t:g}" for t in temperatures))
+    lines: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if "way" in row:
+            guessed = f" [dim]{row['accepted']} of {row['tokens']} guessed[/]" if row["accepted"] else ""
+            cell = _mark(row["same"], row["difference"]) + guessed
+            lines.setdefault((row["method"], row["way"]), []).append(cell)
+    for key, cells in lines.items():
+        table.add_row(*key, *cells)
+    console.print(table)
+    for row in rows:
+        if "skipped" in row:
+            console.print(f"{row['method']} was not tried: {row['skipped']}", style="yellow", markup=False)
+
+
+def _table(*titles: str) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(*titles, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def _mark(good: bool, otherwise: str | None) -> str:
+    return "[green]same[/]" if good else f"[bold red]{otherwise}[/]"

@@ -1,0 +1,125 @@
+"""The numerics id: names everything that the bits of a token depend on besides its request."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+from parlay import env
+from parlay.kernels.select import select_kernels
+from parlay.kernels.selfcheck import ROW_COUNTS, Case, Finding, check, product_case
+from parlay.kernels.trust import Trust, settle
+from parlay.models.config import ModelConfig
+from parlay.models.loader import digest_weights
+from parlay.models.select import describe_model, resolve_dtype
+
+_WHOLE = 1 << 22  # elements: all of a small model's weights, slices of a large one's
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """Runs with equal ids give equal tokens, bit for bit; `str` gives the id.
+
+    Attributes:
+        model: its directory's name with a digest of its config and weights.
+        dtype: of weights and activations.
+        kernels: their name, with the instruction set.
+        torch: its version.
+        tensor_parallel_size: ranks a layer is split over.
+        bits: a digest of what the kernels made of the self-check's numbers.
+        exact: whether the self-check found rows independent of each other.
+    """
+
+    model: str
+    dtype: str
+    kernels: str
+    torch: str
+    tensor_parallel_size: int
+    bits: str
+    exact: bool
+
+    def __str__(self) -> str:
+        parts = (
+            self.model,
+            self.dtype,
+            self.kernels,
+            f"torch-{self.torch}",
+            f"tp{self.tensor_parallel_size}",
+            f"bits-{self.bits}",
+            "exact" if self.exact else "up-to-floating-point",
+        )
+        return "/".join(parts)
+
+
+def describe_numerics(
+    config: ModelConfig, dtype: torch.dtype, kernels: str, trust: Trust, tensor_parallel_size: int
+) -> Numerics:
+    """Return what the bits of a model's tokens depend on.
+
+    Raises:
+        ModelError: a weight file cannot be read.
+    """
+    return Numerics(
+        model=_identity(config.path),
+        dtype=str(dtype).removeprefix("torch."),
+        kernels=kernels,
+        torch=torch.__version__,
+        tensor_parallel_size=tensor_parallel_size,
+        bits=trust.bits,
+        exact=trust.exact,
+    )
+
+
+def inspect(
+    model: str, dtype: str = "auto", tick: Callable[[str], None] = lambda label: None
+) -> tuple[Numerics, dict[Case, Finding]]:
+    """Run the self-check on whole weights and many more numbers of rows than at start, whatever is remembered.
+
+    Args:
+        model: a directory or the name of an embedded model.
+        dtype: as in `EngineConfig`.
+        tick: called with a label before every case.
+
+    Returns:
+        The numerics of an engine, as its start would find them, and what the full check found.
+
+    Raises:
+        ConfigError, ModelError: the model cannot be served.
+    """
+    config = describe_model(model)
+    resolved = resolve_dtype(dtype, config)
+    threads = env.threads()
+    kernels, trust = settle(select_kernels(), cases(config, resolved), threads)
+    numerics = describe_numerics(config, resolved, kernels.name, trust, 1)
+    everything = cases(config, resolved, _WHOLE)
+    findings = check(kernels, everything, threads, sorted({*range(1, 65), *ROW_COUNTS, 500, 513, 1000}), tick)
+    return numerics, findings
+
+
+def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list[Case]:
+    """Return what a model asks of the kernels, for the self-check.
+
+    Args:
+        config: the model's shape.
+        dtype: of weights and activations.
+        limit: elements of a weight to check; see `product_case`.
+    """
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    products = ((hidden, query + 2 * kv), (query, hidden), (hidden, 2 * inner), (inner, hidden))
+    every = [product_case("linear", inputs, outputs, dtype, limit) for inputs, outputs in products]
+    every.append(product_case("logits", hidden, config.vocab_size, dtype, limit))
+    # These do not cancel: in float32 no rounding hides their last bits.
+    for exact in (dtype, torch.float32):
+        every.append(Case("rms_norm", (hidden,), exact))
+        every.append(Case("silu_mul", (inner,), exact))
+    every.append(Case("attention", (config.num_heads, config.num_kv_heads, config.head_dim), dtype))
+    return list(dict.fromkeys(every))
+
+
+def _identity(path: Path) -> str:
+    digest = sha256((path / "config.json").read_bytes())
+    digest.update(digest_weights(path))
+    return f"{path.resolve().name}-{digest.hexdigest()[:8]}"

@@ -1,0 +1,215 @@
+"""Whether kernels keep the first promise on this machine: rows alone against the same rows among others, bit by bit.
+
+A library may sum in another order for few rows than for many, and which one does so where is not written anywhere.
+So it is tried, on a model's own shapes and with data that cancel: what is left of such a sum is nothing but the
+rounding errors of its order. On other data a difference in float32's last bit hides behind the rounding to bfloat16.
+Random numbers come from integers, so that all machines compute on the same bits.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import AttentionView, Kernels
+
+# Around powers of two, blocks of 4 and of 6 rows, and chunks of 48; 7 distinct rows fall on every place of those.
+ROW_COUNTS = (
+    *range(1, 10),
+    *(11, 12, 13, 15, 16, 17, 18, 19, 23, 24, 25, 31, 32, 33, 36, 37, 47, 48, 49, 63, 64, 65, 95, 96, 97),
+    *(127, 128, 129, 191, 192, 193, 255, 256, 257, 320),
+)
+_DISTINCT = 7
+_FEW = (2, 3, 4, 5, 8, 13, 17, 50)  # for operations that know no blocks of rows
+_KEYS = 160
+_BLOCK = 16
+
+Rows = Callable[[Tensor], Tensor]  # numbers of the distinct rows, [n] -> their results, [n, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One operation at one shape.
+
+    Attributes:
+        operation: a method of `Kernels`: `linear`, `logits`, `rms_norm`, `silu_mul` or `attention`.
+        sizes: K and N of a product, the width of a norm or activation, or H, KV and D of attention.
+        dtype: of inputs and weights.
+    """
+
+    operation: str
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.operation} {'x'.join(map(str, self.sizes))} {str(self.dtype).removeprefix('torch.')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of a case.
+
+    Attributes:
+        row_counts: the numbers of rows among which a row had other bits than alone.
+        bits: a checksum of the rows' bits alone; equal arithmetic gives equal checksums.
+    """
+
+    row_counts: tuple[int, ...]
+    bits: int
+
+
+def product_case(operation: str, inputs: int, outputs: int, dtype: torch.dtype, limit: int = 1 << 15) -> Case:
+    """Return the case of a weight `[outputs, inputs]`.
+
+    Outputs do not know of each other, so some of them will do; inputs are all needed.
+
+    Args:
+        operation: `linear` or `logits`.
+        inputs: K.
+        outputs: N.
+        dtype: of inputs and weights.
+        limit: use only as many outputs as make this many elements, but at least 64.
+    """
+    return Case(operation, (inputs, min(outputs, max(64, limit // inputs // 16 * 16))), dtype)
+
+
+def check(
+    kernels: Kernels,
+    cases: Iterable[Case],
+    threads: int,
+    row_counts: Sequence[int] = ROW_COUNTS,
+    tick: Callable[[str], None] = lambda label: None,
+) -> dict[Case, Finding]:
+    """Compare the bits of rows alone on one thread with those of the same rows in calls of every size.
+
+    Args:
+        kernels: what to look at. Their threads and torch's are changed, and are `threads` in the end.
+        cases: operations and shapes.
+        threads: how many threads the larger calls may use.
+        row_counts: sizes of the calls; those around the kernels' own switches are added.
+        tick: called with a label before every case.
+    """
+    around = {count + d for count in kernels.switches for d in (-1, 0, 1) if count + d > 0}
+    counts = {False: _FEW, True: tuple(sorted({*row_counts, *around}))}
+    made = {case: _OPERATIONS[case.operation](kernels, case) for case in cases}
+    _set_threads(kernels, 1)
+    alone = {case: torch.cat([rows(torch.tensor([i])) for i in range(_DISTINCT)]) for case, rows in made.items()}
+    _set_threads(kernels, threads)
+    findings = {}
+    for case, rows in made.items():
+        tick(str(case))
+        bad = []
+        for count in counts[case.operation in ("linear", "logits")]:
+            chosen = torch.arange(count) % _DISTINCT
+            if not _same_bits(rows(chosen), alone[case][chosen]):
+                bad.append(count)
+        findings[case] = Finding(tuple(bad), crc32(_words(alone[case]).numpy().tobytes()))
+    return findings
+
+
+def _set_threads(kernels: Kernels, threads: int) -> None:
+    torch.set_num_threads(threads)
+    kernels.set_threads(threads)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(_words(a), _words(b))
+
+
+def _words(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)
+
+
+def _random(seed: int, *shape: int) -> Tensor:
+    """Return float32 numbers with all bits in use, from 2^-6 to 4 in size."""
+    generator = torch.Generator().manual_seed(seed)
+    mantissa = torch.randint(1 << 23, 1 << 24, shape, generator=generator)
+    sign = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+    exponent = torch.randint(0, 8, shape, generator=generator)
+    return (mantissa * sign).float() / (1 << 22) / (1 << exponent)
+
+
+def _cancelling(inputs: int) -> tuple[Tensor, Tensor]:
+    """Return indices [K] and signs [K] that make two factors' products cancel; see `_product`."""
+    half = inputs // 2
+    mixed = torch.randperm(half, generator=torch.Generator().manual_seed(inputs))
+    odd = torch.arange(half, half + inputs % 2)  # is left over
+    return torch.cat((torch.arange(half), mixed, odd)), torch.cat((torch.ones(half), -torch.ones(inputs - half)))
+
+
+def _product(kernels: Kernels, case: Case) -> Rows:
+    inputs, outputs = case.sizes
+    index, sign = _cancelling(inputs)
+    x = (_random(1, _DISTINCT, inputs)[:, index] * sign).to(case.dtype)
+    weight = _random(2, outputs, inputs)[:, index].to(case.dtype).contiguous()
+    head = case.operation == "logits"
+    packed = kernels.pack_head(weight) if head else kernels.pack_linear(weight)
+    multiply = kernels.logits if head else kernels.linear
+
+    def rows(chosen: Tensor) -> Tensor:
+        out = torch.empty(len(chosen), outputs, dtype=torch.float32 if head else case.dtype)
+        multiply(x[chosen], packed, out)
+        return out
+
+    return rows
+
+
+def _norm(kernels: Kernels, case: Case) -> Rows:
+    (width,) = case.sizes
+    x, weight = _random(1, _DISTINCT, width).to(case.dtype), _random(2, width).to(case.dtype)
+
+    def rows(chosen: Tensor) -> Tensor:
+        out = torch.empty(len(chosen), width, dtype=case.dtype)
+        kernels.rms_norm(x[chosen], weight, 1e-5, out)
+        return out
+
+    return rows
+
+
+def _silu(kernels: Kernels, case: Case) -> Rows:
+    (width,) = case.sizes
+    gate_up = _random(1, _DISTINCT, 2 * width).to(case.dtype)
+
+    def rows(chosen: Tensor) -> Tensor:
+        out = torch.empty(len(chosen), width, dtype=case.dtype)
+        kernels.silu_mul(gate_up[chosen], out)
+        return out
+
+    return rows
+
+
+def _attention(kernels: Kernels, case: Case) -> Rows:
+    heads, kv_heads, head_dim = case.sizes
+    # A key occurs twice, far apart, with a value and its opposite.
+    index, sign = _cancelling(_KEYS)
+    shape = (_KEYS, kv_heads * head_dim)
+    keys, values = _random(1, *shape)[index], _random(2, *shape)[index] * sign[:, None]
+    key_cache, value_cache = (
+        x.view(_KEYS // _BLOCK, _BLOCK, kv_heads, head_dim).transpose(1, 2).to(case.dtype).contiguous()
+        for x in (keys, values)
+    )
+    query = _random(3, _DISTINCT, heads, head_dim).to(case.dtype)
+    last = torch.full((_DISTINCT,), _KEYS, dtype=torch.int32)
+    last[:3] = torch.tensor((1, _BLOCK + 1, _KEYS - 3))
+    table = torch.arange(_KEYS // _BLOCK, dtype=torch.int32)[None]
+
+    def rows(chosen: Tensor) -> Tensor:
+        none = torch.zeros(len(chosen) + 1, dtype=torch.int32)
+        request, first = none[:-1].clone(), none[:-1].clone()
+        view = AttentionView(table, request, first, last[chosen], none, torch.zeros(0, dtype=torch.int32))
+        out = torch.empty(len(chosen), heads * head_dim, dtype=case.dtype)
+        kernels.attention(query[chosen], key_cache, value_cache, view, head_dim**-0.5, out)
+        return out
+
+    return rows
+
+
+_OPERATIONS: dict[str, Callable[[Kernels, Case], Rows]] = {
+    "linear": _product,
+    "logits": _product,
+    "rms_norm": _norm,
+    "silu_mul": _silu,
+    "attention": _attention,
+}

@@ -1,0 +1,201 @@
+"""What follows from the self-check, and what is remembered of it."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parlay.kernels import selfcheck, trust
+from parlay.kernels.reference import ReferenceKernels
+from parlay.kernels.selfcheck import Case, product_case
+from parlay.kernels.trust import judge, settle
+
+from .breaking import OtherOrder
+
+CASES = [product_case("linear", 96, 64, torch.bfloat16), Case("silu_mul", (40,), torch.float32)]
+
+
+def sound() -> ReferenceKernels:
+    """Kernels that no machine breaks."""
+    return ReferenceKernels("float32")
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where findings are remembered; the folder is not there yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    yield tmp_path / "cache" / "parlay" / "selfcheck.json"
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+    """The cases that were really checked."""
+    cases: list[Case] = []
+    check = selfcheck.check
+
+    def spy(kernels: Any, asked: Any, threads: int) -> Any:
+        cases.extend(asked)
+        return check(kernels, asked, threads)
+
+    monkeypatch.setattr(selfcheck, "check", spy)
+    return cases
+
+
+def test_a_finding_is_remembered(memory: Path, checked: list[Case]) -> None:
+    first = judge(sound(), CASES, 2)
+    assert first.exact
+    assert checked == CASES
+    assert [file.name for file in memory.parent.iterdir()] == [memory.name]
+    assert judge(sound(), CASES, 2) == first
+    assert checked == CASES
+    # Another case is checked alone, and the order of cases is no matter.
+    more = Case("rms_norm", (40,), torch.float32)
+    assert judge(sound(), [*CASES, more], 2).bits != first.bits
+    assert checked == [*CASES, more]
+    assert judge(sound(), CASES, 2) == first
+
+
+def test_failures_are_remembered_too(memory: Path, checked: list[Case]) -> None:
+    broken = OtherOrder(sound(), lambda rows: rows == 5)
+    first = judge(broken, CASES, 1)
+    assert first.broken == (CASES[0],)
+    assert judge(broken, CASES, 1) == first
+    assert checked == CASES
+
+
+@pytest.mark.parametrize(
+    "change", ["threads", "name", "switches", "onednn", "mkl", "torch", "cpu", "kernels", "row counts"]
+)
+def test_another_setting_is_checked_anew(
+    memory: Path, checked: list[Case], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    kernels, threads = sound(), 1
+    judge(kernels, CASES, threads)
+    match change:
+        case "threads":
+            threads = 2
+        case "name":
+            kernels = ReferenceKernels("rows")
+        case "switches":
+            kernels.switches = (3,)
+        case "onednn":
+            monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SOMETHING")
+        case "mkl":
+            monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+        case "torch":
+            monkeypatch.setattr(torch, "__version__", "9.9")
+        case "cpu":
+            monkeypatch.setattr(trust.env, "cpu", lambda: ("Z80", ""))
+        case "kernels":
+            monkeypatch.setattr(trust, "_files", lambda: "other")
+        case "row counts":
+            monkeypatch.setattr(selfcheck, "ROW_COUNTS", (1, 2))
+    judge(kernels, CASES, threads)
+    assert checked == CASES * 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe\x00",
+        b"[]",
+        b"3",
+        b'{"x": 3}',
+        b'{"SETTING": {"CASE": 3}}',
+        b'{"SETTING": {"CASE": [3, 4]}}',
+        b'{"SETTING": {"CASE": [["a"], 4]}}',
+        b'{"SETTING": {"CASE": [[], null]}}',
+        b'{"SETTING": {"CASE": [[], 1e999]}}',
+        b"[" * 100_000,
+    ],
+    ids=lambda content: str(content[:40]),
+)
+def test_a_damaged_memory_is_forgotten(memory: Path, checked: list[Case], content: bytes) -> None:
+    good = judge(sound(), CASES, 1)
+    (setting,) = json.loads(memory.read_text())
+    memory.write_bytes(content.replace(b"SETTING", setting.encode()).replace(b"CASE", str(CASES[0]).encode()))
+    assert judge(sound(), CASES, 1) == good
+    assert checked == CASES * 2
+    assert judge(sound(), CASES, 1) == good
+    assert checked == CASES * 2, "it was written anew"
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "a directory", "no home"])
+def test_where_nothing_can_be_remembered(
+    memory: Path, checked: list[Case], monkeypatch: pytest.MonkeyPatch, obstacle: str
+) -> None:
+    if obstacle == "a file":
+        memory.parent.parent.write_text("in the way")
+    elif obstacle == "a directory":
+        memory.mkdir(parents=True)
+    else:
+        monkeypatch.setattr(trust.env, "cache_dir", lambda: None)
+    for _ in range(2):
+        assert judge(sound(), CASES, 1).exact
+    assert checked == CASES * 2
+    if obstacle == "a directory":
+        assert [file.name for file in memory.parent.iterdir()] == [memory.name], "nothing is left behind"
+
+
+def test_the_memory_does_not_grow_for_ever(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "_SETTINGS", 3)
+    for i in range(5):
+        monkeypatch.setattr(trust, "_files", lambda i=i: str(i))
+        judge(sound(), CASES[1:], 1)
+    kept = list(json.loads(memory.read_text()))
+    assert len(kept) == 3
+    judge(sound(), CASES, 1)
+    assert list(json.loads(memory.read_text())) == [*kept[:2], kept[2]]
+
+
+def test_good_kernels_are_kept(memory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kernels = ReferenceKernels("rows")
+    chosen, verdict = settle(kernels, CASES, 2)
+    assert chosen is kernels
+    assert verdict.exact
+    assert not caplog.records
+
+
+def test_broken_kernels_give_way_to_careful_ones(memory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    good = ReferenceKernels("rows")
+    worse = OtherOrder(sound(), lambda rows: rows > 8, "worse", then=good)
+    broken = OtherOrder(sound(), lambda rows: rows > 1, "broken", then=worse)
+    with caplog.at_level(logging.WARNING, "parlay"):
+        chosen, verdict = settle(broken, CASES, 2)
+    assert chosen is good
+    assert verdict.exact
+    assert "broken" in caplog.text
+    assert "linear 96x64 bfloat16" in caplog.text
+    assert "the slower reference-rows run instead" in caplog.text
+
+
+def test_where_no_kernels_are_exact_the_fast_ones_run_and_it_is_said_loudly(
+    memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worse = OtherOrder(sound(), lambda rows: rows > 8, "worse")
+    broken = OtherOrder(sound(), lambda rows: rows > 1, "broken", then=worse)
+    with caplog.at_level(logging.WARNING, "parlay"):
+        chosen, verdict = settle(broken, CASES, 2)
+    assert chosen is broken
+    assert not verdict.exact
+    assert "PROMISE 1 DOES NOT HOLD TO THE BIT HERE" in caplog.text
+    assert "up to floating point only" in caplog.text
+
+
+def test_careful_ways_of_the_twins() -> None:
+    """Every way is slower than the one before, keeps the contract, and the last trusts nobody."""
+    ways, kernels = [], ReferenceKernels()
+    while kernels is not None:
+        ways.append(kernels.name)
+        if kernels.name != "reference":  # which a machine may break
+            assert trust.summarise(selfcheck.check(kernels, CASES, 2)).exact
+        kernels = kernels.careful()
+    assert ways == ["reference", "reference-float32", "reference-rows"]
