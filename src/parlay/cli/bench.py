@@ -2,8 +2,11 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 
@@ -23,6 +26,17 @@ def add_parser(commands: Any) -> None:
     startup = kinds.add_parser("startup", help="from the start of the process to the first token")
     startup.add_argument("--repeats", type=_count, default=5, help="starts that count (default: 5)")
     startup.set_defaults(run=_startup)
+    widen = kinds.add_parser("widen", help="make a small model big with the same function, to measure on")
+    widen.add_argument(
+        "--model", default="tiny-code", help="name or directory of the small model (default: tiny-code)"
+    )
+    widen.add_argument("--output", type=Path, required=True, help="directory to write the wide one to")
+    widen.add_argument("--seed", type=int, default=0, help="of the random numbers that nothing reads (default: 0)")
+    for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size"):
+        # Without a flag the default of `Shape` holds, which is not imported before it is needed.
+        flag = "--" + name.replace("_", "-")
+        widen.add_argument(flag, type=_count, default=argparse.SUPPRESS, help="of the wide model")
+    widen.set_defaults(run=_widen)
 
 
 def _methods(options: argparse.Namespace) -> int:
@@ -72,6 +86,26 @@ def _startup(options: argparse.Namespace) -> int:
     with _progress() as tick:
         row = measure(options.repeats, tick)
     _report([row], {"seconds_to_first_token": ("seconds to first token", "{:.2f}"), "repeats": ("repeats", "{:d}")})
+    return 0
+
+
+def _widen(options: argparse.Namespace) -> int:
+    from parlay.bench.widen import Shape, widen
+
+    given = {f.name: getattr(options, f.name) for f in fields(Shape) if hasattr(options, f.name)}
+    with _progress() as tick:
+        row = widen(options.model, options.output, Shape(**given), options.seed, tick)
+    _report(
+        [row],
+        {
+            "output": ("output", "{}"),
+            "parameters": ("parameters", "{:,d}"),
+            "gigabytes": ("GB", "{:.2f}"),
+            "same_bits": ("same bits", "{}"),
+        },
+    )
+    for obstacle in row["obstacles"]:
+        print(f"bits may differ: {obstacle}", file=sys.stderr)
     return 0
 
 

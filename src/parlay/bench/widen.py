@@ -1,0 +1,280 @@
+"""A small Llama made big with the same function, so that speed is measured on text that makes sense.
+
+Decoding reads every weight whatever it holds, but a proposer's luck hangs on the text. A model of random weights has
+no text; a widened one writes what the trained small one writes, token for token, and is accepted as often. How:
+    - the residual stream is padded with zeros. RMS normalisation then divides by a mean over more elements; its
+      weights and its epsilon are rescaled, which is exact where the width grows by a power of 4;
+    - old heads keep their groups and old inner units their order; what further ones compute meets zeros in the
+      output projections;
+    - further layers have output projections of zeros and add nothing;
+    - random numbers stand wherever they are multiplied by zeros or feed zeros.
+
+Added zeros change no bit of a sum as long as the others stay in order and in their blocks (see csrc/linear.h and
+csrc/norm.h): widening by the defaults gives the same bits through the native kernels, in bfloat16 and float32. Where it
+cannot, `obstacles` says why and the two models agree up to rounding.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from parlay.errors import ConfigError
+from parlay.models.config import ModelConfig, read_json
+from parlay.models.llama import weight_shapes
+from parlay.models.loader import Checkpoint
+from parlay.models.select import describe_model, resolve_dtype
+
+_SHARD_BYTES = 500_000_000
+_SPREAD = 0.02  # standard deviation of random weights: finite and moderate is all that matters
+_NORM_COLUMNS = 32  # the kernel's sums of squares run in this many lanes
+_COPIED = (
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "vocab.*",
+    "merges.txt",
+)
+_CARD = """# {name}
+
+A benchmark artefact: {source}, widened to {parameters:,} parameters that compute the same function. It knows nothing
+that {source} does not and is only for measuring speed. Made by `parlay bench widen`.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The shape to widen to; from the embedded target the defaults give 730 million parameters.
+
+    Attributes:
+        hidden_size: width of the residual stream.
+        num_layers: decoder layers.
+        num_heads: query heads a layer, each as wide as before.
+        num_kv_heads: key heads a layer.
+        intermediate_size: inner width of the feed-forward network.
+    """
+
+    hidden_size: int = 4096
+    num_layers: int = 10
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    intermediate_size: int = 4096
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where old elements go: `[old]` new indices along each kind of axis."""
+
+    vocab: Tensor
+    hidden: Tensor
+    queries: Tensor
+    keys: Tensor
+    inner: Tensor
+
+
+# Of each matrix: what its rows and its columns are, and whether numbers beyond the old ones are never of consequence.
+_MATRICES = {
+    "embed_tokens": ("vocab", "hidden", False),
+    "lm_head": ("vocab", "hidden", True),
+    "q_proj": ("queries", "hidden", True),
+    "k_proj": ("keys", "hidden", True),
+    "v_proj": ("keys", "hidden", True),
+    "o_proj": ("hidden", "queries", False),
+    "gate_proj": ("inner", "hidden", True),
+    "up_proj": ("inner", "hidden", True),
+    "down_proj": ("hidden", "inner", False),
+}
+
+
+def widen(model: str, output: Path, shape: Shape, seed: int, tick: Callable[[str], None]) -> dict[str, Any]:
+    """Write a widened model as a Hugging Face directory, tensor by tensor.
+
+    Args:
+        model: name or directory of the small one.
+        output: directory to write; made if missing.
+        shape: the shape to reach.
+        seed: of the random numbers.
+        tick: called with a label before every tensor.
+
+    Returns:
+        What was made: `output`, `parameters`, `gigabytes`, `same_bits`, and `obstacles`, the reasons why bits may differ.
+
+    Raises:
+        ConfigError: a shape that is smaller somewhere or contradicts itself, or an output directory in use.
+        ModelError: the small model cannot be found or read.
+    """
+    small = describe_model(model)
+    _check(small, shape)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"{output} is not an empty directory; name one that does not exist yet")
+    ratio = shape.hidden_size / small.hidden_size
+    wide = replace(
+        small,
+        path=output,
+        rms_norm_eps=small.rms_norm_eps / ratio,
+        **{field.name: getattr(shape, field.name) for field in fields(shape)},
+    )
+    places, dtype = _places(small, wide), resolve_dtype("auto", small)
+    shapes = weight_shapes(wide)
+    parameters = sum(torch.Size(s).numel() for s in shapes.values())
+
+    output.mkdir(parents=True, exist_ok=True)
+    _write_texts(small, wide, parameters, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    shards = list(_shards(shapes, dtype.itemsize))
+    files = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    old_names = weight_shapes(small)
+    with Checkpoint(small.path) as weights:
+        for file, names in zip(files, shards, strict=True):
+            tensors = {}
+            for name in names:
+                tick(f"{file}: {name}")
+                old = weights.read(name, dtype) if name in old_names else None
+                tensors[name] = _tensor(name, old, places, shapes[name], dtype, ratio, generator)
+            save_file(tensors, output / file, metadata={"format": "pt"})
+    index = {
+        "metadata": {"total_size": parameters * dtype.itemsize},
+        "weight_map": {name: file for file, names in zip(files, shards, strict=True) for name in names},
+    }
+    _write_json(output / "model.safetensors.index.json", index)
+    found = obstacles(small, wide)
+    return {
+        "output": str(output),
+        "parameters": parameters,
+        "gigabytes": parameters * dtype.itemsize / 1e9,
+        "same_bits": not found,
+        "obstacles": found,
+    }
+
+
+def obstacles(small: ModelConfig, wide: ModelConfig) -> list[str]:
+    """Return why the widened model may differ from the small one in the last bits; empty where it cannot."""
+    places, found = _places(small, wide), []
+    ratio = wide.hidden_size // small.hidden_size
+    # A square root that is a power of two: one bit set, at an even place.
+    if wide.hidden_size % small.hidden_size or ratio & (ratio - 1) or ratio.bit_length() % 2 == 0:
+        found.append(f"the width grows from {small.hidden_size} to {wide.hidden_size}, not by a power of 4")
+    lanes = places.hidden % _NORM_COLUMNS
+    if not torch.equal(lanes, torch.arange(small.hidden_size) % _NORM_COLUMNS):
+        found.append("the norms would sum the residual stream's elements in other lanes")
+    for what, place, width in (
+        ("hidden_size", places.hidden, wide.hidden_size),
+        ("num_heads and num_kv_heads", places.queries, wide.num_heads * wide.head_dim),
+        ("intermediate_size", places.inner, wide.intermediate_size),
+    ):
+        before = torch.arange(len(place)) // _k_block(len(place))
+        if not torch.equal(before.diff() > 0, (place // _k_block(width)).diff() > 0):
+            found.append(f"with this {what} sums are cut into blocks at other places")
+    return found
+
+
+def _check(small: ModelConfig, shape: Shape) -> None:
+    for field in fields(shape):
+        asked, least = getattr(shape, field.name), getattr(small, field.name)
+        if asked < least:
+            raise ConfigError(f"{field.name}={asked} is below the model's own {least}; a model can only grow")
+    if shape.num_heads % shape.num_kv_heads:
+        raise ConfigError(
+            f"num_heads={shape.num_heads} does not divide into {shape.num_kv_heads} groups; "
+            "make it a multiple of num_kv_heads"
+        )
+    group, least = shape.num_heads // shape.num_kv_heads, small.num_heads // small.num_kv_heads
+    if group < least:
+        raise ConfigError(
+            f"{group} heads a group cannot hold the model's {least}; raise num_heads to {least * shape.num_kv_heads}"
+        )
+
+
+def _k_block(inputs: int) -> int:
+    """Return how many inputs a linear layer sums before it adds to the total; see csrc/linear.h."""
+    return 1024 if inputs > 1024 else 512
+
+
+def _places(small: ModelConfig, wide: ModelConfig) -> _Places:
+    head = torch.arange(small.num_heads)
+    group, new_group = small.num_heads // small.num_kv_heads, wide.num_heads // wide.num_kv_heads
+    heads = head // group * new_group + head % group
+    within = torch.arange(small.head_dim)
+    return _Places(
+        vocab=torch.arange(small.vocab_size),
+        hidden=_columns(small.hidden_size, wide.hidden_size),
+        queries=(heads[:, None] * small.head_dim + within).flatten(),
+        keys=torch.arange(small.num_kv_heads * small.head_dim),
+        inner=_columns(small.intermediate_size, wide.intermediate_size),
+    )
+
+
+def _columns(old: int, new: int) -> Tensor:
+    """Return where a linear layer's old inputs go: each of their blocks to the beginning of a new one, if they fit."""
+    index, block, new_block = torch.arange(old), _k_block(old), _k_block(new)
+    spread = index // block * new_block + index % block
+    return spread if spread[-1] < new else index
+
+
+def _tensor(
+    name: str,
+    old: Tensor | None,
+    places: _Places,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    ratio: float,
+    generator: torch.Generator,
+) -> Tensor:
+    """Return a tensor of the wide model; `old` is what the small one has under that name, if anything."""
+    if len(shape) == 1:  # a norm's weight
+        wide = torch.ones(shape, dtype=dtype)
+        if old is not None:
+            wide[places.hidden] = (old.double() / ratio**0.5).to(dtype)
+        return wide
+    rows, columns, free = _MATRICES[name.split(".")[-2]]
+    wide = torch.zeros(shape, dtype=dtype)
+    if free:
+        wide.normal_(0, _SPREAD, generator=generator)
+    if old is not None:
+        wide[getattr(places, rows)[:, None], getattr(places, columns)] = old
+    return wide
+
+
+def _shards(shapes: dict[str, tuple[int, ...]], itemsize: int) -> Iterator[list[str]]:
+    """Yield the names of tensors that go into one file, which stays below the limit unless one alone exceeds it."""
+    names: list[str] = []
+    size = 0
+    for name, shape in shapes.items():
+        own = torch.Size(shape).numel() * itemsize
+        if names and size + own > _SHARD_BYTES:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += own
+    yield names
+
+
+def _write_texts(small: ModelConfig, wide: ModelConfig, parameters: int, dtype: torch.dtype) -> None:
+    raw = read_json(small.path / "config.json") | {
+        "hidden_size": wide.hidden_size,
+        "intermediate_size": wide.intermediate_size,
+        "num_hidden_layers": wide.num_layers,
+        "num_attention_heads": wide.num_heads,
+        "num_key_value_heads": wide.num_kv_heads,
+        "head_dim": wide.head_dim,
+        "rms_norm_eps": wide.rms_norm_eps,
+    }
+    raw["dtype" if "dtype" in raw else "torch_dtype"] = str(dtype).removeprefix("torch.")
+    _write_json(wide.path / "config.json", raw)
+    for pattern in _COPIED:
+        for file in small.path.glob(pattern):
+            shutil.copyfile(file, wide.path / file.name)
+    card = _CARD.format(name=wide.path.resolve().name, source=small.path.resolve().name, parameters=parameters)
+    (wide.path / "README.md").write_text(card)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
