@@ -10,8 +10,8 @@ no text; a widened one writes what the trained small one writes, token for token
     - random numbers stand wherever they are multiplied by zeros or feed zeros.
 
 Added zeros change no bit of a sum as long as the others stay in order and in their blocks (see csrc/linear.h and
-csrc/norm.h): widening by the defaults gives the same bits through the native kernels, in bfloat16 and float32. Where it
-cannot, `obstacles` says why and the two models agree up to rounding.
+csrc/norm.h). Widening by the defaults gives the same bits through the native kernels, in bfloat16 and float32. Where
+a shape cannot, `obstacles` says why, and the two models agree up to rounding.
 """
 
 import json
@@ -105,7 +105,7 @@ def widen(model: str, output: Path, shape: Shape, seed: int, tick: Callable[[str
         tick: called with a label before every tensor.
 
     Returns:
-        What was made: `output`, `parameters`, `gigabytes`, `same_bits`, and `obstacles`, the reasons why bits may differ.
+        What was made: `output`, `parameters`, `gigabytes`, `same_bits`, and the `obstacles` to it.
 
     Raises:
         ConfigError: a shape that is smaller somewhere or contradicts itself, or an output directory in use.
@@ -186,6 +186,11 @@ def _check(small: ModelConfig, shape: Shape) -> None:
             f"num_heads={shape.num_heads} does not divide into {shape.num_kv_heads} groups; "
             "make it a multiple of num_kv_heads"
         )
+    if shape.hidden_size % shape.num_heads:
+        raise ConfigError(
+            f"hidden_size={shape.hidden_size} is no multiple of num_heads={shape.num_heads}, which transformers asks "
+            "for; change either"
+        )
     group, least = shape.num_heads // shape.num_kv_heads, small.num_heads // small.num_kv_heads
     if group < least:
         raise ConfigError(
@@ -213,7 +218,7 @@ def _places(small: ModelConfig, wide: ModelConfig) -> _Places:
 
 
 def _columns(old: int, new: int) -> Tensor:
-    """Return where a linear layer's old inputs go: each of their blocks to the beginning of a new one, if they fit."""
+    """Return where a linear layer's old inputs go: each of their blocks to the start of a new one, if they fit."""
     index, block, new_block = torch.arange(old), _k_block(old), _k_block(new)
     spread = index // block * new_block + index % block
     return spread if spread[-1] < new else index
