@@ -190,10 +190,10 @@ double sum_over_threads(F job) {
 }
 
 double probe_read(uintptr_t from, int64_t bytes, int64_t ahead) {
-  const int64_t lines = bytes / 256;
+  const int64_t windows = bytes / kProbeWindow;
   return sum_over_threads([&](int64_t share, int64_t shares) -> double {
-    const int64_t begin = lines * share / shares, end = lines * (share + 1) / shares;
-    return table->probe_read(at<char>(from) + begin * 256, (end - begin) * 256, ahead);
+    const int64_t begin = windows * share / shares, end = windows * (share + 1) / shares;
+    return table->probe_read(at<char>(from) + begin * kProbeWindow, end - begin, ahead);
   });
 }
 

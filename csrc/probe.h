@@ -8,21 +8,26 @@
 namespace parlay {
 namespace {
 
-// Reads every byte once, front to back, asking for what lies `ahead` bytes further (0: leave it to the hardware).
-// `bytes` is a multiple of 256. Returns the sum of the floats, so that no read can be left out.
-float probe_read(const void* from, int64_t bytes, int64_t ahead) {
-  const char* at = (const char*)from;
-  const char* end = at + bytes;
-  Vec sums[4] = {};
-  for (; at < end; at += 4 * sizeof(Vec))
-    _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) {
-      if (ahead) __builtin_prefetch(at + i * sizeof(Vec) + ahead);
-      for (int part = 0; part < kParts; ++part) {  // register by register: whole Vecs may go through the stack
-        Part lanes;
-        memcpy(&lanes, at + i * sizeof(Vec) + part * sizeof(Part), sizeof lanes);
-        sums[i].p[part] += lanes;
+// Reads every byte of some windows once, each window in four streams at a time: one stream alone would leave most of
+// the memory's banks idle. Asks for what lies `ahead` bytes further in a stream (0: leave it to the hardware).
+// Returns the sum of the floats, so that no read can be left out.
+float probe_read(const void* from, int64_t windows, int64_t ahead) {
+  constexpr int kStreams = 4;
+  constexpr int64_t kStream = kProbeWindow / kStreams;
+  Vec sums[kStreams] = {};
+  for (int64_t window = 0; window < windows; ++window) {
+    const char* at = (const char*)from + window * kProbeWindow;
+    for (int64_t i = 0; i < kStream; i += sizeof(Vec))
+      _Pragma("GCC unroll 4") for (int s = 0; s < kStreams; ++s) {
+        const char* here = at + s * kStream + i;
+        if (ahead) __builtin_prefetch(here + ahead);
+        for (int part = 0; part < kParts; ++part) {  // register by register: whole Vecs may go through the stack
+          Part lanes;
+          memcpy(&lanes, here + part * sizeof(Part), sizeof lanes);
+          sums[s].p[part] += lanes;
+        }
       }
-    }
+  }
   return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 

@@ -10,8 +10,9 @@ import torch
 from parlay import env
 from parlay.errors import ConfigError
 
+_WINDOW = 256 * 1024  # bytes that the probe reads at once, as in csrc/table.h
 # How far ahead a read asks for memory, in bytes; which is best differs among machines.
-_AHEAD = (0, 1024, 4096, 16384)
+_AHEAD = (0, 1024, 4096)
 _ROUNDS = 20_000  # of multiplication: some milliseconds
 
 
@@ -20,7 +21,7 @@ class Rates:
     """Rates of all threads together.
 
     Attributes:
-        read: bytes a second, read in order from memory far larger than the caches, in huge pages.
+        read: bytes a second, read in a few streams from memory far larger than the caches, in huge pages.
         bf16, fp32: multiplications and additions a second out of the first-level cache, for inputs of each type.
     """
 
@@ -55,7 +56,7 @@ class Machine:
         except ImportError as error:
             raise ConfigError(f"the probes need the native kernels, which cannot be imported: {error}") from error
         self._native = _native
-        self._size = max(min(size, env.available_memory() // 4) // 256 * 256, 256)
+        self._size = max(min(size, env.available_memory() // 4) // _WINDOW, 1) * _WINDOW
         memory = mmap.mmap(-1, self._size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -193,7 +193,7 @@ class Rig:
         guessed = self._host.take() if self._host else 0.0
         config = self._model.config
         seconds = {name: kernels.get(name, 0.0) for name in (*linear_names(config).values(), "head", "attention")}
-        seconds["elementwise"] = sum(kernels.get(name, 0.0) for name in ("norm", "rotary", "activation"))
+        seconds["norms etc."] = sum(kernels.get(name, 0.0) for name in ("norm", "rotary", "activation"))
         seconds["sampling"] = times.verify
         seconds["drafting"] = times.propose + guessed
         seconds["scheduling"] = planned - began + ended - executed - guessed

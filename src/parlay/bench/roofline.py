@@ -1,6 +1,7 @@
 """Each kind of step against what the machine allows: its floor, its time, and where the time goes.
 
-Kinds of steps take turns, each turn between two measurements of the machine's rates, so that drift hits all alike.
+Kinds of steps take turns, so that drift hits all alike, and each stands between two measurements of the machine's
+rates, for a neighbour may take half of them from one second to the next.
 Drafts to verify are guesses at random: what a step costs does not depend on how much of its draft is accepted.
 """
 
@@ -25,7 +26,7 @@ from parlay.proposers.select import make_proposer
 
 _NODES = (4, 8, 16)
 _BATCH = 8
-_ROOM = 256  # tokens that a request emits before another takes its place
+_ROOM = 256
 _PREFILL_EVERY = 5  # rounds: a prefill takes as long as dozens of other steps
 
 
@@ -37,11 +38,15 @@ class _Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """What was measured in one round: the machine, and steps by kind."""
+class _Measured:
+    """A step, the best rates measured just before and after it, and the seconds of the round's plain step."""
 
+    sample: Sample
     rates: Rates
-    samples: dict[str, Sample]
+    plain: float
+
+    def floor(self, work: Work, dtype: torch.dtype) -> float:
+        return self.rates.seconds(work.size, work.flops, dtype)
 
 
 def measure(
@@ -76,31 +81,39 @@ def measure(
     if context + 2 * max(_NODES) + 4 > longest:
         raise ConfigError(f"context={context} leaves no room within the model's {longest} positions; lower it")
     dtype = resolve_dtype("auto", config)
+    target = TargetInfo(config, dtype, longest)
+    proposer = None if speculative is None else make_proposer(speculative, target)
     machine = Machine()
     torch.set_num_threads(env.threads())
     kernels = TimedKernels(select_kernels(), linear_names(config))
     kernels.set_threads(env.threads())
     loaded = load_model(config, dtype, longest, kernels)
-    kinds = list(_kinds(loaded, kernels, longest, context, prompt, temperature, speculative))
+    kinds = list(_kinds(loaded, kernels, target, context, prompt, temperature))
+    if speculative is not None and proposer is not None:
+        length = speculative.num_speculative_tokens or proposer.default_length
+        rig = Rig(loaded, kernels, proposer, length, 1, context, _room(target, context), temperature)
+        kinds.insert(-1, _Kind(speculative.method, rig.decode))
     for kind in kinds:
         if kind.every == 1:
             tick(f"warm-up: {kind.name}")
             kind.run()
-    turns = []
+    measured: dict[str, list[_Measured]] = {kind.name: [] for kind in kinds}
+    rates = [machine.rates()]
     for i in range(rounds):
-        tick(f"round {i + 1} of {rounds}: the machine")
-        before, samples = machine.rates(), {}
+        plain = None
         for kind in kinds:
-            if i % kind.every == 0:
-                tick(f"round {i + 1} of {rounds}: {kind.name}")
-                samples[kind.name] = kind.run()
-        turns.append(_Turn(_best([before, machine.rates()]), samples))
-    every = [turn.rates for turn in turns]
+            if i % kind.every:
+                continue
+            tick(f"round {i + 1} of {rounds}: {kind.name}")
+            sample = kind.run()
+            rates.append(machine.rates())
+            plain = plain or sample.total
+            measured[kind.name].append(_Measured(sample, _best(rates[-2:]), plain))
     return {
-        "rows": [{"step": kind.name} | _row(kind.name, kinds[0].name, turns, dtype) for kind in kinds],
+        "rows": [{"step": name} | _row(own, dtype) for name, own in measured.items()],
         "machine": [
-            {"rate": field.name, "best": getattr(_best(every), field.name) / 1e9}
-            | {"median": median(getattr(r, field.name) for r in every) / 1e9}
+            {"rate": field.name, "best": getattr(_best(rates), field.name) / 1e9}
+            | {"median": median(getattr(r, field.name) for r in rates) / 1e9}
             for field in fields(Rates)
         ],
         "kernels": kernels.name,
@@ -108,59 +121,48 @@ def measure(
 
 
 def _kinds(
-    model: Model,
-    kernels: TimedKernels,
-    longest: int,
-    context: int,
-    prompt: int,
-    temperature: float,
-    speculative: SpeculativeConfig | None,
+    model: Model, kernels: TimedKernels, target: TargetInfo, context: int, prompt: int, temperature: float
 ) -> Iterator[_Kind]:
-    """Yield the kinds of steps, plain decoding first."""
-    target = TargetInfo(model.config, model.dtype, longest)
-    room = min(longest - context, _ROOM)
+    """Yield the kinds of steps that every model has, plain decoding first and prefill last."""
+    room = _room(target, context)
     none = make_proposer(SpeculativeConfig(), target)
     yield _Kind("plain", Rig(model, kernels, none, 0, 1, context, room, temperature).decode)
     for nodes in _NODES:
-        guesser = Guesser(model.config.vocab_size)
-        yield _Kind(f"verify {nodes}", Rig(model, kernels, guesser, nodes, 1, context, room, temperature).decode)
+        guesser = Guesser(target.config.vocab_size)
+        yield _Kind(f"{nodes} nodes", Rig(model, kernels, guesser, nodes, 1, context, room, temperature).decode)
     yield _Kind(f"batch {_BATCH}", Rig(model, kernels, none, 0, _BATCH, context, room, temperature).decode)
-    if speculative is not None:
-        own = make_proposer(speculative, target)
-        length = speculative.num_speculative_tokens or own.default_length
-        yield _Kind(speculative.method, Rig(model, kernels, own, length, 1, context, room, temperature).decode)
-    prompt = min(prompt, longest - 1)
-    yield _Kind(f"prefill {prompt}", Rig(model, kernels, none, 0, 1, prompt, 1, temperature).prefill, _PREFILL_EVERY)
+    prompt = min(prompt, target.max_model_len - 1)
+    yield _Kind("prefill", Rig(model, kernels, none, 0, 1, prompt, 1, temperature).prefill, _PREFILL_EVERY)
+
+
+def _room(target: TargetInfo, context: int) -> int:
+    """Return how many tokens a request may emit before another takes its place."""
+    return min(target.max_model_len - context, _ROOM)
 
 
 def _best(rates: list[Rates]) -> Rates:
     return Rates(*map(max, zip(*map(astuple, rates), strict=True)))
 
 
-def _row(name: str, plain: str, turns: list[_Turn], dtype: torch.dtype) -> dict[str, Any]:
-    """Return the medians over the turns that `name` had, ratios being taken within a turn."""
-    turns = [turn for turn in turns if name in turn.samples]
-    own = [turn.samples[name] for turn in turns]
-
-    def floors(component: str | None) -> list[float]:
-        """Return each turn's floor of a component, or of the whole step."""
-        works = [sum(s.work.values(), Work()) if component is None else s.work[component] for s in own]
-        return [turn.rates.seconds(w.size, w.flops, dtype) for turn, w in zip(turns, works, strict=True)]
-
-    totals, least = [s.total for s in own], floors(None)
-    medians = {component: median(s.seconds[component] for s in own) for component in own[0].seconds}
+def _row(measured: list[_Measured], dtype: torch.dtype) -> dict[str, Any]:
+    """Return medians over the rounds; ratios are taken within a round."""
+    samples = [m.sample for m in measured]
+    floors = [m.floor(sum(m.sample.work.values(), Work()), dtype) for m in measured]
+    medians = {name: median(s.seconds[name] for s in samples) for name in samples[0].seconds}
     return {
-        "rows": median(s.rows for s in own),
-        "ms": 1e3 * median(totals),
-        "floor_ms": 1e3 * median(least),
-        "floor_share": median(f / t for f, t in zip(least, totals, strict=True)),
-        "ratio": median(t / turn.samples[plain].total for t, turn in zip(totals, turns, strict=True)),
+        "rows": median(s.rows for s in samples),
+        "ms": 1e3 * median(s.total for s in samples),
+        "floor_ms": 1e3 * median(floors),
+        "floor_share": median(floor / s.total for floor, s in zip(floors, samples, strict=True)),
+        "ratio": median(m.sample.total / m.plain for m in measured),
         "components": {
-            component: {
+            name: {
                 "ms": 1e3 * seconds,
                 "share": seconds / sum(medians.values()),
-                "floor_ms": 1e3 * median(floors(component)) if component in own[0].work else None,
+                "floor_ms": 1e3 * median(m.floor(m.sample.work[name], dtype) for m in measured)
+                if name in samples[0].work
+                else None,
             }
-            for component, seconds in medians.items()
+            for name, seconds in medians.items()
         },
     }
