@@ -1,10 +1,13 @@
 // out = x weight^T, every output summed over K in one order whatever the number of rows.
 //
-// Lanes lie along the outputs: the weight is packed in panels of sixteen outputs, K running inside a panel
-// (bf16: in pairs, as the dot-product instruction takes them). Each output has one accumulator, which starts
-// fresh for every block of K (512, or 1024 where K > 1024) and is added to the total: the order that oneDNN
-// keeps too, so the twin gives the same bits where the instructions are the same. How many rows and panels are
-// in flight together is a matter of registers and changes nothing.
+// Lanes lie along the outputs: the weight is packed in panels of 32 outputs, K running inside a panel (bf16: in
+// pairs, as the dot-product instruction takes them). Each output has one accumulator, which starts fresh for every
+// block of K (512, or 1024 where K > 1024) and is added to the total: the order that oneDNN keeps too, so the twin
+// gives the same bits where the instructions are the same. How many rows are in flight together is a matter of
+// registers and changes nothing.
+//
+// With few rows everything waits for the weights. A thread reads its panels as one stream, each byte once whatever
+// the number of rows, and asks for what comes next while it multiplies.
 #pragma once
 
 #include "table.h"
@@ -15,7 +18,7 @@ namespace {
 
 constexpr int64_t k_block(int64_t inputs) { return inputs > 1024 ? 1024 : 512; }
 
-// How a panel of weights and a row meet: `width` inputs a step, 16 outputs wide.
+// How sixteen outputs' weights and a row meet: `width` inputs a step.
 template <class T>
 struct Step;
 
@@ -26,7 +29,6 @@ struct Step<float> {
   typedef Vec Input;
   PARLAY_INLINE static Weight weight(const float* w) { return load(w); }
   PARLAY_INLINE static Input input(const float* x) { return splat(*x); }
-  PARLAY_INLINE static Input last_input(const float* x) { return splat(*x); }
   PARLAY_INLINE static Vec add(const Vec& total, const Input& x, const Weight& w) { return fma(x, w, total); }
 };
 
@@ -74,78 +76,122 @@ struct Step<bf16> {
   }
 #endif
   PARLAY_INLINE static Input input(const bf16* x) { return both(pair(x)); }
-  PARLAY_INLINE static Input last_input(const bf16* x) { return both(x->bits); }  // where K is odd
 };
 
+// Rows and vectors of outputs in flight at once: sums, the weights and an input fill the registers.
 #if defined(PARLAY_AVX512)
-constexpr int kRows = 6, kPanels = 4;
+constexpr int kRows = 12, kVecs = 2;
 #else
-constexpr int kRows = 4, kPanels = 1;
+constexpr int kRows = 4, kVecs = 1;
 #endif
+constexpr int kPanelVecs = kPanel / kLanes;
+constexpr int64_t kLine = 64;  // bytes
 
-// R rows times P panels.
-template <class T, class Out, int R, int P>
-void multiply(const LinearArgs& a, int64_t row, int64_t panel) {
-  typedef Step<T> S;
-  const int64_t steps = (a.inputs + S::width - 1) / S::width, whole = a.inputs / S::width;
-  const int64_t panel_size = steps * S::width * kLanes;
-  const T* x = (const T*)a.x + row * a.inputs;
-  const T* weight = (const T*)a.weight + panel * panel_size;
-  Vec total[R][P];
-  const int64_t block = k_block(a.inputs) / S::width;
-  for (int64_t from = 0; from < steps; from += block) {
-    const int64_t to = from + block < whole ? from + block : whole;
-    Vec sum[R][P] = {};
-    const auto step = [&](int64_t k, bool last) __attribute__((always_inline)) {
-      typename S::Weight w[P];
-      for (int p = 0; p < P; ++p) w[p] = S::weight(weight + p * panel_size + k * S::width * kLanes);
-      for (int r = 0; r < R; ++r) {
-        const T* at = x + r * a.inputs + k * S::width;
-        const typename S::Input in = last ? S::last_input(at) : S::input(at);
-        for (int p = 0; p < P; ++p) sum[r][p] = S::add(sum[r][p], in, w[p]);
-      }
-    };
-    for (int64_t k = from; k < to; ++k) step(k, false);
-    if (whole < steps && from + block >= steps) step(whole, true);
-    for (int r = 0; r < R; ++r)
-      for (int p = 0; p < P; ++p) total[r][p] = from ? total[r][p] + sum[r][p] : sum[r][p];
+// What one pass over a block of K asks for: a line every step, or two.
+struct Prefetch {
+  const char* at;
+  int64_t stride;  // bytes a step
+  PARLAY_INLINE void step(int64_t bytes) {
+    __builtin_prefetch(at, 0, 2);
+    if (bytes > kLine && stride > kLine) __builtin_prefetch(at + kLine, 0, 2);
+    at += stride;
   }
-  for (int r = 0; r < R; ++r)
-    for (int p = 0; p < P; ++p) {
-      const int64_t first = (panel + p) * kLanes, left = a.outputs - first;
-      store_at((Out*)a.out + (row + r) * a.outputs, total[r][p], first, left < kLanes ? left : kLanes);
+};
+
+// Rows are copied, one block of K after another, so that all rows in flight lie a fixed distance apart, which is no
+// multiple of a cache way's size. K is filled up to whole steps with zeros.
+template <class T>
+struct Rows {
+  static constexpr int64_t stride = 1024 + kLine / sizeof(T);
+  T* blocks;  // [blocks of K, rows, stride]
+  int64_t rows;
+
+  Rows(const LinearArgs& a, int64_t first_row, int64_t count) : rows(count) {
+    const int64_t size = k_block(a.inputs);
+    blocks = (T*)scratch((a.inputs + size - 1) / size * rows * stride * sizeof(T));
+    for (int64_t from = 0; from < a.inputs; from += size) {
+      const int64_t n = a.inputs - from < size ? a.inputs - from : size;
+      for (int64_t row = 0; row < rows; ++row) {
+        T* to = at(from / size, row);
+        memcpy((void*)to, (const T*)a.x + (first_row + row) * a.inputs + from, n * sizeof(T));
+        if (n % Step<T>::width) memset((void*)(to + n), 0, sizeof(T));
+      }
+    }
+  }
+  T* at(int64_t block, int64_t row) const { return blocks + (block * rows + row) * stride; }
+};
+
+// Sums stay in registers only if the loops over them are unrolled.
+#define PARLAY_ROWS _Pragma("GCC unroll 12") for (int r = 0; r < R; ++r)
+#define PARLAY_VECS _Pragma("GCC unroll 2") for (int v = 0; v < kVecs; ++v)
+
+// Adds one block of K to the totals of R rows and kVecs vectors of a panel.
+template <class T, int R>
+__attribute__((noinline)) void multiply(const T* x, const T* weight, int64_t steps, bool first, Prefetch ahead, Vec (*total)[kPanelVecs]) {
+  typedef Step<T> S;
+  constexpr int64_t size = S::width * kPanel;  // weights a step
+  Vec sum[R][kVecs] = {};
+  for (int64_t k = 0; k < steps; ++k) {
+    ahead.step(size * sizeof(T));
+    typename S::Weight w[kVecs];
+    PARLAY_VECS w[v] = S::weight(weight + k * size + v * S::width * kLanes);
+    PARLAY_ROWS {
+      const typename S::Input in = S::input(x + r * Rows<T>::stride + k * S::width);
+      PARLAY_VECS sum[r][v] = S::add(sum[r][v], in, w[v]);
+    }
+  }
+  PARLAY_ROWS {
+    PARLAY_VECS total[r][v] = first ? sum[r][v] : total[r][v] + sum[r][v];
+  }
+}
+
+template <class T, int R = kRows>
+PARLAY_INLINE void multiply_rows(int64_t rows, const T* x, const T* weight, int64_t steps, bool first, Prefetch ahead,
+                                 Vec (*total)[kPanelVecs]) {
+  if (rows == R)
+    multiply<T, R>(x, weight, steps, first, ahead, total);
+  else if constexpr (R > 1)
+    multiply_rows<T, R - 1>(rows, x, weight, steps, first, ahead, total);
+}
+
+// How far ahead of the multiplication a single pass asks for weights.
+constexpr int64_t kAhead = 4096;  // bytes
+
+// All rows against one panel.
+template <class T, class Out>
+void linear_task(const LinearArgs& a, const Rows<T>& x, int64_t first_row, int64_t panel) {
+  typedef Step<T> S;
+  constexpr int64_t size = S::width * kPanel;
+  const int64_t steps = (a.inputs + S::width - 1) / S::width, block = k_block(a.inputs) / S::width;
+  const int64_t passes = (x.rows + kRows - 1) / kRows, stride = size * sizeof(T) / passes;
+  const T* weight = (const T*)a.weight + panel * steps * size;
+  Vec total[kLinearRows][kPanelVecs];
+  for (int64_t from = 0; from < steps; from += block, weight += block * size) {
+    const int64_t count = steps - from < block ? steps - from : block;
+    // The passes over a block ask for the next one between them.
+    const char* ahead = (const char*)weight + (passes == 1 ? kAhead : count * size * sizeof(T));
+    for (int64_t pass = 0; pass < passes; ++pass, ahead += count * stride) {
+      const int64_t row = x.rows * pass / passes, next = x.rows * (pass + 1) / passes;
+      for (int v = 0; v < kPanelVecs; v += kVecs)
+        multiply_rows<T>(next - row, x.at(from / block, row), weight + v * S::width * kLanes, count, from == 0,
+                         {ahead, stride}, (Vec(*)[kPanelVecs])&total[row][v]);
+    }
+  }
+  for (int64_t row = 0; row < x.rows; ++row)
+    for (int v = 0; v < kPanelVecs; ++v) {
+      const int64_t first = panel * kPanel + v * kLanes, left = a.outputs - first;
+      if (left > 0)
+        store_at((Out*)a.out + (first_row + row) * a.outputs, total[row][v], first, left < kLanes ? left : kLanes);
     }
 }
 
-template <class T, class Out, int P, int R = kRows>
-PARLAY_INLINE void multiply_rows(const LinearArgs& a, int64_t row, int64_t rows, int64_t panel) {
-  if (rows == R)
-    multiply<T, Out, R, P>(a, row, panel);
-  else if constexpr (R > 1)
-    multiply_rows<T, Out, P, R - 1>(a, row, rows, panel);
-}
-
-// Rows and panels of one task: a group of panels against a chunk of rows.
 template <class T, class Out>
 void linear_tasks(const LinearArgs& a, int64_t begin, int64_t end) {
-  const int64_t panels = (a.outputs + kLanes - 1) / kLanes;
-  for (int64_t task = begin; task < end; ++task) {
-    const int64_t chunks = (a.rows + kLinearRows - 1) / kLinearRows;
-    const int64_t first_row = task % chunks * kLinearRows, first_panel = task / chunks * kLinearPanels;
-    const int64_t rows = a.rows - first_row < kLinearRows ? a.rows - first_row : kLinearRows;
-    const int64_t last_panel = first_panel + kLinearPanels < panels ? first_panel + kLinearPanels : panels;
-    const int64_t blocks = (rows + kRows - 1) / kRows;
-    for (int64_t panel = first_panel; panel < last_panel;) {
-      const bool full = panel + kPanels <= last_panel;
-      for (int64_t b = 0; b < blocks; ++b) {  // blocks of nearly equal size
-        const int64_t from = rows * b / blocks, count = rows * (b + 1) / blocks - from;
-        if (full)
-          multiply_rows<T, Out, kPanels>(a, first_row + from, count, panel);
-        else
-          multiply_rows<T, Out, 1>(a, first_row + from, count, panel);
-      }
-      panel += full ? kPanels : 1;
-    }
+  const int64_t panels = (a.outputs + kPanel - 1) / kPanel, chunks = (a.rows + kLinearRows - 1) / kLinearRows;
+  for (int64_t task = begin; task < end;) {
+    const int64_t chunk = task / panels, first_row = a.rows * chunk / chunks;  // of nearly equal size
+    const Rows<T> x(a, first_row, a.rows * (chunk + 1) / chunks - first_row);
+    for (; task < end && task / panels == chunk; ++task) linear_task<T, Out>(a, x, first_row, task % panels);
   }
 }
 

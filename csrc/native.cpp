@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pool.h"
@@ -55,6 +57,30 @@ T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
+// A recorded sequence of operations: the same calls on the same memory, without their caller.
+class Tape {
+ public:
+  void push(std::function<void()> operation) { operations_.push_back(std::move(operation)); }
+  void run() const {
+    for (const auto& operation : operations_) operation();
+  }
+  size_t size() const { return operations_.size(); }
+
+ private:
+  std::vector<std::function<void()>> operations_;
+};
+
+thread_local Tape* recording = nullptr;
+
+void record(Tape* tape) { recording = tape; }
+
+// Runs an operation, which holds its arguments by value, and records it if its thread is recording.
+template <class F>
+void submit(F operation) {
+  if (recording) recording->push(operation);
+  operation();
+}
+
 // A thread is worth waking for this much work.
 constexpr int64_t kNanosecondsPerThread = 6000;
 
@@ -77,10 +103,19 @@ void deal_rows(int64_t rows, int64_t cost, F job) {
   });
 }
 
+void embed(uintptr_t weight, uintptr_t tokens, uintptr_t out, int64_t rows, int64_t row_bytes) {
+  submit([=] {
+    for (int64_t row = 0; row < rows; ++row)
+      std::memcpy(at<char>(out) + row * row_bytes, at<char>(weight) + at<int64_t>(tokens)[row] * row_bytes, row_bytes);
+  });
+}
+
 void rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, int64_t rows, int64_t width,
               float eps, bool bf16) {
   const NormArgs a = {at<void>(x), at<void>(residual), at<void>(weight), at<void>(out), width, eps, bf16};
-  deal_rows(rows, rows * width / 4, [&](int64_t begin, int64_t end) { table->norm(a, begin, end); });
+  submit([=] {
+    deal_rows(rows, rows * width / 4, [&](int64_t begin, int64_t end) { table->norm(a, begin, end); });
+  });
 }
 
 void rotary_store(uintptr_t qkv, uintptr_t positions, uintptr_t slots, uintptr_t cos_sin, uintptr_t q_out,
@@ -89,8 +124,10 @@ void rotary_store(uintptr_t qkv, uintptr_t positions, uintptr_t slots, uintptr_t
   const RotaryArgs a = {at<void>(qkv),   at<int32_t>(positions), at<int64_t>(slots),    at<float>(cos_sin),
                         at<void>(q_out), at<void>(key_cache),    at<void>(value_cache), heads,
                         kv_heads,        head_dim,               block_size,            bf16};
-  deal_rows(rows, rows * (heads + 2 * kv_heads) * head_dim / 4,
-            [&](int64_t begin, int64_t end) { table->rotary_store(a, begin, end); });
+  submit([=] {
+    deal_rows(rows, rows * (a.heads + 2 * a.kv_heads) * a.head_dim / 4,
+              [&](int64_t begin, int64_t end) { table->rotary_store(a, begin, end); });
+  });
 }
 
 void attention(uintptr_t q, uintptr_t key_cache, uintptr_t value_cache, uintptr_t tables, uintptr_t row_request,
@@ -114,26 +151,30 @@ void attention(uintptr_t q, uintptr_t key_cache, uintptr_t value_cache, uintptr_
                            block_size,
                            scale,
                            bf16};
-  int64_t keys = a.extra_offsets[rows];
-  for (int64_t row = 0; row < rows; ++row) keys += a.last[row] - a.first[row];
-  const int64_t tasks = rows * kv_heads;
-  deal(tasks, keys * heads * (head_dim + 32) / 48,
-       [&](int64_t thread, int64_t threads) { table->attention(a, thread, tasks, threads); });
+  submit([=] {
+    int64_t keys = a.extra_offsets[rows];
+    for (int64_t row = 0; row < rows; ++row) keys += a.last[row] - a.first[row];
+    const int64_t tasks = rows * a.kv_heads;
+    deal(tasks, keys * a.heads * (a.head_dim + 32) / 48,
+         [&](int64_t thread, int64_t threads) { table->attention(a, thread, tasks, threads); });
+  });
 }
 
 void silu_mul(uintptr_t gate_up, uintptr_t out, int64_t rows, int64_t width, bool bf16) {
   const SiluArgs a = {at<void>(gate_up), at<void>(out), width, bf16};
-  deal_rows(rows, rows * width, [&](int64_t begin, int64_t end) { table->silu_mul(a, begin, end); });
+  submit([=] {
+    deal_rows(rows, rows * width, [&](int64_t begin, int64_t end) { table->silu_mul(a, begin, end); });
+  });
 }
 
 void linear(uintptr_t x, uintptr_t weight, uintptr_t out, int64_t rows, int64_t inputs, int64_t outputs, bool bf16,
             bool float_out) {
   const LinearArgs a = {at<void>(x), at<void>(weight), at<void>(out), rows, inputs, outputs, bf16, float_out};
-  const int64_t panels = (outputs + 15) / 16;
-  const int64_t tasks =
-      (panels + kLinearPanels - 1) / kLinearPanels * ((rows + kLinearRows - 1) / kLinearRows);
-  deal_rows(tasks, outputs * inputs * (2 + rows) / (bf16 ? 50 : 25),
-            [&](int64_t begin, int64_t end) { table->linear(a, begin, end); });
+  const int64_t tasks = (outputs + kPanel - 1) / kPanel * ((rows + kLinearRows - 1) / kLinearRows);
+  submit([=] {
+    deal_rows(tasks, a.outputs * a.inputs * (2 + a.rows) / (a.bf16 ? 50 : 25),
+              [&](int64_t begin, int64_t end) { table->linear(a, begin, end); });
+  });
 }
 
 void draw(uintptr_t scores, uintptr_t temperatures, uintptr_t seeds, uintptr_t positions, uintptr_t out,
@@ -210,6 +251,12 @@ double probe_multiply(bool bf16, int64_t rounds) {
 NB_MODULE(_native, m) {
   using namespace parlay;
   const auto free = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<Tape>(m, "Tape")
+      .def(nb::init<>())
+      .def("run", &Tape::run, free)
+      .def("__len__", &Tape::size);
+  m.def("record", &record, nb::arg().none());
+  m.def("embed", &embed, free);
   m.def("rms_norm", &rms_norm, free);
   m.def("rotary_store", &rotary_store, free);
   m.def("attention", &attention, free);

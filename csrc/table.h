@@ -51,8 +51,9 @@ struct SiluArgs {
   bool bf16;
 };
 
-// A task of `linear` is this many panels of 16 outputs against this many rows.
-constexpr int64_t kLinearPanels = 4, kLinearRows = 48;
+// Weights of `linear` are packed in panels of this many outputs; a task is a panel against this many rows, few
+// enough that they stay in the second-level cache while the panels go by.
+constexpr int64_t kPanel = 32, kLinearRows = 96;
 
 struct LinearArgs {
   const void* x;       // [rows, inputs]

@@ -34,16 +34,26 @@ def test_repeated_share() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [["methods", "--batch-sizes", "2", "--num-speculative-tokens", "2"], ["transformers", "--batch-sizes", "2"]],
+    [
+        ["methods", "--batch-sizes", "2", "--num-speculative-tokens", "2"],
+        ["transformers", "--batch-sizes", "2", "--prompt-length", "40"],
+    ],
 )
 def test_benchmarks_end_with_json(kind: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *kind, "--prefixes", "4"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["rows"]
     assert {"command", "commit", "torch", "cpu"} <= set(result["provenance"])
+    if kind[0] == "transformers":
+        assert [(row["prompt"], row["new"]) for row in result["rows"]] == [(128, 32), (40, 1)]
     if kind[0] == "methods":
         assert all(row["same_tokens"] for row in result["rows"])
         assert {row["method"] for row in result["rows"]} >= {"plain", "ngram", "draft_model"}
+
+
+def test_a_prompt_beyond_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "transformers", "--prompt-length", "2048"]) == 2
+    assert "shorten it" in capsys.readouterr().err
 
 
 def test_startup(capsys: pytest.CaptureFixture[str]) -> None:

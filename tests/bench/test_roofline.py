@@ -140,6 +140,26 @@ def test_timed_kernels_change_nothing() -> None:
     assert kernels.take() == {}
 
 
+@needs_native
+def test_replays_are_timed_by_operation() -> None:
+    kernels = TimedKernels(select_kernels(force="native"), {(3, 8): "qkv"})
+    x, weight, out = torch.ones(1, 8), kernels.pack_linear(torch.ones(3, 8)), torch.zeros(1, 3)
+
+    def work() -> None:
+        kernels.rms_norm(x, torch.ones(8), 1e-5, x)
+        kernels.linear(x, weight, out)
+
+    replay = kernels.record(work)
+    assert replay is not None
+    kernels.take()
+    for value, expected in ((1.0, 8.0), (-5.0, -8.0)):
+        x.fill_(value)
+        replay()
+        assert set(kernels.take()) == {"norm", "qkv"}
+        assert out.tolist() == [pytest.approx([expected] * 3, rel=1e-4)]
+    assert TimedKernels(ReferenceKernels(), {}).record(work) is None
+
+
 @pytest.fixture(scope="module")
 def loaded() -> tuple[Model, TimedKernels]:
     kernels = TimedKernels(select_kernels(), linear_names(CONFIG))

@@ -25,7 +25,7 @@ class _Run:
 
 
 def measure(
-    batch_sizes: tuple[int, ...], prefixes: int | None, length: int | None, tick: Callable[[str], None]
+    model: str, batch_sizes: tuple[int, ...], prefixes: int | None, length: int | None, tick: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """Yield one row a batch size, temperature and method.
 
@@ -33,6 +33,7 @@ def measure(
     the rounds' ratios.
 
     Args:
+        model: the target: `tiny-code`, or a model with its vocabulary.
         batch_sizes: how many prefixes run at once.
         prefixes: use only this many, for a quick look.
         length: nodes a draft; None takes each proposer's default.
@@ -40,12 +41,12 @@ def measure(
     """
     chosen = load_prefixes(prefixes)
     llms = {
-        name: LLM(speculative_config=config, enable_prefix_caching=False)
+        name: LLM(model, speculative_config=config, enable_prefix_caching=False)
         for name, config in embedded_configs(length).items()
     }
     plain = next(iter(llms))
     for llm in llms.values():
-        _complete(llm, chosen[:_ROUND], 8, 0.8)  # warm-up
+        _complete(llm, chosen[:8], 8, 0.8)  # warm-up
     for batch_size in batch_sizes:
         for temperature in TEMPERATURES:
             runs = {name: _Run() for name in llms}

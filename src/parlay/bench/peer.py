@@ -1,4 +1,4 @@
-"""Plain parlay against transformers' `generate`, interleaved, on the embedded model."""
+"""Plain parlay against transformers' `generate`, interleaved."""
 
 from collections.abc import Callable
 from statistics import median
@@ -8,77 +8,98 @@ from typing import Any
 import torch
 
 from parlay import env
-from parlay.bench.protocol import TOKENS, Prefix, load_prefixes, params_for
+from parlay.bench.protocol import TOKENS, load_prefixes
 from parlay.errors import ConfigError
 from parlay.llm import LLM
 from parlay.models.select import find_model
+from parlay.types.params import SamplingParams
+
+_PROMPTS = 5  # long ones that count
 
 
-def measure(batch_sizes: tuple[int, ...], prefixes: int, tick: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure(
+    model: str, batch_sizes: tuple[int, ...], prefixes: int, prompt_length: int | None, tick: Callable[[str], None]
+) -> list[dict[str, Any]]:
     """Return one row a batch size: greedy, bfloat16, 32 tokens after each 128-token prefix, prompts included.
 
     Args:
+        model: name or directory of a model with tiny-code's vocabulary.
         batch_sizes: how many prefixes run at once.
         prefixes: how many prefixes to complete for each batch size.
+        prompt_length: add a row for one prompt of this many tokens (prefixes one after another) and one new token.
         tick: called with a label before every round.
 
     Raises:
-        ConfigError: transformers is not installed.
+        ConfigError: transformers is not installed, or the model is too short for the prompt.
     """
     try:
         from transformers import AutoModelForCausalLM
     except ImportError:
         raise ConfigError("this comparison needs transformers; pip install 'parlay[test]'") from None
-    llm = LLM(enable_prefix_caching=False)
-    # Its own default is evaluation mode already.
-    peer = AutoModelForCausalLM.from_pretrained(find_model("tiny-code"), dtype=torch.bfloat16)
-    torch.set_num_threads(env.threads())
-    chosen = load_prefixes(prefixes)
-    rows = []
-    for batch_size in batch_sizes:
-        batches = [chosen[i : i + batch_size] for i in range(0, len(chosen), batch_size)]
-        ours: list[float] = []
-        theirs: list[float] = []
-        equal = total = 0
-        for i, batch in enumerate([batches[0], *batches]):
-            tick(f"batch {batch_size}: round {i} of {len(batches)}")
-            began = perf_counter()
-            mine = _parlay(llm, batch)
-            middle = perf_counter()
-            other = _transformers(peer, batch)
-            if i == 0:
-                continue  # warm-up
-            ours.append(middle - began)
-            theirs.append(perf_counter() - middle)
-            equal += sum(a == b for a, b in zip(mine, other, strict=True))
-            total += len(batch)
-        tokens = TOKENS * batch_size
-        rows.append(
-            {
-                "batch": batch_size,
-                "parlay_tokens_per_s": tokens / median(ours),
-                "transformers_tokens_per_s": tokens / median(theirs),
-                "speed_up": median(t / o for o, t in zip(ours, theirs, strict=True)),
-                "equal_texts": equal / total,
-            }
+    tick("loading")
+    llm = LLM(model, dtype="bfloat16", enable_prefix_caching=False)
+    if prompt_length is not None and prompt_length >= llm.engine.max_model_len:
+        raise ConfigError(
+            f"a prompt of {prompt_length} tokens leaves no room within {llm.engine.max_model_len}; shorten it"
         )
+    # Its own default is evaluation mode already.
+    peer = AutoModelForCausalLM.from_pretrained(find_model(model), dtype=torch.bfloat16)
+    torch.set_num_threads(env.threads())
+    chosen = [p.tokens for p in load_prefixes(prefixes)]
+    rows = [
+        _compare(llm, peer, [chosen[i : i + n] for i in range(0, len(chosen), n)], TOKENS, tick) for n in batch_sizes
+    ]
+    if prompt_length is not None:
+        endless = [token for p in load_prefixes() for token in p.tokens]
+        starts = range(0, _PROMPTS * prompt_length, prompt_length)
+        prompts = [[tuple((endless * _PROMPTS)[i : i + prompt_length])] for i in starts]
+        rows.append(_compare(llm, peer, prompts, 1, tick))
     return rows
 
 
-def _parlay(llm: LLM, batch: list[Prefix]) -> list[list[int]]:
-    results = llm.generate([p.tokens for p in batch], [params_for(p, 0.0) for p in batch], progress=False)
+def _compare(
+    llm: LLM, peer: Any, batches: list[list[tuple[int, ...]]], new: int, tick: Callable[[str], None]
+) -> dict[str, Any]:
+    """Complete every batch of prompts with both, turn by turn; the first batch once more before, as a warm-up."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    equal = total = 0
+    shape = f"{len(batches[0])} x {len(batches[0][0])} + {new} tokens"
+    for i, batch in enumerate([batches[0], *batches]):
+        tick(f"{shape}: round {i} of {len(batches)}")
+        began = perf_counter()
+        mine = _parlay(llm, batch, new)
+        middle = perf_counter()
+        other = _transformers(peer, batch, new)
+        if i == 0:
+            continue
+        ours.append(middle - began)
+        theirs.append(perf_counter() - middle)
+        equal += sum(a == b for a, b in zip(mine, other, strict=True))
+        total += len(batch)
+    tokens = (new if new > 1 else len(batches[0][0])) * len(batches[0])
+    return {
+        "batch": len(batches[0]),
+        "prompt": len(batches[0][0]),
+        "new": new,
+        "parlay_tokens_per_s": tokens / median(ours),
+        "transformers_tokens_per_s": tokens / median(theirs),
+        "speed_up": median(t / o for o, t in zip(ours, theirs, strict=True)),
+        "equal_texts": equal / total,
+    }
+
+
+def _parlay(llm: LLM, batch: list[tuple[int, ...]], new: int) -> list[list[int]]:
+    params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
+    results = llm.generate(batch, params, progress=False)
     return [list(r.outputs[0].token_ids) for r in results]
 
 
-def _transformers(peer: Any, batch: list[Prefix]) -> list[list[int]]:
-    tokens = torch.tensor([p.tokens for p in batch])
+def _transformers(peer: Any, batch: list[tuple[int, ...]], new: int) -> list[list[int]]:
+    tokens = torch.tensor(batch)
     with torch.inference_mode():
         whole = peer.generate(
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            max_new_tokens=TOKENS,
-            min_new_tokens=TOKENS,
-            do_sample=False,
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=new, min_new_tokens=new, do_sample=False
         )
     result: list[list[int]] = whole[:, tokens.shape[1] :].tolist()
     return result

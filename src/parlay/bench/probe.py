@@ -1,6 +1,5 @@
 """What this machine can do at best: the rates that floors are made of."""
 
-import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -9,6 +8,7 @@ import torch
 
 from parlay import env
 from parlay.errors import ConfigError
+from parlay.kernels.huge import empty_huge
 
 _WINDOW = 256 * 1024  # bytes that the probe reads at once, as in csrc/table.h
 # How far ahead a read asks for memory, in bytes; which is best differs among machines.
@@ -57,10 +57,7 @@ class Machine:
             raise ConfigError(f"the probes need the native kernels, which cannot be imported: {error}") from error
         self._native = _native
         self._size = max(min(size, env.available_memory() // 4) // _WINDOW, 1) * _WINDOW
-        memory = mmap.mmap(-1, self._size)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        self._memory = torch.frombuffer(memory, dtype=torch.uint8)
+        self._memory = empty_huge((self._size,), torch.uint8)
         self._memory.fill_(0)  # untouched pages would all be one page of zeros
         self._native.set_threads(env.threads())
 

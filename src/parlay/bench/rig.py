@@ -21,6 +21,8 @@ from parlay.runner.runner import ModelRunner
 from parlay.types.draft import Draft
 from parlay.types.params import SamplingParams
 
+_ROWWISE = ("embedding", "norm", "rotary", "activation")
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -193,7 +195,7 @@ class Rig:
         guessed = self._host.take() if self._host else 0.0
         config = self._model.config
         seconds = {name: kernels.get(name, 0.0) for name in (*linear_names(config).values(), "head", "attention")}
-        seconds["norms etc."] = sum(kernels.get(name, 0.0) for name in ("norm", "rotary", "activation"))
+        seconds["norms etc."] = sum(kernels.get(name, 0.0) for name in _ROWWISE)
         seconds["sampling"] = times.verify
         seconds["drafting"] = times.propose + guessed
         seconds["scheduling"] = planned - began + ended - executed - guessed

@@ -1,7 +1,7 @@
 """Kernels that note how long each operation takes."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from parlay.kernels.linear import LinearWeight
 
 
 class TimedKernels:
-    """`Kernels` that pass everything on and add up seconds by operation; a call costs a third of a microsecond more.
+    """`Kernels` that pass everything on and add up seconds by operation; a call costs half a microsecond more.
 
     Linear layers are told apart by their shapes.
     """
@@ -22,29 +22,52 @@ class TimedKernels:
         self.inner = inner
         self._linears = linears
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._tape: list[tuple[str, Callable[[], None]]] | None = None
 
     def take(self) -> dict[str, float]:
         """Return the seconds of each operation since the last call."""
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         return seconds
 
-    def _note(self, operation: str, began: float) -> None:
+    def record(self, work: Callable[[], object]) -> Callable[[], None] | None:
+        """Record each operation on its own, so that a replay still tells one from another."""
+        if self.inner.record(lambda: None) is None:
+            return None
+        tape = self._tape = []
+        try:
+            work()
+        finally:
+            self._tape = None
+
+        def replay() -> None:
+            for operation, run in tape:
+                self._run(operation, run)
+
+        return replay
+
+    def _run(self, operation: str, run: Callable[[], None]) -> None:
+        if self._tape is not None:
+            recorded = self.inner.record(run)
+            assert recorded is not None
+            self._tape.append((operation, recorded))
+            return
+        began = perf_counter()
+        run()
         self._seconds[operation] += perf_counter() - began
 
     def set_threads(self, threads: int) -> None:  # noqa: D102
         self.inner.set_threads(threads)
 
+    def embed(self, weight: Tensor, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
+        self._run("embedding", lambda: self.inner.embed(weight, tokens, out))
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
-        began = perf_counter()
-        self.inner.rms_norm(x, weight, eps, out)
-        self._note("norm", began)
+        self._run("norm", lambda: self.inner.rms_norm(x, weight, eps, out))
 
     def add_rms_norm(  # noqa: D102
         self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor
     ) -> None:
-        began = perf_counter()
-        self.inner.add_rms_norm(residual, delta, weight, eps, out)
-        self._note("norm", began)
+        self._run("norm", lambda: self.inner.add_rms_norm(residual, delta, weight, eps, out))
 
     def rotary_store(  # noqa: D102
         self,
@@ -56,9 +79,9 @@ class TimedKernels:
         key_cache: Tensor,
         value_cache: Tensor,
     ) -> None:
-        began = perf_counter()
-        self.inner.rotary_store(qkv, positions, slots, cos_sin, q_out, key_cache, value_cache)
-        self._note("rotary", began)
+        self._run(
+            "rotary", lambda: self.inner.rotary_store(qkv, positions, slots, cos_sin, q_out, key_cache, value_cache)
+        )
 
     def attention(  # noqa: D102
         self,
@@ -69,46 +92,32 @@ class TimedKernels:
         scale: float,
         out: Tensor,
     ) -> None:
-        began = perf_counter()
-        self.inner.attention(q, key_cache, value_cache, view, scale, out)
-        self._note("attention", began)
+        self._run("attention", lambda: self.inner.attention(q, key_cache, value_cache, view, scale, out))
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:  # noqa: D102
-        began = perf_counter()
-        self.inner.silu_mul(gate_up, out)
-        self._note("activation", began)
+        self._run("activation", lambda: self.inner.silu_mul(gate_up, out))
 
     def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
         return self.inner.pack_linear(weight)
 
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
-        began = perf_counter()
-        self.inner.linear(x, weight, out)
-        self._note(self._linears[weight.outputs, weight.inputs], began)
+        self._run(self._linears[weight.outputs, weight.inputs], lambda: self.inner.linear(x, weight, out))
 
     def pack_head(self, weight: Tensor) -> LinearWeight:  # noqa: D102
         return self.inner.pack_head(weight)
 
     def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
-        began = perf_counter()
-        self.inner.logits(x, weight, out)
-        self._note("head", began)
+        self._run("head", lambda: self.inner.logits(x, weight, out))
 
     def draw(  # noqa: D102
         self, scores: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, out: Tensor
     ) -> None:
-        began = perf_counter()
-        self.inner.draw(scores, temperatures, seeds, positions, out)
-        self._note("draw", began)
+        self._run("draw", lambda: self.inner.draw(scores, temperatures, seeds, positions, out))
 
     def gumbel(self, seed: int, position: int, out: Tensor) -> None:  # noqa: D102
-        began = perf_counter()
-        self.inner.gumbel(seed, position, out)
-        self._note("draw", began)
+        self._run("draw", lambda: self.inner.gumbel(seed, position, out))
 
     def copy_slots(  # noqa: D102
         self, src_slots: Tensor, dst_slots: Tensor, key_cache: Tensor, value_cache: Tensor
     ) -> None:
-        began = perf_counter()
-        self.inner.copy_slots(src_slots, dst_slots, key_cache, value_cache)
-        self._note("copy", began)
+        self._run("copy", lambda: self.inner.copy_slots(src_slots, dst_slots, key_cache, value_cache))

@@ -15,13 +15,18 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("bench", help="measure; the last line of the output is JSON")
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     methods = kinds.add_parser("methods", help="plain decoding against every proposer, by the evaluation protocol")
+    methods.add_argument(
+        "--model", default="tiny-code", help="the target (default: tiny-code), of the same vocabulary"
+    )
     methods.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
     methods.add_argument("--prefixes", type=_count, help="use only this many, for a quick look")
     methods.add_argument("--num-speculative-tokens", type=_count, help="nodes a draft (default: each proposer's own)")
     methods.set_defaults(run=_methods)
     peer = kinds.add_parser("transformers", help="plain decoding against transformers' generate")
+    peer.add_argument("--model", default="tiny-code", help="name or directory (default: tiny-code), same vocabulary")
     peer.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
     peer.add_argument("--prefixes", type=_count, default=64, help="prefixes for each batch size (default: 64)")
+    peer.add_argument("--prompt-length", type=_count, help="also compare one prompt of this many tokens")
     peer.set_defaults(run=_transformers)
     startup = kinds.add_parser("startup", help="from the start of the process to the first token")
     startup.add_argument("--repeats", type=_count, default=5, help="starts that count (default: 5)")
@@ -51,7 +56,9 @@ def _methods(options: argparse.Namespace) -> int:
     from parlay.bench.methods import measure
 
     with _progress() as tick:
-        rows = list(measure(tuple(options.batch_sizes), options.prefixes, options.num_speculative_tokens, tick))
+        rows = list(
+            measure(options.model, tuple(options.batch_sizes), options.prefixes, options.num_speculative_tokens, tick)
+        )
     _report(
         rows,
         {
@@ -74,11 +81,13 @@ def _transformers(options: argparse.Namespace) -> int:
     from parlay.bench.peer import measure
 
     with _progress() as tick:
-        rows = measure(tuple(options.batch_sizes), options.prefixes, tick)
+        rows = measure(options.model, tuple(options.batch_sizes), options.prefixes, options.prompt_length, tick)
     _report(
         rows,
         {
             "batch": ("batch", "{:d}"),
+            "prompt": ("prompt", "{:d}"),
+            "new": ("new", "{:d}"),
             "parlay_tokens_per_s": ("parlay tok/s", "{:,.0f}"),
             "transformers_tokens_per_s": ("transformers tok/s", "{:,.0f}"),
             "speed_up": ("speed-up", "{:.2f}x"),

@@ -13,6 +13,7 @@ log_softmax over the last dimension; cumsum. Not: matmul, sum or logsumexp over 
 transcendental function, whose vector body and scalar tail differ.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -66,6 +67,27 @@ class Kernels(Protocol):
 
     def set_threads(self, threads: int) -> None:
         """Set how many threads the kernels may use, the caller's included; not while a kernel runs."""
+        ...
+
+    def record(self, work: Callable[[], object]) -> Callable[[], None] | None:
+        """Run `work`, and return a function that runs the operations it called once more, on the same memory.
+
+        What is to change from run to run is written into the tensors that `work` used. Anything that `work` does
+        besides calling these kernels is not repeated.
+
+        Returns:
+            None where the kernels cannot record; `work` has not run then.
+        """
+        ...
+
+    def embed(self, weight: Tensor, tokens: Tensor, out: Tensor) -> None:
+        """`out[i] = weight[tokens[i]]`.
+
+        Args:
+            weight: T `[V, H]`.
+            tokens: int64 `[rows]`, each at least 0 and below V.
+            out: T `[rows, H]`.
+        """
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:

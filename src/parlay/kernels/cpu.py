@@ -1,14 +1,19 @@
 """The native kernels: C++ behind raw addresses, for a step makes dozens of calls of microseconds."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from parlay.errors import ConfigError
 from parlay.kernels import _native
 from parlay.kernels.base import AttentionView
+from parlay.kernels.huge import empty_huge
 from parlay.kernels.linear import LinearWeight
 
 _BF16 = torch.bfloat16
+_PANEL = 32
 
 
 def _sound(first: Tensor, *others: Tensor) -> bool:
@@ -18,6 +23,11 @@ def _sound(first: Tensor, *others: Tensor) -> bool:
         if tensor.dtype is not dtype or not tensor.is_contiguous():
             return False
     return (dtype is _BF16 or dtype is torch.float32) and first.is_contiguous()
+
+
+def _replay(tape: _native.Tape, held: list[Tensor | AttentionView]) -> None:
+    """Run a recording; whoever holds this call holds the tensors it writes to."""
+    tape.run()
 
 
 class NativeKernels:
@@ -30,12 +40,35 @@ class NativeKernels:
                 raise ConfigError(f"no native kernels for {isa!r} here (available: {', '.join(_native.isas())})")
             _native.set_isa(isa)
         self.name = f"native-{_native.isa()}"
+        # While recording: every tensor that an operation was given, lest its memory go to somebody else.
+        self._held: list[Tensor | AttentionView] | None = None
 
     def set_threads(self, threads: int) -> None:  # noqa: D102
         _native.set_threads(threads)
 
+    def record(self, work: Callable[[], object]) -> Callable[[], None]:  # noqa: D102
+        tape = _native.Tape()
+        held = self._held = []
+        _native.record(tape)
+        try:
+            work()
+        finally:
+            _native.record(None)
+            self._held = None
+        return partial(_replay, tape, held)
+
+    def embed(self, weight: Tensor, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
+        assert _sound(weight, out)
+        assert tokens.dtype is torch.int64
+        if self._held is not None:
+            self._held += (weight, tokens, out)
+        rows, width = out.shape
+        _native.embed(weight.data_ptr(), tokens.data_ptr(), out.data_ptr(), rows, width * out.element_size())
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
         assert _sound(x, weight, out)
+        if self._held is not None:
+            self._held += (x, weight, out)
         rows, width = x.shape
         _native.rms_norm(x.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), rows, width, eps, x.dtype is _BF16)
 
@@ -43,6 +76,8 @@ class NativeKernels:
         self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor
     ) -> None:
         assert _sound(residual, delta, weight, out)
+        if self._held is not None:
+            self._held += (residual, delta, weight, out)
         rows, width = delta.shape
         _native.rms_norm(
             delta.data_ptr(),
@@ -69,6 +104,8 @@ class NativeKernels:
         assert positions.dtype is torch.int32
         assert slots.dtype is torch.int64
         assert cos_sin.dtype is torch.float32
+        if self._held is not None:
+            self._held += (qkv, positions, slots, cos_sin, q_out, key_cache, value_cache)
         rows, heads, head_dim = q_out.shape
         _, kv_heads, block_size, _ = key_cache.shape
         _native.rotary_store(
@@ -97,6 +134,8 @@ class NativeKernels:
         out: Tensor,
     ) -> None:
         assert _sound(q, key_cache, value_cache, out)
+        if self._held is not None:
+            self._held += (q, key_cache, value_cache, view, out)
         rows, heads, head_dim = q.shape
         _, kv_heads, block_size, _ = key_cache.shape
         _native.attention(
@@ -117,16 +156,20 @@ class NativeKernels:
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:  # noqa: D102
         assert _sound(gate_up, out)
+        if self._held is not None:
+            self._held += (gate_up, out)
         rows, width = out.shape
         _native.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, out.dtype is _BF16)
 
     def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
-        # Panels of sixteen outputs; in a panel inputs run slowest, bfloat16 in pairs. See csrc/linear.h.
+        # Panels of 32 outputs; in a panel inputs run slowest, bfloat16 in pairs. See csrc/linear.h.
         outputs, inputs = weight.shape
         step = 2 if weight.dtype is _BF16 else 1
-        padded = torch.nn.functional.pad(weight, (0, -inputs % step, 0, -outputs % 16))
-        panels = padded.view(-1, 16, padded.shape[1] // step, step).transpose(1, 2).contiguous()
-        return LinearWeight(panels, outputs, inputs)
+        padded = torch.nn.functional.pad(weight, (0, -inputs % step, 0, -outputs % _PANEL))
+        panels = padded.view(-1, _PANEL, padded.shape[1] // step, step).transpose(1, 2)
+        packed = empty_huge(panels.shape, weight.dtype)
+        packed.copy_(panels)
+        return LinearWeight(packed, outputs, inputs)
 
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
         assert _sound(x, weight.tensor, out)
@@ -143,6 +186,8 @@ class NativeKernels:
     def _multiply(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:
         rows, inputs = x.shape
         assert inputs == weight.inputs
+        if self._held is not None:
+            self._held += (x, weight.tensor, out)
         _native.linear(
             x.data_ptr(),
             weight.tensor.data_ptr(),

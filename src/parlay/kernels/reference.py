@@ -5,6 +5,8 @@ thread and treats each element alike, so its sums over the last axis and its `ex
 only; torch's do not.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -72,6 +74,12 @@ class ReferenceKernels:
 
     def set_threads(self, threads: int) -> None:  # noqa: D102
         pass  # torch's own setting is the caller's
+
+    def record(self, work: Callable[[], object]) -> None:  # noqa: D102
+        return None
+
+    def embed(self, weight: Tensor, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
+        out.copy_(weight[tokens])
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
         values = x.float().numpy()

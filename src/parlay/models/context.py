@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from parlay.kernels.base import AttentionView, Kernels
@@ -15,6 +16,26 @@ class LayerCache(NamedTuple):
     value: Tensor
 
 
+class Buffers:
+    """Memory for what a forward pass computes on its way, one tensor for each role and width.
+
+    Layers run one after another and share it: what was written under a role stands until the next layer asks for
+    the same role.
+    """
+
+    def __init__(self, rows: int, dtype: torch.dtype) -> None:
+        self._rows = rows
+        self._dtype = dtype
+        self._tensors: dict[tuple[str, int], Tensor] = {}
+
+    def __call__(self, role: str, width: int) -> Tensor:
+        """Return the tensor `[rows, width]` of a role; its content is whatever it held last."""
+        tensor = self._tensors.get((role, width))
+        if tensor is None:
+            tensor = self._tensors[role, width] = torch.empty((self._rows, width), dtype=self._dtype)
+        return tensor
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """Where the rows of a batch stand and what they see.
@@ -25,6 +46,7 @@ class ForwardContext:
         slots: `[T]` int64, cache slot that each row's key and value go to.
         view: which keys each row sees.
         cache: one entry a layer.
+        buffers: memory for intermediate results.
     """
 
     kernels: Kernels
@@ -32,3 +54,4 @@ class ForwardContext:
     slots: Tensor
     view: AttentionView
     cache: tuple[LayerCache, ...]
+    buffers: Buffers

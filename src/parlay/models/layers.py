@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parlay.dist.group import Group
 from parlay.kernels.base import Kernels
-from parlay.models.context import ForwardContext, LayerCache
+from parlay.models.context import Buffers, ForwardContext, LayerCache
 
 
 class Linear:
@@ -22,9 +22,9 @@ class Linear:
         self._weight = kernels.pack_linear(weight)
         self._out_features = weight.shape[0]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return `[rows, out]` for `x` of `[rows, in]`."""
-        out = torch.empty((x.shape[0], self._out_features), dtype=x.dtype)
+    def __call__(self, x: Tensor, buffers: Buffers, role: str) -> Tensor:
+        """Return `[rows, out]` for `x` of `[rows, in]`, in the buffer of `role`."""
+        out = buffers(role, self._out_features)
         self._kernels.linear(x, self._weight, out)
         return out
 
@@ -44,9 +44,9 @@ class RowParallelLinear(Linear):
         super().__init__(kernels, group.shard(weight, 1))
         self._group = group
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, buffers: Buffers, role: str) -> Tensor:
         """Return `[rows, out]` for this rank's share `x` of the input."""
-        return self._group.all_reduce(super().__call__(x))
+        return self._group.all_reduce(super().__call__(x, buffers, role))
 
 
 class Head:
@@ -96,15 +96,13 @@ class Attention:
         Returns:
             `[rows, hidden]`.
         """
-        rows = x.shape[0]
-        query = torch.empty((rows, self._heads, self._head_dim), dtype=x.dtype)
-        mixed = torch.empty((rows, self._heads * self._head_dim), dtype=x.dtype)
-        kernels = context.kernels
-        kernels.rotary_store(
-            self._qkv(x), context.positions, context.slots, self._cos_sin, query, cache.key, cache.value
-        )
+        kernels, buffers = context.kernels, context.buffers
+        qkv = self._qkv(x, buffers, "qkv")
+        query = buffers("query", self._heads * self._head_dim).view(-1, self._heads, self._head_dim)
+        kernels.rotary_store(qkv, context.positions, context.slots, self._cos_sin, query, cache.key, cache.value)
+        mixed = buffers("mixed", self._heads * self._head_dim)
         kernels.attention(query, cache.key, cache.value, context.view, self._scale, mixed)
-        return self._output(mixed)
+        return self._output(mixed, buffers, "attention")
 
 
 class GatedMLP:
@@ -114,9 +112,10 @@ class GatedMLP:
         self._gate_up = gate_up
         self._down = down
 
-    def __call__(self, x: Tensor, kernels: Kernels) -> Tensor:
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Return `[rows, hidden]` for `x` of `[rows, hidden]`."""
-        gate_up = self._gate_up(x)
-        product = torch.empty((x.shape[0], gate_up.shape[1] // 2), dtype=x.dtype)
-        kernels.silu_mul(gate_up, product)
-        return self._down(product)
+        buffers = context.buffers
+        gate_up = self._gate_up(x, buffers, "gate_up")
+        product = buffers("product", gate_up.shape[1] // 2)
+        context.kernels.silu_mul(gate_up, product)
+        return self._down(product, buffers, "mlp")

@@ -76,14 +76,14 @@ class _Layer:
     def __call__(self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache) -> Tensor:
         """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
         kernels = context.kernels
-        x = torch.empty_like(residual)
+        x = context.buffers("normed", residual.shape[1])
         if delta is None:
             kernels.rms_norm(residual, self.input_norm, self._eps, x)
         else:
             kernels.add_rms_norm(residual, delta, self.input_norm, self._eps, x)
         mixed = self.attention(x, context, cache)
         kernels.add_rms_norm(residual, mixed, self.mlp_norm, self._eps, x)
-        return self.mlp(x, kernels)
+        return self.mlp(x, context)
 
 
 class Model:
@@ -106,7 +106,6 @@ class Model:
         """
         self.config = config
         self.dtype = dtype
-        self._kernels = kernels
         cos_sin = cos_sin_table(config, max_model_len)
         with Checkpoint(config.path) as weights:
             weights.expect(weight_shapes(config), IGNORABLE + (("lm_head.weight",) if config.tie_embeddings else ()))
@@ -126,15 +125,17 @@ class Model:
             context: where the rows stand and what they see.
 
         Returns:
-            Hidden states after the final norm, `[rows, hidden]`.
+            Hidden states after the final norm, `[rows, hidden]`, in one of the context's buffers.
         """
-        residual = self._embedding.index_select(0, tokens)
+        width = self.config.hidden_size
+        residual = context.buffers("residual", width)
+        context.kernels.embed(self._embedding, tokens, residual)
         delta: Tensor | None = None
         for layer, cache in zip(self._layers, context.cache, strict=True):
             delta = layer(residual, delta, context, cache)
         assert delta is not None
-        hidden = torch.empty_like(residual)
-        self._kernels.add_rms_norm(residual, delta, self._norm, self.config.rms_norm_eps, hidden)
+        hidden = context.buffers("hidden", width)
+        context.kernels.add_rms_norm(residual, delta, self._norm, self.config.rms_norm_eps, hidden)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.kv.store import allocate
-from parlay.models.context import ForwardContext
 from parlay.models.select import Model, cache_spec
 from parlay.runner.batch import Batch
+from parlay.runner.graphs import Graphs
 from parlay.types.plan import Span, Verdict
 
 
@@ -21,11 +21,15 @@ class ModelRunner:
         self.kernels = kernels
         self.block_size = block_size
         self._cache = allocate(cache_spec(model.config, model.dtype), num_blocks, block_size, model.dtype)
+        self._graphs = Graphs(model, kernels, self._cache)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Run a batch through the layers and return its hidden states `[rows, hidden]`."""
-        context = ForwardContext(self.kernels, batch.positions, batch.slots, batch.view, self._cache)
-        return self.model.forward(batch.tokens, context)
+        """Run a batch through the layers.
+
+        Returns:
+            Hidden states `[rows, hidden]`; they stand until the next pass.
+        """
+        return self._graphs.forward(batch)
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Return float32 logits `[len(rows), vocab]` of some rows of `hidden`."""

@@ -1,0 +1,119 @@
+"""Forward passes of few rows, recorded once and replayed.
+
+A pass of a small model is dozens of calls of a few microseconds each, and as much time again in the Python around
+them. With few rows a pass is therefore recorded: the same operations on the same memory, into which each batch is
+copied. There is one recording for every number of rows and every power of two of blocks a request.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import AttentionView, Kernels
+from parlay.log import logger
+from parlay.models.context import Buffers, ForwardContext, LayerCache
+from parlay.models.select import Model
+from parlay.runner.batch import Batch
+
+_MOST_ROWS = 64  # beyond, arithmetic outweighs calls
+_LEAST_BLOCKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    inputs: Batch
+    hidden: Tensor
+    run: Callable[[], None]
+    buffers: Buffers  # held, for `run` writes to them
+
+
+class Graphs:
+    """The forward passes of one model on one cache."""
+
+    def __init__(self, model: Model, kernels: Kernels, cache: tuple[LayerCache, ...]) -> None:
+        self._model = model
+        self._kernels = kernels
+        self._cache = cache
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._usable = True
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return hidden states `[rows, hidden]` of a batch; they stand until the next pass."""
+        rows, blocks = batch.tokens.shape[0], batch.view.tables.shape[1]
+        if rows > _MOST_ROWS or not self._usable:
+            return self._eager(batch)
+        key = rows, max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._record(batch, *key)
+            if graph is None:
+                return self._eager(batch)
+            self._graphs[key] = graph
+        _copy(batch, graph.inputs)
+        graph.run()
+        return graph.hidden
+
+    def _eager(self, batch: Batch) -> Tensor:
+        return self._model.forward(batch.tokens, self._context(batch, Buffers(len(batch.tokens), self._model.dtype)))
+
+    def _context(self, batch: Batch, buffers: Buffers) -> ForwardContext:
+        return ForwardContext(self._kernels, batch.positions, batch.slots, batch.view, self._cache, buffers)
+
+    def _record(self, batch: Batch, rows: int, blocks: int) -> _Graph | None:
+        """Record a pass and try it on `batch`; None if it cannot be recorded."""
+        inputs = _empty_batch(rows, blocks)
+        buffers = Buffers(rows, self._model.dtype)
+        context = self._context(inputs, buffers)
+        hidden: list[Tensor] = []
+        # Recorded with other tokens at other positions. What they leave in the cache is overwritten right away.
+        _copy(batch, inputs)
+        inputs.tokens.copy_(batch.tokens == 0)
+        inputs.positions.zero_()
+        run = self._kernels.record(lambda: hidden.append(self._model.forward(inputs.tokens, context)))
+        if run is None:
+            self._usable = False
+            return None
+        _copy(batch, inputs)
+        run()
+        # A family that computes outside the kernels would replay stale values.
+        if not torch.equal(hidden[0].view(torch.uint8), self._eager(batch).view(torch.uint8)):
+            logger.warning(
+                "%s: its forward pass cannot be recorded; small batches run slower", self._model.config.path
+            )
+            self._usable = False
+            return None
+        return _Graph(inputs, hidden[0], run, buffers)
+
+
+def _empty_batch(rows: int, blocks: int) -> Batch:
+    view = AttentionView(
+        tables=torch.zeros((rows, blocks), dtype=torch.int32),
+        row_request=torch.zeros(rows, dtype=torch.int32),
+        first=torch.zeros(rows, dtype=torch.int32),
+        last=torch.zeros(rows, dtype=torch.int32),
+        extra_offsets=torch.zeros(rows + 1, dtype=torch.int32),
+        extra_slots=torch.zeros(rows * rows, dtype=torch.int32),
+    )
+    return Batch(
+        tokens=torch.zeros(rows, dtype=torch.int64),
+        positions=torch.zeros(rows, dtype=torch.int32),
+        slots=torch.zeros(rows, dtype=torch.int64),
+        view=view,
+        offsets=(),
+    )
+
+
+def _copy(batch: Batch, to: Batch) -> None:
+    requests, blocks = batch.view.tables.shape
+    to.tokens.copy_(batch.tokens)
+    to.positions.copy_(batch.positions)
+    to.slots.copy_(batch.slots)
+    to.view.tables[:requests, :blocks] = batch.view.tables
+    to.view.row_request.copy_(batch.view.row_request)
+    to.view.first.copy_(batch.view.first)
+    to.view.last.copy_(batch.view.last)
+    to.view.extra_offsets.copy_(batch.view.extra_offsets)
+    if batch.view.extra_slots.numel():
+        to.view.extra_slots[: batch.view.extra_slots.numel()] = batch.view.extra_slots

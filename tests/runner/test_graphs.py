@@ -1,0 +1,112 @@
+"""Recorded passes: the same bits as passes that are not, and refused where a model computes outside the kernels."""
+
+import random
+
+import pytest
+import torch
+from checkpoints import write_llama
+from torch import Tensor
+
+from parlay.kernels.select import select_kernels
+from parlay.kv.store import allocate
+from parlay.models.context import Buffers, ForwardContext, LayerCache
+from parlay.models.select import Model, cache_spec, describe_model, load_model
+from parlay.runner.batch import Batch, Stretch, flatten
+from parlay.runner.graphs import Graphs
+from parlay.types.draft import NO_DRAFT, ROOT, Draft
+
+SIZE = 4
+BLOCKS = 96
+KERNELS = select_kernels()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    path = write_llama(tmp_path_factory.mktemp("graphs"), dtype=torch.bfloat16, num_hidden_layers=2)
+    return load_model(describe_model(str(path)), torch.bfloat16, 128, KERNELS)
+
+
+def new_cache(model: Model) -> tuple[LayerCache, ...]:
+    return allocate(cache_spec(model.config, model.dtype), BLOCKS, SIZE, model.dtype)
+
+
+def eager(model: Model, cache: tuple[LayerCache, ...], batch: Batch) -> Tensor:
+    buffers = Buffers(len(batch.tokens), model.dtype)
+    context = ForwardContext(KERNELS, batch.positions, batch.slots, batch.view, cache, buffers)
+    return model.forward(batch.tokens, context)
+
+
+def batches() -> list[Batch]:
+    """One to three requests that grow, with drafts of all shapes, over tables that outgrow their first width."""
+    rng = random.Random(3)
+    blocks = rng.sample(range(BLOCKS), BLOCKS)
+    tables = [blocks[i * 32 : (i + 1) * 32] for i in range(3)]
+    made = []
+    lengths = [0, 0, 0]
+    for _ in range(60):
+        stretches = []
+        for request in rng.sample(range(3), rng.randint(1, 3)):
+            nodes = rng.choice([0, 0, 1, 3, 6])
+            draft = NO_DRAFT
+            if nodes:
+                parents = tuple(rng.randint(ROOT, i - 1) for i in range(nodes))
+                draft = Draft(tuple(rng.randrange(257) for _ in range(nodes)), parents, ("test",) * nodes)
+            tokens = [rng.randrange(257) for _ in range(rng.choice([1, 1, 2, 5]))]
+            if lengths[request] + len(tokens) + nodes > 32 * SIZE:
+                continue
+            held = -(-(lengths[request] + len(tokens) + nodes) // SIZE)
+            stretches.append(Stretch(tokens, lengths[request], tables[request][:held], draft))
+            lengths[request] += len(tokens)
+        if stretches:
+            made.append(flatten(stretches, SIZE))
+    return made
+
+
+def test_the_same_bits(model: Model) -> None:
+    recorded, plain = new_cache(model), new_cache(model)
+    graphs = Graphs(model, KERNELS, recorded)
+    for batch in batches():
+        hidden = graphs.forward(batch)
+        assert torch.equal(hidden.view(torch.int16), eager(model, plain, batch).view(torch.int16))
+    for one, other in zip(recorded, plain, strict=True):
+        assert torch.equal(one.key, other.key)
+        assert torch.equal(one.value, other.value)
+
+
+class Stale:
+    """A model that computes outside the kernels, where no recording sees it."""
+
+    def __init__(self, model: Model) -> None:
+        self.config, self.dtype, self._model = model.config, model.dtype, model
+
+    def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
+        return self._model.forward((tokens + 1) % 257, context)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden)
+
+
+def test_a_model_that_cannot_be_recorded(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+    stale, cache = Stale(model), new_cache(model)
+    graphs = Graphs(stale, KERNELS, new_cache(model))
+    for batch in batches()[:5]:
+        assert torch.equal(graphs.forward(batch), eager(stale, cache, batch))
+    if KERNELS.name != "reference":
+        assert caplog.text.count("cannot be recorded") == 1
+
+
+def test_errors_end_a_recording(model: Model) -> None:
+    def fail() -> None:
+        raise ValueError("on purpose")
+
+    if KERNELS.record(lambda: None) is None:
+        pytest.skip("these kernels do not record")
+    with pytest.raises(ValueError, match="on purpose"):
+        KERNELS.record(fail)
+    x = torch.ones(1, 8)
+    again = KERNELS.record(lambda: None)
+    KERNELS.rms_norm(x, torch.ones(8), 0.0, x)
+    x.fill_(7)
+    assert again is not None
+    again()
+    assert (x == 7).all()
