@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -223,6 +224,39 @@ std::vector<uint32_t> philox(const std::vector<uint32_t>& counter, const std::ve
   return out;
 }
 
+// The probes put every thread to work, whatever the amount.
+template <class F>
+double sum_over_threads(F job) {
+  const int64_t threads = get_threads();
+  std::vector<double> parts(threads);
+  struct Context {
+    F& job;
+    std::vector<double>& parts;
+  } context = {job, parts};
+  run(
+      [](void* c, int64_t share, int64_t shares) {
+        auto& [job, parts] = *static_cast<Context*>(c);
+        parts[share] = job(share, shares);
+      },
+      &context, threads, true);
+  return std::accumulate(parts.begin(), parts.end(), 0.0);
+}
+
+double probe_read(uintptr_t from, int64_t bytes, int64_t ahead) {
+  const int64_t windows = bytes / kProbeWindow;
+  return sum_over_threads([&](int64_t share, int64_t shares) -> double {
+    const int64_t begin = windows * share / shares, end = windows * (share + 1) / shares;
+    return table->probe_read(at<char>(from) + begin * kProbeWindow, end - begin, ahead);
+  });
+}
+
+double probe_multiply(bool bf16, int64_t rounds) {
+  return sum_over_threads([&](int64_t share, int64_t shares) {
+    float sink;
+    return table->probe_multiply(bf16, rounds * (share + 1) / shares - rounds * share / shares, &sink);
+  });
+}
+
 }  // namespace
 }  // namespace parlay
 
@@ -245,6 +279,8 @@ NB_MODULE(_native, m) {
   m.def("gumbel", &gumbel, free);
   m.def("copy_slots", &copy_slots, free);
   m.def("philox", &philox);
+  m.def("probe_read", &probe_read, free);
+  m.def("probe_multiply", &probe_multiply, free);
   m.def("isa", [] { return table->isa; });
   m.def("isas", &isas);
   m.def("set_isa", &set_isa);

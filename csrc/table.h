@@ -76,6 +76,9 @@ struct ProcessArgs {
   int64_t vocab;
 };
 
+// The memory probe reads in windows of this many bytes.
+constexpr int64_t kProbeWindow = 256 * 1024;
+
 struct DrawArgs {
   const float* scores;
   const float* temperatures;
@@ -99,6 +102,8 @@ struct Table {
   void (*draw)(const DrawArgs&, int64_t begin, int64_t end);
   void (*gumbel)(uint64_t seed, int64_t position, double* out, int64_t vocab);
   void (*philox)(const uint32_t* counter, const uint32_t* key, uint32_t* out);
+  float (*probe_read)(const void* from, int64_t windows, int64_t ahead);
+  double (*probe_multiply)(bool bf16, int64_t rounds, float* sink);
 };
 
 #if defined(__x86_64__)

@@ -4,6 +4,7 @@
 #include "filter.h"
 #include "linear.h"
 #include "norm.h"
+#include "probe.h"
 #include "rotary.h"
 #include "silu.h"
 #include "table.h"
@@ -27,7 +28,9 @@ const Table* PARLAY_NAME(PARLAY_VARIANT)() {
                               gumbel,
                               [](const uint32_t* counter, const uint32_t* key, uint32_t* out) {
                                 philox_words(counter, key[0], key[1], out);
-                              }};
+                              },
+                              probe_read,
+                              probe_multiply};
   return &table;
 }
 

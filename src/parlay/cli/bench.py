@@ -42,6 +42,14 @@ def add_parser(commands: Any) -> None:
         flag = "--" + name.replace("_", "-")
         widen.add_argument(flag, type=_count, default=argparse.SUPPRESS, help="of the wide model")
     widen.set_defaults(run=_widen)
+    roofline = kinds.add_parser("roofline", help="each kind of step against what this machine allows")
+    roofline.add_argument("--model", default="tiny-code", help="name or directory of the target (default: tiny-code)")
+    roofline.add_argument("--context", type=_count, default=128, help="tokens before a step (default: 128)")
+    roofline.add_argument("--prompt", type=_count, default=2048, help="tokens of a prefill (default: 2048)")
+    roofline.add_argument("--temperature", type=float, default=0.0, help="of sampling (default: 0)")
+    roofline.add_argument("--rounds", type=_count, default=20, help="turns of each kind of step (default: 20)")
+    roofline.add_argument("--speculative-config", metavar="JSON", help="a method to measure too, with its drafting")
+    roofline.set_defaults(run=_roofline)
 
 
 def _methods(options: argparse.Namespace) -> int:
@@ -118,6 +126,50 @@ def _widen(options: argparse.Namespace) -> int:
     return 0
 
 
+def _roofline(options: argparse.Namespace) -> int:
+    from parlay.bench.roofline import measure
+    from parlay.config import SpeculativeConfig
+
+    asked = options.speculative_config
+    speculative = None if asked is None else SpeculativeConfig.parse(asked)
+    with _progress() as tick:
+        result = measure(
+            options.model,
+            options.context,
+            options.prompt,
+            options.temperature,
+            options.rounds,
+            speculative,
+            tick,
+        )
+    rows = result["rows"]
+    _table(
+        result["machine"],
+        {"rate": ("all threads", "{}"), "best": ("best, G/s", "{:,.1f}"), "median": ("median, G/s", "{:,.1f}")},
+    )
+    _table(
+        [
+            {"component": name} | {row["step"]: row["components"][name]["share"] for row in rows}
+            for name in rows[0]["components"]
+        ],
+        {"component": ("share", "{}")} | {row["step"]: (row["step"], "{:.1%}") for row in rows},
+    )
+    _report(
+        rows,
+        {
+            "step": ("step", "{}"),
+            "rows": ("rows", "{:g}"),
+            "ms": ("ms", "{:,.3f}"),
+            "floor_ms": ("floor", "{:,.3f}"),
+            "floor_share": ("floor / ms", "{:.0%}"),
+            "ratio": ("to plain", "{:.2f}x"),
+        },
+        machine=result["machine"],
+        kernels=result["kernels"],
+    )
+    return 0
+
+
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
@@ -132,18 +184,22 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield lambda label: status.update(label)
 
 
-def _report(rows: Sequence[dict[str, Any]], columns: dict[str, tuple[str, str]]) -> None:
+def _report(rows: Sequence[dict[str, Any]], columns: dict[str, tuple[str, str]], **more: Any) -> None:
     """Print a table of some columns, then everything as one line of JSON; the rows' `numerics` are provenance."""
+    from parlay.bench.provenance import provenance
+
+    _table(rows, columns)
+    numerics = [row.pop("numerics") for row in rows if "numerics" in row]
+    print(json.dumps({"rows": rows, **more, "provenance": provenance(numerics)}))
+
+
+def _table(rows: Sequence[dict[str, Any]], columns: dict[str, tuple[str, str]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
-
-    from parlay.bench.provenance import provenance
 
     # Ten columns have to fit a terminal of eighty.
     table = Table(*(title for title, _ in columns.values()), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for row in rows:
         table.add_row(*(form.format(row[key]) for key, (_, form) in columns.items()))
     Console().print(table)
-    numerics = [row.pop("numerics") for row in rows if "numerics" in row]
-    print(json.dumps({"rows": rows, "provenance": provenance(numerics)}))

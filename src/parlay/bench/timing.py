@@ -1,0 +1,135 @@
+"""Kernels that note how long each operation takes."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from time import perf_counter
+
+from torch import Tensor
+
+from parlay.kernels.base import AttentionView, Filters, Kernels
+from parlay.kernels.linear import LinearWeight
+
+
+class TimedKernels:
+    """`Kernels` that pass everything on and add up seconds by operation; a call costs half a microsecond more.
+
+    Linear layers are told apart by their shapes.
+    """
+
+    def __init__(self, inner: Kernels, linears: Mapping[tuple[int, int], str]) -> None:
+        """Pass on to `inner`; `linears` names linear layers by (outputs, inputs)."""
+        self.name, self.switches = inner.name, inner.switches
+        self.inner = inner
+        self._linears = linears
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._tape: list[tuple[str, Callable[[], None]]] | None = None
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of each operation since the last call."""
+        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        return seconds
+
+    def record(self, work: Callable[[], object]) -> Callable[[], None] | None:
+        """Record each operation on its own, so that a replay still tells one from another."""
+        if self.inner.record(lambda: None) is None:
+            return None
+        tape = self._tape = []
+        try:
+            work()
+        finally:
+            self._tape = None
+
+        def replay() -> None:
+            for operation, run in tape:
+                self._run(operation, run)
+
+        return replay
+
+    def _run(self, operation: str, run: Callable[[], None]) -> None:
+        if self._tape is not None:
+            recorded = self.inner.record(run)
+            assert recorded is not None
+            self._tape.append((operation, recorded))
+            return
+        began = perf_counter()
+        run()
+        self._seconds[operation] += perf_counter() - began
+
+    def careful(self) -> Kernels | None:  # noqa: D102
+        return self.inner.careful()
+
+    def set_threads(self, threads: int) -> None:  # noqa: D102
+        self.inner.set_threads(threads)
+
+    def embed(self, weight: Tensor, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
+        self._run("embedding", lambda: self.inner.embed(weight, tokens, out))
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
+        self._run("norm", lambda: self.inner.rms_norm(x, weight, eps, out))
+
+    def add_rms_norm(  # noqa: D102
+        self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor
+    ) -> None:
+        self._run("norm", lambda: self.inner.add_rms_norm(residual, delta, weight, eps, out))
+
+    def rotary_store(  # noqa: D102
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        cos_sin: Tensor,
+        q_out: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+    ) -> None:
+        self._run(
+            "rotary", lambda: self.inner.rotary_store(qkv, positions, slots, cos_sin, q_out, key_cache, value_cache)
+        )
+
+    def attention(  # noqa: D102
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        view: AttentionView,
+        scale: float,
+        out: Tensor,
+    ) -> None:
+        self._run("attention", lambda: self.inner.attention(q, key_cache, value_cache, view, scale, out))
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:  # noqa: D102
+        self._run("activation", lambda: self.inner.silu_mul(gate_up, out))
+
+    def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
+        return self.inner.pack_linear(weight)
+
+    def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
+        self._run(self._linears[weight.outputs, weight.inputs], lambda: self.inner.linear(x, weight, out))
+
+    def pack_head(self, weight: Tensor) -> LinearWeight:  # noqa: D102
+        return self.inner.pack_head(weight)
+
+    def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
+        self._run("head", lambda: self.inner.logits(x, weight, out))
+
+    def process(self, scores: Tensor, temperatures: Tensor, filters: Filters | None) -> None:  # noqa: D102
+        self._run("draw", lambda: self.inner.process(scores, temperatures, filters))
+
+    def draw(  # noqa: D102
+        self,
+        scores: Tensor,
+        temperatures: Tensor,
+        seeds: Tensor,
+        positions: Tensor,
+        out: Tensor,
+        filters: Filters | None = None,
+    ) -> None:
+        self._run("draw", lambda: self.inner.draw(scores, temperatures, seeds, positions, out, filters))
+
+    def gumbel(self, seed: int, position: int, out: Tensor) -> None:  # noqa: D102
+        self._run("draw", lambda: self.inner.gumbel(seed, position, out))
+
+    def copy_slots(  # noqa: D102
+        self, src_slots: Tensor, dst_slots: Tensor, key_cache: Tensor, value_cache: Tensor
+    ) -> None:
+        self._run("copy", lambda: self.inner.copy_slots(src_slots, dst_slots, key_cache, value_cache))
