@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -76,6 +77,15 @@ void deal_rows(int64_t rows, int64_t cost, F job) {
   });
 }
 
+// As deal, but each task goes to whoever is free, the last task first: tasks may be of very different sizes.
+template <class F>
+void deal_unequal(int64_t tasks, int64_t cost, F job) {
+  std::atomic<int64_t> left{tasks};
+  deal(tasks, cost, [&](int64_t, int64_t) {
+    for (int64_t task; (task = left.fetch_sub(1) - 1) >= 0;) job(task);
+  });
+}
+
 void rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, int64_t rows, int64_t width,
               float eps, bool bf16) {
   const NormArgs a = {at<void>(x), at<void>(residual), at<void>(weight), at<void>(out), width, eps, bf16};
@@ -115,9 +125,21 @@ void attention(uintptr_t q, uintptr_t key_cache, uintptr_t value_cache, uintptr_
                            bf16};
   int64_t keys = a.extra_offsets[rows];
   for (int64_t row = 0; row < rows; ++row) keys += a.last[row] - a.first[row];
-  const int64_t tasks = rows * kv_heads;
-  deal(tasks, keys * heads * (head_dim + 32) / 48,
-       [&](int64_t thread, int64_t threads) { table->attention(a, thread, tasks, threads); });
+  // Adjacent rows of one request share their reading of keys, as far as every thread still has a task.
+  const int64_t fitting = std::min(kAttentionQueries * kv_heads / heads, rows * kv_heads / get_threads());
+  const int64_t most = std::max<int64_t>(fitting, 1);
+  std::vector<int64_t> starts;
+  for (int64_t row = 0, end; row < rows; row = end) {
+    for (end = row + 1; end < rows && a.row_request[end] == a.row_request[row];) ++end;
+    const int64_t pieces = (end - row + most - 1) / most;
+    for (int64_t i = 0; i < pieces; ++i) starts.push_back(row + (end - row) * i / pieces);
+  }
+  starts.push_back(rows);
+  const int64_t groups = static_cast<int64_t>(starts.size()) - 1;
+  deal_unequal(groups * kv_heads, keys * heads * (head_dim + 32) / 48, [&](int64_t task) {
+    const int64_t group = task % groups;
+    table->attention(a, starts[group], starts[group + 1] - starts[group], task / groups);
+  });
 }
 
 void silu_mul(uintptr_t gate_up, uintptr_t out, int64_t rows, int64_t width, bool bf16) {

@@ -51,6 +51,9 @@ struct SiluArgs {
   bool bf16;
 };
 
+// A task of attention gathers at most this many queries (rows times heads), so that what it holds stays in cache.
+constexpr int64_t kAttentionQueries = 32;
+
 // A task of `linear` is this many panels of 16 outputs against this many rows.
 constexpr int64_t kLinearPanels = 4, kLinearRows = 48;
 
@@ -71,13 +74,13 @@ struct DrawArgs {
   int64_t vocab;
 };
 
-// One compiled variant. Row kernels do rows begin..end; attention does every `stride`-th (row, kv head) from
-// `begin`; linear does tasks begin..end; no kernel's result for a row depends on how rows are dealt to threads.
+// One compiled variant. Row kernels do rows begin..end; attention does adjacent rows of one request against one kv
+// head; linear does tasks begin..end; no kernel's result for a row depends on how rows are dealt to threads.
 struct Table {
   const char* isa;
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*rotary_store)(const RotaryArgs&, int64_t begin, int64_t end);
-  void (*attention)(const AttentionArgs&, int64_t begin, int64_t tasks, int64_t stride);
+  void (*attention)(const AttentionArgs&, int64_t row, int64_t rows, int64_t kv_head);
   void (*silu_mul)(const SiluArgs&, int64_t begin, int64_t end);
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   void (*draw)(const DrawArgs&, int64_t begin, int64_t end);
