@@ -30,12 +30,14 @@ constexpr int kQueries = 2, kTiles = 2, kColumns = 2;
 constexpr int kQueries = 2, kTiles = 1, kColumns = 1;
 #endif
 
-// One block of keys: key i of the block is lane i % 16 of tile i / 16.
+// One block of keys of one kv head.
 template <class T>
 struct KeyBlock {
-  T* packed;  // [64 / 16, padded dim / Step::width, 16, Step::width]
-  const T* keys[kKeys];
-  const T* values[kKeys];
+  const T* keys;         // cache, at this kv head
+  const T* values;       //
+  const int64_t* at;     // [64], elements from there to each key
+  const int64_t* ahead;  // [64], the same of the next block, perhaps stale
+  T* packed;             // [64 / 16, padded dim / Step::width, 16, Step::width]
 };
 
 // The queries of a task and what they have gathered so far.
@@ -49,18 +51,17 @@ struct Queries {
   float scale;
 };
 
-// Packs the tile that begins at key `first`; all sixteen pointers are good.
+// Packs the tile that begins at key `first`, all sixteen keys of it.
 template <class T>
 PARLAY_INLINE void pack_tile(const KeyBlock<T>& b, int64_t first, int64_t dim, int64_t padded) {
   const int64_t bytes = dim * (int64_t)sizeof(T), tile_bytes = kLanes * padded * (int64_t)sizeof(T);
-  const T* const* keys = b.keys + first;
   char* to = (char*)b.packed + first / kLanes * tile_bytes;
   // Words of 32 bits, one float or a pair of bf16, are turned from [key, word] to [word, key] in squares.
   for (int64_t at = 0; at < bytes; at += kWidth * 4, to += kWidth * kLanes * 4)
     for (int g = 0; g < kParts; ++g) {
       Part square[kWidth];
       _Pragma("GCC unroll 16") for (int k = 0; k < kWidth; ++k) {
-        const char* from = (const char*)keys[g * kWidth + k] + at;
+        const char* from = (const char*)(b.keys + b.at[first + g * kWidth + k]) + at;
         if (at + kWidth * 4 <= bytes) {
           memcpy(&square[k], from, kWidth * 4);
         } else {
@@ -121,12 +122,18 @@ PARLAY_INLINE float weigh(float* scores, int64_t begin, int64_t end, float* most
 }
 
 // Scales the totals of R queries in C vectors of columns, and adds the weighted values of the keys begin..end.
+// Meanwhile it may fetch the next block: long contexts come from memory, and their blocks lie anywhere.
 template <class T, int R, int C, bool half>
-PARLAY_INLINE void add_values(const T* const* values, int64_t column, const float (*weights)[kKeys],
+PARLAY_INLINE void add_values(const KeyBlock<T>& b, bool fetch, int64_t column, const float (*weights)[kKeys],
                               const float* factors, int64_t begin, int64_t end, float* totals, int64_t stride) {
   Vec sums_of[R][C] = {};
   for (int64_t k = begin; k < end; ++k) {
-    const T* value = values[k] + column;
+    if (fetch)
+      for (int64_t i = 0; i < C * kLanes; i += 64 / (int64_t)sizeof(T)) {
+        __builtin_prefetch(b.keys + b.ahead[k] + column + i, 0, 2);
+        __builtin_prefetch(b.values + b.ahead[k] + column + i, 0, 2);
+      }
+    const T* value = b.values + b.at[k] + column;
     for (int c = 0; c < C; ++c) {
       const Vec v = half ? load_some(value, 8) : load(value + c * kLanes);
       for (int r = 0; r < R; ++r) sums_of[r][c] = fma(splat(weights[r][k]), v, sums_of[r][c]);
@@ -141,7 +148,7 @@ PARLAY_INLINE void add_values(const T* const* values, int64_t column, const floa
 
 // Lets R queries see the keys begin..end of a block.
 template <class T, int R>
-void see(const Queries<T>& s, int64_t query, const KeyBlock<T>& b, int64_t begin, int64_t end) {
+void see(const Queries<T>& s, int64_t query, const KeyBlock<T>& b, bool fetch, int64_t begin, int64_t end) {
   float weights[R][kKeys], factors[R];
   int64_t tile = begin / kLanes;
   const int64_t tiles = (end + kLanes - 1) / kLanes;
@@ -152,28 +159,29 @@ void see(const Queries<T>& s, int64_t query, const KeyBlock<T>& b, int64_t begin
   float* totals = s.totals + query * s.padded;
   int64_t column = 0;
   for (; column + kColumns * kLanes <= s.dim; column += kColumns * kLanes)
-    add_values<T, R, kColumns, false>(b.values, column, weights, factors, begin, end, totals, s.padded);
+    add_values<T, R, kColumns, false>(b, fetch, column, weights, factors, begin, end, totals, s.padded);
   for (; column + kLanes <= s.dim; column += kLanes)
-    add_values<T, R, 1, false>(b.values, column, weights, factors, begin, end, totals, s.padded);
-  if (column < s.dim) add_values<T, R, 1, true>(b.values, column, weights, factors, begin, end, totals, s.padded);
+    add_values<T, R, 1, false>(b, fetch, column, weights, factors, begin, end, totals, s.padded);
+  if (column < s.dim) add_values<T, R, 1, true>(b, fetch, column, weights, factors, begin, end, totals, s.padded);
 }
 
 template <class T, int R = kQueries>
-PARLAY_INLINE void see_some(const Queries<T>& s, int64_t query, int64_t count, const KeyBlock<T>& b, int64_t begin,
-                            int64_t end) {
+PARLAY_INLINE void see_some(const Queries<T>& s, int64_t query, int64_t count, const KeyBlock<T>& b, bool fetch,
+                            int64_t begin, int64_t end) {
   if (count == R)
-    see<T, R>(s, query, b, begin, end);
+    see<T, R>(s, query, b, fetch, begin, end);
   else if constexpr (R > 1)
-    see_some<T, R - 1>(s, query, count, b, begin, end);
+    see_some<T, R - 1>(s, query, count, b, fetch, begin, end);
 }
 
 // Adjacent rows of one request against one kv head.
 template <class T>
 struct Task {
   const AttentionArgs& a;
-  int64_t row, kv_head, group;
+  int64_t row, rows, group;
   KeyBlock<T> block;
   Queries<T> queries;
+  int64_t at[kKeys], ahead[kKeys];
 
   int64_t last(int64_t r) const { return a.last[row + r]; }
   int64_t end(int64_t r) const { return last(r) + a.extra_offsets[row + r + 1] - a.extra_offsets[row + r]; }
@@ -184,34 +192,33 @@ struct Task {
   }
   int64_t end_in(int64_t r, int64_t start) const { return end(r) < start + kKeys ? end(r) - start : kKeys; }
 
-  // Finds and packs the keys begin..end of the block at `start` where row r sees them.
-  void pack(int64_t r, int64_t start, int64_t begin, int64_t end) {
-    const int64_t dim = a.head_dim, block_stride = a.kv_heads * a.block_size * dim;
-    const int64_t head_start = kv_head * a.block_size * dim;
-    const T* keys = (const T*)a.key_cache + head_start;
-    const T* values = (const T*)a.value_cache + head_start;
+  // Finds the keys begin..end of the block at `start` where row r sees them.
+  void locate(int64_t r, int64_t start, int64_t begin, int64_t end, int64_t* to) const {
+    const int64_t block_stride = a.kv_heads * a.block_size * a.head_dim;
     const int32_t* table = a.tables + a.row_request[row + r] * a.max_blocks;
     const int32_t* extra = a.extra_slots + a.extra_offsets[row + r];
-    const auto place = [&](int64_t k, int64_t block_id, int64_t offset) {
-      const int64_t at = block_id * block_stride + offset * dim;
-      block.keys[k] = keys + at;
-      block.values[k] = values + at;
-    };
     const int64_t through_table = last(r) - start < end ? last(r) - start : end;
     int64_t k = begin;
-    for (; k < through_table;) {
-      const int64_t id = (start + k) / a.block_size, first = id * a.block_size - start;
-      for (; k < through_table && k < first + a.block_size; ++k) place(k, table[id], k - first);
+    while (k < through_table) {
+      const int64_t id = (start + k) / a.block_size, offset = start + k - id * a.block_size;
+      const int64_t stop = k - offset + a.block_size < through_table ? k - offset + a.block_size : through_table;
+      for (int64_t from = table[id] * block_stride + offset * a.head_dim; k < stop; ++k, from += a.head_dim)
+        to[k] = from;
     }
     for (; k < end; ++k) {
       const int64_t slot = extra[start + k - last(r)];
-      place(k, slot / a.block_size, slot % a.block_size);
+      to[k] = slot / a.block_size * block_stride + slot % a.block_size * a.head_dim;
     }
+  }
+
+  // As locate, and packs the keys.
+  void pack(int64_t r, int64_t start, int64_t begin, int64_t end) {
+    locate(r, start, begin, end, at);
     // The rest of a tile repeats a key that is there; nobody looks at its scores.
     const int64_t tiles_begin = begin / kLanes * kLanes, tiles_end = (end + kLanes - 1) / kLanes * kLanes;
-    for (k = tiles_begin; k < begin; ++k) block.keys[k] = block.keys[begin];
-    for (k = end; k < tiles_end; ++k) block.keys[k] = block.keys[begin];
-    for (k = tiles_begin; k < tiles_end; k += kLanes) pack_tile(block, k, dim, queries.padded);
+    for (int64_t k = tiles_begin; k < begin; ++k) at[k] = at[begin];
+    for (int64_t k = end; k < tiles_end; ++k) at[k] = at[begin];
+    for (int64_t k = tiles_begin; k < tiles_end; k += kLanes) pack_tile(block, k, a.head_dim, queries.padded);
   }
 
   // Lets the queries of `count` rows see the packed keys begin..end.
@@ -219,11 +226,11 @@ struct Task {
     const int64_t n = count * group, pieces = (n + kQueries - 1) / kQueries;
     for (int64_t i = 0; i < pieces; ++i) {
       const int64_t from = n * i / pieces, to = n * (i + 1) / pieces;
-      see_some(queries, r * group + from, to - from, block, begin, end);
+      see_some(queries, r * group + from, to - from, block, i == 0, begin, end);
     }
   }
 
-  void see_block(int64_t rows, int64_t start) {
+  void see_block(int64_t start) {
     // First the rows that find all they see of the block in the table: they share its keys.
     const auto shares = [&](int64_t r) {
       return end_in(r, start) > begin_in(r, start) && last(r) >= start + end_in(r, start);
@@ -253,46 +260,68 @@ struct Task {
   }
 };
 
+// Scratch memory of a task: the packed keys, and for each of its n queries what Queries holds.
 template <class T>
-void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head) {
-  const int64_t dim = a.head_dim, group = a.heads / a.kv_heads, n = rows * group;
-  const int64_t padded = (dim + 31) / 32 * 32;  // whole squares of pack_tile, whole vectors of columns
-  char* memory = (char*)scratch(kKeys * padded * sizeof(T) + n * padded * 4 + n * kLanes * 4 + n * 4 +
-                                n * dim * sizeof(T));
-  Task<T> task{a, row, kv_head, group, {}, {}};
-  task.block.packed = (T*)memory;
-  float* totals = (float*)(memory + kKeys * padded * sizeof(T));
-  float* lanes = totals + n * padded;
-  float* most = lanes + n * kLanes;
-  T* q = (T*)(most + n);
-  memset((void*)totals, 0, n * (padded + kLanes) * 4);
-  for (int64_t i = 0; i < n; ++i) most[i] = -__builtin_inff();
-  for (int64_t r = 0; r < rows; ++r)
-    memcpy((void*)(q + r * group * dim), (const T*)a.q + ((row + r) * a.heads + kv_head * group) * dim,
-           group * dim * sizeof(T));
-  task.queries = {q, most, lanes, totals, dim, padded, a.scale};
+struct Memory {
+  char *packed, *q, *totals, *lanes, *most;
+  Memory(int64_t n, int64_t dim, int64_t padded) {
+    const int64_t packed_bytes = kKeys * padded * sizeof(T), q_bytes = (n * dim * sizeof(T) + 63) / 64 * 64;
+    packed = (char*)scratch(packed_bytes + q_bytes + n * (padded + kLanes + 1) * 4);
+    q = packed + packed_bytes;
+    totals = q + q_bytes;
+    lanes = totals + n * padded * 4;
+    most = lanes + n * kLanes * 4;
+  }
+};
 
-  int64_t start = a.first[row], stop = task.end(0);
+template <class T>
+void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, int64_t kv_heads) {
+  const int64_t dim = a.head_dim, group = a.heads / a.kv_heads, n = rows * group * kv_heads;
+  const int64_t padded = (dim + 31) / 32 * 32;  // whole squares of pack_tile, whole vectors of columns
+  const Memory<T> memory(n, dim, padded);
+  T* q = (T*)memory.q;
+  float *totals = (float*)memory.totals, *lanes = (float*)memory.lanes, *most = (float*)memory.most;
+  memset((void*)totals, 0, n * padded * 4);
+  memset((void*)lanes, 0, n * kLanes * 4);
+  for (int64_t i = 0; i < n; ++i) most[i] = -__builtin_inff();
+  // A head's queries lie together, those of a row beside each other.
+  const auto place = [&](int64_t h, int64_t r) { return ((row + r) * a.heads + (kv_head + h) * group) * dim; };
+  for (int64_t h = 0; h < kv_heads; ++h)
+    for (int64_t r = 0; r < rows; ++r)
+      memcpy((void*)(q + (h * rows + r) * group * dim), (const T*)a.q + place(h, r), group * dim * sizeof(T));
+
+  Task<T> task{a, row, rows, group, {}, {}, {}, {}};
+  int64_t start = a.first[row], stop = task.end(0), longest = 0;
   for (int64_t r = 1; r < rows; ++r) {
     if (a.first[row + r] < start) start = a.first[row + r];
     if (task.end(r) > stop) stop = task.end(r);
+    if (a.last[row + r] > a.last[row + longest]) longest = r;
   }
-  for (start = start / kKeys * kKeys; start < stop; start += kKeys) task.see_block(rows, start);
-
-  for (int64_t i = 0; i < n; ++i) {
-    T* out = (T*)a.out + ((row + i / group) * a.heads + kv_head * group + i % group) * dim;
-    const float total = sum(load(lanes + i * kLanes));
-    if (task.end(i / group) <= a.first[row + i / group]) {
-      memset((void*)out, 0, dim * sizeof(T));
-      continue;
+  for (start = start / kKeys * kKeys; start < stop; start += kKeys) {
+    const int64_t left = task.last(longest) - start - kKeys;
+    task.locate(longest, start + kKeys, 0, left < kKeys ? left : kKeys, task.ahead);
+    for (int64_t h = 0, i = 0; h < kv_heads; ++h, i += rows * group) {
+      const int64_t head_start = (kv_head + h) * a.block_size * dim;
+      task.block = {(const T*)a.key_cache + head_start, (const T*)a.value_cache + head_start, task.at, task.ahead,
+                    (T*)memory.packed};
+      task.queries = {q + i * dim, most + i, lanes + i * kLanes, totals + i * padded, dim, padded, a.scale};
+      task.see_block(start);
     }
-    PARLAY_ROW(column, width, dim)
-    store_at(out, load(totals + i * padded + column) / splat(total), column, width);
   }
+
+  for (int64_t h = 0, i = 0; h < kv_heads; ++h)
+    for (int64_t r = 0; r < rows; ++r) {
+      T* out = (T*)a.out + place(h, r);
+      for (int64_t g = 0; g < group; ++g, ++i, out += dim) {
+        // A row that saw nothing has totals of zero.
+        const Vec weight = splat(task.end(r) > a.first[row + r] ? sum(load(lanes + i * kLanes)) : 1.f);
+        PARLAY_ROW(column, width, dim) store_at(out, load(totals + i * padded + column) / weight, column, width);
+      }
+    }
 }
 
-void attention(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head) {
-  a.bf16 ? attend<bf16>(a, row, rows, kv_head) : attend<float>(a, row, rows, kv_head);
+void attention(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, int64_t kv_heads) {
+  a.bf16 ? attend<bf16>(a, row, rows, kv_head, kv_heads) : attend<float>(a, row, rows, kv_head, kv_heads);
 }
 
 }  // namespace

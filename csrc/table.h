@@ -74,13 +74,13 @@ struct DrawArgs {
   int64_t vocab;
 };
 
-// One compiled variant. Row kernels do rows begin..end; attention does adjacent rows of one request against one kv
-// head; linear does tasks begin..end; no kernel's result for a row depends on how rows are dealt to threads.
+// One compiled variant. Row kernels do rows begin..end; attention does adjacent rows of one request against
+// adjacent kv heads; linear does tasks begin..end; no kernel's result for a row depends on how rows are dealt to threads.
 struct Table {
   const char* isa;
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*rotary_store)(const RotaryArgs&, int64_t begin, int64_t end);
-  void (*attention)(const AttentionArgs&, int64_t row, int64_t rows, int64_t kv_head);
+  void (*attention)(const AttentionArgs&, int64_t row, int64_t rows, int64_t kv_head, int64_t kv_heads);
   void (*silu_mul)(const SiluArgs&, int64_t begin, int64_t end);
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   void (*draw)(const DrawArgs&, int64_t begin, int64_t end);
