@@ -30,6 +30,9 @@ constexpr int kQueries = 2, kTiles = 2, kColumns = 2;
 constexpr int kQueries = 2, kTiles = 1, kColumns = 1;
 #endif
 
+// From more queries than this on it pays to widen a block's values once.
+constexpr int64_t kWorthWidening = 8;
+
 // One block of keys of one kv head.
 template <class T>
 struct KeyBlock {
@@ -38,6 +41,8 @@ struct KeyBlock {
   const int64_t* at;     // [64], elements from there to each key
   const int64_t* ahead;  // [64], the same of the next block, perhaps stale
   T* packed;             // [64 / 16, padded dim / Step::width, 16, Step::width]
+  float* wide;           // [64, padded dim], the values in float32
+  bool widened;
 };
 
 // The queries of a task and what they have gathered so far.
@@ -73,6 +78,21 @@ PARLAY_INLINE void pack_tile(const KeyBlock<T>& b, int64_t first, int64_t dim, i
       _Pragma("GCC unroll 16") for (int k = 0; k < kWidth; ++k)
         memcpy(to + k * kLanes * 4 + g * kWidth * 4, &square[k], kWidth * 4);
     }
+}
+
+template <class T>
+PARLAY_INLINE void widen(const KeyBlock<T>& b, int64_t begin, int64_t end, int64_t dim, int64_t padded) {
+  for (int64_t k = begin; k < end; ++k)
+    PARLAY_ROW(column, n, dim) store(b.wide + k * padded + column, load_at(b.values + b.at[k], column, n));
+}
+
+// Value k of the block.
+template <class V, class T>
+PARLAY_INLINE const V* value_of(const KeyBlock<T>& b, int64_t k, int64_t padded) {
+  if constexpr (sizeof(V) == sizeof(T))
+    return b.values + b.at[k];
+  else
+    return b.wide + k * padded;
 }
 
 // Scores of R queries against N tiles.
@@ -121,11 +141,12 @@ PARLAY_INLINE float weigh(float* scores, int64_t begin, int64_t end, float* most
   return factor;
 }
 
-// Scales the totals of R queries in C vectors of columns, and adds the weighted values of the keys begin..end.
-// Meanwhile it may fetch the next block: long contexts come from memory, and their blocks lie anywhere.
-template <class T, int R, int C, bool half>
-PARLAY_INLINE void add_values(const KeyBlock<T>& b, bool fetch, int64_t column, const float (*weights)[kKeys],
-                              const float* factors, int64_t begin, int64_t end, float* totals, int64_t stride) {
+// Scales the totals of R queries in C vectors of columns, and adds the weighted values of the keys begin..end, which
+// are in T or widened to V = float. Meanwhile it may fetch the next block: long contexts come from memory, and their
+// blocks lie anywhere.
+template <class V, int R, int C, bool half, class T>
+PARLAY_INLINE void add_columns(const KeyBlock<T>& b, bool fetch, int64_t column, const float (*weights)[kKeys],
+                               const float* factors, int64_t begin, int64_t end, float* totals, int64_t stride) {
   Vec sums_of[R][C] = {};
   for (int64_t k = begin; k < end; ++k) {
     if (fetch)
@@ -133,7 +154,7 @@ PARLAY_INLINE void add_values(const KeyBlock<T>& b, bool fetch, int64_t column, 
         __builtin_prefetch(b.keys + b.ahead[k] + column + i, 0, 2);
         __builtin_prefetch(b.values + b.ahead[k] + column + i, 0, 2);
       }
-    const T* value = b.values + b.at[k] + column;
+    const V* value = value_of<V>(b, k, stride) + column;
     for (int c = 0; c < C; ++c) {
       const Vec v = half ? load_some(value, 8) : load(value + c * kLanes);
       for (int r = 0; r < R; ++r) sums_of[r][c] = fma(splat(weights[r][k]), v, sums_of[r][c]);
@@ -144,6 +165,17 @@ PARLAY_INLINE void add_values(const KeyBlock<T>& b, bool fetch, int64_t column, 
       float* total = totals + r * stride + column + c * kLanes;
       store(total, fma(load(total), splat(factors[r]), sums_of[r][c]));
     }
+}
+
+template <class V, int R, class T>
+PARLAY_INLINE void add_values(const KeyBlock<T>& b, bool fetch, const float (*weights)[kKeys], const float* factors,
+                              int64_t begin, int64_t end, float* totals, int64_t dim, int64_t stride) {
+  int64_t column = 0;
+  for (; column + kColumns * kLanes <= dim; column += kColumns * kLanes)
+    add_columns<V, R, kColumns, false>(b, fetch, column, weights, factors, begin, end, totals, stride);
+  for (; column + kLanes <= dim; column += kLanes)
+    add_columns<V, R, 1, false>(b, fetch, column, weights, factors, begin, end, totals, stride);
+  if (column < dim) add_columns<V, R, 1, true>(b, fetch, column, weights, factors, begin, end, totals, stride);
 }
 
 // Lets R queries see the keys begin..end of a block.
@@ -157,12 +189,10 @@ void see(const Queries<T>& s, int64_t query, const KeyBlock<T>& b, bool fetch, i
   for (int r = 0; r < R; ++r)
     factors[r] = weigh(weights[r], begin, end, s.most + query + r, s.lanes + (query + r) * kLanes);
   float* totals = s.totals + query * s.padded;
-  int64_t column = 0;
-  for (; column + kColumns * kLanes <= s.dim; column += kColumns * kLanes)
-    add_values<T, R, kColumns, false>(b, fetch, column, weights, factors, begin, end, totals, s.padded);
-  for (; column + kLanes <= s.dim; column += kLanes)
-    add_values<T, R, 1, false>(b, fetch, column, weights, factors, begin, end, totals, s.padded);
-  if (column < s.dim) add_values<T, R, 1, true>(b, fetch, column, weights, factors, begin, end, totals, s.padded);
+  if (b.widened)
+    add_values<float, R>(b, fetch, weights, factors, begin, end, totals, s.dim, s.padded);
+  else
+    add_values<T, R>(b, fetch, weights, factors, begin, end, totals, s.dim, s.padded);
 }
 
 template <class T, int R = kQueries>
@@ -211,14 +241,16 @@ struct Task {
     }
   }
 
-  // As locate, and packs the keys.
-  void pack(int64_t r, int64_t start, int64_t begin, int64_t end) {
+  // As locate, and packs the keys and widens the values, for `count` rows.
+  void pack(int64_t r, int64_t count, int64_t start, int64_t begin, int64_t end) {
     locate(r, start, begin, end, at);
     // The rest of a tile repeats a key that is there; nobody looks at its scores.
     const int64_t tiles_begin = begin / kLanes * kLanes, tiles_end = (end + kLanes - 1) / kLanes * kLanes;
     for (int64_t k = tiles_begin; k < begin; ++k) at[k] = at[begin];
     for (int64_t k = end; k < tiles_end; ++k) at[k] = at[begin];
     for (int64_t k = tiles_begin; k < tiles_end; k += kLanes) pack_tile(block, k, a.head_dim, queries.padded);
+    block.widened = sizeof(T) < 4 && count * group > kWorthWidening;
+    if (block.widened) widen(block, begin, end, a.head_dim, queries.padded);
   }
 
   // Lets the queries of `count` rows see the packed keys begin..end.
@@ -235,13 +267,14 @@ struct Task {
     const auto shares = [&](int64_t r) {
       return end_in(r, start) > begin_in(r, start) && last(r) >= start + end_in(r, start);
     };
-    int64_t begin = kKeys, stop = 0, longest = 0;
+    int64_t begin = kKeys, stop = 0, longest = 0, sharing = 0;
     for (int64_t r = 0; r < rows; ++r)
       if (shares(r)) {
+        ++sharing;
         if (begin_in(r, start) < begin) begin = begin_in(r, start);
         if (end_in(r, start) > stop) stop = end_in(r, start), longest = r;
       }
-    if (begin < stop) pack(longest, start, begin, stop);
+    if (begin < stop) pack(longest, sharing, start, begin, stop);
     for (int64_t r = 0, count = 1; r < rows; r += count, count = 1)
       if (shares(r)) {
         const int64_t from = begin_in(r, start), to = end_in(r, start);
@@ -254,7 +287,7 @@ struct Task {
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t from = begin_in(r, start), to = end_in(r, start);
       if (to <= from || shares(r)) continue;
-      pack(r, start, from, to);
+      pack(r, 1, start, from, to);
       see_keys(r, 1, from, to);
     }
   }
@@ -263,11 +296,12 @@ struct Task {
 // Scratch memory of a task: the packed keys, and for each of its n queries what Queries holds.
 template <class T>
 struct Memory {
-  char *packed, *q, *totals, *lanes, *most;
+  char *packed, *wide, *q, *totals, *lanes, *most;
   Memory(int64_t n, int64_t dim, int64_t padded) {
     const int64_t packed_bytes = kKeys * padded * sizeof(T), q_bytes = (n * dim * sizeof(T) + 63) / 64 * 64;
-    packed = (char*)scratch(packed_bytes + q_bytes + n * (padded + kLanes + 1) * 4);
-    q = packed + packed_bytes;
+    packed = (char*)scratch(packed_bytes + kKeys * padded * 4 + q_bytes + n * (padded + kLanes + 1) * 4);
+    wide = packed + packed_bytes;
+    q = wide + kKeys * padded * 4;
     totals = q + q_bytes;
     lanes = totals + n * padded * 4;
     most = lanes + n * kLanes * 4;
@@ -303,7 +337,7 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
     for (int64_t h = 0, i = 0; h < kv_heads; ++h, i += rows * group) {
       const int64_t head_start = (kv_head + h) * a.block_size * dim;
       task.block = {(const T*)a.key_cache + head_start, (const T*)a.value_cache + head_start, task.at, task.ahead,
-                    (T*)memory.packed};
+                    (T*)memory.packed, (float*)memory.wide, false};
       task.queries = {q + i * dim, most + i, lanes + i * kLanes, totals + i * padded, dim, padded, a.scale};
       task.see_block(start);
     }

@@ -126,23 +126,27 @@ void attention(uintptr_t q, uintptr_t key_cache, uintptr_t value_cache, uintptr_
   int64_t keys = a.extra_offsets[rows];
   for (int64_t row = 0; row < rows; ++row) keys += a.last[row] - a.first[row];
   // Adjacent rows of one request share their reading of keys, and few rows take several kv heads, whose keys lie
-  // beside each other; as far as every thread still has a task.
-  const int64_t threads = get_threads();
-  const auto some = [](int64_t fitting, int64_t fair) { return std::max<int64_t>(std::min(fitting, fair), 1); };
-  const int64_t most_rows = some(kAttentionQueries * kv_heads / heads, rows * kv_heads / threads);
+  // beside each other; as far as every thread still has a task. Halving leaves tasks of equal size.
+  const int64_t threads = get_threads(), group = heads / kv_heads;
+  const auto pieces = [](int64_t n, int64_t most) { return (n + most - 1) / most; };
+  int64_t most_rows = std::max<int64_t>(kAttentionQueries / group, 1), most_heads = kv_heads;
+  while (most_rows > 1 && pieces(rows, most_rows) * kv_heads < threads) most_rows = pieces(most_rows, 2);
   std::vector<int64_t> starts;
   for (int64_t row = 0, end; row < rows; row = end) {
     for (end = row + 1; end < rows && a.row_request[end] == a.row_request[row];) ++end;
-    const int64_t pieces = (end - row + most_rows - 1) / most_rows;
-    for (int64_t i = 0; i < pieces; ++i) starts.push_back(row + (end - row) * i / pieces);
+    const int64_t count = pieces(end - row, most_rows);
+    for (int64_t i = 0; i < count; ++i) starts.push_back(row + (end - row) * i / count);
   }
   const int64_t groups = static_cast<int64_t>(starts.size());
   starts.push_back(rows);
-  const int64_t most_heads = some(kAttentionQueries * kv_heads / heads * groups / std::max<int64_t>(rows, 1), groups * kv_heads / threads);
-  const int64_t parts = (kv_heads + most_heads - 1) / most_heads;
+  while (most_heads > 1 && (most_heads * rows * group > kAttentionQueries * groups ||
+                            pieces(kv_heads, most_heads) * groups < threads))
+    most_heads = pieces(most_heads, 2);
+  const int64_t parts = pieces(kv_heads, most_heads);
   deal_unequal(groups * parts, keys * heads * (head_dim + 32) / 48, [&](int64_t task) {
-    const int64_t group = task % groups, part = task / groups, head = kv_heads * part / parts;
-    table->attention(a, starts[group], starts[group + 1] - starts[group], head, kv_heads * (part + 1) / parts - head);
+    const int64_t* row = &starts[task % groups];
+    const int64_t part = task / groups, head = kv_heads * part / parts;
+    table->attention(a, row[0], row[1] - row[0], head, kv_heads * (part + 1) / parts - head);
   });
 }
 

@@ -52,7 +52,7 @@ struct SiluArgs {
 };
 
 // A task of attention gathers at most this many queries (rows times heads), so that what it holds stays in cache.
-constexpr int64_t kAttentionQueries = 32;
+constexpr int64_t kAttentionQueries = 64;
 
 // A task of `linear` is this many panels of 16 outputs against this many rows.
 constexpr int64_t kLinearPanels = 4, kLinearRows = 48;
