@@ -150,9 +150,9 @@ void attention(uintptr_t q, uintptr_t key_cache, uintptr_t value_cache, uintptr_
   });
 }
 
-void silu_mul(uintptr_t gate_up, uintptr_t out, int64_t rows, int64_t width, bool bf16) {
-  const SiluArgs a = {at<void>(gate_up), at<void>(out), width, bf16};
-  deal_rows(rows, rows * width, [&](int64_t begin, int64_t end) { table->silu_mul(a, begin, end); });
+void act_mul(uintptr_t gate_up, uintptr_t out, int64_t rows, int64_t width, int activation, bool bf16) {
+  const ActivationArgs a = {at<void>(gate_up), at<void>(out), width, static_cast<Activation>(activation), bf16};
+  deal_rows(rows, rows * width, [&](int64_t begin, int64_t end) { table->act_mul(a, begin, end); });
 }
 
 void linear(uintptr_t x, uintptr_t weight, uintptr_t out, int64_t rows, int64_t inputs, int64_t outputs, bool bf16,
@@ -209,7 +209,7 @@ NB_MODULE(_native, m) {
   m.def("rms_norm", &rms_norm, free);
   m.def("rotary_store", &rotary_store, free);
   m.def("attention", &attention, free);
-  m.def("silu_mul", &silu_mul, free);
+  m.def("act_mul", &act_mul, free);
   m.def("linear", &linear, free);
   m.def("draw", &draw, free);
   m.def("gumbel", &gumbel, free);

@@ -44,10 +44,13 @@ struct AttentionArgs {
   bool bf16;
 };
 
-struct SiluArgs {
+enum Activation : int { kSilu, kGelu, kGeluTanh };  // numbered as in cpu.py
+
+struct ActivationArgs {
   const void* gate_up;
   void* out;
   int64_t width;
+  Activation activation;
   bool bf16;
 };
 
@@ -81,7 +84,7 @@ struct Table {
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*rotary_store)(const RotaryArgs&, int64_t begin, int64_t end);
   void (*attention)(const AttentionArgs&, int64_t row, int64_t rows, int64_t kv_head, int64_t kv_heads);
-  void (*silu_mul)(const SiluArgs&, int64_t begin, int64_t end);
+  void (*act_mul)(const ActivationArgs&, int64_t begin, int64_t end);
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   void (*draw)(const DrawArgs&, int64_t begin, int64_t end);
   void (*gumbel)(uint64_t seed, int64_t position, double* out, int64_t vocab);

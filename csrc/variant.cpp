@@ -1,10 +1,10 @@
 // Compiled once per instruction set, each time with its own flags and PARLAY_VARIANT.
+#include "activation.h"
 #include "attention.h"
 #include "draw.h"
 #include "linear.h"
 #include "norm.h"
 #include "rotary.h"
-#include "silu.h"
 #include "table.h"
 
 #define PARLAY_JOIN(a, b) a##b
@@ -19,7 +19,7 @@ const Table* PARLAY_NAME(PARLAY_VARIANT)() {
                               norm,
                               rotary_store,
                               attention,
-                              silu_mul,
+                              act_mul,
                               linear,
                               draw,
                               gumbel,

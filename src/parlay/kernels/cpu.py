@@ -5,10 +5,11 @@ from torch import Tensor
 
 from parlay.errors import ConfigError
 from parlay.kernels import _native
-from parlay.kernels.base import AttentionView
+from parlay.kernels.base import Activation, AttentionView
 from parlay.kernels.linear import LinearWeight
 
 _BF16 = torch.bfloat16
+_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}  # as in csrc/table.h
 
 
 def _sound(first: Tensor, *others: Tensor) -> bool:
@@ -115,10 +116,11 @@ class NativeKernels:
             q.dtype is _BF16,
         )
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:  # noqa: D102
+    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:  # noqa: D102
         assert _sound(gate_up, out)
         rows, width = out.shape
-        _native.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, out.dtype is _BF16)
+        number = _ACTIVATIONS[activation]
+        _native.act_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, number, out.dtype is _BF16)
 
     def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
         # Panels of sixteen outputs; in a panel inputs run slowest, bfloat16 in pairs. See csrc/linear.h.

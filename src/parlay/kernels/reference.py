@@ -5,13 +5,16 @@ thread and treats each element alike, so its sums over the last axis and its `ex
 only; torch's do not.
 """
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from parlay.kernels import linear
-from parlay.kernels.base import AttentionView
+from parlay.kernels.base import Activation, AttentionView
 from parlay.kernels.linear import LinearWeight
 
 FloatArray = npt.NDArray[np.float32]
@@ -63,6 +66,28 @@ def gumbel_noise(seed: int, position: int, vocab: int) -> DoubleArray:
     words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32)).reshape(-1)[:vocab]
     u = (words.astype(np.float64) + 0.5) * 2.0**-32
     return -ln(-ln(1 - u))
+
+
+def _silu(x: FloatArray) -> FloatArray:
+    return x / (np.float32(1) + np.exp(-x))
+
+
+def _gelu(x: FloatArray) -> FloatArray:
+    # numpy has no erf; Python's takes one number at a time.
+    tails = np.fromiter((0.5 * math.erfc(-v / math.sqrt(2)) for v in x.flat), np.float64, x.size)
+    return (x * tails.reshape(x.shape)).astype(np.float32)
+
+
+def _gelu_tanh(x: FloatArray) -> FloatArray:
+    twice = np.float32(2 * math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return x / (np.float32(1) + np.exp(-twice))
+
+
+_ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+}
 
 
 class ReferenceKernels:
@@ -136,12 +161,12 @@ class ReferenceKernels:
             mixed = (weights[..., None] * values).sum(axis=-2) / total
             out[row] = torch.from_numpy(mixed).reshape(-1).to(out.dtype)
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:  # noqa: D102
+    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:  # noqa: D102
         gate, up = gate_up.chunk(2, dim=-1)
         values = gate.float().contiguous().numpy()
-        with np.errstate(over="ignore"):
-            silu = values / (np.float32(1) + np.exp(-values))
-        out.copy_(torch.from_numpy(silu).to(out.dtype) * up)
+        with np.errstate(over="ignore", invalid="ignore"):
+            active = _ACTIVATIONS[activation](values)
+        out.copy_(torch.from_numpy(active).to(out.dtype) * up)
 
     def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
         return linear.pack(weight)

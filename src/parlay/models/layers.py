@@ -118,5 +118,5 @@ class GatedMLP:
         """Return `[rows, hidden]` for `x` of `[rows, hidden]`."""
         gate_up = self._gate_up(x)
         product = torch.empty((x.shape[0], gate_up.shape[1] // 2), dtype=x.dtype)
-        kernels.silu_mul(gate_up, product)
+        kernels.act_mul(gate_up, "silu", product)
         return self._down(product)
