@@ -33,6 +33,9 @@ constexpr int kQueries = 2, kTiles = 1, kColumns = 1;
 // From more queries than this on it pays to widen a block's values once.
 constexpr int64_t kWorthWidening = 8;
 
+// Accumulators stay in registers only where their loops are gone early.
+#define PARLAY_UNROLL _Pragma("GCC unroll 4")
+
 // One block of keys of one kv head.
 template <class T>
 struct KeyBlock {
@@ -105,14 +108,14 @@ PARLAY_INLINE void score(const Queries<T>& s, int64_t query, const KeyBlock<T>& 
   Vec dots[R][N] = {};
   for (int64_t d = 0; d < s.dim; d += S::width) {
     typename S::Weight keys[N];
-    for (int n = 0; n < N; ++n) keys[n] = S::weight(packed + (n * s.padded + d) * kLanes);
-    for (int r = 0; r < R; ++r) {
+    PARLAY_UNROLL for (int n = 0; n < N; ++n) keys[n] = S::weight(packed + (n * s.padded + d) * kLanes);
+    PARLAY_UNROLL for (int r = 0; r < R; ++r) {
       const typename S::Input in = S::input(q + r * s.dim + d);
-      for (int n = 0; n < N; ++n) dots[r][n] = S::add(dots[r][n], in, keys[n]);
+      PARLAY_UNROLL for (int n = 0; n < N; ++n) dots[r][n] = S::add(dots[r][n], in, keys[n]);
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) store(scores[r] + (tile + n) * kLanes, dots[r][n] * splat(s.scale));
+  PARLAY_UNROLL for (int r = 0; r < R; ++r)
+    PARLAY_UNROLL for (int n = 0; n < N; ++n) store(scores[r] + (tile + n) * kLanes, dots[r][n] * splat(s.scale));
 }
 
 // Scores of the keys begin..end to weights in place; returns by what the query's earlier totals are to be scaled.
@@ -155,13 +158,13 @@ PARLAY_INLINE void add_columns(const KeyBlock<T>& b, bool fetch, int64_t column,
         __builtin_prefetch(b.values + b.ahead[k] + column + i, 0, 2);
       }
     const V* value = value_of<V>(b, k, stride) + column;
-    for (int c = 0; c < C; ++c) {
+    PARLAY_UNROLL for (int c = 0; c < C; ++c) {
       const Vec v = half ? load_some(value, 8) : load(value + c * kLanes);
-      for (int r = 0; r < R; ++r) sums_of[r][c] = fma(splat(weights[r][k]), v, sums_of[r][c]);
+      PARLAY_UNROLL for (int r = 0; r < R; ++r) sums_of[r][c] = fma(splat(weights[r][k]), v, sums_of[r][c]);
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) {
+  PARLAY_UNROLL for (int r = 0; r < R; ++r)
+    PARLAY_UNROLL for (int c = 0; c < C; ++c) {
       float* total = totals + r * stride + column + c * kLanes;
       store(total, fma(load(total), splat(factors[r]), sums_of[r][c]));
     }

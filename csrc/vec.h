@@ -103,11 +103,13 @@ PARLAY_INLINE Vec fma(const Vec& a, const Vec& b, const Vec& c) {
 }
 
 PARLAY_INLINE Vec load(const float* from) {
-  Vec r;
-  memcpy(&r, from, sizeof r);
+  Vec r;  // part by part: a whole Vec of several registers would be copied through memory
+  PARLAY_EACH memcpy(&r.p[i], from + i * kWidth, sizeof(Part));
   return r;
 }
-PARLAY_INLINE void store(float* to, const Vec& v) { memcpy(to, &v, sizeof v); }
+PARLAY_INLINE void store(float* to, const Vec& v) {
+  PARLAY_EACH memcpy(to + i * kWidth, &v.p[i], sizeof(Part));
+}
 
 PARLAY_INLINE Vec load(const bf16* from) {
   Vec r;
