@@ -1,204 +1,364 @@
 // Attention of each (row, head) over its own keys, in one order that only the keys' logical indices decide.
 //
-// Keys are taken in tiles of sixteen, cut at absolute multiples of sixteen. Lane i of a tile is the key with
-// logical index 16 t + i, wherever it lies in memory, so a key reached through the block table and one reached
-// through a draft's slots give the same bits. Scores of all keys are kept, then exponentiated once against the
-// row's maximum; even and odd keys add their values in two chains that are joined at the end.
+// Keys are taken in blocks of 64, cut at absolute multiples of 64, and softmax runs over them online: a block's
+// scores are exponentiated against the greatest score so far, its values are summed apart, and the running totals
+// are scaled to the new maximum before the block is added (Milakov and Gimelshein 2018, arXiv 1805.02867). Within a
+// block a score sums its products by dimension (bf16: in pairs), lane i of the weights' sum takes the keys
+// i, i + 16, i + 32, i + 48, and values are added key by key. A key is where its logical index says, wherever it
+// lies in memory, so one reached through the block table and one reached through a draft's slots give the same bits.
+//
+// What is shared changes no bits: a task is a few adjacent rows of one request against one kv head, which reads each
+// block of keys once for all rows and heads that see the same part of it. Keys are packed like a panel of linear's
+// weights, one key a lane.
 #pragma once
 
 #include "elementary.h"
+#include "linear.h"
 #include "table.h"
 
 namespace parlay {
 namespace {
 
-// How many heads and vectors of columns share one pass; registers decide, bits do not depend on it.
+constexpr int64_t kKeys = 64;  // a block; part of the order
+
+// How many queries, tiles of sixteen keys and vectors of columns share one pass; registers decide.
 #if defined(PARLAY_AVX512)
-constexpr int kHeads = 2, kColumns = 4;
+constexpr int kQueries = 4, kTiles = 4, kColumns = 4;
+#elif defined(PARLAY_AVX2)
+constexpr int kQueries = 2, kTiles = 2, kColumns = 2;
 #else
-constexpr int kHeads = 1, kColumns = 2;
+constexpr int kQueries = 2, kTiles = 1, kColumns = 1;
 #endif
 
+// From more queries than this on it pays to widen a block's values once.
+constexpr int64_t kWorthWidening = 8;
+
+// Accumulators stay in registers only where their loops are gone early.
+#define PARLAY_UNROLL _Pragma("GCC unroll 4")
+
+// One block of keys of one kv head.
 template <class T>
-PARLAY_INLINE Vec load_half(const T* from) {
-  return load_some(from, 8);
-}
-template <>
-PARLAY_INLINE Vec load_half(const float* from) {
-  float lanes[kLanes] = {};
-  memcpy(lanes, from, 32);
-  return load(lanes);
-}
+struct KeyBlock {
+  const T* keys;         // cache, at this kv head
+  const T* values;       //
+  const int64_t* at;     // [64], elements from there to each key
+  const int64_t* ahead;  // [64], the same of the next block, perhaps stale
+  T* packed;             // [64 / 16, padded dim / Step::width, 16, Step::width]
+  float* wide;           // [64, padded dim], the values in float32
+  bool widened;
+};
 
-// Scores of one tile of keys for H heads; q is fp32 and padded to whole vectors with zeros.
-template <class T, int H>
-PARLAY_INLINE void score_tile(const T* keys, const int64_t* at, const float* q, int64_t q_stride, int64_t dim,
-                              float scale, float* scores, int64_t stride) {
-  const int64_t whole = dim / kLanes;
-  Vec dots[H][kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    const T* key = keys + at[i];
-    Vec dot[H] = {};
-    for (int64_t c = 0; c < whole; ++c) {
-      const Vec k = load(key + c * kLanes);
-      for (int h = 0; h < H; ++h) dot[h] = fma(k, load(q + h * q_stride + c * kLanes), dot[h]);
-    }
-    if (dim % kLanes) {
-      const Vec k = load_half(key + whole * kLanes);
-      for (int h = 0; h < H; ++h) dot[h] = fma(k, load(q + h * q_stride + whole * kLanes), dot[h]);
-    }
-    for (int h = 0; h < H; ++h) dots[h][i] = dot[h];
-  }
-  for (int h = 0; h < H; ++h) store(scores + h * stride, sums(dots[h]) * splat(scale));
-}
-
-// Scores to weights exp(score - maximum) in place; returns their sum.
-PARLAY_INLINE float exponentiate(float* scores, int64_t padded) {
-  Vec most = load(scores);
-  for (int64_t j = kLanes; j < padded; j += kLanes) most = larger(load(scores + j), most);
-  const Vec maximum_score = splat(maximum(most));
-  Vec total = splat(0.f);
-  for (int64_t j = 0; j < padded; j += kLanes) {
-    const Vec weight = exp(load(scores + j) - maximum_score);
-    store(scores + j, weight);
-    total = total + weight;
-  }
-  return sum(total);
-}
-
-// Weighted sum of C vectors of columns of the values begin..end for H heads, joined into `out`.
-template <class T, int H, int C, bool half>
-PARLAY_INLINE void add_values(const T* values, const int64_t* at, const float* weights, int64_t stride,
-                              int64_t begin, int64_t end, Vec out[H][C]) {
-  Vec chain[2][H][C] = {};
-  const auto add = [&](int64_t j, int odd) __attribute__((always_inline)) {
-    const T* value = values + at[j];
-    for (int c = 0; c < C; ++c) {
-      const Vec v = half ? load_half(value) : load(value + c * kLanes);
-      for (int h = 0; h < H; ++h) chain[odd][h][c] = fma(splat(weights[h * stride + j]), v, chain[odd][h][c]);
-    }
-  };
-  if (begin & 1) add(begin++, 1);
-  for (; begin + 1 < end; begin += 2) {
-    add(begin, 0);
-    add(begin + 1, 1);
-  }
-  if (begin < end) add(begin, 0);
-  for (int h = 0; h < H; ++h)
-    for (int c = 0; c < C; ++c) out[h][c] = chain[0][h][c] + chain[1][h][c];
-}
-
-// One row of one kv head, as the caller of attend() sees it.
+// The queries of a task and what they have gathered so far.
 template <class T>
-struct Row {
-  const T* keys;       // cache, at this kv head
-  const T* values;     //
-  const int64_t* at;   // element offsets by index - base, padded to whole tiles
-  int64_t begin, end;  // visible keys by index - base
-  float* scores;       // [kHeads, padded]
-  int64_t padded, dim;
+struct Queries {
+  const T* q;     // [n, dim]
+  float* most;    // [n], greatest score
+  float* lanes;   // [n, 16], sums of weights
+  float* totals;  // [n, padded dim], weighted sums of values
+  int64_t dim, padded;
   float scale;
 };
 
-template <class T, int H, int C, bool half>
-PARLAY_INLINE void write_columns(const Row<T>& r, int64_t column, const float* totals, T* out) {
-  Vec sums_of[H][C];
-  add_values<T, H, C, half>(r.values + column, r.at, r.scores, r.padded, r.begin, r.end, sums_of);
-  for (int h = 0; h < H; ++h)
-    for (int c = 0; c < C; ++c) {
-      const Vec mean = sums_of[h][c] / splat(totals[h]);
-      T* to = out + h * r.dim + column + c * kLanes;
-      half ? store_some(to, mean, 8) : store(to, mean);
+// Packs the tile that begins at key `first`, all sixteen keys of it.
+template <class T>
+PARLAY_INLINE void pack_tile(const KeyBlock<T>& b, int64_t first, int64_t dim, int64_t padded) {
+  const int64_t bytes = dim * (int64_t)sizeof(T), tile_bytes = kLanes * padded * (int64_t)sizeof(T);
+  char* to = (char*)b.packed + first / kLanes * tile_bytes;
+  // Words of 32 bits, one float or a pair of bf16, are turned from [key, word] to [word, key] in squares.
+  for (int64_t at = 0; at < bytes; at += kWidth * 4, to += kWidth * kLanes * 4)
+    for (int g = 0; g < kParts; ++g) {
+      Part square[kWidth];
+      _Pragma("GCC unroll 16") for (int k = 0; k < kWidth; ++k) {
+        const char* from = (const char*)(b.keys + b.at[first + g * kWidth + k]) + at;
+        if (at + kWidth * 4 <= bytes) {
+          memcpy(&square[k], from, kWidth * 4);
+        } else {
+          square[k] = Part{};
+          memcpy(&square[k], from, bytes - at);
+        }
+      }
+      transpose(square);
+      _Pragma("GCC unroll 16") for (int k = 0; k < kWidth; ++k)
+        memcpy(to + k * kLanes * 4 + g * kWidth * 4, &square[k], kWidth * 4);
     }
-}
-
-template <class T, int H>
-void attend(const Row<T>& r, const float* q, int64_t q_stride, T* out) {
-  for (int64_t j = 0; j < r.padded; j += kLanes)
-    score_tile<T, H>(r.keys, r.at + j, q, q_stride, r.dim, r.scale, r.scores + j, r.padded);
-  float totals[H];
-  for (int h = 0; h < H; ++h) {
-    float* scores = r.scores + h * r.padded;
-    for (int64_t j = 0; j < r.begin; ++j) scores[j] = -__builtin_inff();
-    for (int64_t j = r.end; j < r.padded; ++j) scores[j] = -__builtin_inff();
-    totals[h] = exponentiate(scores, r.padded);
-  }
-  int64_t column = 0;
-  for (; column + kColumns * kLanes <= r.dim; column += kColumns * kLanes)
-    write_columns<T, H, kColumns, false>(r, column, totals, out);
-  for (; column + kLanes <= r.dim; column += kLanes) write_columns<T, H, 1, false>(r, column, totals, out);
-  if (column < r.dim) write_columns<T, H, 1, true>(r, column, totals, out);
-}
-
-// Element offsets (of kv head 0) of the keys a row sees, from the tile border at or before its first key.
-inline void locate(const AttentionArgs& a, int64_t row, int64_t base, int64_t padded, int64_t* at) {
-  const int64_t block_stride = a.kv_heads * a.block_size * a.head_dim;
-  const int32_t* table = a.tables + a.row_request[row] * a.max_blocks;
-  int64_t n = 0;
-  for (int64_t key = base; key < a.last[row];) {
-    const int64_t offset = key % a.block_size;
-    int64_t stop = key - offset + a.block_size;
-    if (stop > a.last[row]) stop = a.last[row];
-    int64_t from = table[key / a.block_size] * block_stride + offset * a.head_dim;
-    for (; key < stop; ++key, from += a.head_dim) at[n++] = from;
-  }
-  // Where first == last, keys from the tile border on may lie before `last`; extras continue at `last`.
-  for (int32_t e = a.extra_offsets[row]; e < a.extra_offsets[row + 1]; ++e)
-    at[n++] = a.extra_slots[e] / a.block_size * block_stride + a.extra_slots[e] % a.block_size * a.head_dim;
-  for (; n < padded; ++n) at[n] = at[n - 1];  // padding reads a real key; its score is replaced
 }
 
 template <class T>
-void attention_tasks(const AttentionArgs& a, int64_t begin, int64_t tasks, int64_t stride) {
-  const int64_t dim = a.head_dim, group = a.heads / a.kv_heads;
-  const int64_t q_stride = (dim + kLanes - 1) / kLanes * kLanes;
-  int64_t located = -1;
-  int64_t* at = nullptr;
-  float *scores = nullptr, *q = nullptr;
-  Row<T> r{};
-  for (int64_t task = begin; task < tasks; task += stride) {
-    const int64_t row = task / a.kv_heads, kv_head = task % a.kv_heads;
-    T* out = (T*)a.out + (row * a.heads + kv_head * group) * dim;
-    const int64_t base = a.first[row] / kLanes * kLanes;
-    const int64_t end = a.last[row] + a.extra_offsets[row + 1] - a.extra_offsets[row] - base;
-    const int64_t seen = end - (a.first[row] - base);
-    if (seen <= 0) {
-      memset((void*)out, 0, group * dim * sizeof(T));
-      continue;
-    }
-    if (row != located) {
-      r.padded = (end + kLanes - 1) / kLanes * kLanes;
-      char* memory = (char*)scratch(r.padded * (8 + kHeads * 4) + kHeads * q_stride * 4);
-      scores = (float*)memory;
-      q = scores + kHeads * r.padded;
-      at = (int64_t*)(q + kHeads * q_stride);
-      locate(a, row, base, r.padded, at);
-      located = row;
-    }
-    const int64_t head_start = kv_head * a.block_size * dim;
-    r.keys = (const T*)a.key_cache + head_start;
-    r.values = (const T*)a.value_cache + head_start;
-    r.at = at;
-    r.begin = a.first[row] - base;
-    r.end = end;
-    r.scores = scores;
-    r.dim = dim;
-    r.scale = a.scale;
-    const T* rows_q = (const T*)a.q + (row * a.heads + kv_head * group) * dim;
-    for (int64_t h = 0; h < group; h += kHeads) {
-      const int64_t count = group - h < kHeads ? group - h : kHeads;
-      for (int64_t i = 0; i < count; ++i)
-        PARLAY_ROW(first, n, dim) store(q + i * q_stride + first, load_at(rows_q + (h + i) * dim, first, n));
-      if (count == kHeads)
-        attend<T, kHeads>(r, q, q_stride, out + h * dim);
-      else
-        attend<T, 1>(r, q, q_stride, out + h * dim);
-    }
-  }
+PARLAY_INLINE void widen(const KeyBlock<T>& b, int64_t begin, int64_t end, int64_t dim, int64_t padded) {
+  for (int64_t k = begin; k < end; ++k)
+    PARLAY_ROW(column, n, dim) store(b.wide + k * padded + column, load_at(b.values + b.at[k], column, n));
 }
 
-void attention(const AttentionArgs& a, int64_t begin, int64_t tasks, int64_t stride) {
-  a.bf16 ? attention_tasks<bf16>(a, begin, tasks, stride) : attention_tasks<float>(a, begin, tasks, stride);
+// Value k of the block.
+template <class V, class T>
+PARLAY_INLINE const V* value_of(const KeyBlock<T>& b, int64_t k, int64_t padded) {
+  if constexpr (sizeof(V) == sizeof(T))
+    return b.values + b.at[k];
+  else
+    return b.wide + k * padded;
+}
+
+// Scores of R queries against N tiles.
+template <class T, int R, int N>
+PARLAY_INLINE void score(const Queries<T>& s, int64_t query, const KeyBlock<T>& b, int64_t tile,
+                         float (*scores)[kKeys]) {
+  typedef Step<T> S;
+  const T* q = s.q + query * s.dim;
+  const T* packed = b.packed + tile * kLanes * s.padded;
+  Vec dots[R][N] = {};
+  for (int64_t d = 0; d < s.dim; d += S::width) {
+    typename S::Weight keys[N];
+    PARLAY_UNROLL for (int n = 0; n < N; ++n) keys[n] = S::weight(packed + (n * s.padded + d) * kLanes);
+    PARLAY_UNROLL for (int r = 0; r < R; ++r) {
+      const typename S::Input in = S::input(q + r * s.dim + d);
+      PARLAY_UNROLL for (int n = 0; n < N; ++n) dots[r][n] = S::add(dots[r][n], in, keys[n]);
+    }
+  }
+  PARLAY_UNROLL for (int r = 0; r < R; ++r)
+    PARLAY_UNROLL for (int n = 0; n < N; ++n) store(scores[r] + (tile + n) * kLanes, dots[r][n] * splat(s.scale));
+}
+
+// Scores of the keys begin..end to weights in place; returns by what the query's earlier totals are to be scaled.
+PARLAY_INLINE float weigh(float* scores, int64_t begin, int64_t end, float* most, float* lanes) {
+  const int64_t first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
+  for (int64_t k = first; k < begin; ++k) scores[k] = -__builtin_inff();
+  for (int64_t k = end; k < last; ++k) scores[k] = -__builtin_inff();
+  Vec greatest = load(scores + first);
+  for (int64_t k = first + kLanes; k < last; k += kLanes) greatest = larger(load(scores + k), greatest);
+  const float block_most = maximum(greatest);
+  float factor = 1;
+  if (block_most > *most) {
+    float factors[kLanes];
+    store(factors, exp(splat(*most - block_most)));
+    factor = factors[0];
+    *most = block_most;
+  }
+  const Vec subtrahend = splat(*most);
+  Vec sum = splat(0.f);
+  for (int64_t k = first; k < last; k += kLanes) {
+    const Vec weight = exp(load(scores + k) - subtrahend);
+    store(scores + k, weight);
+    sum = sum + weight;
+  }
+  store(lanes, fma(load(lanes), splat(factor), sum));
+  return factor;
+}
+
+// Scales the totals of R queries in C vectors of columns, and adds the weighted values of the keys begin..end, which
+// are in T or widened to V = float. Meanwhile it may fetch the next block: long contexts come from memory, and their
+// blocks lie anywhere.
+template <class V, int R, int C, bool half, class T>
+PARLAY_INLINE void add_columns(const KeyBlock<T>& b, bool fetch, int64_t column, const float (*weights)[kKeys],
+                               const float* factors, int64_t begin, int64_t end, float* totals, int64_t stride) {
+  Vec sums_of[R][C] = {};
+  for (int64_t k = begin; k < end; ++k) {
+    if (fetch)
+      for (int64_t i = 0; i < C * kLanes; i += 64 / (int64_t)sizeof(T)) {
+        __builtin_prefetch(b.keys + b.ahead[k] + column + i, 0, 2);
+        __builtin_prefetch(b.values + b.ahead[k] + column + i, 0, 2);
+      }
+    const V* value = value_of<V>(b, k, stride) + column;
+    PARLAY_UNROLL for (int c = 0; c < C; ++c) {
+      const Vec v = half ? load_some(value, 8) : load(value + c * kLanes);
+      PARLAY_UNROLL for (int r = 0; r < R; ++r) sums_of[r][c] = fma(splat(weights[r][k]), v, sums_of[r][c]);
+    }
+  }
+  PARLAY_UNROLL for (int r = 0; r < R; ++r)
+    PARLAY_UNROLL for (int c = 0; c < C; ++c) {
+      float* total = totals + r * stride + column + c * kLanes;
+      store(total, fma(load(total), splat(factors[r]), sums_of[r][c]));
+    }
+}
+
+template <class V, int R, class T>
+PARLAY_INLINE void add_values(const KeyBlock<T>& b, bool fetch, const float (*weights)[kKeys], const float* factors,
+                              int64_t begin, int64_t end, float* totals, int64_t dim, int64_t stride) {
+  int64_t column = 0;
+  for (; column + kColumns * kLanes <= dim; column += kColumns * kLanes)
+    add_columns<V, R, kColumns, false>(b, fetch, column, weights, factors, begin, end, totals, stride);
+  for (; column + kLanes <= dim; column += kLanes)
+    add_columns<V, R, 1, false>(b, fetch, column, weights, factors, begin, end, totals, stride);
+  if (column < dim) add_columns<V, R, 1, true>(b, fetch, column, weights, factors, begin, end, totals, stride);
+}
+
+// Lets R queries see the keys begin..end of a block.
+template <class T, int R>
+void see(const Queries<T>& s, int64_t query, const KeyBlock<T>& b, bool fetch, int64_t begin, int64_t end) {
+  float weights[R][kKeys], factors[R];
+  int64_t tile = begin / kLanes;
+  const int64_t tiles = (end + kLanes - 1) / kLanes;
+  for (; tile + kTiles <= tiles; tile += kTiles) score<T, R, kTiles>(s, query, b, tile, weights);
+  for (; tile < tiles; ++tile) score<T, R, 1>(s, query, b, tile, weights);
+  for (int r = 0; r < R; ++r)
+    factors[r] = weigh(weights[r], begin, end, s.most + query + r, s.lanes + (query + r) * kLanes);
+  float* totals = s.totals + query * s.padded;
+  if (b.widened)
+    add_values<float, R>(b, fetch, weights, factors, begin, end, totals, s.dim, s.padded);
+  else
+    add_values<T, R>(b, fetch, weights, factors, begin, end, totals, s.dim, s.padded);
+}
+
+template <class T, int R = kQueries>
+PARLAY_INLINE void see_some(const Queries<T>& s, int64_t query, int64_t count, const KeyBlock<T>& b, bool fetch,
+                            int64_t begin, int64_t end) {
+  if (count == R)
+    see<T, R>(s, query, b, fetch, begin, end);
+  else if constexpr (R > 1)
+    see_some<T, R - 1>(s, query, count, b, fetch, begin, end);
+}
+
+// Adjacent rows of one request against one kv head.
+template <class T>
+struct Task {
+  const AttentionArgs& a;
+  int64_t row, rows, group;
+  KeyBlock<T> block;
+  Queries<T> queries;
+  int64_t at[kKeys], ahead[kKeys];
+
+  int64_t last(int64_t r) const { return a.last[row + r]; }
+  int64_t end(int64_t r) const { return last(r) + a.extra_offsets[row + r + 1] - a.extra_offsets[row + r]; }
+
+  // The part of the block at `start` that a row sees; empty where end_in <= begin_in.
+  int64_t begin_in(int64_t r, int64_t start) const {
+    return a.first[row + r] > start ? a.first[row + r] - start : 0;
+  }
+  int64_t end_in(int64_t r, int64_t start) const { return end(r) < start + kKeys ? end(r) - start : kKeys; }
+
+  // Finds the keys begin..end of the block at `start` where row r sees them.
+  void locate(int64_t r, int64_t start, int64_t begin, int64_t end, int64_t* to) const {
+    const int64_t block_stride = a.kv_heads * a.block_size * a.head_dim;
+    const int32_t* table = a.tables + a.row_request[row + r] * a.max_blocks;
+    const int32_t* extra = a.extra_slots + a.extra_offsets[row + r];
+    const int64_t through_table = last(r) - start < end ? last(r) - start : end;
+    int64_t k = begin;
+    while (k < through_table) {
+      const int64_t id = (start + k) / a.block_size, offset = start + k - id * a.block_size;
+      const int64_t stop = k - offset + a.block_size < through_table ? k - offset + a.block_size : through_table;
+      for (int64_t from = table[id] * block_stride + offset * a.head_dim; k < stop; ++k, from += a.head_dim)
+        to[k] = from;
+    }
+    for (; k < end; ++k) {
+      const int64_t slot = extra[start + k - last(r)];
+      to[k] = slot / a.block_size * block_stride + slot % a.block_size * a.head_dim;
+    }
+  }
+
+  // As locate, and packs the keys and widens the values, for `count` rows.
+  void pack(int64_t r, int64_t count, int64_t start, int64_t begin, int64_t end) {
+    locate(r, start, begin, end, at);
+    // The rest of a tile repeats a key that is there; nobody looks at its scores.
+    const int64_t tiles_begin = begin / kLanes * kLanes, tiles_end = (end + kLanes - 1) / kLanes * kLanes;
+    for (int64_t k = tiles_begin; k < begin; ++k) at[k] = at[begin];
+    for (int64_t k = end; k < tiles_end; ++k) at[k] = at[begin];
+    for (int64_t k = tiles_begin; k < tiles_end; k += kLanes) pack_tile(block, k, a.head_dim, queries.padded);
+    block.widened = sizeof(T) < 4 && count * group > kWorthWidening;
+    if (block.widened) widen(block, begin, end, a.head_dim, queries.padded);
+  }
+
+  // Lets the queries of `count` rows see the packed keys begin..end.
+  void see_keys(int64_t r, int64_t count, int64_t begin, int64_t end) {
+    const int64_t n = count * group, pieces = (n + kQueries - 1) / kQueries;
+    for (int64_t i = 0; i < pieces; ++i) {
+      const int64_t from = n * i / pieces, to = n * (i + 1) / pieces;
+      see_some(queries, r * group + from, to - from, block, i == 0, begin, end);
+    }
+  }
+
+  void see_block(int64_t start) {
+    // First the rows that find all they see of the block in the table: they share its keys.
+    const auto shares = [&](int64_t r) {
+      return end_in(r, start) > begin_in(r, start) && last(r) >= start + end_in(r, start);
+    };
+    int64_t begin = kKeys, stop = 0, longest = 0, sharing = 0;
+    for (int64_t r = 0; r < rows; ++r)
+      if (shares(r)) {
+        ++sharing;
+        if (begin_in(r, start) < begin) begin = begin_in(r, start);
+        if (end_in(r, start) > stop) stop = end_in(r, start), longest = r;
+      }
+    if (begin < stop) pack(longest, sharing, start, begin, stop);
+    for (int64_t r = 0, count = 1; r < rows; r += count, count = 1)
+      if (shares(r)) {
+        const int64_t from = begin_in(r, start), to = end_in(r, start);
+        while (r + count < rows && shares(r + count) && begin_in(r + count, start) == from &&
+               end_in(r + count, start) == to)
+          ++count;
+        see_keys(r, count, from, to);
+      }
+    // Then those that end in slots of their own.
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t from = begin_in(r, start), to = end_in(r, start);
+      if (to <= from || shares(r)) continue;
+      pack(r, 1, start, from, to);
+      see_keys(r, 1, from, to);
+    }
+  }
+};
+
+// Scratch memory of a task: the packed keys, and for each of its n queries what Queries holds.
+template <class T>
+struct Memory {
+  char *packed, *wide, *q, *totals, *lanes, *most;
+  Memory(int64_t n, int64_t dim, int64_t padded) {
+    const int64_t packed_bytes = kKeys * padded * sizeof(T), q_bytes = (n * dim * sizeof(T) + 63) / 64 * 64;
+    packed = (char*)scratch(packed_bytes + kKeys * padded * 4 + q_bytes + n * (padded + kLanes + 1) * 4);
+    wide = packed + packed_bytes;
+    q = wide + kKeys * padded * 4;
+    totals = q + q_bytes;
+    lanes = totals + n * padded * 4;
+    most = lanes + n * kLanes * 4;
+  }
+};
+
+template <class T>
+void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, int64_t kv_heads) {
+  const int64_t dim = a.head_dim, group = a.heads / a.kv_heads, n = rows * group * kv_heads;
+  const int64_t padded = (dim + 31) / 32 * 32;  // whole squares of pack_tile, whole vectors of columns
+  const Memory<T> memory(n, dim, padded);
+  T* q = (T*)memory.q;
+  float *totals = (float*)memory.totals, *lanes = (float*)memory.lanes, *most = (float*)memory.most;
+  memset((void*)totals, 0, n * padded * 4);
+  memset((void*)lanes, 0, n * kLanes * 4);
+  for (int64_t i = 0; i < n; ++i) most[i] = -__builtin_inff();
+  // A head's queries lie together, those of a row beside each other.
+  const auto place = [&](int64_t h, int64_t r) { return ((row + r) * a.heads + (kv_head + h) * group) * dim; };
+  for (int64_t h = 0; h < kv_heads; ++h)
+    for (int64_t r = 0; r < rows; ++r)
+      memcpy((void*)(q + (h * rows + r) * group * dim), (const T*)a.q + place(h, r), group * dim * sizeof(T));
+
+  Task<T> task{a, row, rows, group, {}, {}, {}, {}};
+  int64_t start = a.first[row], stop = task.end(0), longest = 0;
+  for (int64_t r = 1; r < rows; ++r) {
+    if (a.first[row + r] < start) start = a.first[row + r];
+    if (task.end(r) > stop) stop = task.end(r);
+    if (a.last[row + r] > a.last[row + longest]) longest = r;
+  }
+  for (start = start / kKeys * kKeys; start < stop; start += kKeys) {
+    const int64_t left = task.last(longest) - start - kKeys;
+    task.locate(longest, start + kKeys, 0, left < kKeys ? left : kKeys, task.ahead);
+    for (int64_t h = 0, i = 0; h < kv_heads; ++h, i += rows * group) {
+      const int64_t head_start = (kv_head + h) * a.block_size * dim;
+      task.block = {(const T*)a.key_cache + head_start, (const T*)a.value_cache + head_start, task.at, task.ahead,
+                    (T*)memory.packed, (float*)memory.wide, false};
+      task.queries = {q + i * dim, most + i, lanes + i * kLanes, totals + i * padded, dim, padded, a.scale};
+      task.see_block(start);
+    }
+  }
+
+  for (int64_t h = 0, i = 0; h < kv_heads; ++h)
+    for (int64_t r = 0; r < rows; ++r) {
+      T* out = (T*)a.out + place(h, r);
+      for (int64_t g = 0; g < group; ++g, ++i, out += dim) {
+        // A row that saw nothing has totals of zero.
+        const Vec weight = splat(task.end(r) > a.first[row + r] ? sum(load(lanes + i * kLanes)) : 1.f);
+        PARLAY_ROW(column, width, dim) store_at(out, load(totals + i * padded + column) / weight, column, width);
+      }
+    }
+}
+
+void attention(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, int64_t kv_heads) {
+  a.bf16 ? attend<bf16>(a, row, rows, kv_head, kv_heads) : attend<float>(a, row, rows, kv_head, kv_heads);
 }
 
 }  // namespace

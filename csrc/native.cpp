@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -103,6 +104,15 @@ void deal_rows(int64_t rows, int64_t cost, F job) {
   });
 }
 
+// As deal, but each task goes to whoever is free, the last task first: tasks may be of very different sizes.
+template <class F>
+void deal_unequal(int64_t tasks, int64_t cost, F job) {
+  std::atomic<int64_t> left{tasks};
+  deal(tasks, cost, [&](int64_t, int64_t) {
+    for (int64_t task; (task = left.fetch_sub(1) - 1) >= 0;) job(task);
+  });
+}
+
 void embed(uintptr_t weight, uintptr_t tokens, uintptr_t out, int64_t rows, int64_t row_bytes) {
   submit([=] {
     for (int64_t row = 0; row < rows; ++row)
@@ -130,6 +140,35 @@ void rotary_store(uintptr_t qkv, uintptr_t positions, uintptr_t slots, uintptr_t
   });
 }
 
+// Deals attention's rows and heads to threads by what the rows see now: a recording is replayed with other views.
+void attend(const AttentionArgs& a, int64_t rows) {
+  int64_t keys = a.extra_offsets[rows];
+  for (int64_t row = 0; row < rows; ++row) keys += a.last[row] - a.first[row];
+  // Adjacent rows of one request share their reading of keys, and few rows take several kv heads, whose keys lie
+  // beside each other; as far as every thread still has a task. Halving leaves tasks of equal size.
+  const int64_t threads = get_threads(), group = a.heads / a.kv_heads;
+  const auto pieces = [](int64_t n, int64_t most) { return (n + most - 1) / most; };
+  int64_t most_rows = std::max<int64_t>(kAttentionQueries / group, 1), most_heads = a.kv_heads;
+  while (most_rows > 1 && pieces(rows, most_rows) * a.kv_heads < threads) most_rows = pieces(most_rows, 2);
+  std::vector<int64_t> starts;
+  for (int64_t row = 0, end; row < rows; row = end) {
+    for (end = row + 1; end < rows && a.row_request[end] == a.row_request[row];) ++end;
+    const int64_t count = pieces(end - row, most_rows);
+    for (int64_t i = 0; i < count; ++i) starts.push_back(row + (end - row) * i / count);
+  }
+  const int64_t groups = static_cast<int64_t>(starts.size());
+  starts.push_back(rows);
+  while (most_heads > 1 && (most_heads * rows * group > kAttentionQueries * groups ||
+                            pieces(a.kv_heads, most_heads) * groups < threads))
+    most_heads = pieces(most_heads, 2);
+  const int64_t parts = pieces(a.kv_heads, most_heads);
+  deal_unequal(groups * parts, keys * a.heads * (a.head_dim + 32) / 48, [&](int64_t task) {
+    const int64_t* row = &starts[task % groups];
+    const int64_t part = task / groups, head = a.kv_heads * part / parts;
+    table->attention(a, row[0], row[1] - row[0], head, a.kv_heads * (part + 1) / parts - head);
+  });
+}
+
 void attention(uintptr_t q, uintptr_t key_cache, uintptr_t value_cache, uintptr_t tables, uintptr_t row_request,
                uintptr_t first, uintptr_t last, uintptr_t extra_offsets, uintptr_t extra_slots, uintptr_t out,
                int64_t rows, int64_t max_blocks, int64_t heads, int64_t kv_heads, int64_t head_dim,
@@ -151,19 +190,13 @@ void attention(uintptr_t q, uintptr_t key_cache, uintptr_t value_cache, uintptr_
                            block_size,
                            scale,
                            bf16};
-  submit([=] {
-    int64_t keys = a.extra_offsets[rows];
-    for (int64_t row = 0; row < rows; ++row) keys += a.last[row] - a.first[row];
-    const int64_t tasks = rows * a.kv_heads;
-    deal(tasks, keys * a.heads * (a.head_dim + 32) / 48,
-         [&](int64_t thread, int64_t threads) { table->attention(a, thread, tasks, threads); });
-  });
+  submit([=] { attend(a, rows); });
 }
 
-void silu_mul(uintptr_t gate_up, uintptr_t out, int64_t rows, int64_t width, bool bf16) {
-  const SiluArgs a = {at<void>(gate_up), at<void>(out), width, bf16};
+void act_mul(uintptr_t gate_up, uintptr_t out, int64_t rows, int64_t width, int activation, bool bf16) {
+  const ActivationArgs a = {at<void>(gate_up), at<void>(out), width, static_cast<Activation>(activation), bf16};
   submit([=] {
-    deal_rows(rows, rows * width, [&](int64_t begin, int64_t end) { table->silu_mul(a, begin, end); });
+    deal_rows(rows, rows * width, [&](int64_t begin, int64_t end) { table->act_mul(a, begin, end); });
   });
 }
 
@@ -272,7 +305,7 @@ NB_MODULE(_native, m) {
   m.def("rms_norm", &rms_norm, free);
   m.def("rotary_store", &rotary_store, free);
   m.def("attention", &attention, free);
-  m.def("silu_mul", &silu_mul, free);
+  m.def("act_mul", &act_mul, free);
   m.def("linear", &linear, free);
   m.def("process", &process, free);
   m.def("draw", &draw, free);

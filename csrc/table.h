@@ -44,12 +44,18 @@ struct AttentionArgs {
   bool bf16;
 };
 
-struct SiluArgs {
+enum Activation : int { kSilu, kGelu, kGeluTanh };  // numbered as in cpu.py
+
+struct ActivationArgs {
   const void* gate_up;
   void* out;
   int64_t width;
+  Activation activation;
   bool bf16;
 };
+
+// A task of attention gathers at most this many queries (rows times heads), so that what it holds stays in cache.
+constexpr int64_t kAttentionQueries = 64;
 
 // Weights of `linear` are packed in panels of this many outputs; a task is a panel against this many rows, few
 // enough that they stay in the second-level cache while the panels go by.
@@ -89,14 +95,14 @@ struct DrawArgs {
   int64_t vocab;
 };
 
-// One compiled variant. Row kernels do rows begin..end; attention does every `stride`-th (row, kv head) from
-// `begin`; linear does tasks begin..end; no kernel's result for a row depends on how rows are dealt to threads.
+// One compiled variant. Row kernels do rows begin..end; attention does adjacent rows of one request against
+// adjacent kv heads; linear does tasks begin..end; no kernel's result for a row depends on how rows are dealt to threads.
 struct Table {
   const char* isa;
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*rotary_store)(const RotaryArgs&, int64_t begin, int64_t end);
-  void (*attention)(const AttentionArgs&, int64_t begin, int64_t tasks, int64_t stride);
-  void (*silu_mul)(const SiluArgs&, int64_t begin, int64_t end);
+  void (*attention)(const AttentionArgs&, int64_t row, int64_t rows, int64_t kv_head, int64_t kv_heads);
+  void (*act_mul)(const ActivationArgs&, int64_t begin, int64_t end);
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   void (*process)(const ProcessArgs&, int64_t begin, int64_t end);
   void (*draw)(const DrawArgs&, int64_t begin, int64_t end);

@@ -1,4 +1,5 @@
 // Compiled once per instruction set, each time with its own flags and PARLAY_VARIANT.
+#include "activation.h"
 #include "attention.h"
 #include "draw.h"
 #include "filter.h"
@@ -6,7 +7,6 @@
 #include "norm.h"
 #include "probe.h"
 #include "rotary.h"
-#include "silu.h"
 #include "table.h"
 
 #define PARLAY_JOIN(a, b) a##b
@@ -21,7 +21,7 @@ const Table* PARLAY_NAME(PARLAY_VARIANT)() {
                               norm,
                               rotary_store,
                               attention,
-                              silu_mul,
+                              act_mul,
                               linear,
                               process,
                               draw,

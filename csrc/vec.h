@@ -103,8 +103,8 @@ PARLAY_INLINE Vec fma(const Vec& a, const Vec& b, const Vec& c) {
 }
 
 PARLAY_INLINE Vec load(const float* from) {
-  Vec r;
-  PARLAY_EACH memcpy(&r.p[i], from + i * kWidth, sizeof(Part));  // one by one: all at once goes through memory
+  Vec r;  // part by part: a whole Vec of several registers would be copied through memory
+  PARLAY_EACH memcpy(&r.p[i], from + i * kWidth, sizeof(Part));
   return r;
 }
 PARLAY_INLINE void store(float* to, const Vec& v) {
@@ -191,9 +191,9 @@ PARLAY_INLINE float sum(const Vec& v) {
 PARLAY_INLINE float maximum(const Vec& v) {
   float lanes[kLanes];
   store(lanes, v);
-  float best = lanes[0];
-  for (int i = 1; i < kLanes; ++i) best = lanes[i] > best ? lanes[i] : best;
-  return best;
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+  return lanes[0];
 }
 
 template <int... lane>
@@ -233,6 +233,21 @@ PARLAY_INLINE Vec sums(const Vec* v) {
     r.p[g] = part[0];
   }
   return r;
+}
+
+// Exchanges the upper half of every group of 2 * half lanes of a with the lower half of b's.
+template <int half, int... l>
+PARLAY_INLINE void exchange(Part& a, Part& b, Lanes<l...>) {
+  const Part lower = __builtin_shufflevector(a, b, (l % (2 * half) < half ? l : kWidth + l - half)...);
+  b = __builtin_shufflevector(a, b, (l % (2 * half) < half ? l + half : kWidth + l)...);
+  a = lower;
+}
+// Lane l of part k becomes lane k of part l.
+template <int half = kWidth / 2>
+PARLAY_INLINE void transpose(Part* part) {
+  _Pragma("GCC unroll 16") for (int k = 0; k < kWidth; ++k)
+    if (!(k & half)) exchange<half>(part[k], part[k + half], EachLane());
+  if constexpr (half > 1) transpose<half / 2>(part);
 }
 
 // Bit i says whether a <= b in lane i; NaN is never.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView, Filters, Kernels
+from parlay.kernels.base import Activation, AttentionView, Filters, Kernels
 
 DTYPES = (torch.float32, torch.bfloat16)
 BLOCK = 16
@@ -51,9 +51,9 @@ def normalise(kernels: Kernels, x: Tensor, weight: Tensor, eps: float = 1e-5) ->
     return out
 
 
-def silu_mul(kernels: Kernels, gate_up: Tensor) -> Tensor:
+def act_mul(kernels: Kernels, gate_up: Tensor, activation: Activation) -> Tensor:
     out = torch.full((gate_up.shape[0], gate_up.shape[1] // 2), torch.nan, dtype=gate_up.dtype)
-    kernels.silu_mul(gate_up, out)
+    kernels.act_mul(gate_up, activation, out)
     return out
 
 

@@ -1,15 +1,18 @@
-"""Norms, rotary embedding, SiLU, linear layers and copies: against float64, and native against the twin."""
+"""Norms, rotary embedding, activations, linear layers and copies: against float64, and native against the twin."""
+
+import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from parlay import env
-from parlay.kernels.base import Kernels
+from parlay.kernels.base import Activation, Kernels
 from parlay.kernels.linear import WAYS, Way
 from parlay.kernels.reference import ReferenceKernels
 
-from .helpers import BLOCK, DTYPES, cancelling, head, multiply, normalise, random, same_bits, silu_mul
+from .helpers import BLOCK, DTYPES, act_mul, cancelling, head, multiply, normalise, random, same_bits
 
 WIDTHS = (8, 100, 256, 1000)
 
@@ -91,41 +94,73 @@ def test_rotary_store(
     assert (flat_values[untouched] == 9).all()
 
 
+def silu(x: Tensor) -> Tensor:
+    return x / (1 + (-x).exp())
+
+
+def gelu(x: Tensor) -> Tensor:
+    return x * 0.5 * (-x * 0.5**0.5).erfc()
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    # Half of 1 + tanh z as torch computes it is 0 where it should be small: this is its other form.
+    return x / (1 + (-2 * (2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)).exp())
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+
+
+def test_activations_are_what_torch_calls_them() -> None:
+    x = torch.linspace(-20, 20, 4001, dtype=torch.float64)
+    functions = torch.nn.functional
+    torch.testing.assert_close(silu(x), functions.silu(x))
+    torch.testing.assert_close(gelu(x), functions.gelu(x))
+    torch.testing.assert_close(gelu_tanh(x), functions.gelu(x, approximate="tanh"))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_silu_mul_is_right(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
-    gate_up = random(5, 2 * width, dtype=dtype, spread=5)
+def test_act_mul_is_right(kernels: Kernels, dtype: torch.dtype, width: int, activation: Activation) -> None:
+    gate_up = random(5, 2 * width, dtype=dtype, spread=2)
     gate, up = gate_up.double().chunk(2, -1)
-    exact = gate / (1 + (-gate).exp())
+    exact = ACTIVATIONS[activation](gate)
     if dtype is torch.bfloat16:
         exact = exact.bfloat16().double()
-    assert close(silu_mul(kernels, gate_up), exact * up, 3)
+    assert close(act_mul(kernels, gate_up, activation), exact * up, 3)
 
 
-def test_silu_over_the_whole_range(kernels: Kernels) -> None:
-    """Within 4 units in the last place wherever the result is normal; large and special values are sane."""
-    gate = torch.cat((torch.linspace(-87, 87, 400_001), -torch.logspace(-30, 1.9, 1000), torch.zeros(7)))
-    out = silu_mul(kernels, torch.stack((gate, torch.ones_like(gate))).reshape(1, -1))[0].double()
-    exact = gate.double() / (1 + (-gate.double()).exp())
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_over_the_whole_range(kernels: Kernels, activation: Activation) -> None:
+    """Within a few units in the last place wherever the result is normal; large and special values are sane.
+
+    A gelu's tail is exp of a number that grows with x^2 and is itself rounded, so its error does too.
+    """
+    far = {"silu": 87.0, "gelu": 13.0, "gelu_tanh": 9.6}[activation]
+    gate = torch.cat((torch.linspace(-far, 87, 100_001), -torch.logspace(-30, 0.9, 1000), torch.zeros(7)))
+    out = act_mul(kernels, torch.stack((gate, torch.ones_like(gate))).reshape(1, -1), activation)[0].double()
+    exact = ACTIVATIONS[activation](gate.double())
     error = (out - exact).abs() / exact.abs().clamp(min=2.0**-126)
-    assert error.max() <= 4 * 2.0**-23
+    growth = 1 if activation == "silu" else 1 + gate.double().clamp(max=0).square()
+    assert (error <= 4 * 2.0**-23 * growth).all()
     special = torch.tensor([[torch.inf, 200.0, -200.0, -1e30, torch.nan, -0.0, 0.0, 1e30, 1, 1, 1, 1, 1, 1, 1, 1]])
-    out = silu_mul(kernels, special)[0]
+    out = act_mul(kernels, special, activation)[0]
     assert out.isnan().tolist() == [False] * 4 + [True] + [False] * 3
     assert out[0] == torch.inf
     assert out[1] == 200
     assert out[2:4].abs().max() < 1e-36
+    assert out[5:7].tolist() == [0, 0]
     assert out[7] == torch.tensor(1e30)
 
 
-def test_silu_treats_every_column_alike(kernels: Kernels) -> None:
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_act_mul_treats_every_column_alike(kernels: Kernels, activation: Activation) -> None:
     """The same value gives the same bits in a row's vector body and in its tail, at every width."""
     values = random(64, seed=5, spread=4)
+    alone = act_mul(kernels, torch.stack((values, torch.ones(64)), 1), activation)
     for width in range(1, 40):
         gate_up = torch.cat((values[:, None].expand(64, width), torch.ones(64, width)), 1).contiguous()
-        out = silu_mul(kernels, gate_up)
-        assert same_bits(out, out[:, :1].expand(64, width))
-        assert same_bits(out[:, 0], silu_mul(kernels, torch.stack((values, torch.ones(64)), 1))[:, 0])
+        assert same_bits(act_mul(kernels, gate_up, activation), alone.expand(64, width))
 
 
 SHAPES = ((256, 512), (96, 160), (640, 256), (256, 200), (1024, 48), (1536, 33), (2050, 17), (34, 7))
@@ -198,7 +233,7 @@ def test_native_results_are_the_twins_up_to_roundings(
     for kernels in (reference, native):
         residual, out = x.clone(), torch.full_like(x, torch.nan)
         kernels.add_rms_norm(residual, delta, weight, 1e-5, out)
-        results.append((residual, out, normalise(kernels, x, weight), silu_mul(kernels, gate_up)))
+        results.append((residual, out, normalise(kernels, x, weight), act_mul(kernels, gate_up, "silu")))
     for twin, ours in zip(*results, strict=True):
         assert close(ours, twin.double(), 6)  # each may be three from the truth
 

@@ -1,16 +1,18 @@
 """The bits of a row do not depend on the number of rows, its place, the other rows or the threads."""
 
 from collections.abc import Callable, Iterable
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from parlay.kernels.base import Kernels
+from parlay.kernels.base import Activation, Kernels
 
 from .breaking import OtherOrder
 from .helpers import (
     DTYPES,
+    act_mul,
     attend,
     cancelling,
     draw,
@@ -21,7 +23,6 @@ from .helpers import (
     process,
     random,
     same_bits,
-    silu_mul,
     table_view,
 )
 
@@ -55,9 +56,10 @@ def test_norm(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [96, 250])
-def test_silu_mul(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_act_mul(kernels: Kernels, dtype: torch.dtype, width: int, activation: Activation) -> None:
     gate_up = random(ROWS, 2 * width, dtype=dtype, spread=3)
-    check(kernels, lambda rows: silu_mul(kernels, gate_up[rows]))
+    check(kernels, lambda rows: act_mul(kernels, gate_up[rows], activation))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

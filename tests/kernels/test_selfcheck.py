@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from parlay.kernels import selfcheck
-from parlay.kernels.base import AttentionView, Kernels
+from parlay.kernels.base import Activation, AttentionView, Kernels
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.selfcheck import ROW_COUNTS, Case, check, product_case
 
@@ -16,7 +16,7 @@ from .helpers import DTYPES
 
 EVERY = [
     *(product_case(op, k, n, d) for op in ("linear", "logits") for k, n in ((256, 96), (97, 33)) for d in DTYPES),
-    *(Case(op, (100,), d) for op in ("rms_norm", "silu_mul") for d in DTYPES),
+    *(Case(op, (100,), d) for op in ("rms_norm", "act_mul") for d in DTYPES),
     *(Case("attention", (4, 2, 32), d) for d in DTYPES),
 ]
 
@@ -102,7 +102,7 @@ class Careless(ReferenceKernels):
         total = torch.from_numpy(squares.cumsum(axis=1) if len(x) > 3 else squares[:, ::-1].cumsum(axis=1))[:, -1:]
         out.copy_((values / (total / x.shape[1] + eps).sqrt()).to(x.dtype) * weight)
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:
         gate, up = gate_up.float().chunk(2, dim=-1)
         sigmoid = 1 / (1 + (-gate).exp()) if len(out) > 3 else 0.5 + 0.5 * (gate / 2).tanh()
         out.copy_((gate * sigmoid).to(out.dtype) * up.to(out.dtype))
@@ -115,7 +115,7 @@ class Careless(ReferenceKernels):
             out.mul_(1 + 2.0**-23)
 
 
-@pytest.mark.parametrize("operation", ["rms_norm", "silu_mul", "attention"])
+@pytest.mark.parametrize("operation", ["rms_norm", "act_mul", "attention"])
 def test_other_operations_that_look_at_the_number_of_rows(operation: str) -> None:
     case = Case(operation, (4, 2, 32) if operation == "attention" else (256,), torch.float32)
     finding = check(Careless(), [case], 1)[case]

@@ -16,7 +16,7 @@ from parlay.kernels.trust import judge, settle
 
 from .breaking import OtherOrder
 
-CASES = [product_case("linear", 96, 64, torch.bfloat16), Case("silu_mul", (40,), torch.float32)]
+CASES = [product_case("linear", 96, 64, torch.bfloat16), Case("act_mul", (40,), torch.float32)]
 
 
 def sound() -> ReferenceKernels:

@@ -6,7 +6,7 @@ from time import perf_counter
 
 from torch import Tensor
 
-from parlay.kernels.base import AttentionView, Filters, Kernels
+from parlay.kernels.base import Activation, AttentionView, Filters, Kernels
 from parlay.kernels.linear import LinearWeight
 
 
@@ -97,8 +97,8 @@ class TimedKernels:
     ) -> None:
         self._run("attention", lambda: self.inner.attention(q, key_cache, value_cache, view, scale, out))
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:  # noqa: D102
-        self._run("activation", lambda: self.inner.silu_mul(gate_up, out))
+    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:  # noqa: D102
+        self._run("activation", lambda: self.inner.act_mul(gate_up, activation, out))
 
     def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
         return self.inner.pack_linear(weight)

@@ -114,7 +114,7 @@ def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list
     # These do not cancel: in float32 no rounding hides their last bits.
     for exact in (dtype, torch.float32):
         every.append(Case("rms_norm", (hidden,), exact))
-        every.append(Case("silu_mul", (inner,), exact))
+        every.append(Case("act_mul", (inner,), exact))
     every.append(Case("attention", (config.num_heads, config.num_kv_heads, config.head_dim), dtype))
     return list(dict.fromkeys(every))
 

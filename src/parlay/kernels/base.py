@@ -16,11 +16,13 @@ transcendental function, whose vector body and scalar tail differ.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from parlay.kernels.linear import LinearWeight
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class AttentionView:
     first, and the row itself.
 
     Attributes:
-        tables: `[requests, max_blocks]`, block ids; entries beyond `last` are not read.
+        tables: `[requests, max_blocks]`, block ids. Adjacent rows of a request may be read together, so its entries
+            hold blocks from the lowest `first` to the highest `last` among them; the others are not used.
         row_request: `[T]`, the row of `tables` that belongs to each row.
         first: `[T]`, first key seen.
         last: `[T]`, one past the last key seen through the table; at least `first`.
@@ -219,11 +222,17 @@ class Kernels(Protocol):
         """
         ...
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
-        """`out = rounded(rounded(silu(gate)) * up)`.
+    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:
+        """`out = rounded(rounded(activation(gate)) * up)`.
+
+        "silu" is `x / (1 + e^-x)`; "gelu" is `x Phi(x)` with the normal distribution function Phi; "gelu_tanh" is
+        its approximation `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+
+        Source: Shazeer 2020 (arXiv 2002.05202); Hendrycks and Gimpel 2016 (arXiv 1606.08415).
 
         Args:
             gate_up: T `[rows, 2 I]`, gate, then up.
+            activation: which function.
             out: T `[rows, I]`.
         """
         ...

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from parlay.errors import ConfigError
 from parlay.kernels import _native
-from parlay.kernels.base import AttentionView, Filters, Kernels
+from parlay.kernels.base import Activation, AttentionView, Filters, Kernels
 from parlay.kernels.huge import empty_huge
 from parlay.kernels.linear import LinearWeight
 
 _BF16 = torch.bfloat16
 _PANEL = 32
 _NONE = (0, 0, 0)  # addresses of filters that keep all
+_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}  # as in csrc/table.h
 
 
 def _sound(first: Tensor, *others: Tensor) -> bool:
@@ -169,12 +170,13 @@ class NativeKernels:
             q.dtype is _BF16,
         )
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:  # noqa: D102
+    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:  # noqa: D102
         assert _sound(gate_up, out)
         if self._held is not None:
             self._held += (gate_up, out)
         rows, width = out.shape
-        _native.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, out.dtype is _BF16)
+        number = _ACTIVATIONS[activation]
+        _native.act_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, number, out.dtype is _BF16)
 
     def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
         # Panels of 32 outputs; in a panel inputs run slowest, bfloat16 in pairs. See csrc/linear.h.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from parlay.kernels import linear
-from parlay.kernels.base import AttentionView, Filters, Kernels
+from parlay.kernels.base import Activation, AttentionView, Filters, Kernels
 from parlay.kernels.linear import WAYS, LinearWeight, Way
 
 FloatArray = npt.NDArray[np.float32]
@@ -138,6 +138,28 @@ def process_row(
     return processed
 
 
+def _silu(x: FloatArray) -> FloatArray:
+    return x / (np.float32(1) + np.exp(-x))
+
+
+def _gelu(x: FloatArray) -> FloatArray:
+    # numpy has no erf; Python's takes one number at a time.
+    tails = np.fromiter((0.5 * math.erfc(-v / math.sqrt(2)) for v in x.flat), np.float64, x.size)
+    return (x * tails.reshape(x.shape)).astype(np.float32)
+
+
+def _gelu_tanh(x: FloatArray) -> FloatArray:
+    twice = np.float32(2 * math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return x / (np.float32(1) + np.exp(-twice))
+
+
+_ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+}
+
+
 class ReferenceKernels:
     """`Kernels` in torch and numpy; see there for what each method does."""
 
@@ -224,12 +246,12 @@ class ReferenceKernels:
             mixed = (weights[..., None] * values).sum(axis=-2) / total
             out[row] = torch.from_numpy(mixed).reshape(-1).to(out.dtype)
 
-    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:  # noqa: D102
+    def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:  # noqa: D102
         gate, up = gate_up.chunk(2, dim=-1)
         values = gate.float().contiguous().numpy()
-        with np.errstate(over="ignore"):
-            silu = values / (np.float32(1) + np.exp(-values))
-        out.copy_(torch.from_numpy(silu).to(out.dtype) * up)
+        with np.errstate(over="ignore", invalid="ignore"):
+            active = _ACTIVATIONS[activation](values)
+        out.copy_(torch.from_numpy(active).to(out.dtype) * up)
 
     def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
         return linear.pack(weight, self._way)

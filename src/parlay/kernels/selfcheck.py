@@ -34,7 +34,7 @@ class Case:
     """One operation at one shape.
 
     Attributes:
-        operation: a method of `Kernels`: `linear`, `logits`, `rms_norm`, `silu_mul` or `attention`.
+        operation: a method of `Kernels`: `linear`, `logits`, `rms_norm`, `act_mul` or `attention`.
         sizes: K and N of a product, the width of a norm or activation, or H, KV and D of attention.
         dtype: of inputs and weights.
     """
@@ -168,13 +168,13 @@ def _norm(kernels: Kernels, case: Case) -> Rows:
     return rows
 
 
-def _silu(kernels: Kernels, case: Case) -> Rows:
+def _activation(kernels: Kernels, case: Case) -> Rows:
     (width,) = case.sizes
     gate_up = _random(1, _DISTINCT, 2 * width).to(case.dtype)
 
     def rows(chosen: Tensor) -> Tensor:
         out = torch.empty(len(chosen), width, dtype=case.dtype)
-        kernels.silu_mul(gate_up[chosen], out)
+        kernels.act_mul(gate_up[chosen], "silu", out)
         return out
 
     return rows
@@ -210,6 +210,6 @@ _OPERATIONS: dict[str, Callable[[Kernels, Case], Rows]] = {
     "linear": _product,
     "logits": _product,
     "rms_norm": _norm,
-    "silu_mul": _silu,
+    "act_mul": _activation,
     "attention": _attention,
 }

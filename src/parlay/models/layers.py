@@ -117,5 +117,5 @@ class GatedMLP:
         buffers = context.buffers
         gate_up = self._gate_up(x, buffers, "gate_up")
         product = buffers("product", gate_up.shape[1] // 2)
-        context.kernels.silu_mul(gate_up, product)
+        context.kernels.act_mul(gate_up, "silu", product)
         return self._down(product, buffers, "mlp")
