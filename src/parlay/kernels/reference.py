@@ -139,7 +139,8 @@ def process_row(
 
 
 def _silu(x: FloatArray) -> FloatArray:
-    return x / (np.float32(1) + np.exp(-x))
+    power: FloatArray = np.exp(-x)
+    return x / (np.float32(1) + power)
 
 
 def _gelu(x: FloatArray) -> FloatArray:
@@ -150,7 +151,8 @@ def _gelu(x: FloatArray) -> FloatArray:
 
 def _gelu_tanh(x: FloatArray) -> FloatArray:
     twice = np.float32(2 * math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return x / (np.float32(1) + np.exp(-twice))
+    power: FloatArray = np.exp(-twice)
+    return x / (np.float32(1) + power)
 
 
 _ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {
