@@ -50,10 +50,13 @@ void activate(const ActivationArgs& a, int64_t begin, int64_t end) {
     const T* gate = (const T*)a.gate_up + row * 2 * a.width;
     const T* up = gate + a.width;
     T* out = (T*)a.out + row * a.width;
-    PARLAY_ROW(first, n, a.width) {
+    const auto multiply = [&](int64_t first, int64_t n) __attribute__((always_inline)) {
       const Vec active = rounded<T>(Activation::of(load_at(gate, first, n)));
       store_at(out, active * load_at(up, first, n), first, n);
-    }
+    };
+    const int64_t whole = a.width / kLanes * kLanes;
+    for (int64_t first = 0; first < whole; first += kLanes) multiply(first, kLanes);
+    if (whole < a.width) multiply(whole, a.width - whole);
   }
 }
 

@@ -124,7 +124,7 @@ void rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, 
               float eps, bool bf16) {
   const NormArgs a = {at<void>(x), at<void>(residual), at<void>(weight), at<void>(out), width, eps, bf16};
   submit([=] {
-    deal_rows(rows, rows * width / 4, [&](int64_t begin, int64_t end) { table->norm(a, begin, end); });
+    deal_rows(rows, rows * width / 2, [&](int64_t begin, int64_t end) { table->norm(a, begin, end); });
   });
 }
 

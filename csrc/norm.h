@@ -15,23 +15,32 @@ void norm_rows(const NormArgs& a, int64_t begin, int64_t end) {
     const T* x = (const T*)a.x + row * width;
     T* residual = a.residual ? (T*)a.residual + row * width : nullptr;
     T* out = (T*)a.out + row * width;
-    Vec squares[2] = {};  // two chains of additions hide latency; which one is a matter of the column alone
-    PARLAY_ROW(first, n, width) {
+    Vec even = splat(0.f), odd = even;  // two chains of additions hide latency; the column decides which
+    const auto add = [&](int64_t first, int64_t n, Vec& chain) __attribute__((always_inline)) {
       Vec v = load_at(x, first, n);
       if (residual) {
         v = rounded<T>(load_at(residual, first, n) + v);
-        store_at(residual, v, first, n);
+        n == kLanes ? store_rounded(residual + first, v) : store_some(residual + first, v, (int)n);
       }
-      Vec& chain = squares[(first / kLanes) & 1];
       chain = fma(v, v, chain);
+    };
+    const int64_t pairs = width / (2 * kLanes) * (2 * kLanes), left = width - pairs;
+    for (int64_t first = 0; first < pairs; first += 2 * kLanes) {
+      add(first, kLanes, even);
+      add(first + kLanes, kLanes, odd);
     }
-    const float mean = sum(squares[0] + squares[1]) / (float)width;
+    if (left) add(pairs, left < kLanes ? left : kLanes, even);
+    if (left > kLanes) add(pairs + kLanes, left - kLanes, odd);
+    const float mean = sum(even + odd) / (float)width;
     const Vec scale = splat(1.f / __builtin_sqrtf(mean + a.eps));
     const T* from = residual ? residual : x;
-    PARLAY_ROW(first, n, width) {
+    const auto multiply = [&](int64_t first, int64_t n) __attribute__((always_inline)) {
       const Vec normal = rounded<T>(load_at(from, first, n) * scale);
       store_at(out, normal * load_at(weight, first, n), first, n);
-    }
+    };
+    const int64_t whole = width / kLanes * kLanes;
+    for (int64_t first = 0; first < whole; first += kLanes) multiply(first, kLanes);
+    if (whole < width) multiply(whole, width - whole);
   }
 }
 

@@ -111,13 +111,30 @@ PARLAY_INLINE void store(float* to, const Vec& v) {
   PARLAY_EACH memcpy(to + i * kWidth, &v.p[i], sizeof(Part));
 }
 
+// Sixteen bits to the low half of 32 and back. The compiler's own conversions go through halves of a register.
+PARLAY_INLINE PartU widen(const bf16* from) {
+#if defined(PARLAY_AVX512)
+  return (PartU)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(PARLAY_AVX2)
+  return (PartU)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+#else
+  PartH h;
+  memcpy(&h, from, sizeof h);
+  return __builtin_convertvector(h, PartU);
+#endif
+}
+PARLAY_INLINE void narrow(bf16* to, const PartU& low) {
+#if defined(PARLAY_AVX512)
+  _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)low));
+#else
+  const PartH h = __builtin_convertvector(low, PartH);
+  memcpy(to, &h, sizeof h);
+#endif
+}
+
 PARLAY_INLINE Vec load(const bf16* from) {
   Vec r;
-  PARLAY_EACH {
-    PartH h;
-    memcpy(&h, from + i * kWidth, sizeof h);
-    r.p[i] = (Part)(__builtin_convertvector(h, PartU) << 16);
-  }
+  PARLAY_EACH r.p[i] = (Part)(widen(from + i * kWidth) << 16);
   return r;
 }
 
@@ -127,10 +144,7 @@ PARLAY_INLINE PartU bf16_bits(const Part& p) {  // to nearest, ties to even; NaN
   return p == p ? rounded : (u >> 16) | 0x40;
 }
 PARLAY_INLINE void store(bf16* to, const Vec& v) {
-  PARLAY_EACH {
-    const PartH h = __builtin_convertvector(bf16_bits(v.p[i]), PartH);
-    memcpy(to + i * kWidth, &h, sizeof h);
-  }
+  PARLAY_EACH narrow(to + i * kWidth, bf16_bits(v.p[i]));
 }
 
 // The value that a store to T followed by a load would give.
@@ -145,6 +159,12 @@ PARLAY_INLINE Vec rounded<bf16>(const Vec& v) {
   Vec r;
   PARLAY_EACH r.p[i] = (Part)(bf16_bits(v.p[i]) << 16);
   return r;
+}
+
+// Stores what is rounded already.
+PARLAY_INLINE void store_rounded(float* to, const Vec& v) { store(to, v); }
+PARLAY_INLINE void store_rounded(bf16* to, const Vec& v) {
+  PARLAY_EACH narrow(to + i * kWidth, (PartU)v.p[i] >> 16);
 }
 
 // The first n < 16 lanes; the others are zero. Tails run through the same sixteen-lane code as the body,
