@@ -110,3 +110,29 @@ def test_errors_end_a_recording(model: Model) -> None:
     assert again is not None
     again()
     assert (x == 7).all()
+
+
+def test_every_operation_is_recorded() -> None:
+    """Not only those of a forward pass: whatever is called while recording runs again."""
+    scores, cache = torch.zeros(1, 8), torch.zeros(2, 1, 4, 8)
+    temperatures, seeds, positions = torch.zeros(1), torch.zeros(1, dtype=torch.int64), torch.zeros(1).long()
+    token, noise, slots = torch.zeros(1).long(), torch.zeros(8, dtype=torch.float64), torch.arange(2)
+
+    def work() -> None:
+        KERNELS.gumbel(1, 2, noise)
+        KERNELS.copy_slots(slots[:1], slots[1:], cache, cache)
+        KERNELS.draw(scores, temperatures, seeds, positions, token)
+        KERNELS.process(scores, temperatures, None)
+
+    run = KERNELS.record(work)
+    if run is None:
+        pytest.skip("these kernels do not record")
+    expected = noise.clone()
+    noise.zero_()
+    cache[0, 0, 0] = 3
+    scores[0] = torch.arange(8)
+    run()
+    assert torch.equal(noise, expected)
+    assert (cache[0, 0, 1] == 3).all()
+    assert token.item() == 7
+    assert scores.isfinite().sum() == 1
