@@ -1,6 +1,7 @@
 """Recorded passes: the same bits as passes that are not, and refused where a model computes outside the kernels."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -136,3 +137,34 @@ def test_every_operation_is_recorded() -> None:
     assert (cache[0, 0, 1] == 3).all()
     assert token.item() == 7
     assert scores.isfinite().sum() == 1
+
+
+class Spy:
+    """A model that notes what it is asked."""
+
+    def __init__(self, model: Model, vocab_size: int) -> None:
+        self.config, self.dtype, self._model = replace(model.config, vocab_size=vocab_size), model.dtype, model
+        self.tokens: list[Tensor] = []
+
+    def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
+        self.tokens.append(tokens.clone())
+        return self._model.forward(tokens, context)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden)
+
+
+def test_recordings_share_their_memory(model: Model) -> None:
+    """There may be hundreds of them: one for every number of rows and width of tables."""
+    graphs = Graphs(model, KERNELS, new_cache(model))
+    first = graphs.forward(flatten([Stretch([1] * 3, 0, [0])], SIZE))
+    second = graphs.forward(flatten([Stretch([1] * 7, 0, [0, 1])], SIZE))
+    if KERNELS.record(lambda: None) is not None:
+        assert first.data_ptr() == second.data_ptr()
+
+
+def test_no_token_beyond_the_vocabulary(model: Model) -> None:
+    """Recording runs on other tokens than the batch's; there may be no other."""
+    spy = Spy(model, 1)
+    Graphs(spy, KERNELS, new_cache(model)).forward(flatten([Stretch([0, 0], 0, [0])], SIZE))
+    assert all((tokens == 0).all() for tokens in spy.tokens)

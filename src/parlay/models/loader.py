@@ -109,6 +109,8 @@ def digest_weights(path: Path) -> bytes:
         try:
             with file.open("rb") as data:
                 (length,) = struct.unpack("<Q", data.read(8))
+                if length > file.stat().st_size:
+                    raise ValueError("its header is cut off")
                 header = data.read(length)
                 digest.update(header)
                 for entry in json.loads(header).values():
