@@ -25,6 +25,7 @@ from parlay.models.select import cache_spec, describe_model, load_model, resolve
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.proposers.select import make_proposer
 from parlay.runner.runner import ModelRunner
+from parlay.sampling.processors import prepare
 from parlay.sampling.seeds import mix
 from parlay.types.output import CompletionOutput, Logprob, RequestMetrics
 from parlay.types.params import SamplingParams
@@ -141,9 +142,7 @@ class Engine:
         ordinal = self._arrivals
         self._arrivals += 1
         tokens = self.encode(prompt)
-        for token in params.stop_token_ids:
-            if token >= self._vocab_size:
-                raise RequestError(f"stop_token_ids holds {token}, beyond the vocabulary of {self._vocab_size}")
+        self._check_ids(params)
         seed = mix(self.config.seed, ordinal + 1) if params.seed is None else params.seed
         room = self.max_model_len - len(tokens)
         now = perf_counter()
@@ -157,6 +156,7 @@ class Engine:
                 max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
                 stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
                 table=BlockTable(self._pool, tenant),
+                processor=prepare(params),
                 priority=priority,
                 tenant=tenant,
                 deadline=None if timeout is None else now + timeout,
@@ -168,6 +168,13 @@ class Engine:
             self._scheduler.add(request)
             requests.append(request)
         return requests
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        named = {"stop_token_ids": params.stop_token_ids, "logit_bias": params.logit_bias or ()}
+        for name, tokens in named.items():
+            for token in tokens:
+                if token >= self._vocab_size:
+                    raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self._vocab_size}")
 
     def refuse(self) -> None:
         """Count a prompt that was refused before it could be added; see `add`."""

@@ -9,6 +9,7 @@ from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.output import FinishReason
 from parlay.types.params import SamplingParams, SpeculationOverride
 from parlay.types.plan import ProposerState, TokenLogprobs
+from parlay.types.processor import RowProcessor
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class Request:
         seed: 64-bit, already mixed with the completion's index.
         max_tokens: most tokens to emit, the context limit taken into account.
         stop_ids: token ids that end the output.
+        processor: what changes its logits before a token is drawn; None where nothing does.
         priority: lower runs first among the waiting.
         tenant: requests of different tenants share no cache.
         deadline: on the engine's clock; past it the request is aborted. None for no limit.
@@ -55,6 +57,7 @@ class Request:
     max_tokens: int
     stop_ids: frozenset[int]
     table: BlockTable
+    processor: RowProcessor | None = None
     priority: int = 0
     tenant: str = ""
     deadline: float | None = None

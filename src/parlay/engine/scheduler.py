@@ -184,6 +184,8 @@ class Scheduler:
             blocks=tuple(request.table.blocks),
             seed=request.seed,
             params=request.params,
+            processor=request.processor,
+            output=tuple(request.output_tokens) if request.processor else (),
             draft=draft,
             sample=end == len(request.tokens),
             stop_ids=request.stop_ids,

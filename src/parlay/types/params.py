@@ -1,7 +1,7 @@
 """What a user may ask of one request."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -11,6 +11,7 @@ from parlay.errors import ConfigError, RequestError, nearest
 COLDEST, HOTTEST = 1e-5, 1e5
 # Each completion is a request of its own; each reported log-probability is kept until the end.
 MOST_COMPLETIONS, MOST_LOGPROBS = 1024, 1000
+MOST_BIAS = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class SamplingParams:
         stop: strings that end the text; the text is cut before them.
         stop_token_ids: further tokens that end the output, kept in `token_ids`.
         ignore_eos: do not stop at the model's end-of-sequence tokens.
+        logit_bias: added to these token ids' logits, each between -100 and 100.
         logprobs: report the log-probability of each emitted token and of this many most likely ones.
         skip_special_tokens: leave special tokens out of the text.
         speculative: this request's own wish about speculation.
@@ -85,6 +87,7 @@ class SamplingParams:
     stop: str | tuple[str, ...] | list[str] = ()
     stop_token_ids: tuple[int, ...] | list[int] = ()
     ignore_eos: bool = False
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     logprobs: int | None = None
     skip_special_tokens: bool = True
     speculative: SpeculationOverride | Mapping[str, Any] | None = None
@@ -115,6 +118,8 @@ class SamplingParams:
         fix("stop", stop)
         ids = _tuple("stop_token_ids", self.stop_token_ids)
         fix("stop_token_ids", tuple(_integer("stop_token_ids", token, 0) for token in ids))
+        if self.logit_bias is not None:
+            fix("logit_bias", _bias(self.logit_bias))
         if self.speculative is not None:
             fix("speculative", SpeculationOverride.parse(self.speculative))
 
@@ -160,6 +165,17 @@ def _real(name: str, value: object, low: float, high: float) -> float:
 def _boolean(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise RequestError(f"{name} must be true or false, not {value!r}")
+
+
+def _bias(value: object) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise RequestError(f"logit_bias must be a mapping of token ids to numbers, not {value!r}")
+    biases = {}
+    for key, bias in value.items():
+        named = isinstance(key, str) and key.isdecimal() and len(key) < 20  # JSON has only strings as keys
+        token = _integer("logit_bias", int(key) if named else key, 0)
+        biases[token] = _real(f"logit_bias of token {token}", bias, -MOST_BIAS, MOST_BIAS)
+    return biases
 
 
 def _tuple(name: str, value: Any) -> tuple[Any, ...]:

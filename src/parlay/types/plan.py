@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.params import SamplingParams
+from parlay.types.processor import RowProcessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Span:
         blocks: the request's block table, covering tokens, nodes and what the proposer may write.
         seed: the request's 64-bit seed.
         params: how tokens are chosen.
+        processor: what changes the request's logits first; None where nothing does.
+        output: tokens emitted before this step; empty without a processor.
         stop_ids: token ids that end the request.
         remaining: how many tokens the request may still emit.
         proposer: the device proposer's progress before this step.
@@ -46,6 +49,8 @@ class Span:
     blocks: tuple[int, ...]
     seed: int
     params: SamplingParams
+    processor: RowProcessor | None = None
+    output: tuple[int, ...] = ()
     draft: Draft = NO_DRAFT
     sample: bool = False
     stop_ids: frozenset[int] = frozenset()
