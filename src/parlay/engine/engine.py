@@ -25,6 +25,7 @@ from parlay.models.select import cache_spec, describe_model, load_model, resolve
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.proposers.select import make_proposer
 from parlay.runner.runner import ModelRunner
+from parlay.sampling.grammar import Grammars
 from parlay.sampling.processors import prepare
 from parlay.sampling.seeds import mix
 from parlay.types.output import CompletionOutput, Logprob, RequestMetrics
@@ -73,6 +74,7 @@ class Engine:
 
         self._vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)
+        self._grammars = Grammars(self.codec.tokenizer.to_str(), self._vocab_size, sorted(self._eos))
         self._worker = Worker(
             kernels,
             ModelRunner(model, kernels, num_blocks, config.block_size),
@@ -148,6 +150,7 @@ class Engine:
         now = perf_counter()
         requests: list[Request] = []
         for j in range(params.n):
+            constraint = self._grammars.start(params.structured_outputs) if params.structured_outputs else None
             request = Request(
                 request_id=self._next_id,
                 prompt_tokens=tokens,
@@ -156,7 +159,8 @@ class Engine:
                 max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
                 stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
                 table=BlockTable(self._pool, tenant),
-                processor=prepare(params),
+                processor=prepare(params, [constraint] if constraint else []),
+                constraint=constraint,
                 priority=priority,
                 tenant=tenant,
                 deadline=None if timeout is None else now + timeout,

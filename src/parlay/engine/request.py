@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from parlay.engine.tokenizer import Detokenizer
 from parlay.kv.table import BlockTable
+from parlay.sampling.grammar import Constraint
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.output import FinishReason
 from parlay.types.params import SamplingParams, SpeculationOverride
@@ -40,6 +41,7 @@ class Request:
         max_tokens: most tokens to emit, the context limit taken into account.
         stop_ids: token ids that end the output.
         processor: what changes its logits before a token is drawn; None where nothing does.
+        constraint: the link of it that knows which guesses are permitted; None where everything is.
         priority: lower runs first among the waiting.
         tenant: requests of different tenants share no cache.
         deadline: on the engine's clock; past it the request is aborted. None for no limit.
@@ -58,6 +60,7 @@ class Request:
     stop_ids: frozenset[int]
     table: BlockTable
     processor: RowProcessor | None = None
+    constraint: Constraint | None = None
     priority: int = 0
     tenant: str = ""
     deadline: float | None = None

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from parlay.config import EngineConfig
 from parlay.engine.request import Request
+from parlay.engine.shape import shape
 from parlay.kv.pool import BlockPool
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer
 from parlay.types.draft import NO_DRAFT, Draft
@@ -158,6 +159,8 @@ class Scheduler:
             draft, budget = NO_DRAFT, min(limit, next_share) if self._device else 0
             if sample and limit > 0:
                 draft = self._draft(request, min(limit, left // drafting))
+                if request.constraint is not None:
+                    draft = self._shape(request, draft, min(request.remaining - 1, left // drafting))
                 # Room for what a device proposer may write: after the token that the target adds, its own guesses.
                 most = end + len(draft) + (1 + budget if budget > 0 else 0)
                 if not request.table.grow(min(most, request.longest)):
@@ -175,6 +178,15 @@ class Scheduler:
             return NO_DRAFT
         draft = self._host.propose(request.request_id, limit) if self._host else request.draft
         return draft.cut(limit)
+
+    def _shape(self, request: Request, draft: Draft, room: int) -> Draft:
+        """Return a draft without what the request's grammar forbids, and with what it forces."""
+        assert request.constraint is not None
+        draft, intact = shape(draft, request.constraint, request.output_tokens, room)
+        # A device proposer's layers hold its own guesses, which other nodes may now stand in for.
+        state = request.proposer
+        request.proposer = ProposerState(state.computed, min(state.ahead, intact))
+        return draft
 
     def _span(self, request: Request, end: int, draft: Draft, budget: int) -> Span:
         return Span(

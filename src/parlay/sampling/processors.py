@@ -28,6 +28,11 @@ class Processor(ABC):
     def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         """Change `row` in place."""
 
+    def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        """Change a proposer's row in place."""
+        if self.pure:
+            self.process(known, path, row)
+
 
 class Chain:
     """A request's processors, applied one after another."""
@@ -43,8 +48,7 @@ class Chain:
     def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         """Apply the pure links, to a proposer's row."""
         for link in self._links:
-            if link.pure:
-                link.process(known, path, row)
+            link.guide(known, path, row)
 
 
 class Bias(Processor):

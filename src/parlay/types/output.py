@@ -59,7 +59,7 @@ class CompletionOutput:
         index: which of the `n` completions.
         text: decoded text, cut before a stop string.
         token_ids: emitted tokens, the one that ended the output included.
-        sources: who supplied each token: a proposer's name, or `"target"`.
+        sources: who supplied each token: a proposer's name, `"grammar"` where no other was permitted, or `"target"`.
         logprobs: one mapping of token id to log-probability a position, when asked for.
         finish_reason: `stop`, `length` or `abort`; None while running.
         stop_reason: the stop string or token id that ended the output; None for end-of-sequence and length.

@@ -6,6 +6,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from parlay.errors import ConfigError, RequestError, nearest
+from parlay.types.structured import StructuredOutputsParams
 
 # Logits over a colder temperature overflow float32; over a hotter one they are all alike.
 COLDEST, HOTTEST = 1e-5, 1e5
@@ -71,6 +72,7 @@ class SamplingParams:
         logit_bias: added to these token ids' logits, each between -100 and 100.
         logprobs: report the log-probability of each emitted token and of this many most likely ones.
         skip_special_tokens: leave special tokens out of the text.
+        structured_outputs: the form of the answer, such as a JSON schema; it then ends by itself.
         speculative: this request's own wish about speculation.
 
     Raises:
@@ -90,6 +92,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     speculative: SpeculationOverride | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -120,6 +123,10 @@ class SamplingParams:
         fix("stop_token_ids", tuple(_integer("stop_token_ids", token, 0) for token in ids))
         if self.logit_bias is not None:
             fix("logit_bias", _bias(self.logit_bias))
+        if self.structured_outputs is not None:
+            fix("structured_outputs", StructuredOutputsParams.parse(self.structured_outputs))
+            if self.ignore_eos:
+                raise RequestError("structured_outputs ends an answer with end-of-sequence; leave ignore_eos out")
         if self.speculative is not None:
             fix("speculative", SpeculationOverride.parse(self.speculative))
 
