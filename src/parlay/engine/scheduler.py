@@ -132,7 +132,7 @@ class Scheduler:
         for request in list(self._waiting):
             if not self._rows_left(rows) or len(self._running) == self._config.max_num_seqs:
                 return
-            if self._config.enable_prefix_caching:
+            if self._config.enable_prefix_caching and not request.scoring_prompt:
                 if request.leader is not None and request.leader.computing_prompt:
                     continue  # it will find the prompt's blocks instead of computing them too
                 request.computed = request.table.adopt_prefix(request.tokens)
@@ -201,6 +201,7 @@ class Scheduler:
             draft=draft,
             sample=end == len(request.tokens),
             stop_ids=request.stop_ids,
+            scored=request.prompt_tokens[request.computed + 1 : end + 1] if request.scoring_prompt else (),
             remaining=request.remaining,
             proposer=request.proposer,
             behind=tuple(request.tokens[request.proposer.computed : end]) if budget else (),
@@ -232,6 +233,8 @@ class Scheduler:
         """Count what was computed, and share the blocks that became full of verified tokens."""
         request.computed = span.end + len(verdict.path)
         request.tokens.extend(verdict.tokens)
+        # What a preempted request computes again it has scored already.
+        request.prompt_logprobs.extend(verdict.prompt_logprobs[len(request.prompt_logprobs) - span.start :])
         before = request.proposer.computed
         request.proposer, request.draft = proposal.state, proposal.draft
         if self._config.enable_prefix_caching:
@@ -260,6 +263,10 @@ class Scheduler:
                 del request.tokens[known + depth + 1 :]
                 self.finish(request, reason, now)
                 return
+        if verdict.error is not None:
+            request.error = verdict.error
+            self.finish(request, "abort", now)
+            return
         if self._host and request.draft_limit(self._draft_length):
             self._host.observe(request.request_id, verdict.tokens)
         request.table.trim(max(len(request.tokens), request.proposer.computed + request.proposer.ahead))

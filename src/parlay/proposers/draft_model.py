@@ -159,7 +159,7 @@ class Proposer(DeviceProposer):
 
 def _draft_length(span: Span, verdict: Verdict) -> int:
     """How many tokens are worth drafting after what was just emitted; 0 if the request has ended."""
-    if not span.sample or verdict.tokens[-1] in span.stop_ids:
+    if not span.sample or verdict.error is not None or verdict.tokens[-1] in span.stop_ids:
         return 0
     return min(span.budget, span.remaining - len(verdict.tokens) - 1)
 

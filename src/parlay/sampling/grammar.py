@@ -8,11 +8,9 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,28 +19,22 @@ from parlay.sampling.processors import Processor
 from parlay.sampling.schema import check_schema
 from parlay.types.structured import StructuredOutputsParams
 
+if TYPE_CHECKING:  # most engines never need it
+    from llguidance import LLMatcher, LLTokenizer
+
 _KEPT = 64  # compiled grammars
 _STACK = 1 << 29  # bytes of address space: the compiler recurses along rules and references
 _STACK_LOCK = threading.Lock()
-# Steps of the lexer (about 14 a microsecond) and items of the parser, to begin with and for each token.
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=500_000,
-    step_max_items=50_000,
-    max_items_in_row=4_000,
-    max_grammar_size=100_000,
-    verbose_errors=False,
-)
 
 
 class Grammars:
     """The compiled grammars of one tokenizer; those asked for last are kept."""
 
-    def __init__(self, tokenizer: str, vocab_size: int, ends: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Callable[[], str], vocab_size: int, ends: Sequence[int]) -> None:
         """Take note; nothing is built before the first grammar.
 
         Args:
-            tokenizer: the contents of its `tokenizer.json`.
+            tokenizer: gives the contents of its `tokenizer.json`.
             vocab_size: of the model; ids beyond the tokenizer's are never permitted.
             ends: end-of-sequence tokens, one of which ends every answer.
         """
@@ -66,14 +58,16 @@ class Grammars:
         self._compiled.move_to_end(asked)
         return Constraint(matcher, self._ends)
 
-    def _tokens(self) -> LLTokenizer:
+    def _tokens(self) -> "LLTokenizer":
         if not self._ends:
             raise RequestError(
                 "structured_outputs needs a model with an end-of-sequence token, and this one has none"
             )
         if self._tokenizer is None:
+            from llguidance import LLTokenizer
+
             try:
-                self._tokenizer = LLTokenizer(self._file, n_vocab=self._vocab_size, eos_token=list(self._ends))
+                self._tokenizer = LLTokenizer(self._file(), n_vocab=self._vocab_size, eos_token=list(self._ends))
             except ValueError as error:
                 raise RequestError(f"structured_outputs does not know this tokenizer's kind: {error}") from None
         return self._tokenizer
@@ -88,7 +82,7 @@ class Constraint(Processor):
 
     pure: ClassVar[bool] = True
 
-    def __init__(self, matcher: LLMatcher, ends: Sequence[int]) -> None:
+    def __init__(self, matcher: "LLMatcher", ends: Sequence[int]) -> None:
         """Begin an answer.
 
         Args:
@@ -138,7 +132,7 @@ class Constraint(Processor):
         if token in self._ends:
             return bool(self._guessing.matcher.is_accepting())
         forced = self._guessing.matcher.compute_ff_tokens()
-        return token == forced[0] if forced else self._guessing.matcher.validate_tokens([token]) == 1
+        return bool(token == forced[0] if forced else self._guessing.matcher.validate_tokens([token]) == 1)
 
     def forced(self, path: Sequence[int]) -> list[int]:
         """Return the tokens that follow `path` because each is the only one permitted."""
@@ -153,7 +147,7 @@ class Constraint(Processor):
 class _Track:
     """A matcher and the tokens that it was taken along."""
 
-    def __init__(self, start: LLMatcher) -> None:
+    def __init__(self, start: "LLMatcher") -> None:
         self._start = start
         self.matcher: Any = start.deep_copy()
         self._taken: list[int] = []
@@ -190,31 +184,45 @@ class _Track:
         return _one_line(self.matcher.get_error()) or "a token was emitted that the form does not permit"
 
 
-def _compile(tokenizer: LLTokenizer, asked: StructuredOutputsParams) -> LLMatcher:
+def _compile(tokenizer: "LLTokenizer", asked: StructuredOutputsParams) -> "LLMatcher":
     """Return a matcher at the beginning of the asked form.
 
     Raises:
         RequestError: it is malformed, holds what is not served, is out of bounds, or no text has it.
     """
-    found: list[Any] = []
+    from llguidance import LLMatcher, LLParserLimits
+
+    found: list[Any] = []  # the matcher, and what is wrong with it
+    # Steps of the lexer (about 14 a microsecond) and items of the parser, to begin with and for each token.
+    limits = LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=500_000,
+        step_max_items=50_000,
+        max_items_in_row=4_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
 
     def work() -> None:
         try:
-            matcher = LLMatcher(tokenizer, _grammar(asked), log_level=0, limits=_LIMITS)
+            matcher = LLMatcher(tokenizer, _grammar(asked), log_level=0, limits=limits)
             found.append(matcher)
             found.append(matcher.get_error() or _dead_end(matcher.deep_copy()))
         except Exception as error:  # the notation's reader raises bare ones
             found[:] = [None, str(error)]
 
     _on_a_deep_stack(work)
-    matcher, trouble = found
-    if trouble:
+    matcher: LLMatcher = found[0]
+    if trouble := found[1]:
         raise RequestError(f"structured_outputs cannot serve this {asked.form}: {_one_line(trouble)}")
     return matcher
 
 
 def _grammar(asked: StructuredOutputsParams) -> str:
     """Return the asked form in the library's own notation."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
     if asked.json is not None or asked.json_object:
         schema = json.loads(str(asked.json)) if asked.json is not None else {"type": "object"}
         check_schema(schema)
@@ -224,7 +232,7 @@ def _grammar(asked: StructuredOutputsParams) -> str:
         return str(LLMatcher.grammar_from_regex("|".join(_literal(option) for option in asked.choice)))
     if asked.regex is not None:
         return str(LLMatcher.grammar_from_regex(asked.regex))
-    return str(LLMatcher.grammar_from_lark(any_to_lark(asked.grammar)))
+    return str(LLMatcher.grammar_from_lark(any_to_lark(str(asked.grammar))))
 
 
 def _literal(text: str) -> str:
@@ -232,7 +240,7 @@ def _literal(text: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
-def _dead_end(matcher: LLMatcher) -> str:
+def _dead_end(matcher: "LLMatcher") -> str:
     """Return why no text begins as the grammar says, as far as that shows at once; otherwise an empty text."""
     if forced := matcher.compute_ff_tokens():
         matcher.consume_tokens(forced)

@@ -33,3 +33,14 @@ class RowProcessor(Protocol):
         Called at any node, any number of times. Decides what is guessed, never what is emitted.
         """
         ...
+
+
+class LogitsProcessor(Protocol):
+    """A user's function, from the output's token ids and the logits `[vocab]` of the next token to logits alike.
+
+    It may change the logits it is given and return them.
+    """
+
+    def __call__(self, output: list[int], logits: "Tensor", /) -> "Tensor":
+        """Return logits `[vocab]`."""
+        ...

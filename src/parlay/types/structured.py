@@ -81,19 +81,18 @@ class StructuredOutputsParams:
 
 def _schema_text(schema: object) -> str:
     """Return a schema as text, which can be hashed and no longer changes."""
+    if isinstance(schema, str):
+        _check_text("json", schema)
     try:
         if isinstance(schema, str):
-            _check_text("json", schema)
             schema = json.loads(schema)
-        if not isinstance(schema, Mapping):
-            raise RequestError(f"json must be a JSON schema, which is an object, not {type(schema).__name__}")
         text = json.dumps(schema, allow_nan=False, ensure_ascii=False, default=_plain)
-    except RequestError:
-        raise
     except RecursionError:
         raise RequestError("json is nested too deeply; write a flatter schema") from None
     except (TypeError, ValueError) as error:
         raise RequestError(f"json is not a JSON schema: {error}") from None
+    if not isinstance(schema, Mapping):
+        raise RequestError(f"json must be a JSON schema, which is an object, not {type(schema).__name__}")
     _check_text("json", text)
     return text
 

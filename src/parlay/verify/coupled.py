@@ -13,10 +13,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from parlay.errors import RequestError
 from parlay.kernels.base import Kernels
 from parlay.sampling.sampler import (
     draw,
     filter_tensors,
+    process,
     seed_tensor,
     temperature_tensor,
     token_logprobs,
@@ -27,13 +29,16 @@ from parlay.types.plan import Span, TokenLogprobs, Verdict
 from parlay.verify.tree import children, depths
 
 
-def verify(kernels: Kernels, spans: Sequence[Span], logits: Tensor) -> list[Verdict]:
+def verify(
+    kernels: Kernels, spans: Sequence[Span], logits: Tensor, *, processed_logprobs: bool = False
+) -> list[Verdict]:
     """Decide every span of a step.
 
     Args:
         kernels: the operations to run with.
         spans: the plan's spans in order.
         logits: `[rows, vocab]` float32: for each span that samples, the root's row and one row a node.
+        processed_logprobs: report log-probabilities after processing instead of before.
 
     Returns:
         One verdict a span; empty for spans that do not sample.
@@ -43,14 +48,17 @@ def verify(kernels: Kernels, spans: Sequence[Span], logits: Tensor) -> list[Verd
     first_row = 0
     for span in spans:
         if span.sample:
-            verdicts.append(_walk(kernels, span, logits[first_row : first_row + 1 + len(span.draft)], next(choices)))
+            rows = logits[first_row : first_row + 1 + len(span.draft)]
+            verdicts.append(_walk(kernels, span, rows, next(choices), processed_logprobs))
             first_row += 1 + len(span.draft)
         else:
             verdicts.append(Verdict())
     return verdicts
 
 
-def _walk(kernels: Kernels, span: Span, logits: Tensor, choices: Sequence[int] | None) -> Verdict:
+def _walk(
+    kernels: Kernels, span: Span, logits: Tensor, choices: Sequence[int] | None, processed_logprobs: bool
+) -> Verdict:
     """Walk one span's tree.
 
     Args:
@@ -58,31 +66,50 @@ def _walk(kernels: Kernels, span: Span, logits: Tensor, choices: Sequence[int] |
         span: one that samples.
         logits: `[1 + nodes, vocab]`, the root's row and one row a node.
         choices: the target's choice at each of these rows; None where each depends on the path that leads there.
+        processed_logprobs: as for `verify`.
     """
     below = children(span.draft)
-    asked = span.params.logprobs
+    asked = span.params.scored
     tokens: list[int] = []
     path: list[int] = []
     logprobs: list[TokenLogprobs] = []
+    error: RequestError | None = None
     node: int | None = ROOT
     while node is not None:
-        row = 1 + node  # the root's row comes first, and ROOT is -1
-        token = _choose(kernels, span, tokens, logits[row]) if choices is None else choices[row]
-        tokens.append(token)
+        raw = row = logits[1 + node]  # the root's row comes first, and ROOT is -1
+        if choices is not None:
+            token = choices[1 + node]
+        else:
+            row = raw.clone()
+            try:
+                token = _choose(kernels, span, tokens, row)
+            except RequestError as failure:
+                error = failure
+                break
         if asked is not None:
-            logprobs.append(token_logprobs(logits[row], token, asked))
+            scores = _scores(kernels, span, row) if processed_logprobs else raw
+            logprobs.append(token_logprobs(scores, token, asked))
+        tokens.append(token)
         node = below[node].get(token)
         if node is not None:
             path.append(node)
         if token in span.stop_ids or len(tokens) == span.remaining:
             break
-    return Verdict(tuple(tokens), tuple(path), None if asked is None else tuple(logprobs))
+    return Verdict(tuple(tokens), tuple(path), None if asked is None else tuple(logprobs), error=error)
 
 
-def _choose(kernels: Kernels, span: Span, path: Sequence[int], logits: Tensor) -> int:
-    """Return the target's choice after `path`, from logits `[vocab]` that the request's processor changes first."""
+def _scores(kernels: Kernels, span: Span, row: Tensor) -> Tensor:
+    """Return what a token was drawn from; a greedy choice is made among all that the processor left."""
+    return row if span.params.temperature == 0 else process(kernels, row[None], [span.params])[0]
+
+
+def _choose(kernels: Kernels, span: Span, path: Sequence[int], row: Tensor) -> int:
+    """Return the target's choice after `path`, from a row `[vocab]` that the request's processor changes first.
+
+    Raises:
+        RequestError: a processor of the user's own fails.
+    """
     assert span.processor is not None
-    row = logits.clone()
     span.processor.process(span.output, path, row)
     return _draw(kernels, row[None], [span.params], [span.seed], [span.end + len(path)])[0]
 
