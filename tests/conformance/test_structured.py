@@ -13,6 +13,7 @@ from schemas import random_schema
 from parlay import LLM, CompletionOutput, RequestError, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
+from parlay.sampling.grammar import Constraint
 
 METHODS: dict[str | None, dict[str, Any] | None] = {
     "none": None,
@@ -182,6 +183,28 @@ def test_forbidden_guesses_are_never_verified(engines: Engines, monkeypatch: pyt
     run(llm, [Ask(prompt, SamplingParams(structured_outputs=form, temperature=1.0, seed=s)) for s in range(8)])
     assert len(seen) > 5
     assert all(set(text) <= set("abc ") for text in seen)
+
+
+def test_the_draft_models_layers_hold_no_other_guesses(
+    engines: Engines, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a draft model guesses without the grammar, what is forced may stand where it guessed otherwise."""
+    monkeypatch.setattr(Constraint, "guide", lambda *args: None)
+    llm = engines("draft_model")
+    replaced = 0
+    execute = llm.engine._worker.execute
+
+    def watch(plan: Any) -> Any:
+        nonlocal replaced
+        for span in plan.spans:
+            own = span.draft.source.count("draft_model")
+            assert span.proposer.ahead <= own
+            replaced += span.proposer.ahead == own > 0 and len(span.draft) > own
+        return execute(plan)
+
+    monkeypatch.setattr(llm.engine._worker, "execute", watch)
+    assert_same(run(llm, asks_of(llm, forms(), temperature=1.3)), plain(1.3))
+    assert replaced > 0
 
 
 def test_a_form_that_cannot_be_kept_costs_nobody_else(engines: Engines) -> None:

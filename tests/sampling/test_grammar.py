@@ -258,8 +258,11 @@ RECURSIVE = {"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}, "m
         ({"json": {"enum": []}}, "Unsatisfiable"),
         ({"json": {"$ref": "#/$defs/gone"}}, "/gone"),
         ({"json": {"$ref": "http://example.org/x"}}, "example"),
-        ({"json": {"$defs": {"n": {"$ref": "#/$defs/n"}}, "$ref": "#/$defs/n"}}, "no text has this form"),
-        ({"json": RECURSIVE, "disable_any_whitespace": True}, "Too many items"),
+        (
+            {"json": {"$defs": {"n": {"$ref": "#/$defs/n"}}, "$ref": "#/$defs/n"}},
+            "no value of the JSON schema ever ends",
+        ),
+        ({"json": RECURSIVE}, "no value of the JSON schema ever ends"),
         ({"json": {"type": "strin"}}, "Invalid type: strin"),
         ({"json": {"properties": {f"p{i}": {} for i in range(501)}}}, "501 properties"),
         ({"json": {"type": "object", "minProperties": 2}}, "minProperties"),
@@ -324,3 +327,28 @@ def test_a_tokenizer_of_another_kind() -> None:
     file = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}})
     with pytest.raises(RequestError, match="does not know this tokenizer's kind"):
         Grammars(lambda: file, 1, [0]).start(StructuredOutputsParams(regex="a"))
+
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "required": ["next"]}
+
+
+@pytest.mark.parametrize(
+    ("definition", "ends"),
+    [
+        (NODE, False),
+        (NODE | {"required": []}, True),
+        (NODE | {"properties": {"next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}}}, True),
+        (NODE | {"properties": {"next": {"anyOf": [{"$ref": "#/$defs/n"}, {"$ref": "#"}]}}}, False),
+        (NODE | {"properties": {"next": {"type": "array", "items": {"$ref": "#/$defs/n"}}}}, True),
+        (NODE | {"properties": {"next": {"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": 1}}}, False),
+        ({"allOf": [{"$ref": "#/$defs/m"}]}, True),
+        ({"anyOf": [{"$ref": "#/$defs/n"}, {"$ref": "#/$defs/m"}]}, True),
+    ],
+)
+def test_schemas_that_require_themselves(definition: dict[str, Any], ends: bool) -> None:
+    schema = {"$defs": {"n": definition, "m": {"type": "null"}}, "$ref": "#/$defs/n"}
+    if ends:
+        check_schema(schema)
+    else:
+        with pytest.raises(RequestError, match="requires itself"):
+            check_schema(schema)

@@ -6,10 +6,12 @@ pass over in silence, and what it would let through although an answer could bre
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from parlay.errors import RequestError, nearest
 
 _DEEPEST = 64  # levels of nesting
+_MOST_TARGETS = 300  # of references, for a search that is quadratic in their number
 _MOST_PROPERTIES = 500  # of one object: what may follow a property grows with their number
 
 _ONE = {"additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"}
@@ -36,7 +38,7 @@ def check_schema(schema: Any) -> None:
     """Refuse a schema that holds a keyword which would be ignored, or that is out of bounds.
 
     Raises:
-        RequestError: it names the keyword.
+        RequestError: it names the keyword; or every value of the schema would contain a further one without end.
     """
     for part in _parts(schema, 0):
         for key in part:
@@ -45,6 +47,8 @@ def check_schema(schema: Any) -> None:
                 hint = hint if "did you mean" in hint else ""
                 raise RequestError(f"the JSON schema's keyword {key!r} is not served{hint}; leave it out")
         _check_counts(part)
+    if not _has_an_end(schema):
+        raise RequestError("no value of the JSON schema ever ends: it requires itself; make a property optional")
 
 
 def _check_counts(part: Mapping[str, Any]) -> None:
@@ -78,3 +82,52 @@ def _parts(schema: Any, depth: int) -> Iterator[Mapping[str, Any]]:
             continue
         for part in below:
             yield from _parts(part, depth + 1)
+
+
+def _has_an_end(schema: Any) -> bool:
+    """Whether the schema has a finite value, as far as required properties and items tell.
+
+    The least fixed point: a reference has an end once what it refers to has one without it.
+    """
+    targets = {part["$ref"] for part in _parts(schema, 0) if isinstance(part.get("$ref"), str)}
+    if len(targets) > _MOST_TARGETS:
+        return True
+    open_ones = {ref: target for ref in targets if (target := _resolve(schema, ref)) is not None}
+    while ended := [ref for ref, target in open_ones.items() if _ends(target, open_ones)]:
+        for ref in ended:
+            del open_ones[ref]
+    return _ends(schema, open_ones)
+
+
+def _ends(part: Any, endless: Mapping[str, Any]) -> bool:
+    if not isinstance(part, Mapping):
+        return True
+    ref = part.get("$ref")
+    if isinstance(ref, str) and ref in endless:
+        return False
+    needed = list(part["allOf"]) if isinstance(part.get("allOf"), list) else []
+    if part.get("type") == "object":
+        properties, required = part.get("properties"), part.get("required")
+        if isinstance(properties, Mapping) and isinstance(required, list):
+            needed += [properties[name] for name in required if isinstance(name, str) and name in properties]
+    if part.get("type") == "array" and part.get("minItems") not in (None, 0):
+        first = part.get("prefixItems")
+        needed.append(first[0] if isinstance(first, list) and first else part.get("items"))
+    choices = [part[key] for key in ("anyOf", "oneOf") if isinstance(part.get(key), list) and part[key]]
+    return all(_ends(one, endless) for one in needed) and all(
+        any(_ends(one, endless) for one in several) for several in choices
+    )
+
+
+def _resolve(schema: Any, ref: str) -> Any:
+    """Return what a reference within the schema refers to, None if that cannot be told here."""
+    if ref == "#":
+        return schema
+    if not ref.startswith("#/"):
+        return None
+    for name in ref[2:].split("/"):
+        name = unquote(name).replace("~1", "/").replace("~0", "~")
+        if not isinstance(schema, Mapping) or name not in schema:
+            return None
+        schema = schema[name]
+    return schema
