@@ -109,7 +109,7 @@ def digest_weights(path: Path) -> bytes:
         try:
             with file.open("rb") as data:
                 (length,) = struct.unpack("<Q", data.read(8))
-                header = data.read(length)
+                header = data.read(min(length, file.stat().st_size))  # a damaged length is no reason to ask for more
                 digest.update(header)
                 for entry in json.loads(header).values():
                     if "data_offsets" in entry:
