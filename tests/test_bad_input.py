@@ -1,13 +1,18 @@
 """What users get wrong: a typed error, one clear sentence, the remedy, and before weights are read if possible."""
 
+import copy
+import math
+import pickle
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoints import write_llama
 from conftest import MakeLLM, Pair
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from parlay import (
     LLM,
@@ -170,6 +175,28 @@ def test_one_sequence_may_take_the_whole_cache(make_llm: MakeLLM) -> None:
         ({"seed": True}, "seed must be an integer"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"logprobs": -1}, "logprobs must be between 0 and"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs must be between 0 and"),
+        ({"best_of": 2, "n": 3}, "best_of=2 is below n=3; raise it"),
+        ({"best_of": 2, "temperature": 0}, "best_of above n needs a temperature above 0"),
+        ({"presence_penalty": 2.1}, "presence_penalty must be between -2 and 2"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty must be between -2 and 2"),
+        ({"repetition_penalty": 0}, r"repetition_penalty must be between 0\.01 and 100"),
+        ({"min_tokens": -1}, "min_tokens must be at least 0"),
+        ({"min_tokens": 17}, "min_tokens=17 is above max_tokens=16; lower it"),
+        ({"logit_bias": {-1: 0.0}}, "logit_bias must be at least 0"),
+        ({"logit_bias": {"x": 0.0}}, "logit_bias must be an integer"),
+        ({"logit_bias": {"9" * 5000: 0.0}}, "logit_bias must be an integer"),
+        ({"logit_bias": {3: float("nan")}}, "logit_bias of token 3 must be between -100 and 100"),
+        ({"logit_bias": [3]}, "logit_bias must be a mapping"),
+        ({"bad_words": ["a", ""]}, "bad_words must be strings of at least one character"),
+        ({"bad_words": [" "]}, "more than white space"),
+        ({"bad_words": {"a"}}, "bad_words must be a list"),
+        ({"allowed_token_ids": []}, "allows no token; leave it out"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids must be at least 0"),
+        ({"allowed_token_ids": "abc"}, "allowed_token_ids must be an integer"),
+        ({"logits_processors": ["f"]}, "must be functions"),
+        ({"logits_processors": len}, "logits_processors must be a list"),
+        ({"include_stop_str_in_output": 1}, "must be true or false"),
         ({"stop": ""}, "at least one character"),
         ({"stop": ["a", ""]}, "at least one character"),
         ({"stop": [3]}, "stop must be strings"),
@@ -187,6 +214,54 @@ def test_one_sequence_may_take_the_whole_cache(make_llm: MakeLLM) -> None:
 def test_bad_parameters(params: dict[str, Any], match: str) -> None:
     with pytest.raises(RequestError, match=match):
         SamplingParams.parse(params)
+
+
+SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
+    "n": st.integers(1, 3),
+    "best_of": st.none() | st.integers(3, 5),
+    "temperature": st.floats(0, 2),
+    "top_p": st.floats(0.1, 1),
+    "top_k": st.integers(-1, 9),
+    "min_p": st.floats(0, 1),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2),
+    "repetition_penalty": st.floats(0.5, 2),
+    "min_tokens": st.integers(0, 20),
+    "max_tokens": st.none() | st.integers(1, 20),
+    "stop": st.text() | st.lists(st.text()),
+    "bad_words": st.text() | st.lists(st.text()),
+    "allowed_token_ids": st.none() | st.lists(st.integers(0, 9)),
+    "logit_bias": st.none() | st.dictionaries(st.integers(0, 9) | st.sampled_from(["3", "٣", "²"]), st.floats(-9, 9)),
+    "logits_processors": st.lists(st.just(max)),
+    "logprobs": st.none() | st.integers(0, 9),
+    "prompt_logprobs": st.none() | st.integers(0, 9),
+    "speculative": st.none() | st.fixed_dictionaries({"enabled": st.booleans()}),
+}
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_any_values_give_parameters_or_a_typed_error(data: st.DataObject) -> None:
+    """What was accepted is accepted again, unchanged; it can be hashed, copied and sent to another process."""
+    names = data.draw(st.lists(st.sampled_from([f.name for f in fields(SamplingParams)]), unique=True, max_size=6))
+    values = {}
+    for name in names:
+        sensible = SENSIBLE.get(name, anything)
+        values[name] = data.draw(st.one_of(sensible, sensible, sensible, anything))
+    try:
+        params = SamplingParams.parse(values)
+    except (RequestError, ConfigError):
+        return
+    assert SamplingParams.parse({f.name: getattr(params, f.name) for f in fields(params)}) == params
+    assert replace(params) == params == copy.deepcopy(params) == pickle.loads(pickle.dumps(params))
+    assert hash(params) == hash(replace(params))
+    for value in (params.temperature, params.presence_penalty, params.repetition_penalty, params.top_p, params.min_p):
+        assert math.isfinite(value)
 
 
 def test_unknown_parameters() -> None:

@@ -27,6 +27,7 @@ CONFIGS = [
     SpeculativeConfig,
     parlay.SamplingParams,
     parlay.SpeculationOverride,
+    parlay.StructuredOutputsParams,
     parlay.RequestMetrics,
     parlay.CompletionOutput,
     *(proposers.load(name).Options for name in proposers.names()),

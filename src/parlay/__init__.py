@@ -16,6 +16,7 @@ from parlay.errors import (
 )
 from parlay.types.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from parlay.types.params import SamplingParams, SpeculationOverride
+from parlay.types.structured import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from parlay.llm import LLM
@@ -36,6 +37,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SpeculationOverride",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from parlay.config import EngineConfig, SpeculativeConfig, build
 from parlay.engine.engine import Engine
-from parlay.engine.request import Request
+from parlay.engine.request import Request, best
 from parlay.errors import ConfigError, RequestError
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
@@ -66,8 +66,8 @@ class LLM:
             progress: show a progress bar on stderr; None shows one on a terminal when there are many prompts.
 
         Returns:
-            One output a prompt, in order. Of many prompts, one that cannot be served has `error` set and costs the
-            others nothing.
+            One output a prompt, in order. Of many prompts, one that cannot be served or fails has `error` set and
+            costs the others nothing.
 
         Raises:
             RequestError: the only prompt cannot be served.
@@ -108,9 +108,13 @@ class LLM:
         """Return an iterator over what one prompt's completions have, after every step that emitted something.
 
         Raises:
-            RequestError: the prompt cannot be served.
+            RequestError: the prompt cannot be served, or `best_of` asks for completions that only the end decides.
         """
-        requests = self._add(prompt, sampling_params or SamplingParams())
+        params = sampling_params or SamplingParams()
+        if params.candidates > params.n:
+            self.engine.refuse()
+            raise RequestError("best_of above n cannot be streamed; leave it out, or use generate")
+        requests = self._add(prompt, params)
         return self._follow(prompt, requests)
 
     def _follow(self, prompt: Prompt, requests: list[Request]) -> Iterator[RequestOutput]:
@@ -120,6 +124,9 @@ class LLM:
                 # Another stream's steps may have moved these requests too.
                 emitted = sum(len(r.sources) for r in requests)
                 finished = all(r.finish_reason is not None for r in requests)
+                failed = next((r.error for r in requests if r.error is not None), None)
+                if failed is not None:
+                    raise failed
                 if emitted > shown or finished:
                     yield self._output(prompt, requests, None)
                 if finished:
@@ -152,6 +159,12 @@ class LLM:
                 for request in group:
                     self.engine.abort(request)
             raise
+        for i, group in enumerate(groups):
+            failed = next((r.error for r in group if r.error is not None), None)
+            if failed is not None:
+                if len(prompts) == 1:
+                    raise failed
+                groups[i], errors[i] = [], failed
         return [self._output(*one) for one in zip(prompts, groups, errors, strict=True)]
 
     def _add(self, prompt: Prompt | RequestError, params: SamplingParams) -> list[Request]:
@@ -199,9 +212,10 @@ class LLM:
             request_id=requests[0].request_id if requests else None,
             prompt=_prompt_text(prompt),
             prompt_token_ids=requests[0].prompt_tokens if requests else (),
-            outputs=tuple(self.engine.completion(r, j) for j, r in enumerate(requests)),
+            outputs=tuple(self.engine.completion(r, j) for j, r in enumerate(best(requests) if requests else ())),
             finished=all(r.finish_reason is not None for r in requests),
             error=error,
+            prompt_logprobs=self.engine.prompt_logprobs(requests[0]) if requests else None,
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from asking import daily_seed, essence
 from conftest import DTYPES, MakeLLM
 
@@ -17,6 +18,9 @@ from parlay.engine.request import Request
 
 LENGTH = 96
 METHODS = ("ngram", "draft_model")
+TEMPERATURES = (0.0, 0.0, 0.3, 0.7, 1.0, 1.3)
+BAD_WORDS = [(a, b) for a in string.ascii_letters for b in string.ascii_letters]
+random.Random(1).shuffle(BAD_WORDS)
 
 
 def _prompts(rng: random.Random) -> Iterator[list[int]]:
@@ -34,23 +38,52 @@ def _prompts(rng: random.Random) -> Iterator[list[int]]:
             yield rng.choice([[], [257], [1] * LENGTH, [-1]])
 
 
+def _lean(output: list[int], logits: torch.Tensor) -> torch.Tensor:
+    logits[(sum(output) * 7 + len(output)) % 257] += 4
+    return logits
+
+
+def _tilt(output: list[int], logits: torch.Tensor) -> torch.Tensor:
+    return logits + torch.arange(257) * (len(output) % 3) / 256
+
+
 def _params(rng: random.Random) -> SamplingParams:
     def maybe(share: float, value: Any, default: Any) -> Any:
         return value if rng.random() < share else default
 
+    def some(share: float, most: int) -> list[int]:
+        return rng.sample(range(257), rng.randint(1, most)) if rng.random() < share else []
+
     override = rng.choice([{"enabled": False}, {"num_speculative_tokens": rng.randint(1, 9)}])
+    n, temperature, max_tokens = maybe(0.1, rng.randint(2, 3), 1), rng.choice(TEMPERATURES), rng.randint(1, 30)
+    more: dict[str, Any] = {}
+    if rng.random() < 0.5:  # the others take the way of requests that leave logits alone
+        more = {
+            "presence_penalty": maybe(0.2, rng.uniform(-2, 2), 0.0),
+            "frequency_penalty": maybe(0.2, rng.uniform(-2, 2), 0.0),
+            "repetition_penalty": maybe(0.3, rng.uniform(0.5, 2), 1.0),
+            "logit_bias": {token: rng.uniform(-9, 9) for token in some(0.2, 20)},
+            "allowed_token_ids": some(0.2, 256) or None,
+            "bad_words": [a + maybe(0.5, b, "") for a, b in maybe(0.3, BAD_WORDS[: rng.randint(1, 400)], [])],
+            "min_tokens": maybe(0.2, rng.randint(1, max_tokens), 0),
+            "logits_processors": maybe(0.15, rng.choice([(_lean,), (_tilt, _lean)]), ()),
+        }
     return SamplingParams(
-        n=maybe(0.1, rng.randint(2, 3), 1),
-        temperature=rng.choice([0.0, 0.0, 0.3, 0.7, 1.0, 1.5]),
+        **more,
+        n=n,
+        best_of=maybe(0.1, n + 1, None) if temperature else None,
+        temperature=temperature,
         top_p=maybe(0.2, rng.uniform(0.05, 1), 1.0),
         top_k=maybe(0.2, rng.randint(1, 300), rng.choice([0, -1])),
         min_p=maybe(0.15, rng.random() ** 3, 0.0),
         seed=maybe(0.7, rng.getrandbits(64), None),
-        max_tokens=maybe(0.95, rng.randint(1, 30), None),
+        max_tokens=maybe(0.95, max_tokens, None),
         stop=tuple(rng.choices(string.printable, k=maybe(0.2, 4, 0))),
         stop_token_ids=tuple(rng.sample(range(257), maybe(0.3, 12, 0))),
+        include_stop_str_in_output=rng.random() < 0.5,
         ignore_eos=rng.random() < 0.5,
         logprobs=rng.choice([None, None, 0, 1, 5]),
+        prompt_logprobs=rng.choice([None] * 12 + [0, 3]),
         speculative=maybe(0.2, override, None),
     )
 
@@ -61,11 +94,15 @@ def _check_random_requests(make_llm: MakeLLM, count: int, method: str, dtype: st
     prompts = _prompts(rng)
     asks = [(next(prompts), _params(rng)) for _ in range(count)]
 
-    plain = make_llm(dtype=dtype, max_model_len=LENGTH, max_num_seqs=64, enable_prefix_caching=False)
+    mode = rng.choice(["raw_logprobs", "processed_logprobs"])
+    plain = make_llm(
+        dtype=dtype, logprobs_mode=mode, max_model_len=LENGTH, max_num_seqs=64, enable_prefix_caching=False
+    )
     expected = _complete(plain, asks)
 
     size = rng.choice([1, 4, 4, 8, 16])
     options = {
+        "logprobs_mode": mode,
         "block_size": size,
         "num_blocks": -(-LENGTH // size) + rng.randint(0, LENGTH // size),
         "max_num_batched_tokens": rng.choice([16, 48, 200]),
@@ -76,9 +113,12 @@ def _check_random_requests(make_llm: MakeLLM, count: int, method: str, dtype: st
     llm = make_llm(method, k, dtype=dtype, max_model_len=LENGTH, **options)
     found = _complete(llm, asks, rng)
 
+    prompts_scored = 0
     aborted = preempted = cached = drafts_accepted = 0
-    for i, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+    for i, ((ours, score), (theirs, expected_score)) in enumerate(zip(found, expected, strict=True)):
         where = f"request {i} with PARLAY_TEST_SEED={seed}: {asks[i]}"
+        assert score == (score and expected_score), where
+        prompts_scored += score is not None
         assert len(ours) == len(theirs), where
         for a, b in zip(ours, theirs, strict=True):
             if a.finish_reason == "abort":
@@ -95,12 +135,16 @@ def _check_random_requests(make_llm: MakeLLM, count: int, method: str, dtype: st
     assert aborted > count / 50
     assert preempted > count / 50
     assert cached > count / 50 or size == 16
+    assert prompts_scored > count / 50
 
 
 def _complete(
     llm: LLM, asks: list[tuple[list[int], SamplingParams]], rng: random.Random | None = None
-) -> list[list[CompletionOutput]]:
-    """Answer all requests; with `rng` they trickle in, and some are aborted or preempted on the way."""
+) -> list[tuple[list[CompletionOutput], Any]]:
+    """Answer all requests, and score prompts.
+
+    With `rng` they trickle in, and some are aborted or preempted on the way.
+    """
     engine = llm.engine
     groups: list[list[Request]] = []
     arrivals = iter(asks)
@@ -126,7 +170,10 @@ def _complete(
         engine.step()
         if rng is not None:
             engine.check()
-    return [[engine.completion(r, j) for j, r in enumerate(group)] for group in groups]
+    return [
+        ([engine.completion(r, j) for j, r in enumerate(group)], engine.prompt_logprobs(group[0]) if group else None)
+        for group in groups
+    ]
 
 
 @pytest.mark.parametrize(("method", "dtype"), [("ngram", "float32"), ("draft_model", "bfloat16")])

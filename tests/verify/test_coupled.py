@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,24 @@ def trees(draw: st.DrawFn) -> Draft:
     return Draft(tuple(draw(st.integers(0, VOCAB - 1)) for _ in range(size)), parents, ("test",) * size)
 
 
+class Crooked:
+    """Changes rows by what came before them, and notes where it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, ...]] = []
+
+    def process(self, known: Sequence[int], path: Sequence[int], row: torch.Tensor) -> None:
+        self.calls.append((*known, *path))
+        row += crooked(self.calls[-1])
+
+    def guide(self, known: Sequence[int], path: Sequence[int], row: torch.Tensor) -> None:
+        raise AssertionError("verification guesses nothing")
+
+
+def crooked(output: tuple[int, ...]) -> torch.Tensor:
+    return torch.from_numpy(logits_of((7, *output, 7)))
+
+
 stops = st.frozensets(st.integers(0, VOCAB - 1), max_size=2)
 spans = st.tuples(
     prompts, trees(), params_, st.integers(0, (1 << 64) - 1), st.integers(1, 6), stops, st.integers(0, 4).map(bool)
@@ -100,6 +118,33 @@ def test_any_batch_of_trees(kernels: str, batch: list[tuple[Any, ...]]) -> None:
             check(prompt, draft, span, verdict)
         else:
             assert verdict == Verdict()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@settings(max_examples=100)
+@given(st.lists(st.tuples(prompts, trees(), params_, st.integers(0, 99), st.booleans()), min_size=1, max_size=4))
+def test_processors_follow_the_path_and_are_called_once_a_token(kernels: str, batch: list[tuple[Any, ...]]) -> None:
+    output = (3, 1)
+    plan, rows, processors = [], [], []
+    for prompt, draft, params, seed, crook in batch:
+        processors.append(Crooked() if crook else None)
+        plan.append(span_of(prompt, draft, params, seed, processor=processors[-1], output=output))
+        rows.extend(rows_of(prompt, draft))
+    verdicts = verify(select_kernels(force=kernels), plan, torch.from_numpy(np.array(rows)))
+    for (prompt, draft, params, seed, _), span, verdict, processor in zip(
+        batch, plan, verdicts, processors, strict=True
+    ):
+        if processor is None:
+            check(prompt, draft, span, verdict)
+            continue
+        length = len(prompt)
+
+        def target(known: tuple[int, ...], length: int = length) -> NDArray[np.float32]:
+            return logits_of(known) + crooked((*output, *known[length:])).numpy()
+
+        assert list(verdict.tokens) == oracle.decode(target, prompt, params, seed, len(verdict.tokens))
+        assert processor.calls == [(*output, *verdict.tokens[:i]) for i in range(len(verdict.tokens))]
+        assert verdict.tokens[-1] not in children(draft)[verdict.path[-1] if verdict.path else ROOT]
 
 
 def check(prompt: tuple[int, ...], draft: Draft, span: Span, verdict: Verdict) -> None:

@@ -22,6 +22,16 @@ def add_parser(commands: Any) -> None:
     methods.add_argument("--prefixes", type=_count, help="use only this many, for a quick look")
     methods.add_argument("--num-speculative-tokens", type=_count, help="nodes a draft (default: each proposer's own)")
     methods.set_defaults(run=_methods)
+    structured = kinds.add_parser("structured", help="answers to JSON schemas, with and without speculation")
+    structured.add_argument(
+        "--model", default="tiny-code", help="the target (default: tiny-code), of the same vocabulary"
+    )
+    structured.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="requests that run at once")
+    structured.add_argument("--requests", type=_count, default=128, help="how many answers (default: 128)")
+    structured.add_argument(
+        "--num-speculative-tokens", type=_count, help="nodes a draft (default: each proposer's own)"
+    )
+    structured.set_defaults(run=_structured)
     peer = kinds.add_parser("transformers", help="plain decoding against transformers' generate")
     peer.add_argument("--model", default="tiny-code", help="name or directory (default: tiny-code), same vocabulary")
     peer.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
@@ -75,6 +85,30 @@ def _methods(options: argparse.Namespace) -> int:
             "decode_speed_up": ("ratio", "{:.2f}x"),
             "acceptance_length": ("accept", "{:.2f}"),
             "repeated_8_grams": ("rep. 8", "{:.1%}"),
+            "same_tokens": ("same", "{}"),
+        },
+    )
+    return 0 if all(row["same_tokens"] for row in rows) else 1
+
+
+def _structured(options: argparse.Namespace) -> int:
+    from parlay.bench.structured import measure
+
+    sizes = tuple(options.batch_sizes)
+    with _progress() as tick:
+        rows = list(measure(options.model, sizes, options.requests, options.num_speculative_tokens, tick))
+    _report(
+        rows,
+        {
+            "batch": ("batch", "{:d}"),
+            "temperature": ("temp.", "{:g}"),
+            "method": ("method", "{}"),
+            "tokens_per_s": ("tok/s", "{:,.0f}"),
+            "speed_up": ("ratio", "{:.2f}x"),
+            "acceptance_length": ("accept", "{:.2f}"),
+            "forced_share": ("forced", "{:.0%}"),
+            "stopped": ("ended", "{:.0%}"),
+            "grammar_us_per_token": ("grammar us/tok", "{0[median]:.0f}"),
             "same_tokens": ("same", "{}"),
         },
     )

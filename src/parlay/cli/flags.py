@@ -1,8 +1,9 @@
 """Command-line flags made from frozen dataclasses: names, types, defaults and help texts stand in one place."""
 
 import argparse
+import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -53,6 +54,8 @@ def _add(group: Any, name: str, hint: Any, options: dict[str, Any]) -> None:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
     elif get_origin(hint) is Literal:
         group.add_argument(flag, choices=get_args(hint), **options)
+    elif Mapping in kinds:
+        group.add_argument(flag, type=json.loads, metavar="JSON", **options)
     elif list in kinds or tuple in kinds:
         element = next(c for c in choices if get_origin(c) in (list, tuple))
         options["help"] += "; may be given several times"

@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
         help='how to speculate, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'',
     )
     add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
-    add_flags(parser, SamplingParams, skip={"speculative"})
+    add_flags(parser, SamplingParams, skip={"speculative", "logits_processors"})
     parser.set_defaults(run=run)
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 from parlay.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,9 @@ class EngineConfig:
         kv_cache_memory: bytes for the cache; None takes what `max_num_seqs` sequences of full length
             need, up to a quarter of the memory that is free.
         enable_prefix_caching: keep computed blocks for prompts that begin alike.
+        logprobs_mode: what reported log-probabilities are of: `raw_logprobs` of the model's own logits,
+            `processed_logprobs` of what a token is drawn from, after penalties, masks, temperature and filters
+            (at temperature 0, after penalties and masks). Those of a prompt are always raw.
         seed: from which requests without a seed derive theirs.
         tensor_parallel_size: ranks a layer is split over; only 1 so far.
         device: only `cpu` so far.
@@ -37,6 +41,7 @@ class EngineConfig:
     num_blocks: int | None = None
     kv_cache_memory: int | None = None
     enable_prefix_caching: bool = True
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     seed: int = 0
     tensor_parallel_size: int = 1
     device: str = "cpu"

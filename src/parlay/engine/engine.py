@@ -25,9 +25,14 @@ from parlay.models.select import cache_spec, describe_model, load_model, resolve
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.proposers.select import make_proposer
 from parlay.runner.runner import ModelRunner
+from parlay.sampling.grammar import Constraint, Grammars
+from parlay.sampling.processors import prepare
 from parlay.sampling.seeds import mix
 from parlay.types.output import CompletionOutput, Logprob, RequestMetrics
 from parlay.types.params import SamplingParams
+from parlay.types.plan import TokenLogprobs
+from parlay.types.processor import RowProcessor
+from parlay.types.structured import StructuredOutputsParams
 
 
 class Engine:
@@ -72,10 +77,12 @@ class Engine:
 
         self._vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)
+        self._grammars = Grammars(self.codec.tokenizer.to_str, self._vocab_size, sorted(self._eos))
         self._worker = Worker(
             kernels,
             ModelRunner(model, kernels, num_blocks, config.block_size),
             proposer if isinstance(proposer, DeviceProposer) else None,
+            processed_logprobs=config.logprobs_mode == "processed_logprobs",
         )
         self._pool = BlockPool(num_blocks, config.block_size)
         self._scheduler = Scheduler(
@@ -125,7 +132,7 @@ class Engine:
         tenant: str = "",
         timeout: float | None = None,
     ) -> list[Request]:
-        """Queue a prompt; returns one request for each of its `n` completions.
+        """Queue a prompt; returns one request for each of the completions to sample.
 
         Args:
             prompt: text, or token ids.
@@ -141,14 +148,16 @@ class Engine:
         ordinal = self._arrivals
         self._arrivals += 1
         tokens = self.encode(prompt)
-        for token in params.stop_token_ids:
-            if token >= self._vocab_size:
-                raise RequestError(f"stop_token_ids holds {token}, beyond the vocabulary of {self._vocab_size}")
+        self._check_ids(params)
+        form = params.structured_outputs
+        assert form is None or isinstance(form, StructuredOutputsParams)
+        constraints = [self._grammars.start(form) if form else None for _ in range(params.candidates)]
+        processors = [self._processor(tokens, params, constraint) for constraint in constraints]
         seed = mix(self.config.seed, ordinal + 1) if params.seed is None else params.seed
         room = self.max_model_len - len(tokens)
         now = perf_counter()
         requests: list[Request] = []
-        for j in range(params.n):
+        for j in range(params.candidates):
             request = Request(
                 request_id=self._next_id,
                 prompt_tokens=tokens,
@@ -157,17 +166,52 @@ class Engine:
                 max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
                 stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
                 table=BlockTable(self._pool, tenant),
+                processor=processors[j],
+                constraint=constraints[j],
                 priority=priority,
                 tenant=tenant,
                 deadline=None if timeout is None else now + timeout,
                 leader=requests[0] if requests else None,
-                detokenizer=Detokenizer(self.codec, params.stop, params.skip_special_tokens),
+                detokenizer=Detokenizer(
+                    self.codec,
+                    params.stop,
+                    params.skip_special_tokens,
+                    include_stop=params.include_stop_str_in_output,
+                    min_tokens=params.min_tokens,
+                ),
                 counts=Counts(arrival=now),
             )
             self._next_id += 1
             self._scheduler.add(request)
             requests.append(request)
         return requests
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        named = {
+            "stop_token_ids": params.stop_token_ids,
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "logit_bias": params.logit_bias or (),
+        }
+        for name, tokens in named.items():
+            for token in tokens:
+                if token >= self._vocab_size:
+                    raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self._vocab_size}")
+
+    def _processor(
+        self, prompt: tuple[int, ...], params: SamplingParams, constraint: Constraint | None
+    ) -> RowProcessor | None:
+        bad_words = [spelling for word in params.bad_words for spelling in self.codec.spellings(word)]
+        for token in (token for word in bad_words for token in word):
+            if token >= self._vocab_size:
+                raise RequestError(f"bad_words needs token {token}, beyond the vocabulary of {self._vocab_size}")
+        return prepare(
+            params,
+            prompt=prompt,
+            ends=self._eos | frozenset(params.stop_token_ids),
+            bad_words=bad_words,
+            vocab_size=self._vocab_size,
+            further=[constraint] if constraint else [],
+        )
 
     def refuse(self) -> None:
         """Count a prompt that was refused before it could be added; see `add`."""
@@ -212,15 +256,21 @@ class Engine:
             text=_text(request, tokens),
             token_ids=tuple(tokens),
             sources=tuple(request.sources),
-            logprobs=None if request.params.logprobs is None else self._logprobs(request),
+            logprobs=None if request.params.logprobs is None else self._logprobs(tokens, request.logprobs),
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             metrics=_metrics(request.counts, len(tokens)),
         )
 
-    def _logprobs(self, request: Request) -> tuple[dict[int, Logprob], ...]:
+    def prompt_logprobs(self, request: Request) -> tuple[dict[int, Logprob] | None, ...] | None:
+        """Return the log-probabilities of a prompt, None for its first token; None until all are computed."""
+        if request.params.prompt_logprobs is None or request.scoring_prompt:
+            return None
+        return None, *self._logprobs(request.prompt_tokens[1:], request.prompt_logprobs)
+
+    def _logprobs(self, tokens: Sequence[int], entries: Sequence[TokenLogprobs]) -> tuple[dict[int, Logprob], ...]:
         positions = []
-        for token, entry in zip(request.output_tokens, request.logprobs, strict=True):
+        for token, entry in zip(tokens, entries, strict=True):
             table = {t: Logprob(p, rank, self.codec.token_text(t)) for rank, (t, p) in enumerate(entry.top, start=1)}
             table.setdefault(token, Logprob(entry.logprob, entry.rank, self.codec.token_text(token)))
             positions.append(table)
@@ -234,8 +284,9 @@ def _text(request: Request, tokens: list[int]) -> str:
         return request.detokenizer.settled
     if isinstance(request.stop_reason, str):
         return request.detokenizer.text
-    # A token that ends the output is no part of the text.
-    return request.detokenizer.complete(tokens[:-1] if request.finish_reason == "stop" else tokens)
+    # A token that ends the output is no part of the text unless asked for.
+    cut = request.finish_reason == "stop" and not request.params.include_stop_str_in_output
+    return request.detokenizer.complete(tokens[:-1] if cut else tokens)
 
 
 def _metrics(counts: Counts, emitted: int) -> RequestMetrics:

@@ -1,14 +1,19 @@
 """One request while it lives in the engine."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import fsum
 
 from parlay.engine.tokenizer import Detokenizer
+from parlay.errors import RequestError
 from parlay.kv.table import BlockTable
+from parlay.sampling.grammar import Constraint
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.output import FinishReason
 from parlay.types.params import SamplingParams, SpeculationOverride
 from parlay.types.plan import ProposerState, TokenLogprobs
+from parlay.types.processor import RowProcessor
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +43,8 @@ class Request:
         seed: 64-bit, already mixed with the completion's index.
         max_tokens: most tokens to emit, the context limit taken into account.
         stop_ids: token ids that end the output.
+        processor: what changes its logits before a token is drawn; None where nothing does.
+        constraint: the link of it that knows which guesses are permitted; None where everything is.
         priority: lower runs first among the waiting.
         tenant: requests of different tenants share no cache.
         deadline: on the engine's clock; past it the request is aborted. None for no limit.
@@ -46,6 +53,8 @@ class Request:
         computed: how many of them the target's cache layers hold.
         proposer: how far a device proposer's cache layers have come.
         draft: nodes to verify in the next step.
+        prompt_logprobs: of the prompt's second token and those after it, as far as computed.
+        error: why it was aborted, if that was its own doing.
     """
 
     request_id: int
@@ -55,6 +64,8 @@ class Request:
     max_tokens: int
     stop_ids: frozenset[int]
     table: BlockTable
+    processor: RowProcessor | None = None
+    constraint: Constraint | None = None
     priority: int = 0
     tenant: str = ""
     deadline: float | None = None
@@ -66,6 +77,8 @@ class Request:
     draft: Draft = NO_DRAFT
     sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    error: RequestError | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     counts: Counts = field(default_factory=Counts)
@@ -95,8 +108,16 @@ class Request:
         """Whether the request is unfinished and its prompt is not computed yet."""
         return self.finish_reason is None and self.computed < len(self.prompt_tokens)
 
+    @property
+    def scoring_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt are asked for and not complete; one completion is enough."""
+        asked = self.params.prompt_logprobs is not None and self.leader is None
+        return asked and len(self.prompt_logprobs) < len(self.prompt_tokens) - 1
+
     def draft_limit(self, engine_limit: int) -> int:
         """Return how many nodes a draft of this request may have at most; 0 decodes plainly."""
+        if self.params.logits_processors and self.params.stop:
+            return 0  # a step knows nothing of stop strings, and must not call processors for tokens beyond one
         wish = self.params.speculative
         if wish is None:
             return engine_limit
@@ -104,3 +125,15 @@ class Request:
         if not wish.enabled:
             return 0
         return min(engine_limit, wish.num_speculative_tokens or engine_limit)
+
+
+def best(requests: Sequence[Request]) -> list[Request]:
+    """Return those completions of a prompt that its user gets, in order.
+
+    Of more than `n` finished ones the `n` of the highest cumulative log-probability; of equals the earlier, and an
+    aborted one after all others.
+    """
+    wanted = requests[0].params.n
+    if len(requests) == wanted or any(r.finish_reason is None for r in requests):
+        return list(requests[:wanted])
+    return sorted(requests, key=lambda r: (r.finish_reason == "abort", -fsum(p.logprob for p in r.logprobs)))[:wanted]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from parlay.config import EngineConfig
 from parlay.engine.request import Request
+from parlay.engine.shape import shape
 from parlay.kv.pool import BlockPool
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer
 from parlay.types.draft import NO_DRAFT, Draft
@@ -131,7 +132,7 @@ class Scheduler:
         for request in list(self._waiting):
             if not self._rows_left(rows) or len(self._running) == self._config.max_num_seqs:
                 return
-            if self._config.enable_prefix_caching:
+            if self._config.enable_prefix_caching and not request.scoring_prompt:
                 if request.leader is not None and request.leader.computing_prompt:
                     continue  # it will find the prompt's blocks instead of computing them too
                 request.computed = request.table.adopt_prefix(request.tokens)
@@ -158,6 +159,8 @@ class Scheduler:
             draft, budget = NO_DRAFT, min(limit, next_share) if self._device else 0
             if sample and limit > 0:
                 draft = self._draft(request, min(limit, left // drafting))
+                if request.constraint is not None:
+                    draft = self._shape(request, draft, min(request.remaining - 1, left // drafting))
                 # Room for what a device proposer may write: after the token that the target adds, its own guesses.
                 most = end + len(draft) + (1 + budget if budget > 0 else 0)
                 if not request.table.grow(min(most, request.longest)):
@@ -176,6 +179,15 @@ class Scheduler:
         draft = self._host.propose(request.request_id, limit) if self._host else request.draft
         return draft.cut(limit)
 
+    def _shape(self, request: Request, draft: Draft, room: int) -> Draft:
+        """Return a draft without what the request's grammar forbids, and with what it forces."""
+        assert request.constraint is not None
+        draft, intact = shape(draft, request.constraint, request.output_tokens, room)
+        # A device proposer's layers hold its own guesses, which other nodes may now stand in for.
+        state = request.proposer
+        request.proposer = ProposerState(state.computed, min(state.ahead, intact))
+        return draft
+
     def _span(self, request: Request, end: int, draft: Draft, budget: int) -> Span:
         return Span(
             request_id=request.request_id,
@@ -184,9 +196,12 @@ class Scheduler:
             blocks=tuple(request.table.blocks),
             seed=request.seed,
             params=request.params,
+            processor=request.processor,
+            output=tuple(request.output_tokens) if request.processor else (),
             draft=draft,
             sample=end == len(request.tokens),
             stop_ids=request.stop_ids,
+            scored=request.prompt_tokens[request.computed + 1 : end + 1] if request.scoring_prompt else (),
             remaining=request.remaining,
             proposer=request.proposer,
             behind=tuple(request.tokens[request.proposer.computed : end]) if budget else (),
@@ -218,6 +233,8 @@ class Scheduler:
         """Count what was computed, and share the blocks that became full of verified tokens."""
         request.computed = span.end + len(verdict.path)
         request.tokens.extend(verdict.tokens)
+        # What a preempted request computes again it has scored already.
+        request.prompt_logprobs.extend(verdict.prompt_logprobs[len(request.prompt_logprobs) - span.start :])
         before = request.proposer.computed
         request.proposer, request.draft = proposal.state, proposal.draft
         if self._config.enable_prefix_caching:
@@ -246,6 +263,10 @@ class Scheduler:
                 del request.tokens[known + depth + 1 :]
                 self.finish(request, reason, now)
                 return
+        if verdict.error is not None:
+            request.error = verdict.error
+            self.finish(request, "abort", now)
+            return
         if self._host and request.draft_limit(self._draft_length):
             self._host.observe(request.request_id, verdict.tokens)
         request.table.trim(max(len(request.tokens), request.proposer.computed + request.proposer.ahead))

@@ -3,7 +3,11 @@
 Rank 0 drives: it alone plans and commits. Every rank executes the same plan.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
 from time import perf_counter
+
+from torch import Tensor
 
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
@@ -11,14 +15,25 @@ from parlay.kernels.base import Kernels
 from parlay.proposers.base import DeviceProposer
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
-from parlay.types.plan import Plan, Proposal, StepOutput, StepTimes
+from parlay.sampling.sampler import token_logprobs
+from parlay.types.plan import Plan, Proposal, Span, StepOutput, StepTimes, TokenLogprobs
 from parlay.verify.coupled import verify
+
+_SCORED_AT_ONCE = 64  # rows of a prompt: logits of a whole prompt might not fit into memory
 
 
 class Worker:
     """One rank: the target's runner and, if it drafts on the device, the proposer."""
 
-    def __init__(self, kernels: Kernels, runner: ModelRunner, proposer: DeviceProposer | None) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        runner: ModelRunner,
+        proposer: DeviceProposer | None,
+        *,
+        processed_logprobs: bool = False,
+    ) -> None:
+        self._processed_logprobs = processed_logprobs
         self._kernels = kernels
         self._runner = runner
         self._proposer = proposer
@@ -37,12 +52,25 @@ class Worker:
         ]
         logits = self._runner.logits(hidden, rows) if rows else hidden[:0].float()
         forwarded = perf_counter()
-        verdicts = verify(self._kernels, spans, logits)
+        verdicts = verify(self._kernels, spans, logits, processed_logprobs=self._processed_logprobs)
+        for i, span in enumerate(spans):
+            if span.scored:
+                scores = tuple(self._score_prompt(span, batch.offsets[i], hidden))
+                verdicts[i] = replace(verdicts[i], prompt_logprobs=scores)
         self._runner.keep(spans, verdicts)
         verified = perf_counter()
         proposals = self._proposer.propose(spans, verdicts, hidden) if self._proposer else [Proposal()] * len(spans)
         times = StepTimes(forwarded - began, verified - forwarded, perf_counter() - verified)
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
+
+    def _score_prompt(self, span: Span, first_row: int, hidden: Tensor) -> Iterator[TokenLogprobs]:
+        """Yield how likely the target found each token of a prompt; a few rows of logits at a time."""
+        assert span.params.prompt_logprobs is not None
+        for first in range(0, len(span.scored), _SCORED_AT_ONCE):
+            tokens = span.scored[first : first + _SCORED_AT_ONCE]
+            logits = self._runner.logits(hidden, [first_row + first + i for i in range(len(tokens))])
+            for row, token in zip(logits, tokens, strict=True):
+                yield token_logprobs(row, token, span.params.prompt_logprobs)
 
 
 def drive(scheduler: Scheduler, worker: Worker) -> tuple[list[Request], StepTimes | None]:

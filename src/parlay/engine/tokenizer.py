@@ -42,6 +42,16 @@ class TextCodec:
         """Return the text of `tokens`."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
+    def spellings(self, word: str) -> list[list[int]]:
+        """Return the tokens of `word` at the beginning of a text and, where they differ, after a space.
+
+        The second only if the space is part of the first token, as in vLLM.
+        """
+        first = self.encode(word.lstrip(), add_special_tokens=False)
+        spaced = self.encode(" " + word.lstrip(), add_special_tokens=False)
+        both = [first, spaced] if len(spaced) == len(first) and spaced[:1] != first[:1] else [first]
+        return [tokens for tokens in both if tokens]
+
     def token_text(self, token: int) -> str:
         """Return one token's text, special or not."""
         return self.decode([token], skip_special_tokens=False)
@@ -76,29 +86,51 @@ class Detokenizer:
     """One completion's text, token by token.
 
     Attributes:
-        text: everything decoded so far, without the stop string once one was found.
+        text: everything decoded so far, cut once a stop string was found.
     """
 
-    def __init__(self, codec: TextCodec, stop: Sequence[str], skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        codec: TextCodec,
+        stop: Sequence[str],
+        skip_special_tokens: bool,
+        *,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        """Begin with no text.
+
+        Args:
+            codec: the tokenizer.
+            stop: strings that end the text.
+            skip_special_tokens: leave special tokens out of the text.
+            include_stop: cut the text behind a stop string instead of before it.
+            min_tokens: the first tokens, as many as this, complete no stop string.
+        """
         self._codec = codec
         self._stop = tuple(stop)
         self._skip = skip_special_tokens
+        self._include = include_stop
+        self._immune = min_tokens
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
         self._hold = max(map(len, stop), default=1) - 1
         self.text = ""
 
     def append(self, token: int) -> str | None:
-        """Add a token; return the stop string that it completes, after cutting the text before it."""
+        """Add a token; return the stop string that it completes, after cutting the text before or behind it."""
         piece = self._stream.step(self._codec.tokenizer, token)
+        immune, self._immune = self._immune > 0, self._immune - 1
         if not piece:
             return None
-        searched = max(0, len(self.text) - self._hold)
+        before = len(self.text)
         self.text += piece
-        found = [(at, s) for s in self._stop if (at := self.text.find(s, searched)) >= 0]
+        if immune:
+            return None
+        found = [(at, s) for s in self._stop if (at := self.text.find(s, max(0, before + 1 - len(s)))) >= 0]
         if not found:
             return None
         at, stop = min(found)
-        self.text = self.text[:at]
+        self.text = self.text[: at + len(stop) if self._include else at]
         return stop
 
     @property

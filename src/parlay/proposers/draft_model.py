@@ -109,15 +109,18 @@ class Proposer(DeviceProposer):
         # Longest first, so that the requests still drafting are always the leading ones.
         chains.sort(key=lambda c: -c[0].length)
         logits = self._runner.logits(states, [batch.offsets[stretch + 1] - 1 for _, stretch in chains])
-        drafted = self._draft([chain for chain, _ in chains], logits)
+        drafted = self._draft([chain for chain, _ in chains], [verdicts[c.index].tokens for c, _ in chains], logits)
         for (chain, _), tokens in zip(chains, drafted, strict=True):
             proposals[chain.index] = Proposal(
                 Draft.chain(tokens, "draft_model"), ProposerState(chain.position, len(tokens) - 1)
             )
         return proposals
 
-    def _draft(self, chains: list[_Chain], logits: Tensor) -> list[list[int]]:
-        """Draw the first tokens from `logits` `[chains, vocab]`, then run the model on its own guesses."""
+    def _draft(self, chains: list[_Chain], emitted: list[tuple[int, ...]], logits: Tensor) -> list[list[int]]:
+        """Draw the first tokens from `logits` `[chains, vocab]`, then run the model on its own guesses.
+
+        `emitted` are the tokens that each chain's request has just been given.
+        """
         kernels = self._runner.kernels
         params = [c.span.params for c in chains]
         seeds, temperatures = seed_tensor([c.span.seed for c in chains]), temperature_tensor(params)
@@ -135,6 +138,10 @@ class Proposer(DeviceProposer):
                     self._runner.block_size,
                 )
                 logits = self._runner.model.logits(self._runner.forward(batch))
+            for i, chain in enumerate(chains[:active]):
+                if chain.span.processor is not None:
+                    path = [*emitted[i], *(int(tokens[i]) for tokens in steps)]
+                    chain.span.processor.guide(chain.span.output, path, logits[i])
             steps.append(
                 draw(
                     kernels,
@@ -152,7 +159,7 @@ class Proposer(DeviceProposer):
 
 def _draft_length(span: Span, verdict: Verdict) -> int:
     """How many tokens are worth drafting after what was just emitted; 0 if the request has ended."""
-    if not span.sample or verdict.tokens[-1] in span.stop_ids:
+    if not span.sample or verdict.error is not None or verdict.tokens[-1] in span.stop_ids:
         return 0
     return min(span.budget, span.remaining - len(verdict.tokens) - 1)
 

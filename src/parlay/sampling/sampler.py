@@ -79,11 +79,11 @@ def filter_tensors(params: Sequence[SamplingParams]) -> Filters | None:
 
 
 def token_logprobs(logits: Tensor, token: int, top: int) -> TokenLogprobs:
-    """Return log-probabilities of one row before processing.
+    """Return log-probabilities of one row.
 
     Args:
         logits: `[vocab]` float32.
-        token: the emitted token.
+        token: the token to report.
         top: how many of the most likely tokens to report.
     """
     row = torch.log_softmax(logits, dim=-1).numpy()

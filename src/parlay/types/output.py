@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The log-probability of one token at one position, before any processing."""
+    """The log-probability of one token at one position; see the engine's `logprobs_mode`."""
 
     logprob: float
     rank: int
@@ -57,9 +57,9 @@ class CompletionOutput:
 
     Attributes:
         index: which of the `n` completions.
-        text: decoded text, cut before a stop string.
+        text: decoded text, cut at a stop string.
         token_ids: emitted tokens, the one that ended the output included.
-        sources: who supplied each token: a proposer's name, or `"target"`.
+        sources: who supplied each token: a proposer's name, `"grammar"` where no other was permitted, or `"target"`.
         logprobs: one mapping of token id to log-probability a position, when asked for.
         finish_reason: `stop`, `length` or `abort`; None while running.
         stop_reason: the stop string or token id that ended the output; None for end-of-sequence and length.
@@ -87,7 +87,8 @@ class CompletionOutput:
 class RequestOutput:
     """Everything about one prompt. Either `outputs` has its completions, or `error` says why there are none.
 
-    `request_id` is None for a prompt that was refused.
+    `request_id` is None for a prompt that was refused or failed. `prompt_logprobs` has, when asked for, one mapping
+    of token id to log-probability a token of the prompt, and None for the first, which nothing comes before.
     """
 
     request_id: int | None
@@ -96,6 +97,7 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
     error: RequestError | None = None
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
 
     @property
     def metrics(self) -> RequestMetrics:

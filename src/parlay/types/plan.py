@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from parlay.errors import RequestError
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.params import SamplingParams
+from parlay.types.processor import RowProcessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,10 @@ class Span:
         blocks: the request's block table, covering tokens, nodes and what the proposer may write.
         seed: the request's 64-bit seed.
         params: how tokens are chosen.
+        processor: what changes the request's logits first; None where nothing does.
+        output: tokens emitted before this step; empty without a processor.
         stop_ids: token ids that end the request.
+        scored: tokens of the prompt whose log-probabilities are asked for; the i-th follows the i-th of `tokens`.
         remaining: how many tokens the request may still emit.
         proposer: the device proposer's progress before this step.
         behind: known tokens from `proposer.computed` up to and including the last of `tokens`.
@@ -46,9 +51,12 @@ class Span:
     blocks: tuple[int, ...]
     seed: int
     params: SamplingParams
+    processor: RowProcessor | None = None
+    output: tuple[int, ...] = ()
     draft: Draft = NO_DRAFT
     sample: bool = False
     stop_ids: frozenset[int] = frozenset()
+    scored: tuple[int, ...] = ()
     remaining: int = 1
     proposer: ProposerState = ProposerState()
     behind: tuple[int, ...] = ()
@@ -70,11 +78,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one emitted position, before any processing.
+    """Log-probabilities at one position of the output, or of the prompt.
 
     Attributes:
-        logprob: of the emitted token.
-        rank: of the emitted token, 1 for the most likely.
+        logprob: of the token there.
+        rank: of the token there, 1 for the most likely.
         top: (token id, log-probability) of the most likely tokens, best first.
     """
 
@@ -91,11 +99,15 @@ class Verdict:
         tokens: emitted tokens: the accepted ones, then the target's own; empty unless the span samples.
         path: indices of the accepted nodes, root to leaf.
         logprobs: one entry an emitted token, when asked for.
+        prompt_logprobs: one entry a token of the span's `scored`.
+        error: why the request cannot go on after these tokens, of which there may be none.
     """
 
     tokens: tuple[int, ...] = ()
     path: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    error: RequestError | None = None
 
 
 @dataclass(frozen=True, slots=True)

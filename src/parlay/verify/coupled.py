@@ -8,83 +8,145 @@ Source: Daliri, Musco, Suresh 2024 (arXiv 2408.07978), "Coupling without Communi
 Speculative Decoding", extended from chains to trees.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from parlay.errors import RequestError
 from parlay.kernels.base import Kernels
 from parlay.sampling.sampler import (
     draw,
     filter_tensors,
+    process,
     seed_tensor,
     temperature_tensor,
     token_logprobs,
 )
 from parlay.types.draft import ROOT
+from parlay.types.params import SamplingParams
 from parlay.types.plan import Span, TokenLogprobs, Verdict
 from parlay.verify.tree import children, depths
 
 
-def verify(kernels: Kernels, spans: Sequence[Span], logits: Tensor) -> list[Verdict]:
+def verify(
+    kernels: Kernels, spans: Sequence[Span], logits: Tensor, *, processed_logprobs: bool = False
+) -> list[Verdict]:
     """Decide every span of a step.
 
     Args:
         kernels: the operations to run with.
         spans: the plan's spans in order.
         logits: `[rows, vocab]` float32: for each span that samples, the root's row and one row a node.
+        processed_logprobs: report log-probabilities after processing instead of before.
 
     Returns:
         One verdict a span; empty for spans that do not sample.
     """
-    choices = _choices(kernels, [span for span in spans if span.sample], logits)
+    choices = _choices(kernels, spans, logits)
     verdicts = []
     first_row = 0
     for span in spans:
         if span.sample:
-            verdicts.append(_walk(span, first_row, choices, logits))
+            rows = logits[first_row : first_row + 1 + len(span.draft)]
+            verdicts.append(_walk(kernels, span, rows, next(choices), processed_logprobs))
             first_row += 1 + len(span.draft)
         else:
             verdicts.append(Verdict())
     return verdicts
 
 
-def _walk(span: Span, first_row: int, choices: Sequence[int], logits: Tensor) -> Verdict:
+def _walk(
+    kernels: Kernels, span: Span, logits: Tensor, choices: Sequence[int] | None, processed_logprobs: bool
+) -> Verdict:
+    """Walk one span's tree.
+
+    Args:
+        kernels: the operations to run with.
+        span: one that samples.
+        logits: `[1 + nodes, vocab]`, the root's row and one row a node.
+        choices: the target's choice at each of these rows; None where each depends on the path that leads there.
+        processed_logprobs: as for `verify`.
+    """
     below = children(span.draft)
-    asked = span.params.logprobs
+    asked = span.params.scored
     tokens: list[int] = []
     path: list[int] = []
     logprobs: list[TokenLogprobs] = []
+    error: RequestError | None = None
     node: int | None = ROOT
     while node is not None:
-        row = first_row + 1 + node  # the root's row comes first, and ROOT is -1
-        token = choices[row]
-        tokens.append(token)
+        raw = row = logits[1 + node]  # the root's row comes first, and ROOT is -1
+        if choices is not None:
+            token = choices[1 + node]
+        else:
+            row = raw.clone()
+            try:
+                token = _choose(kernels, span, tokens, row)
+            except RequestError as failure:
+                error = failure
+                break
         if asked is not None:
-            logprobs.append(token_logprobs(logits[row], token, asked))
+            scores = _scores(kernels, span, row) if processed_logprobs else raw
+            logprobs.append(token_logprobs(scores, token, asked))
+        tokens.append(token)
         node = below[node].get(token)
         if node is not None:
             path.append(node)
         if token in span.stop_ids or len(tokens) == span.remaining:
             break
-    return Verdict(tuple(tokens), tuple(path), None if asked is None else tuple(logprobs))
+    return Verdict(tuple(tokens), tuple(path), None if asked is None else tuple(logprobs), error=error)
 
 
-def _choices(kernels: Kernels, spans: Sequence[Span], logits: Tensor) -> list[int]:
-    """Return the target's choice at every row of a step.
+def _scores(kernels: Kernels, span: Span, row: Tensor) -> Tensor:
+    """Return what a token was drawn from; a greedy choice is made among all that the processor left."""
+    return row if span.params.temperature == 0 else process(kernels, row[None], [span.params])[0]
+
+
+def _choose(kernels: Kernels, span: Span, path: Sequence[int], row: Tensor) -> int:
+    """Return the target's choice after `path`, from a row `[vocab]` that the request's processor changes first.
+
+    Raises:
+        RequestError: a processor of the user's own fails.
+    """
+    assert span.processor is not None
+    span.processor.process(span.output, path, row)
+    return _draw(kernels, row[None], [span.params], [span.seed], [span.end + len(path)])[0]
+
+
+def _choices(kernels: Kernels, spans: Sequence[Span], logits: Tensor) -> Iterator[Sequence[int] | None]:
+    """Yield for each span that samples the target's choice at every row, or None if it has a processor.
 
     In one call that threads share. Nodes that the walk does not reach are drawn for nothing, but a draw is little
-    beside the node's logits.
+    beside the node's logits. Processors may be slow, and the user's own: rows that have one are drawn when the walk
+    is there.
     """
-    params = [span.params for span in spans for _ in range(1 + len(span.draft))]
-    seeds = [span.seed for span in spans for _ in range(1 + len(span.draft))]
-    positions = [span.end + depth for span in spans for depth in (0, *depths(span.draft))]
-    drawn = draw(
+    spans = [span for span in spans if span.sample]
+    plain = [span for span in spans if span.processor is None]
+    params = [span.params for span in plain for _ in range(1 + len(span.draft))]
+    seeds = [span.seed for span in plain for _ in range(1 + len(span.draft))]
+    positions = [span.end + depth for span in plain for depth in (0, *depths(span.draft))]
+    if len(plain) < len(spans):
+        logits = logits[[span.processor is None for span in spans for _ in range(1 + len(span.draft))]]
+    drawn = _draw(kernels, logits, params, seeds, positions)
+    first = 0
+    for span in spans:
+        if span.processor is None:
+            yield drawn[first : first + 1 + len(span.draft)]
+            first += 1 + len(span.draft)
+        else:
+            yield None
+
+
+def _draw(
+    kernels: Kernels, logits: Tensor, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]
+) -> list[int]:
+    drawn: list[int] = draw(
         kernels,
         logits,
         temperature_tensor(params),
         seed_tensor(seeds),
         torch.tensor(positions, dtype=torch.int64),
         filter_tensors(params),
-    )
-    return drawn.tolist()
+    ).tolist()
+    return drawn

@@ -1,0 +1,163 @@
+"""Answers to JSON schemas: plain decoding under a grammar against every proposer under the same one, interleaved."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import mean, median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from parlay.bench.protocol import TEMPERATURES, Prefix, load_prefixes
+from parlay.llm import LLM
+from parlay.models.select import describe_model
+from parlay.proposers.select import embedded_configs
+from parlay.sampling.grammar import Grammars
+from parlay.types.output import CompletionOutput
+from parlay.types.params import SamplingParams
+from parlay.types.structured import StructuredOutputsParams
+
+MAX_TOKENS = 96
+_ROUND = 16  # answers that each method gives before the next has its turn
+
+
+def _object(**properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_NAME: dict[str, Any] = {"type": "string", "pattern": "^[a-z_]{1,16}$"}
+# What programs ask models for: a call of a function, a record taken from a text, a verdict with its reasons, a plan.
+SCHEMAS = (
+    _object(
+        function={"enum": ["get_weather", "search_documents", "send_message"]},
+        arguments=_object(location=_NAME, unit={"enum": ["celsius", "fahrenheit"]}, limit={"type": "integer"}),
+    ),
+    _object(
+        class_name=_NAME,
+        methods={"type": "array", "items": _object(name=_NAME, static={"type": "boolean"}), "maxItems": 3},
+        documented={"type": "boolean"},
+    ),
+    _object(
+        severity={"enum": ["information", "warning", "error"]},
+        line_number={"type": "integer", "minimum": 1, "maximum": 9999},
+        explanation={"type": "string", "maxLength": 40},
+    ),
+    _object(
+        description={"type": "string", "maxLength": 30},
+        estimated_minutes={"type": "integer", "minimum": 0, "maximum": 600},
+        depends_on={"type": "array", "items": _NAME, "maxItems": 2},
+        owner={"anyOf": [_NAME, {"type": "null"}]},
+    ),
+)
+
+
+@dataclass
+class _Run:
+    """One method's answers under one batch size and temperature."""
+
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # a round
+
+
+def measure(
+    model: str, batch_sizes: tuple[int, ...], requests: int, length: int | None, tick: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield one row a batch size, temperature and method.
+
+    Request i continues held-out prefix i with schema i mod 4 and seed i, without white space between the parts.
+    Methods take turns every few requests; a speed-up is the median of the rounds' ratios. What the grammar costs is
+    measured on the answers given, token by token: the mask with its application and the search for forced tokens.
+
+    Args:
+        model: the target: `tiny-code`, or a model with its vocabulary.
+        batch_sizes: how many requests run at once.
+        requests: how many.
+        length: nodes a draft; None takes each proposer's default.
+        tick: called with a label before every round.
+    """
+    prefixes = load_prefixes(requests)
+    llms = {
+        name: LLM(model, speculative_config=config, enable_prefix_caching=False)
+        for name, config in embedded_configs(length).items()
+    }
+    plain = next(iter(llms))
+    for llm in llms.values():
+        _complete(llm, prefixes[:8], 8, 0.8)  # warm-up; compiles the grammars too
+    for batch_size in batch_sizes:
+        for temperature in TEMPERATURES:
+            runs = {name: _Run() for name in llms}
+            for start in range(0, len(prefixes), _ROUND):
+                for name, llm in llms.items():
+                    tick(f"batch {batch_size}, temperature {temperature:g}: {name}")
+                    began = perf_counter()
+                    outputs = _complete(llm, prefixes[start : start + _ROUND], batch_size, temperature)
+                    runs[name].seconds.append(perf_counter() - began)
+                    runs[name].outputs += outputs
+            costs = _grammar_costs(llms[plain], runs[plain].outputs)
+            for name, run in runs.items():
+                yield {
+                    "method": "plain" if name == plain else name,
+                    "batch": batch_size,
+                    "temperature": temperature,
+                    "numerics": llms[name].numerics_id,
+                    "grammar_us_per_token": {"mean": 1e6 * mean(costs), "median": 1e6 * median(costs)},
+                } | _row(run, runs[plain])
+
+
+def _form(number: int) -> StructuredOutputsParams:
+    return StructuredOutputsParams(json=SCHEMAS[number % len(SCHEMAS)], disable_any_whitespace=True)
+
+
+def _complete(llm: LLM, prefixes: list[Prefix], batch_size: int, temperature: float) -> list[CompletionOutput]:
+    outputs = []
+    for start in range(0, len(prefixes), batch_size):
+        batch = prefixes[start : start + batch_size]
+        params = [
+            SamplingParams(
+                temperature=temperature, seed=p.number, max_tokens=MAX_TOKENS, structured_outputs=_form(p.number)
+            )
+            for p in batch
+        ]
+        results = llm.generate([p.tokens for p in batch], params, progress=False)
+        outputs += [r.outputs[0] for r in results]
+    return outputs
+
+
+def _row(run: _Run, plain: _Run) -> dict[str, Any]:
+    metrics = [o.metrics for o in run.outputs]
+    emitted, drafted = sum(m.emitted for m in metrics), sum(m.drafted for m in metrics)
+    stopped = [o for o in run.outputs if o.finish_reason == "stop"]
+    for output in stopped:
+        json.loads(output.text)
+    return {
+        "tokens_per_s": emitted / sum(run.seconds),
+        "speed_up": median(p / own for p, own in zip(plain.seconds, run.seconds, strict=True)),
+        "acceptance_length": emitted / sum(m.steps for m in metrics),
+        "acceptance_rate": sum(m.accepted for m in metrics) / drafted if drafted else None,
+        "forced_share": sum(o.sources.count("grammar") for o in run.outputs) / emitted,
+        "stopped": len(stopped) / len(run.outputs),
+        "same_tokens": [o.token_ids for o in run.outputs] == [o.token_ids for o in plain.outputs],
+    }
+
+
+def _grammar_costs(llm: LLM, outputs: list[CompletionOutput]) -> list[float]:
+    """Return the seconds that the grammar took for each token of some answers."""
+    config = describe_model(llm.engine.config.model)
+    grammars = Grammars(llm.engine.codec.tokenizer.to_str, config.vocab_size, config.eos_token_ids)
+    costs = []
+    for number, output in enumerate(outputs):
+        constraint = grammars.start(_form(number))
+        for i in range(len(output.token_ids)):
+            known = output.token_ids[:i]
+            row = torch.zeros(config.vocab_size)
+            began = perf_counter()
+            constraint.forced(known)
+            constraint.process(known, (), row)
+            costs.append(perf_counter() - began)
+    return costs

@@ -1,0 +1,269 @@
+"""Answers of a given form: which tokens a grammar permits along a path, and which it forces.
+
+The grammars are llguidance's (https://github.com/guidance-ai/llguidance): a derivative-based lexer under an Earley
+parser, with masks computed when asked for, so that compiling costs little and a limit can be set to both.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from parlay.errors import RequestError
+from parlay.sampling.processors import Processor
+from parlay.sampling.schema import check_schema
+from parlay.types.structured import StructuredOutputsParams
+
+if TYPE_CHECKING:  # most engines never need it
+    from llguidance import LLMatcher, LLTokenizer
+
+_KEPT = 64  # compiled grammars
+_STACK = 1 << 29  # bytes of address space: the compiler recurses along rules and references
+_STACK_LOCK = threading.Lock()
+
+
+class Grammars:
+    """The compiled grammars of one tokenizer; those asked for last are kept."""
+
+    def __init__(self, tokenizer: Callable[[], str], vocab_size: int, ends: Sequence[int]) -> None:
+        """Take note; nothing is built before the first grammar.
+
+        Args:
+            tokenizer: gives the contents of its `tokenizer.json`.
+            vocab_size: of the model; ids beyond the tokenizer's are never permitted.
+            ends: end-of-sequence tokens, one of which ends every answer.
+        """
+        self._file = tokenizer
+        self._vocab_size = vocab_size
+        self._ends = tuple(sorted(ends))
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[StructuredOutputsParams, LLMatcher] = OrderedDict()
+
+    def start(self, asked: StructuredOutputsParams) -> "Constraint":
+        """Return a constraint that stands at the beginning of an answer.
+
+        Raises:
+            RequestError: the form cannot be kept, is out of bounds or malformed, or no text has it.
+        """
+        matcher = self._compiled.get(asked)
+        if matcher is None:
+            matcher = self._compiled[asked] = _compile(self._tokens(), asked)
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(asked)
+        return Constraint(matcher, self._ends)
+
+    def _tokens(self) -> "LLTokenizer":
+        if not self._ends:
+            raise RequestError(
+                "structured_outputs needs a model with an end-of-sequence token, and this one has none"
+            )
+        if self._tokenizer is None:
+            from llguidance import LLTokenizer
+
+            try:
+                self._tokenizer = LLTokenizer(self._file(), n_vocab=self._vocab_size, eos_token=list(self._ends))
+            except ValueError as error:
+                raise RequestError(f"structured_outputs does not know this tokenizer's kind: {error}") from None
+        return self._tokenizer
+
+
+class Constraint(Processor):
+    """One completion's place in its grammar.
+
+    What is emitted is decided by a matcher that is only ever taken along the emitted tokens, as plain decoding takes
+    it: what guesses ask for, another one answers.
+    """
+
+    pure: ClassVar[bool] = True
+
+    def __init__(self, matcher: "LLMatcher", ends: Sequence[int]) -> None:
+        """Begin an answer.
+
+        Args:
+            matcher: one that stands at the beginning; it is copied.
+            ends: end-of-sequence tokens.
+        """
+        self._ends = tuple(ends)
+        self._emitting = _Track(matcher)
+        self._guessing = _Track(matcher)
+
+    def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        """Leave the permitted tokens.
+
+        Raises:
+            RequestError: what was emitted was not permitted, nothing is permitted that was not forbidden before, or
+                going on is beyond the limits.
+        """
+        tokens = [*known, *path]
+        allowed = self._emitting.allowed(row.shape[0]) if self._emitting.seek(tokens) else None
+        if allowed is None:
+            raise RequestError(
+                f"structured_outputs cannot go on after {len(tokens)} tokens: {self._emitting.trouble}"
+            )
+        logits = row.numpy()
+        np.copyto(logits, -np.inf, where=~allowed)
+        if (logits > -np.inf).any():
+            return
+        ends = [token for token in self._ends if allowed[token]]
+        if not ends or len(ends) < allowed.sum():
+            raise RequestError(
+                f"structured_outputs and the parameters that forbid tokens leave none after {len(tokens)} tokens; "
+                "loosen one of them"
+            )
+        logits[ends] = 0.0  # a finished answer ends, whatever min_tokens says
+
+    def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        """Leave the permitted tokens in a proposer's row; what is beyond the grammar stays as it is."""
+        if self._guessing.seek([*known, *path]):
+            allowed = self._guessing.allowed(row.shape[0])
+            if allowed is not None:
+                np.copyto(row.numpy(), -np.inf, where=~allowed)
+
+    def permits(self, path: Sequence[int], token: int) -> bool:
+        """Whether `token` may follow `path`, the output's first tokens."""
+        if not self._guessing.seek(path):
+            return False
+        if token in self._ends:
+            return bool(self._guessing.matcher.is_accepting())
+        forced = self._guessing.matcher.compute_ff_tokens()
+        return bool(token == forced[0] if forced else self._guessing.matcher.validate_tokens([token]) == 1)
+
+    def forced(self, path: Sequence[int]) -> list[int]:
+        """Return the tokens that follow `path` because each is the only one permitted."""
+        if not self._guessing.seek(path):
+            return []
+        tokens: list[int] = self._guessing.matcher.compute_ff_tokens()
+        if len(self._ends) == 1 and self._guessing.seek([*path, *tokens]) and self._guessing.complete:
+            tokens = [*tokens, self._ends[0]]
+        return tokens
+
+
+class _Track:
+    """A matcher and the tokens that it was taken along."""
+
+    def __init__(self, start: "LLMatcher") -> None:
+        self._start = start
+        self.matcher: Any = start.deep_copy()
+        self._taken: list[int] = []
+
+    def seek(self, tokens: Sequence[int]) -> bool:
+        """Go to the place after `tokens`; False, somewhere before, if the grammar does not permit them."""
+        tokens = list(tokens)
+        taken = self._taken
+        if self.matcher.is_error():
+            self.matcher, taken = self._start.deep_copy(), []
+        common = len(taken)
+        if tokens[:common] != taken:
+            common = next(i for i, t in enumerate(taken) if i == len(tokens) or tokens[i] != t)
+            self.matcher.rollback(len(taken) - common)
+        rest = tokens[common:]
+        count = self.matcher.try_consume_tokens(rest) if rest else 0
+        self._taken = tokens[: common + count]
+        return len(self._taken) == len(tokens) and not self.matcher.is_error()
+
+    def allowed(self, vocab_size: int) -> NDArray[np.bool_] | None:
+        """Return which tokens may come next, `[vocab]`; None where that cannot be told."""
+        mask = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8)
+        if self.matcher.is_error():
+            return None
+        return np.unpackbits(mask, count=vocab_size, bitorder="little").view(np.bool_)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing but the end may follow."""
+        return bool(self.matcher.is_stopped() and self.matcher.is_accepting() and not self.matcher.is_error())
+
+    @property
+    def trouble(self) -> str:
+        return _one_line(self.matcher.get_error()) or "a token was emitted that the form does not permit"
+
+
+def _compile(tokenizer: "LLTokenizer", asked: StructuredOutputsParams) -> "LLMatcher":
+    """Return a matcher at the beginning of the asked form.
+
+    Raises:
+        RequestError: it is malformed, holds what is not served, is out of bounds, or no text has it.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    found: list[Any] = []  # the matcher, and what is wrong with it
+    # Steps of the lexer (about 14 a microsecond) and items of the parser, to begin with and for each token.
+    limits = LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=500_000,
+        step_max_items=50_000,
+        max_items_in_row=4_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+    def work() -> None:
+        try:
+            matcher = LLMatcher(tokenizer, _grammar(asked), log_level=0, limits=limits)
+            found.append(matcher)
+            found.append(matcher.get_error() or _dead_end(matcher.deep_copy()))
+        except Exception as error:  # the notation's reader raises bare ones
+            found[:] = [None, str(error)]
+
+    _on_a_deep_stack(work)
+    matcher: LLMatcher = found[0]
+    if trouble := found[1]:
+        raise RequestError(f"structured_outputs cannot serve this {asked.form}: {_one_line(trouble)}")
+    return matcher
+
+
+def _grammar(asked: StructuredOutputsParams) -> str:
+    """Return the asked form in the library's own notation."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if asked.json is not None or asked.json_object:
+        schema = json.loads(str(asked.json)) if asked.json is not None else {"type": "object"}
+        check_schema(schema)
+        flexible = not asked.disable_any_whitespace
+        return str(LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": flexible}))
+    if asked.choice is not None:
+        return str(LLMatcher.grammar_from_regex("|".join(_literal(option) for option in asked.choice)))
+    if asked.regex is not None:
+        return str(LLMatcher.grammar_from_regex(asked.regex))
+    return str(LLMatcher.grammar_from_lark(any_to_lark(str(asked.grammar))))
+
+
+def _literal(text: str) -> str:
+    """Return a regular expression of just this text."""
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def _dead_end(matcher: "LLMatcher") -> str:
+    """Return why no text begins as the grammar says, as far as that shows at once; otherwise an empty text."""
+    if forced := matcher.compute_ff_tokens():
+        matcher.consume_tokens(forced)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return str(matcher.get_error())
+
+
+def _on_a_deep_stack(work: Callable[[], None]) -> None:
+    with _STACK_LOCK:
+        before = threading.stack_size(_STACK)
+        try:
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+
+
+def _one_line(trouble: str) -> str:
+    """Return the line of a library's message that says what is wrong, without advice that a request cannot follow."""
+    lines = trouble.strip().splitlines() or [""]
+    line = next((one for one in lines if one.startswith("error: ")), lines[0])
+    line = line.split(". Enable ")[0].split("; try ")[0].split("; consider ")[0]
+    known = {"NoExtensionBias": "no text has this form", "NoExtension": "no text has this form"}
+    return known.get(line, line)[:300]

@@ -1,0 +1,223 @@
+"""What a request's parameters do to its logits before temperature and filters.
+
+Order: penalties, bias, the user's own processors, then whatever forbids tokens, so that what is forbidden stays so.
+Rows are edited with numpy: single additions, products and quotients in float32, whose bits depend on their operands
+alone.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from parlay.errors import RequestError
+from parlay.sampling.tally import Tally
+from parlay.types.params import SamplingParams
+from parlay.types.processor import LogitsProcessor, RowProcessor
+
+
+class Processor(ABC):
+    """One link of a request's chain; see `RowProcessor`.
+
+    Attributes:
+        pure: whether it may be called at nodes that are never emitted, and is worth it for guesses.
+    """
+
+    pure: ClassVar[bool] = True
+
+    @abstractmethod
+    def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        """Change `row` in place."""
+
+    def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        """Change a proposer's row in place."""
+        if self.pure:
+            self.process(known, path, row)
+
+
+class Chain:
+    """A request's processors, applied one after another."""
+
+    def __init__(self, links: Sequence[Processor]) -> None:
+        self._links = tuple(links)
+
+    def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        """Apply every link."""
+        for link in self._links:
+            link.process(known, path, row)
+
+    def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        """Apply the pure links, to a proposer's row."""
+        for link in self._links:
+            link.guide(known, path, row)
+
+
+class Penalties(Processor):
+    """Makes tokens that occurred less likely (or more), in vLLM's way.
+
+    First repetition, for tokens of prompt and output: positive logits are divided by it, others multiplied. Then, for
+    tokens of the output: frequency times the number of occurrences is subtracted, then presence.
+
+    Source of the first: Keskar et al. 2019 (arXiv 1909.05858).
+    """
+
+    def __init__(self, repetition: float, frequency: float, presence: float, prompt: Sequence[int]) -> None:
+        self._repetition = np.float32(repetition)
+        self._frequency = np.float32(frequency)
+        self._presence = np.float32(presence)
+        self._tally = Tally(prompt if repetition != 1 else ())
+        self._counted = 0
+
+    def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        """Scale and subtract."""
+        for token in known[self._counted :]:
+            self._tally.add(token)
+        self._counted = len(known)
+        for token in path:
+            self._tally.add(token)
+        ids, counts = self._tally.table
+        logits = row.numpy()
+        own = logits[ids]
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self._repetition != 1:
+                own = np.where(own > 0, own / self._repetition, own * self._repetition)
+            own -= self._frequency * counts
+            own -= self._presence * (counts > 0)
+        logits[ids] = own
+        for token in reversed(path):
+            self._tally.take_back(token)
+
+
+class Bias(Processor):
+    """Adds to some tokens' logits."""
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._ids = np.array(list(bias), dtype=np.int64)
+        self._bias = np.array(list(bias.values()), dtype=np.float32)
+
+    def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        """Add."""
+        row.numpy()[self._ids] += self._bias
+
+
+class Own(Processor):
+    """The user's functions: called once for each emitted token, so never for a guess."""
+
+    pure = False
+
+    def __init__(self, functions: Sequence[LogitsProcessor]) -> None:
+        self._functions = functions
+
+    def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        """Call them in order, each with a list of its own.
+
+        Raises:
+            RequestError: one of them raises, or does not return as many logits as it was given.
+        """
+        for function in self._functions:
+            name = getattr(function, "__name__", type(function).__name__)
+            try:
+                logits = function([*known, *path], row)
+            except Exception as error:  # it may raise anything, and other requests share the step
+                raise RequestError(f"the logits processor {name} raised {type(error).__name__}: {error}") from error
+            if not isinstance(logits, Tensor) or logits.shape != row.shape:
+                raise RequestError(f"the logits processor {name} must return a tensor like the logits it is given")
+            if logits is not row:
+                row.copy_(logits)
+
+
+class Allow(Processor):
+    """Forbids all tokens but some."""
+
+    def __init__(self, allowed: Sequence[int]) -> None:
+        self._ids = np.array(allowed, dtype=np.int64)
+
+    def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        """Keep the allowed ones."""
+        logits = row.numpy()
+        kept = logits[self._ids]
+        logits.fill(-np.inf)
+        logits[self._ids] = kept
+
+
+class Prolong(Processor):
+    """Forbids tokens that end the output until it has a length."""
+
+    def __init__(self, min_tokens: int, ends: frozenset[int]) -> None:
+        self._min_tokens = min_tokens
+        self._ids = np.array(sorted(ends), dtype=np.int64)
+
+    def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        """Forbid while the output is shorter."""
+        if len(known) + len(path) < self._min_tokens:
+            row.numpy()[self._ids] = -np.inf
+
+
+class BadWords(Processor):
+    """Forbids the token that would complete a sequence of tokens in the output.
+
+    Where no other token is left, the sequence may be completed: there must be a token to emit.
+    """
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self._words = [(tuple(word[:-1]), word[-1]) for word in words]
+        self._longest = max(len(word) for word in words) - 1
+
+    def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
+        """Forbid what would complete a word."""
+        recent = (*known[max(0, len(known) - self._longest) :], *path)
+        ids = [last for begin, last in self._words if recent[len(recent) - len(begin) :] == begin]
+        if not ids:
+            return
+        logits = row.numpy()
+        before = logits[ids]
+        logits[ids] = -np.inf
+        if logits.max() == -np.inf:
+            logits[ids] = before
+
+
+def prepare(
+    params: SamplingParams,
+    *,
+    prompt: Sequence[int],
+    ends: frozenset[int],
+    bad_words: Sequence[Sequence[int]],
+    vocab_size: int,
+    further: Sequence[Processor] = (),
+) -> RowProcessor | None:
+    """Return what changes a request's logits, or None where nothing does.
+
+    Args:
+        params: of the request, whose token ids are all below `vocab_size`.
+        prompt: its prompt's tokens.
+        ends: tokens that `min_tokens` is about.
+        bad_words: the tokens of `params.bad_words`, each at least one.
+        vocab_size: tokens there are.
+        further: links to put at the end.
+
+    Raises:
+        RequestError: the parameters leave no token to emit.
+    """
+    links: list[Processor] = []
+    if params.penalises:
+        links.append(Penalties(params.repetition_penalty, params.frequency_penalty, params.presence_penalty, prompt))
+    if params.logit_bias:
+        links.append(Bias(params.logit_bias))
+    if params.logits_processors:
+        links.append(Own(params.logits_processors))
+    if params.allowed_token_ids is not None:
+        links.append(Allow(params.allowed_token_ids))
+    if params.min_tokens and ends:
+        links.append(Prolong(params.min_tokens, ends))
+    if bad_words:
+        links.append(BadWords(bad_words))
+    allowed = set(range(vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids)
+    allowed -= {word[0] for word in bad_words if len(word) == 1}
+    if not (allowed - ends if params.min_tokens else allowed):
+        raise RequestError(
+            "allowed_token_ids, bad_words and min_tokens together leave no token to emit; loosen one of them"
+        )
+    links.extend(further)
+    return Chain(links) if links else None

@@ -1,0 +1,123 @@
+"""What form a user may ask an answer to have."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from parlay.errors import RequestError, nearest
+
+# Characters of a grammar, and lines of one in EBNF. Compilers recurse along rules, and some work grows quadratically.
+LONGEST, MOST_LINES = 1 << 17, 2000
+
+_FORMATS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """The form that an answer has; one of the first five is given. Names are vLLM's.
+
+    Attributes:
+        json: a JSON schema, as text or as a mapping; properties come in the schema's order.
+        json_object: any JSON object.
+        regex: a regular expression that the whole answer matches; no look-around, no back-references.
+        choice: the answer is one of these strings.
+        grammar: a grammar in EBNF, with rules such as `root ::= "yes" | "no"`, or in Lark's notation.
+        disable_any_whitespace: JSON is written without white space between its parts.
+
+    Raises:
+        RequestError: not just one form is given, or it is malformed or too long.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | list[str] | None = None
+    grammar: str | None = None
+    disable_any_whitespace: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("json_object", "disable_any_whitespace"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        given = [name for name in _FORMATS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            asked = " and ".join(given) or "none of them"
+            raise RequestError(f"structured_outputs takes just one of {', '.join(_FORMATS)}; {asked} was given")
+        if self.disable_any_whitespace and not given[0].startswith("json"):
+            raise RequestError(f"disable_any_whitespace is about JSON; leave it out beside {given[0]}")
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _choices(self.choice))
+        for name in ("regex", "grammar"):
+            if getattr(self, name) is not None:
+                _check_text(name, getattr(self, name))
+        if self.grammar is not None and self.grammar.count("\n") > MOST_LINES:
+            raise RequestError(f"grammar has more than {MOST_LINES} lines; write a smaller one")
+
+    @property
+    def form(self) -> str:
+        """Which form is asked for."""
+        return next(name for name in _FORMATS if getattr(self, name) not in (None, False))
+
+    @classmethod
+    def parse(cls, value: "StructuredOutputsParams | Mapping[str, Any]") -> "StructuredOutputsParams":
+        """Return `value` as parameters.
+
+        Raises:
+            RequestError: an unknown key, or what the class refuses.
+        """
+        if isinstance(value, StructuredOutputsParams):
+            return value
+        if not isinstance(value, Mapping):
+            raise RequestError(f"structured_outputs must be a mapping such as {{'regex': '[0-9]+'}}, not {value!r}")
+        known = {f.name for f in fields(cls)}
+        for key in value:
+            if key not in known:
+                raise RequestError(f"unknown key {key!r} in structured_outputs{nearest(str(key), known)}")
+        return cls(**value)
+
+
+def _schema_text(schema: object) -> str:
+    """Return a schema as text, which can be hashed and no longer changes."""
+    if isinstance(schema, str):
+        _check_text("json", schema)
+    try:
+        if isinstance(schema, str):
+            schema = json.loads(schema)
+        text = json.dumps(schema, allow_nan=False, ensure_ascii=False, default=_plain)
+    except RecursionError:
+        raise RequestError("json is nested too deeply; write a flatter schema") from None
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"json is not a JSON schema: {error}") from None
+    if not isinstance(schema, Mapping):
+        raise RequestError(f"json must be a JSON schema, which is an object, not {type(schema).__name__}")
+    _check_text("json", text)
+    return text
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} has no place in JSON")
+
+
+def _choices(choice: object) -> tuple[str, ...]:
+    if isinstance(choice, str) or not isinstance(choice, Sequence) or not choice:
+        raise RequestError(f"choice must be a list of at least one string, not {choice!r}"[:200])
+    if not all(isinstance(option, str) and option for option in choice):
+        raise RequestError("choice must be strings of at least one character")
+    _check_text("choice", "".join(choice))
+    return tuple(choice)
+
+
+def _check_text(name: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise RequestError(f"{name} must be text, not {type(text).__name__}")
+    if len(text) > LONGEST:
+        raise RequestError(f"{name} has {len(text)} characters and may have {LONGEST}; write a smaller one")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{name} is not valid Unicode") from None
