@@ -208,6 +208,7 @@ def test_one_sequence_may_take_the_whole_cache(make_llm: MakeLLM) -> None:
         ({"speculative": {"enabled": "no"}}, "enabled must be true or false"),
         ({"speculative": False}, "must be a mapping"),
         ({"speculative": {"enable": False}}, "did you mean 'enabled'"),
+        ({"speculative": {"method": 3}}, "method must be the name"),
     ],
     ids=str,
 )

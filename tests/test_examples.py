@@ -1,14 +1,45 @@
-"""Every example runs and prints something."""
+"""Every example runs and prints something; those in older words are told today's."""
 
+import ast
 import runpy
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+OLDER = ("speculative_model", "num_speculative_tokens", "ngram_", "speculative_draft_", "use_v2_block_manager")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_example(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(path), run_name="__main__")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.strip()
+    said = [str(w.message).split()[0] for w in caught if w.filename == str(path)]
+    older = [k for k in keywords(path) if k.startswith(OLDER)]
+    assert sorted(said) == sorted(older)
+    assert bool(older) == ("v06" in path.stem)
+
+
+@pytest.mark.parametrize("name", ["draft_model", "ngram"])
+def test_older_words_mean_the_same(name: str) -> None:
+    """What the two ages of vLLM's documents write starts engines that speculate alike."""
+    from parlay.config import modernise
+
+    now = keywords(EXAMPLES[0].parent / f"vllm_{name}.py")["speculative_config"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        left, then = modernise(keywords(EXAMPLES[0].parent / f"vllm_v06_{name}.py"), None)
+    assert left == {"model": "tiny-code", "tensor_parallel_size": 1}
+    assert then.items() >= {k: v for k, v in now.items() if (k, v) != ("method", "draft_model")}.items()
+
+
+def keywords(path: Path) -> dict[str, Any]:
+    """Return what an example calls `LLM` with by keyword."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "LLM":
+            return {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg}
+    return {}

@@ -13,6 +13,7 @@ import pytest
 
 import parlay
 from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.engine.chat import ChatOptions
 from parlay.engine.request import Request
 from parlay.engine.stats import EngineStats
 from parlay.proposers.select import proposers
@@ -25,6 +26,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 CONFIGS = [
     EngineConfig,
     SpeculativeConfig,
+    ChatOptions,
     parlay.SamplingParams,
     parlay.SpeculationOverride,
     parlay.StructuredOutputsParams,
@@ -44,7 +46,7 @@ def test_the_public_surface() -> None:
     exported = {
         name for name, value in vars(parlay).items() if getattr(value, "__module__", "").startswith("parlay.")
     }
-    assert exported | {"LLM", "__version__"} == set(parlay.__all__)
+    assert exported | {"AsyncLLM", "LLM", "__version__"} == set(parlay.__all__)
     assert len(parlay.__all__) == len(set(parlay.__all__))
     assert all(hasattr(parlay, name) for name in parlay.__all__)
     with pytest.raises(AttributeError, match="LMM"):

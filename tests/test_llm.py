@@ -1,5 +1,6 @@
 """The offline interface."""
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -171,6 +172,37 @@ def test_a_bad_conversation_costs_the_others_nothing(make_llm: MakeLLM) -> None:
 
 def test_progress_goes_to_stderr(make_llm: MakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm = make_llm()
-    llm.generate([PROMPT] * 2, PARAMS, progress=True)
+    llm.generate([PROMPT] * 2, PARAMS, use_tqdm=True)
     llm.generate([PROMPT] * 2, PARAMS)
     assert capsys.readouterr().out == ""
+
+
+def test_each_request_speculates_as_it_likes(make_llm: MakeLLM) -> None:
+    """Off, at most k, by name: in one batch, with the same tokens."""
+    for method in ("ngram", "draft_model"):
+        llm = make_llm(method, 4)
+        wishes: list[Any] = [None, {"enabled": False}, {"method": "none"}, {"num_speculative_tokens": 1}]
+        wishes += [{"method": method}, {"method": method, "num_speculative_tokens": 2}]
+        params = [dataclasses.replace(PARAMS, max_tokens=24, speculative=wish) for wish in wishes]
+        free, off, none, one, named, two = llm.generate([PROMPT] * len(wishes), params)
+        assert len({str(answer(output)) for output in (free, off, none, one, named, two)}) == 1
+        assert off.metrics.drafted == none.metrics.drafted == 0
+        assert free.metrics.drafted > 0
+        assert len(one.metrics.accepted_per_position) <= 1 < len(named.metrics.accepted_per_position)
+        assert len(two.metrics.accepted_per_position) <= 2
+        assert 0 < one.metrics.drafted == one.metrics.drafts
+        assert two.metrics.drafted <= 2 * two.metrics.drafts
+
+
+def test_a_method_that_is_not_loaded(make_llm: MakeLLM) -> None:
+    llm = make_llm("ngram", 3)
+    asked = dataclasses.replace(PARAMS, speculative={"method": "ngrm"})
+    with pytest.raises(
+        RequestError, match=r"'ngrm' is not loaded .did you mean 'ngram'\?.; name it in speculative_config"
+    ):
+        llm.generate(PROMPT, asked)
+    with pytest.raises(RequestError, match="'draft_model' is not loaded"):
+        make_llm().generate(PROMPT, dataclasses.replace(PARAMS, speculative={"method": "draft_model"}))
+    good, bad = llm.generate([PROMPT, PROMPT], [PARAMS, asked])
+    assert isinstance(bad.error, RequestError)
+    assert answer(good) == answer(make_llm().generate(PROMPT, PARAMS)[0])

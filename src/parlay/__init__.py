@@ -1,6 +1,6 @@
 """parlay: a language model engine whose heart is speculative decoding.
 
-Importing this package is cheap: torch is loaded when an `LLM` is first asked for.
+Importing this package is cheap: torch is loaded when an `LLM` or an `AsyncLLM` is first asked for.
 """
 
 from importlib import import_module
@@ -19,6 +19,7 @@ from parlay.types.params import SamplingParams, SpeculationOverride
 from parlay.types.structured import StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from parlay.async_llm import AsyncLLM
     from parlay.llm import LLM
 
 _env.prepare_process()
@@ -26,6 +27,7 @@ _env.prepare_process()
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CapacityError",
     "CompletionOutput",
     "ConfigError",
@@ -42,7 +44,11 @@ __all__ = [
 ]
 
 
+# What loads torch, and where it lives.
+_LAZY = {"LLM": "parlay.llm", "AsyncLLM": "parlay.async_llm"}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "LLM":
-        return import_module("parlay.llm").LLM
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'parlay' has no attribute {name!r}")

@@ -5,7 +5,8 @@ from numbers import Integral
 from os import PathLike, fspath
 from typing import Any
 
-from parlay.config import EngineConfig, SpeculativeConfig, build
+from parlay.config import EngineConfig, SpeculativeConfig, modernise
+from parlay.engine.chat import ChatOptions
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request, best
 from parlay.errors import ConfigError, RequestError
@@ -13,7 +14,7 @@ from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-Messages = Sequence[dict[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -36,15 +37,21 @@ class LLM:
         Args:
             model: a directory in Hugging Face format, or the name of an embedded model.
             speculative_config: how to speculate; None decodes plainly.
-            **options: fields of `EngineConfig`.
+            **options: fields of `EngineConfig`. The keywords of vLLM 0.6 work too, each with a `DeprecationWarning`.
 
         Raises:
             ConfigError: an unknown option, or one out of range.
             ModelError: a model cannot be found, read or served.
             CapacityError: memory does not suffice for one sequence.
         """
-        config = build(EngineConfig, {"model": fspath(model), **options}, "option")
+        options, speculative_config = modernise(options, speculative_config, stacklevel=2)
+        config = EngineConfig.parse({"model": fspath(model), **options})
         self.engine = Engine(config, SpeculativeConfig.parse(speculative_config))
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called: `served_model_name`, or else `model`."""
+        return self.engine.config.model_name
 
     @property
     def numerics_id(self) -> str:
@@ -55,15 +62,14 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        progress: bool | None = None,
+        use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt.
 
         Args:
             prompts: one or many; each is text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
             sampling_params: for all, or one for each prompt.
-            progress: show a progress bar on stderr; None shows one on a terminal when there are many prompts.
+            use_tqdm: show a progress bar on stderr; None shows one on a terminal when there are many prompts.
 
         Returns:
             One output a prompt, in order. Of many prompts, one that cannot be served or fails has `error` set and
@@ -74,34 +80,51 @@ class LLM:
             ConfigError: the numbers of prompts and parameters differ.
         """
         many = _prompts(prompts)
-        return self._complete(many, _spread(sampling_params, len(many)), progress)
+        return self._complete(many, _spread(sampling_params, len(many)), use_tqdm)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        progress: bool | None = None,
+        use_tqdm: bool | None = None,
+        **template_options: Any,
     ) -> list[RequestOutput]:
-        """Complete one or many conversations through the model's chat template; otherwise as `generate`."""
+        """Complete one or many conversations through the model's chat template; otherwise as `generate`.
+
+        Args:
+            messages: one conversation, a list of mappings with `role` and `content`, or a list of conversations.
+            sampling_params: for all, or one for each conversation.
+            use_tqdm: as in `generate`.
+            **template_options: as in `chat_prompt`.
+        """
         many = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        options = ChatOptions.parse(template_options)
         prompts: list[Prompt | RequestError] = []
         for conversation in many:
             try:
-                prompts.append(self.chat_prompt(conversation))  # type: ignore[arg-type]
+                prompts.append(self._chat_prompt(conversation, options))  # type: ignore[arg-type]
             except RequestError as error:
                 prompts.append(error)
-        return self._complete(prompts, _spread(sampling_params, len(many)), progress)
+        return self._complete(prompts, _spread(sampling_params, len(many)), use_tqdm)
 
-    def chat_prompt(self, messages: Messages) -> Prompt:
+    def chat_prompt(self, messages: Messages, **template_options: Any) -> Prompt:
         """Return the prompt that the chat template makes of a conversation.
 
         Special tokens are the template's business: the tokenizer adds none of its own.
 
+        Args:
+            messages: mappings with `role` and `content`.
+            **template_options: fields of `ChatOptions`: `chat_template`, `add_generation_prompt`,
+                `continue_final_message`, `tools`, `chat_template_kwargs`.
+
         Raises:
-            RequestError: the model has no chat template, or the template refuses the messages.
+            ConfigError: an unknown option, or options that contradict each other.
+            RequestError: there is no chat template, or the template refuses the messages.
         """
-        text = self.engine.codec.chat(messages)
+        return self._chat_prompt(messages, ChatOptions.parse(template_options))
+
+    def _chat_prompt(self, messages: Messages, options: ChatOptions) -> Prompt:
+        text = self.engine.codec.chat(messages, options)
         return {"prompt": text, "prompt_token_ids": self.engine.codec.encode(text, add_special_tokens=False)}
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -114,7 +137,7 @@ class LLM:
         if params.candidates > params.n:
             self.engine.refuse()
             raise RequestError("best_of above n cannot be streamed; leave it out, or use generate")
-        requests = self._add(prompt, params)
+        requests = self.submit(prompt, params)
         return self._follow(prompt, requests)
 
     def _follow(self, prompt: Prompt, requests: list[Request]) -> Iterator[RequestOutput]:
@@ -128,7 +151,7 @@ class LLM:
                 if failed is not None:
                     raise failed
                 if emitted > shown or finished:
-                    yield self._output(prompt, requests, None)
+                    yield self.output(prompt, requests)
                 if finished:
                     return
                 shown = emitted
@@ -138,7 +161,7 @@ class LLM:
                 self.engine.abort(request)
 
     def _complete(
-        self, prompts: Sequence[Prompt | RequestError], params: Sequence[SamplingParams], progress: bool | None
+        self, prompts: Sequence[Prompt | RequestError], params: Sequence[SamplingParams], use_tqdm: bool | None
     ) -> list[RequestOutput]:
         groups: list[list[Request]] = []
         errors: list[RequestError | None] = []
@@ -147,12 +170,12 @@ class LLM:
                 groups.append([])
                 errors.append(None)
                 try:
-                    groups[-1] = self._add(prompt, own)
+                    groups[-1] = self.submit(prompt, own)
                 except RequestError as error:
                     if len(prompts) == 1:
                         raise
                     errors[-1] = error
-            self._run([r for group in groups for r in group], progress)
+            self._run([r for group in groups for r in group], use_tqdm)
         except BaseException:
             # Interrupted or failed: leave nothing behind for the next call.
             for group in groups:
@@ -165,9 +188,19 @@ class LLM:
                 if len(prompts) == 1:
                     raise failed
                 groups[i], errors[i] = [], failed
-        return [self._output(*one) for one in zip(prompts, groups, errors, strict=True)]
+        return [self.output(*one) for one in zip(prompts, groups, errors, strict=True)]
 
-    def _add(self, prompt: Prompt | RequestError, params: SamplingParams) -> list[Request]:
+    def submit(self, prompt: Prompt | RequestError, params: SamplingParams, **more: Any) -> list[Request]:
+        """Queue a prompt without running anything: what other faces of the engine are built on.
+
+        Args:
+            prompt: as in `generate`, or why there is none.
+            params: how tokens are chosen.
+            **more: `priority`, `tenant` and `timeout`, as in `Engine.add`.
+
+        Raises:
+            RequestError: the prompt cannot be served; it counts nevertheless, so that seeds of others do not shift.
+        """
         try:
             if isinstance(prompt, RequestError):
                 raise prompt
@@ -175,10 +208,10 @@ class LLM:
         except RequestError:
             self.engine.refuse()
             raise
-        return self.engine.add(content, params)
+        return self.engine.add(content, params, **more)
 
-    def _run(self, requests: list[Request], progress: bool | None) -> None:
-        show = progress if progress is not None else len(requests) > 1
+    def _run(self, requests: list[Request], use_tqdm: bool | None) -> None:
+        show = use_tqdm if use_tqdm is not None else len(requests) > 1
         if not show:
             while any(r.finish_reason is None for r in requests):
                 self.engine.step()
@@ -194,7 +227,7 @@ class LLM:
             TextColumn("{task.fields[speed]:,.0f} tokens/s"),
             TimeRemainingColumn(),
         )
-        disable = progress is None and not console.is_terminal
+        disable = use_tqdm is None and not console.is_terminal
         with Progress(*columns, console=console, transient=True, disable=disable) as bar:
             task = bar.add_task("generating", total=len(requests), speed=0.0)
             before = self.engine.stats.emitted
@@ -205,9 +238,10 @@ class LLM:
                     speed = (self.engine.stats.emitted - before) / elapsed
                     bar.update(task, completed=done, speed=speed)
 
-    def _output(
-        self, prompt: Prompt | RequestError, requests: list[Request], error: RequestError | None
+    def output(
+        self, prompt: Prompt | RequestError, requests: list[Request], error: RequestError | None = None
     ) -> RequestOutput:
+        """Return what submitted requests of one prompt have so far, or why there are none."""
         return RequestOutput(
             request_id=requests[0].request_id if requests else None,
             prompt=_prompt_text(prompt),

@@ -55,7 +55,7 @@ def logits_of(model: str | Path, tokens: list[int], dtype: torch.dtype) -> Tenso
 def complete(model: str | Path, **options: Any) -> list[CompletionOutput]:
     llm = LLM(str(model), max_model_len=256, max_num_seqs=8, **options)
     asked = [(p, params_for(p, temperature)) for p in load_prefixes(3) for temperature in (0.0, 0.8)]
-    results = llm.generate([p.tokens for p, _ in asked], [params for _, params in asked], progress=False)
+    results = llm.generate([p.tokens for p, _ in asked], [params for _, params in asked], use_tqdm=False)
     return [result.outputs[0] for result in results]
 
 

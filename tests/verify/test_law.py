@@ -55,7 +55,7 @@ def sample(make_llm: MakeLLM, small: tuple[Path, Path]) -> Sample:
         )
         law = joint_law(llm, params)
         asks = [SamplingParams(max_tokens=3, seed=seed * 7919, **params) for seed in range(SEEDS)]
-        outputs = llm.generate([PROMPT] * SEEDS, asks, progress=False)
+        outputs = llm.generate([PROMPT] * SEEDS, asks, use_tqdm=False)
         # The law mixes both ways: some of these tokens were drafted, some were not.
         drafted = sum(method in output.outputs[0].sources[:2] for output in outputs)
         assert SEEDS / 20 < drafted < SEEDS - SEEDS / 20

@@ -76,7 +76,7 @@ def _complete(llm: LLM, prefixes: list[Prefix], batch_size: int, temperature: fl
     outputs = []
     for start in range(0, len(prefixes), batch_size):
         batch = prefixes[start : start + batch_size]
-        results = llm.generate([p.tokens for p in batch], [params_for(p, temperature) for p in batch], progress=False)
+        results = llm.generate([p.tokens for p in batch], [params_for(p, temperature) for p in batch], use_tqdm=False)
         outputs += [r.outputs[0] for r in results]
     return outputs
 

@@ -92,7 +92,7 @@ def _compare(
 
 def _parlay(llm: LLM, batch: list[tuple[int, ...]], new: int) -> list[list[int]]:
     params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
-    results = llm.generate(batch, params, progress=False)
+    results = llm.generate(batch, params, use_tqdm=False)
     return [list(r.outputs[0].token_ids) for r in results]
 
 

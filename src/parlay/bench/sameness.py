@@ -112,8 +112,8 @@ def _params(temperature: float, max_tokens: int) -> list[SamplingParams]:
 
 def _alone(llm: LLM, params: list[SamplingParams]) -> list[CompletionOutput]:
     pairs = zip(PROMPTS, params, strict=True)
-    return [llm.generate(prompt, own, progress=False)[0].outputs[0] for prompt, own in pairs]
+    return [llm.generate(prompt, own, use_tqdm=False)[0].outputs[0] for prompt, own in pairs]
 
 
 def _together(llm: LLM, params: list[SamplingParams]) -> list[CompletionOutput]:
-    return [output.outputs[0] for output in llm.generate(PROMPTS, params, progress=False)]
+    return [output.outputs[0] for output in llm.generate(PROMPTS, params, use_tqdm=False)]

@@ -1,7 +1,8 @@
 """Frozen configuration. Unknown keys are errors; nothing writes to a config after start."""
 
 from parlay.config.engine import EngineConfig
+from parlay.config.older import modernise
 from parlay.config.speculative import SpeculativeConfig
 from parlay.config.strict import build
 
-__all__ = ["EngineConfig", "SpeculativeConfig", "build"]
+__all__ = ["EngineConfig", "SpeculativeConfig", "build", "modernise"]

@@ -1,12 +1,18 @@
 """What an engine is started with."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from parlay.config.strict import build
 from parlay.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+
+# Other names of options.
+_ALIASES = {"kv_cache_memory_bytes": "kv_cache_memory"}
+_LOWEST_SEED, _HIGHEST_SEED = -(1 << 63), (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,24 +21,35 @@ class EngineConfig:
 
     Attributes:
         model: a directory in Hugging Face format, or the name of an embedded model.
+        tokenizer: a directory with another tokenizer.json than the model's own, or the name of an embedded model; its
+            chat template is taken too.
+        revision: branch, tag or commit of a model on a hub; refused for directories and embedded models, which have
+            one version.
+        trust_remote_code: always refused when true; a checkpoint's own Python is never run.
         dtype: of weights, activations and cache; `auto` takes the checkpoint's.
         max_model_len: longest sequence, prompt and output together; None takes the model's limit.
         max_num_seqs: requests that may run in one step.
         max_num_batched_tokens: rows that one step may run through the target; longer prompts go in chunks.
         block_size: tokens a cache block.
         num_blocks: blocks in the cache pool; None derives it from `kv_cache_memory`.
-        kv_cache_memory: bytes for the cache; None takes what `max_num_seqs` sequences of full length
-            need, up to a quarter of the memory that is free.
+        kv_cache_memory: bytes for the cache, also spelled `kv_cache_memory_bytes`; None takes what `max_num_seqs`
+            sequences of full length need, up to a quarter of the memory that the weights leave free.
+        gpu_memory_utilization: share of the device's free memory that weights and cache may take together; on a
+            `cpu` that is the machine's memory. Given, it replaces the quarter as the limit of the cache.
         enable_prefix_caching: keep computed blocks for prompts that begin alike.
         logprobs_mode: what reported log-probabilities are of: `raw_logprobs` of the model's own logits,
             `processed_logprobs` of what a token is drawn from, after penalties, masks, temperature and filters
             (at temperature 0, after penalties and masks). Those of a prompt are always raw.
         seed: from which requests without a seed derive theirs.
+        served_model_name: what the model is called by those who use it, and in reports; None takes `model`.
         tensor_parallel_size: ranks a layer is split over; only 1 so far.
-        device: only `cpu` so far.
+        device: `cpu`, which is what `auto` finds; others are not served so far.
     """
 
     model: str = "tiny-code"
+    tokenizer: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
     dtype: DType = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -40,9 +57,11 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_memory: int | None = None
+    gpu_memory_utilization: float | None = None
     enable_prefix_caching: bool = True
     logprobs_mode: LogprobsMode = "raw_logprobs"
     seed: int = 0
+    served_model_name: str | None = None
     tensor_parallel_size: int = 1
     device: str = "cpu"
 
@@ -54,7 +73,52 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
+        for name in ("model", "tokenizer", "revision", "served_model_name"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"{name} must not be empty; leave it out")
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")
+        if not _LOWEST_SEED <= self.seed <= _HIGHEST_SEED:
+            raise ConfigError(f"seed must be between {_LOWEST_SEED} and {_HIGHEST_SEED}, not {self.seed}")
+        if self.trust_remote_code:
+            raise ConfigError(
+                "trust_remote_code is refused: parlay runs no Python that comes with a checkpoint, since nobody here "
+                "has read it; leave it out, and the model is served if its architecture is"
+            )
         if self.tensor_parallel_size != 1:
             raise ConfigError(f"tensor_parallel_size={self.tensor_parallel_size} is not served yet; leave it at 1")
         if self.device != "cpu":
             raise ConfigError(f"device={self.device!r} is not served yet; leave it at 'cpu'")
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called by those who use it."""
+        return self.served_model_name or self.model
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> "EngineConfig":
+        """Return a config from what a user writes: some options have two names, dtypes several.
+
+        Raises:
+            ConfigError: an unknown option, one given under two names, of the wrong type, or out of range.
+        """
+        options = dict(values)
+        for alias, name in _ALIASES.items():
+            if alias in options:
+                if name in options:
+                    raise ConfigError(f"{alias} and {name} are two names of one option; give one of them")
+                options[name] = options.pop(alias)
+        if "dtype" in options:
+            options["dtype"] = _dtype(options["dtype"])
+        if options.get("device") == "auto":
+            options["device"] = "cpu"
+        return build(cls, options, "option", also=(*_ALIASES, "speculative_config"))
+
+
+def _dtype(value: object) -> str:
+    """Return a dtype's name from any that people use, torch's objects included."""
+    name = str(value).removeprefix("torch.")
+    if name in ("half", "float16"):
+        raise ConfigError(f"dtype {name!r} is not computed in; take 'bfloat16', whose range is larger, or 'float32'")
+    return {"float": "float32"}.get(name, name)

@@ -1,6 +1,6 @@
 """Building frozen dataclasses from what users write."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
@@ -11,13 +11,14 @@ from parlay.errors import ConfigError, nearest
 T = TypeVar("T")
 
 
-def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
+def build(cls: type[T], values: Mapping[str, Any], what: str, also: Iterable[str] = ()) -> T:
     """Return `cls(**values)` after checking every key and every type.
 
     Args:
         cls: a frozen dataclass.
         values: names and plain values, as from keyword arguments or JSON.
         what: names the thing in error messages, such as `"option"`.
+        also: further names to suggest for an unknown one.
 
     Raises:
         ConfigError: an unknown or missing key, or a value of the wrong type.
@@ -25,7 +26,7 @@ def build(cls: type[T], values: Mapping[str, Any], what: str) -> T:
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown {what} {key!r}{nearest(str(key), known)}")
+            raise ConfigError(f"unknown {what} {key!r}{nearest(str(key), {*known, *also})}")
     for name, f in known.items():
         if name not in values and f.default is MISSING and f.default_factory is MISSING:
             raise ConfigError(f"{what} {name!r} is needed")

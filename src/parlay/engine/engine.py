@@ -15,21 +15,23 @@ from parlay.engine.scheduler import Scheduler
 from parlay.engine.stats import EngineStats
 from parlay.engine.step import Worker, drive
 from parlay.engine.tokenizer import Detokenizer, TextCodec
-from parlay.errors import ConfigError, RequestError
+from parlay.errors import ConfigError, RequestError, nearest
 from parlay.kernels.select import select_kernels
 from parlay.kernels.trust import settle
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.log import logger
-from parlay.models.select import cache_spec, describe_model, load_model, resolve_dtype
+from parlay.models.config import ModelConfig
+from parlay.models.select import cache_spec, describe_model, find_model, load_model, resolve_dtype
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.proposers.select import make_proposer
+from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.grammar import Constraint, Grammars
 from parlay.sampling.processors import prepare
 from parlay.sampling.seeds import mix
 from parlay.types.output import CompletionOutput, Logprob, RequestMetrics
-from parlay.types.params import SamplingParams
+from parlay.types.params import SamplingParams, SpeculationOverride
 from parlay.types.plan import TokenLogprobs
 from parlay.types.processor import RowProcessor
 from parlay.types.structured import StructuredOutputsParams
@@ -58,14 +60,20 @@ class Engine:
         speculative = speculative or SpeculativeConfig()
         self.config = config
         model_config = describe_model(config.model)
+        if config.revision is not None:
+            raise ConfigError(
+                f"revision={config.revision!r} picks a version of a model on a hub, but {config.model!r} is on this "
+                "machine already; leave revision out"
+            )
         dtype = resolve_dtype(config.dtype, model_config)
         self.max_model_len = _model_len(config, model_config.max_position)
-        self.codec = TextCodec(model_config.path)
+        self.codec = _codec(config, model_config)
         proposer = make_proposer(speculative, TargetInfo(model_config, dtype, self.max_model_len))
         if speculative.num_speculative_tokens is not None and not proposer.default_length:
             raise ConfigError(f"method {speculative.method!r} drafts nothing; leave num_speculative_tokens out")
         groups = [cache_spec(model_config, dtype)] + ([proposer.cache] if proposer.cache else [])
-        num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory())
+        weights = weight_bytes(model_config, dtype) + proposer.weight_bytes
+        num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory(), weights)
 
         torch.set_num_threads(env.threads())
         kernels, trust = settle(select_kernels(config.device), cases(model_config, dtype), env.threads())
@@ -75,6 +83,7 @@ class Engine:
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
         proposer.load(Runtime(kernels, num_blocks, config.block_size, max_rows))
 
+        self._methods = (SpeculativeConfig().method, speculative.method)
         self._vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)
         self._grammars = Grammars(self.codec.tokenizer.to_str, self._vocab_size, sorted(self._eos))
@@ -149,6 +158,12 @@ class Engine:
         self._arrivals += 1
         tokens = self.encode(prompt)
         self._check_ids(params)
+        wish = params.speculative
+        if isinstance(wish, SpeculationOverride) and wish.method not in (None, *self._methods):
+            raise RequestError(
+                f"the speculative method {wish.method!r} is not loaded{nearest(str(wish.method), self._methods)}; "
+                "name it in speculative_config when the engine is started"
+            )
         form = params.structured_outputs
         assert form is None or isinstance(form, StructuredOutputsParams)
         constraints = [self._grammars.start(form) if form else None for _ in range(params.candidates)]
@@ -304,6 +319,19 @@ def _metrics(counts: Counts, emitted: int) -> RequestMetrics:
         first_token=counts.first_token,
         finished=counts.finished,
     )
+
+
+def _codec(config: EngineConfig, model: ModelConfig) -> TextCodec:
+    if config.tokenizer is None:
+        return TextCodec(model.path)
+    codec = TextCodec(find_model(config.tokenizer))
+    size = codec.tokenizer.get_vocab_size()
+    if size > model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer {config.tokenizer!r} has {size} tokens, more than the {model.vocab_size} of the model "
+            f"{config.model!r}; give the tokenizer it was trained with"
+        )
+    return codec
 
 
 def _model_len(config: EngineConfig, limit: int) -> int:

@@ -1,4 +1,4 @@
-"""How many cache blocks there are, decided before any weights are read."""
+"""How many cache blocks there are, and whether they and the weights fit; decided before any weights are read."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,12 @@ from parlay.config import EngineConfig
 from parlay.errors import CapacityError
 from parlay.types.cache import CacheSpec
 
-_SHARE = 4  # of free memory, unless the user says otherwise: one part in four
+_SHARE = 4  # of the memory that weights leave free, unless the user says otherwise: one part in four
 
 
-def count_blocks(config: EngineConfig, groups: Sequence[CacheSpec], max_model_len: int, available: int) -> int:
+def count_blocks(
+    config: EngineConfig, groups: Sequence[CacheSpec], max_model_len: int, available: int, weights: int = 0
+) -> int:
     """Return the size of the pool.
 
     Args:
@@ -17,27 +19,37 @@ def count_blocks(config: EngineConfig, groups: Sequence[CacheSpec], max_model_le
         groups: every layer group that shares the pool's block ids.
         max_model_len: longest sequence.
         available: bytes of memory that are free.
+        weights: bytes that the weights of all models will take.
 
     Raises:
-        CapacityError: one sequence of full length would not fit.
+        CapacityError: one sequence of full length would not fit, or weights and cache together would not.
     """
     per_block = config.block_size * sum(g.bytes_per_token for g in groups)
     one_sequence = -(-max_model_len // config.block_size)
+    share = config.gpu_memory_utilization
+    limit = available if share is None else int(share * available)
+    limit_name = f"{limit} bytes are free" + ("" if share is None else f" under gpu_memory_utilization={share}")
     if config.num_blocks is not None:
         blocks = config.num_blocks
     elif config.kv_cache_memory is not None:
         blocks = config.kv_cache_memory // per_block
     else:
-        blocks = min(one_sequence * config.max_num_seqs, available // _SHARE // per_block)
+        if weights >= limit:
+            raise CapacityError(
+                f"the weights take {weights} bytes but only {limit_name}; "
+                "take a smaller model or dtype, or free memory"
+            )
+        left = limit - weights
+        blocks = min(one_sequence * config.max_num_seqs, (left if share else left // _SHARE) // per_block)
     if blocks < one_sequence:
         raise CapacityError(
             f"the cache has room for {blocks * config.block_size} tokens but one sequence may have "
             f"{max_model_len}; lower max_model_len or give the cache {one_sequence * per_block} bytes "
             f"(kv_cache_memory)"
         )
-    if blocks * per_block > available:
+    if weights + blocks * per_block > limit:
         raise CapacityError(
-            f"the cache would take {blocks * per_block} bytes but only {available} are free; "
+            f"the weights would take {weights} bytes and the cache {blocks * per_block}, but only {limit_name}; "
             "lower kv_cache_memory or num_blocks"
         )
     return blocks

@@ -122,7 +122,7 @@ class Request:
         if wish is None:
             return engine_limit
         assert isinstance(wish, SpeculationOverride)
-        if not wish.enabled:
+        if not wish.enabled or wish.method == "none":
             return 0
         return min(engine_limit, wish.num_speculative_tokens or engine_limit)
 

@@ -1,12 +1,12 @@
 """Text to tokens and back."""
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
+from parlay.engine.chat import ChatOptions, render
 from parlay.errors import RequestError
 from parlay.models.config import read_json
 from parlay.models.tokenizer import read_tokenizer
@@ -56,30 +56,21 @@ class TextCodec:
         """Return one token's text, special or not."""
         return self.decode([token], skip_special_tokens=False)
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> str:
+    def chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
         """Return the prompt that the model's chat template makes of `messages`.
 
         Raises:
-            RequestError: the model has no chat template, or the template refuses the messages.
+            RequestError: there is no chat template, or the template refuses the messages.
         """
-        if self._template is None:
-            raise RequestError("this model has no chat template; use generate with a prompt of your own")
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        special = {k: _text(v) for k, v in self._config.items() if k.endswith("_token") and v}
-        try:
-            return environment.from_string(self._template).render(
-                messages=list(messages),
-                add_generation_prompt=True,
-                raise_exception=_refuse,
-                strftime_now=lambda form: datetime.now().strftime(form),
-                **special,
+        options = options or ChatOptions()
+        template = options.chat_template or self._template
+        if template is None:
+            raise RequestError(
+                "this model has no chat template; "
+                "give one as chat_template, or use generate with a prompt of your own"
             )
-        except RequestError:
-            raise
-        except Exception as error:  # a template's expressions may raise anything
-            raise RequestError(f"the chat template refuses these messages: {error}") from None
+        special = {k: _text(v) for k, v in self._config.items() if k.endswith("_token") and v}
+        return render(template, messages, special, options)
 
 
 class Detokenizer:
@@ -157,8 +148,3 @@ def _template(value: Any) -> str | None:
         named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
         value = named.get("default")
     return value if isinstance(value, str) else None
-
-
-def _refuse(message: str) -> None:
-    """What templates call to refuse messages."""
-    raise RequestError(f"the chat template refuses these messages: {message}")

@@ -53,10 +53,12 @@ class Proposer(ABC):
     Attributes:
         default_length: nodes a draft when the user does not say; 0 for a proposer that never drafts.
         cache: cache layers of its own on the pool's block ids, or None.
+        weight_bytes: memory that weights of its own will take.
     """
 
     default_length: ClassVar[int] = 5
     cache: CacheSpec | None = None
+    weight_bytes: int = 0
 
     @abstractmethod
     def __init__(self, options: Any, target: TargetInfo) -> None:

@@ -24,6 +24,7 @@ from parlay.models.select import cache_spec, describe_model, load_model
 from parlay.models.tokenizer import read_tokenizer
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.runner.batch import Stretch, flatten, single_rows, table_array
+from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.sampler import draw, filter_tensors, seed_tensor, temperature_tensor
 from parlay.types.draft import Draft
@@ -71,6 +72,7 @@ class Proposer(DeviceProposer):
         self._config = describe_model(options.model)
         _check_vocabulary(self._config, target.config)
         self.cache = cache_spec(self._config, target.dtype)
+        self.weight_bytes = weight_bytes(self._config, target.dtype)
 
     def load(self, runtime: Runtime) -> None:
         """Read the draft model's weights and allocate its cache layers."""

@@ -23,10 +23,13 @@ class SpeculationOverride:
     Attributes:
         enabled: False decodes this request plainly.
         num_speculative_tokens: at most this many tokens a draft; None keeps the engine's number.
+        method: who guesses, of the methods that the engine has loaded; `none` decodes plainly, None leaves it to the
+            engine.
     """
 
     enabled: bool = True
     num_speculative_tokens: int | None = None
+    method: str | None = None
 
     def __post_init__(self) -> None:
         _boolean("enabled", self.enabled)
@@ -36,6 +39,8 @@ class SpeculationOverride:
                 f"num_speculative_tokens must be an integer of at least 1, not {k!r}; "
                 "to decode plainly set enabled to false"
             )
+        if self.method is not None and not isinstance(self.method, str):
+            raise RequestError(f"method must be the name of a loaded speculative method, not {self.method!r}")
 
     @classmethod
     def parse(cls, value: "SpeculationOverride | Mapping[str, Any]") -> "SpeculationOverride":

@@ -1,0 +1,72 @@
+"""The keywords in which vLLM's documents spoke of speculation up to version 0.6, in today's words."""
+
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from parlay.errors import ConfigError
+
+# What each is called inside `speculative_config`.
+_RENAMED = {
+    "speculative_model": "model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+}
+_NEEDLESS = {"use_v2_block_manager": "there is one block manager, which speculates"}
+
+
+def modernise(options: Mapping[str, Any], speculative: Any, stacklevel: int = 1) -> tuple[dict[str, Any], Any]:
+    """Return options without older keywords, and the speculative config, which now says what they said.
+
+    Every older keyword gives a `DeprecationWarning` with what to write now.
+
+    Args:
+        options: keyword arguments of an engine.
+        speculative: `speculative_config` as given, or None.
+        stacklevel: whose code to blame: 1 for the caller of this function, 2 for the caller's caller, ...
+
+    Raises:
+        ConfigError: older keywords beside `speculative_config`, or without `speculative_model`.
+    """
+    older = {key: value for key, value in options.items() if key in _RENAMED and value is not None}
+    if older and speculative is not None:
+        raise ConfigError(f"{next(iter(older))} and speculative_config contradict each other; write the latter alone")
+    if older and "speculative_model" not in older:
+        now = {_RENAMED[key]: value for key, value in older.items()}
+        raise ConfigError(
+            f"{next(iter(older))} needs a method: write speculative_config={{'method': ..., {_inner(now)}}}"
+        )
+    if older:
+        speculative = _translate(older)
+    for key in options:
+        if key in older:
+            advice = f"write speculative_config={speculative!r}"
+        elif key in _RENAMED:
+            advice = "leave it out"
+        elif key in _NEEDLESS:
+            advice = f"nothing is needed: {_NEEDLESS[key]}"
+        else:
+            continue
+        warnings.warn(f"{key} is an older keyword; {advice}", DeprecationWarning, stacklevel=stacklevel + 1)
+    return {k: v for k, v in options.items() if k not in _RENAMED and k not in _NEEDLESS}, speculative
+
+
+def _translate(older: Mapping[str, Any]) -> dict[str, Any]:
+    now = {_RENAMED[key]: value for key, value in older.items()}
+    name = now.pop("model")
+    if not isinstance(name, str):
+        raise ConfigError(f"speculative_model must be a name such as '[ngram]' or a draft model's, not {name!r}")
+    # A name in brackets is a method that needs no model.
+    bracketed = re.fullmatch(r"\[(\w+)\]", name)
+    config = {"method": bracketed[1]} if bracketed else {"model": name}
+    # Without a lower bound n-grams of every length counted; today one bound alone means both.
+    if "prompt_lookup_max" in now:
+        now.setdefault("prompt_lookup_min", 1)
+    return config | now
+
+
+def _inner(mapping: Mapping[str, Any]) -> str:
+    return repr(dict(mapping))[1:-1]

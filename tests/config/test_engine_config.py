@@ -1,0 +1,135 @@
+"""Options of an engine: every spelling, every refusal, and nothing that slips through."""
+
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import write_byte_tokenizer, write_llama
+from conftest import MakeLLM, Pair
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parlay import LLM, ConfigError, ParlayError
+from parlay.config import EngineConfig, SpeculativeConfig
+
+
+def test_two_names_of_one_option() -> None:
+    assert EngineConfig.parse({"kv_cache_memory_bytes": 5}).kv_cache_memory == 5
+    with pytest.raises(ConfigError, match="two names of one option"):
+        EngineConfig.parse({"kv_cache_memory_bytes": 5, "kv_cache_memory": 5})
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [("float", "float32"), (torch.float32, "float32"), (torch.bfloat16, "bfloat16"), ("auto", "auto")],
+)
+def test_dtypes_in_every_spelling(value: Any, name: str) -> None:
+    assert EngineConfig.parse({"dtype": value}).dtype == name
+
+
+def test_the_device_that_is_found() -> None:
+    assert EngineConfig.parse({"device": "auto"}).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"trust_remote_code": True}, "trust_remote_code is refused: parlay runs no Python"),
+        ({"dtype": "half"}, "'half' is not computed in; take 'bfloat16'"),
+        ({"dtype": torch.float16}, "'float16' is not computed in"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"gpu_memory_utilization": 0.0}, "above 0 and at most 1, not 0"),
+        ({"gpu_memory_utilization": 1.5}, "at most 1, not 1.5"),
+        ({"gpu_memory_utilization": float("nan")}, "not nan"),
+        ({"seed": 1 << 64}, "seed must be between"),
+        ({"seed": None}, "seed"),
+        ({"served_model_name": ""}, "served_model_name must not be empty"),
+        ({"kv_cache_memory_bytes": 0}, "kv_cache_memory must be at least 1"),
+        ({"kv_cache_memory_byte": 1}, "did you mean 'kv_cache_memory_bytes'"),
+        ({"speculative_confg": {}}, "did you mean 'speculative_config'"),
+        ({"max_num_sequences": 3}, "did you mean 'max_num_seqs'"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching"),
+    ],
+    ids=str,
+)
+def test_refusals(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        EngineConfig.parse(options)
+
+
+def test_false_is_what_everybody_has_anyway() -> None:
+    assert EngineConfig.parse({"trust_remote_code": False}) == EngineConfig()
+
+
+def test_a_revision_of_what_has_none(models: dict[str, Pair]) -> None:
+    for model in ("tiny-code", str(models["float32"].target)):
+        with pytest.raises(
+            ConfigError, match=r"revision='main' picks a version of a model on a hub.*leave revision out"
+        ):
+            LLM(model, revision="main")
+
+
+def test_the_name_of_the_model(make_llm: MakeLLM, models: dict[str, Pair]) -> None:
+    assert make_llm().model_name == str(models["float32"].target)
+    assert make_llm(served_model_name="mine").model_name == "mine"
+
+
+def test_a_tokenizer_from_elsewhere(make_llm: MakeLLM, models: dict[str, Pair], tmp_path: Path) -> None:
+    own = make_llm()
+    elsewhere = tmp_path / "tokenizer"
+    elsewhere.mkdir()
+    write_byte_tokenizer(elsewhere, 200)  # other ids for some of the bytes
+    other = make_llm(tokenizer=str(elsewhere))
+    assert own.engine.encode("a~") != other.engine.encode("ab")
+    assert own.engine.codec.tokenizer.get_vocab_size() == 257
+    assert other.engine.codec.tokenizer.get_vocab_size() == 200
+    tokens = own.engine.encode("abc")
+    assert own.generate("abc")[0].outputs[0].token_ids == other.generate(tokens)[0].outputs[0].token_ids
+    with pytest.raises(ConfigError, match="4096 tokens, more than the 257 of the model"):
+        make_llm(tokenizer="tiny-code")
+
+
+def test_the_only_model_may_lack_a_tokenizer_if_another_is_given(models: dict[str, Pair], tmp_path: Path) -> None:
+    mute = write_llama(tmp_path / "mute")
+    (mute / "tokenizer.json").unlink()
+    assert LLM(str(mute), tokenizer=str(models["float32"].target), max_model_len=32).generate("hi")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from([f.name for f in fields(EngineConfig)] + ["kv_cache_memory_bytes"]) | st.text(max_size=6)
+
+
+@given(st.dictionaries(NAMES, JSON, max_size=4))
+@settings(max_examples=500)
+def test_anything_is_a_config_or_a_config_error(options: dict[str, Any]) -> None:
+    try:
+        config = EngineConfig.parse(options)
+    except ConfigError:
+        return
+    for field in fields(EngineConfig):
+        value, default = getattr(config, field.name), field.default
+        assert default is not MISSING
+        if field.name not in options and field.name != "kv_cache_memory":
+            assert value == default
+        if default is not None and value is not None:
+            assert type(value) is type(default)
+    assert EngineConfig.parse({f.name: getattr(config, f.name) for f in fields(config)}) == config
+
+
+@given(JSON | st.dictionaries(st.sampled_from(["method", "model", "num_speculative_tokens", "x"]), JSON))
+@settings(max_examples=300)
+def test_anything_is_a_speculative_config_or_an_error(value: Any) -> None:
+    try:
+        config = SpeculativeConfig.parse(value)
+    except ParlayError:
+        return
+    assert SpeculativeConfig.parse(config) is config
+    assert isinstance(config.method, str)
+    k = config.num_speculative_tokens
+    assert k is None or k >= 1

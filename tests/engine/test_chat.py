@@ -1,0 +1,168 @@
+"""From a conversation to a prompt, against what transformers makes of the same template."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import write_byte_tokenizer
+from conftest import MakeLLM
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from parlay import ConfigError, RequestError
+from parlay.engine.chat import ChatOptions, render
+from parlay.engine.tokenizer import TextCodec
+from parlay.models.select import ASSETS
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+ODD = (
+    "{{ bos_token }}{%- for m in messages %}{% if m.role == 'skip' %}{% continue %}{% endif %}\n"
+    "  {% if m.role == 'end' %}{% break %}{% endif %}\n"
+    "[{{ loop.index }}] {{ m | tojson }} {{ m.content | trim }}{% endfor %}"
+    "{% generation %}{{ tools | tojson(indent=2) if tools else 'no tools' }}{% endgeneration %}"
+    "{% if tools is none and documents is none %} nothing{% endif %}{{ ' ' ~ (thinking or 'quick') }}"
+)
+HELLO = [{"role": "system", "content": "Be <brief> & ünkind."}, {"role": "user", "content": " hi\n"}]
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "adds <1>", "parameters": {}}}]
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
+    path = tmp_path_factory.mktemp("peer")
+    write_byte_tokenizer(path)
+    return PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"), bos_token="<s>")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        HELLO,
+        [*HELLO, {"role": "skip", "content": "x"}, {"role": "assistant", "content": "yo"}],
+        [*HELLO, {"role": "end", "content": "x"}, {"role": "user", "content": "never"}],
+    ],
+)
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("template", [CHATML, ODD])
+@pytest.mark.parametrize("more", [{}, {"thinking": "slow"}])
+def test_as_transformers(
+    peer: PreTrainedTokenizerFast, messages: Any, tools: Any, template: str, more: dict[str, Any]
+) -> None:
+    expected = peer.apply_chat_template(
+        messages, tools=tools, chat_template=template, tokenize=False, add_generation_prompt=True, **more
+    )
+    options = ChatOptions(tools=tools, chat_template_kwargs=more)
+    assert render(template, messages, {"bos_token": "<s>"}, options) == expected
+
+
+def test_without_what_begins_an_answer() -> None:
+    options = ChatOptions(add_generation_prompt=False)
+    assert render(CHATML, HELLO[1:], {}, options) == "<|im_start|>user\n hi\n<|im_end|>\n"
+
+
+def test_going_on_with_the_last_message(peer: PreTrainedTokenizerFast) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "Well, hi"}]
+    options = ChatOptions(add_generation_prompt=False, continue_final_message=True)
+    text = render(CHATML, messages, {}, options)
+    assert text.endswith("assistant\nWell, hi")
+    assert text == peer.apply_chat_template(
+        messages, chat_template=CHATML, tokenize=False, continue_final_message=True
+    )
+    with pytest.raises(RequestError, match="some content"):
+        render(CHATML, [{"role": "assistant", "content": " "}], {}, options)
+    with pytest.raises(RequestError, match="cannot be continued"):
+        render("nothing", messages, {}, options)
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, "b", {"type": "text", "text": "c"}]
+    whole = render(CHATML, [{"role": "user", "content": parts}], {}, ChatOptions())
+    assert whole == render(CHATML, [{"role": "user", "content": "a\nb\nc"}], {}, ChatOptions())
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [{}],
+        ["hi"],
+        [{"role": 3, "content": "x"}],
+        [{"role": "user", "content": 3}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+        [{"role": "user", "content": [{"type": "text", "text": None}]}],
+    ],
+    ids=str,
+)
+def test_messages_of_another_form(messages: Any) -> None:
+    with pytest.raises(RequestError):
+        render(CHATML, messages, {}, ChatOptions())
+
+
+@pytest.mark.parametrize(
+    ("template", "match"),
+    [
+        ("{{ raise_exception('no system') }}", "refuses these messages: no system"),
+        ("{% if %}", "refuses these messages"),
+        ("{{ messages[9].content.x }}", "refuses these messages"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses.*unsafe"),
+        ("{% set _ = messages.append(1) %}", "refuses"),
+        ("{{ 1 / 0 }}", "division"),
+    ],
+)
+def test_templates_that_refuse(template: str, match: str) -> None:
+    with pytest.raises(RequestError, match=match):
+        render(template, HELLO, {}, ChatOptions())
+
+
+def test_a_variable_given_twice() -> None:
+    with pytest.raises(RequestError, match="messages"):
+        render(CHATML, HELLO, {}, ChatOptions(chat_template_kwargs={"messages": []}))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"chat_templat": "x"}, "unknown chat option 'chat_templat' .did you mean 'chat_template'"),
+        ({"tools": "x"}, "tools"),
+        ({"continue_final_message": True}, "set add_generation_prompt to False"),
+    ],
+    ids=str,
+)
+def test_options_that_are_none(make_llm: MakeLLM, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make_llm().chat(HELLO, **options)
+
+
+def test_options_reach_the_template(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    [output] = llm.chat(
+        HELLO, chat_template="{{ name }}: {{ messages[1].content }}", chat_template_kwargs={"name": "x"}
+    )
+    assert output.prompt == "x:  hi\n"
+
+
+def test_a_model_without_a_template(tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    codec = TextCodec(tmp_path)
+    with pytest.raises(RequestError, match="no chat template; give one as chat_template"):
+        codec.chat(HELLO)
+    assert codec.chat(HELLO, ChatOptions(chat_template="{{ messages | length }}")) == "2"
+
+
+def test_the_embedded_model_has_one() -> None:
+    text = TextCodec(ASSETS / "tiny-code").chat([{"role": "user", "content": "hi"}])
+    assert text == "<|endoftext|><|user|>\nhi\n<|assistant|>\n"
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "x"]), st.text() | st.integers(), max_size=3)))
+def test_any_messages_are_rendered_or_refused(messages: list[dict[str, Any]]) -> None:
+    try:
+        text = render("{% for m in messages %}{{ m | tojson }}\n{% endfor %}", messages, {}, ChatOptions())
+    except RequestError:
+        return
+    assert [json.loads(line)["role"] for line in text.split("\n") if line] == [m["role"] for m in messages]

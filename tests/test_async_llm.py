@@ -1,0 +1,217 @@
+"""The asyncio interface: the same tokens as the offline one, however requests come and go."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from asking import assert_whole, essence
+from conftest import MakeLLM, Pair, proposer_options
+
+from parlay import AsyncLLM, ConfigError, ParlayError, RequestError, RequestOutput, SamplingParams
+
+PROMPT = list(range(40, 52)) * 2
+PARAMS = SamplingParams(temperature=0.7, seed=3, max_tokens=12, logprobs=1)
+LONG = SamplingParams(temperature=0.7, seed=3, max_tokens=100, ignore_eos=True)
+MakeAsync = Callable[..., AsyncLLM]
+
+
+@pytest.fixture
+def make(models: dict[str, Pair]) -> Iterator[MakeAsync]:
+    """A factory of engines on the shared target, each used in one `asyncio.run`."""
+    made: list[AsyncLLM] = []
+
+    def start(method: str | None = None, **options: Any) -> AsyncLLM:
+        pair = models["float32"]
+        speculative = None if method is None else {"method": method, **proposer_options(method, pair)}
+        llm = AsyncLLM(pair.target, speculative_config=speculative, max_model_len=128, **options)
+        made.append(llm)
+        return llm
+
+    yield start
+    for llm in made:
+        asyncio.run(llm.close())
+        assert not llm._thread.is_alive()
+        if not llm._llm.engine.busy:
+            assert_whole(llm._llm.engine)
+
+
+async def last(llm: AsyncLLM, prompt: Any, params: SamplingParams | None = None, **more: Any) -> RequestOutput:
+    *_, output = [output async for output in llm.generate(prompt, params, **more)]
+    assert output.finished
+    return output
+
+
+def answer(output: RequestOutput) -> Any:
+    return [essence(c) for c in output.outputs]
+
+
+@pytest.mark.parametrize("method", [None, "ngram", "draft_model"])
+def test_as_offline(make: MakeAsync, make_llm: MakeLLM, method: str | None) -> None:
+    """Ten at once, without seeds of their own: those come from the order of arrival."""
+    prompts = [PROMPT[: n + 1] for n in range(10)]
+    params = SamplingParams(temperature=1.0, max_tokens=20, n=2, logprobs=0)
+
+    async def main() -> list[RequestOutput]:
+        async with make(method) as llm:
+            return await asyncio.gather(*(last(llm, prompt, params) for prompt in prompts))
+
+    offline = make_llm().generate(prompts, params)
+    assert [answer(o) for o in asyncio.run(main())] == [answer(o) for o in offline]
+
+
+def test_outputs_grow(make: MakeAsync) -> None:
+    async def main() -> list[RequestOutput]:
+        async with make("ngram") as llm:
+            return [output async for output in llm.generate(PROMPT, LONG)]
+
+    outputs = asyncio.run(main())
+    lengths = [len(o.outputs[0].token_ids) for o in outputs]
+    assert lengths == sorted(set(lengths))
+    assert lengths[-1] == 100
+    assert [o.finished for o in outputs] == [False] * (len(outputs) - 1) + [True]
+    for output in outputs:
+        assert outputs[-1].outputs[0].text.startswith(output.outputs[0].text)
+
+
+def test_a_slow_reader_misses_no_tokens(make: MakeAsync) -> None:
+    async def main() -> tuple[list[int], RequestOutput]:
+        async with make() as llm:
+            seen, output = [], None
+            async for output in llm.generate(PROMPT, LONG):
+                seen.append(len(output.outputs[0].token_ids))
+                if len(seen) == 1:
+                    while llm._llm.engine.busy:
+                        await asyncio.sleep(0.001)
+            assert output is not None
+            return seen, output
+
+    seen, output = asyncio.run(main())
+    assert len(seen) <= 3, "outputs that nobody took are not kept"
+    assert output.finished
+    assert seen[-1] == 100
+
+
+def test_cancelling_aborts(make: MakeAsync) -> None:
+    async def main() -> None:
+        async with make("draft_model") as llm:
+            task = asyncio.create_task(last(llm, PROMPT, LONG))
+            while not llm._llm.engine.busy:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert answer(await last(llm, PROMPT, PARAMS))
+            assert not llm._llm.engine.busy
+            assert not llm._by_request
+            assert llm._llm.engine.stats.emitted < 112
+
+    asyncio.run(main())
+
+
+def test_leaving_the_loop_aborts(make: MakeAsync) -> None:
+    async def main() -> None:
+        async with make("ngram") as llm:
+            outputs = llm.generate(PROMPT, LONG)
+            await anext(outputs)
+            await outputs.aclose()
+            await last(llm, PROMPT, PARAMS)
+            assert not llm._open
+            assert not llm._by_request
+
+    asyncio.run(main())
+
+
+def test_a_bad_request_costs_the_others_nothing(make: MakeAsync, make_llm: MakeLLM) -> None:
+    bad: list[Any] = ["", [999], {"text": "x"}, [1] * 400, b"x", None]
+
+    async def main() -> list[Any]:
+        async with make("ngram") as llm:
+            asked = [*(last(llm, p, PARAMS) for p in bad), last(llm, PROMPT, PARAMS)]
+            results = await asyncio.gather(*asked, return_exceptions=True)
+            assert not llm._open
+            return results
+
+    *refused, good = asyncio.run(main())
+    assert all(isinstance(error, RequestError) for error in refused)
+    assert answer(good) == answer(make_llm().generate(PROMPT, PARAMS)[0])
+
+
+def test_a_deadline(make: MakeAsync) -> None:
+    async def main() -> RequestOutput:
+        async with make() as llm:
+            return await last(llm, PROMPT, LONG, timeout=0.0)
+
+    assert asyncio.run(main()).outputs[0].finish_reason == "abort"
+
+
+def test_closing_fails_what_is_open(make: MakeAsync) -> None:
+    async def main() -> None:
+        llm = make()
+        outputs = llm.generate(PROMPT, LONG)
+        await anext(outputs)
+        await llm.close()
+        await llm.close()
+        with pytest.raises(ParlayError, match="the engine was closed; start another"):
+            async for _ in outputs:
+                pass
+        with pytest.raises(ParlayError, match="the engine was closed; start another"):
+            await last(llm, PROMPT)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_fails_says_so_to_everybody(make: MakeAsync, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        llm = make()
+        left = iter(range(3))
+
+        def step() -> Any:
+            if next(left, None) is None:
+                raise ZeroDivisionError("boom")
+            return real()
+
+        real = llm._llm.engine.step
+        monkeypatch.setattr(llm._llm.engine, "step", step)
+        results = await asyncio.gather(*(last(llm, PROMPT, LONG) for _ in range(3)), return_exceptions=True)
+        for error in (*results, *await asyncio.gather(last(llm, PROMPT), return_exceptions=True)):
+            assert isinstance(error, ParlayError)
+            assert "the engine has failed (ZeroDivisionError: boom)" in str(error)
+
+    asyncio.run(main())
+
+
+def test_an_event_loop_that_is_gone(make: MakeAsync) -> None:
+    """Whoever asked died without a word; the engine serves the next loop."""
+    llm = make()
+    loop = asyncio.new_event_loop()
+    outputs = llm.generate(PROMPT, LONG)
+    loop.run_until_complete(anext(outputs))
+    loop.close()
+
+    async def main() -> RequestOutput:
+        return await last(llm, PROMPT, PARAMS)
+
+    assert answer(asyncio.run(main()))
+
+
+def test_chat(make: MakeAsync, make_llm: MakeLLM) -> None:
+    hello = [{"role": "user", "content": "hi"}]
+
+    async def main() -> RequestOutput:
+        async with make("ngram") as llm:
+            with pytest.raises(ConfigError, match="did you mean 'chat_template'"):
+                await anext(llm.chat(hello, chat_templates=""))
+            *_, output = [o async for o in llm.chat(hello, PARAMS, priority=1)]
+            return output
+
+    output = asyncio.run(main())
+    assert output.prompt == "user: hi\nassistant:"
+    assert answer(output) == answer(make_llm().chat(hello, PARAMS)[0])
+
+
+def test_older_keywords_blame_the_caller(models: dict[str, Pair]) -> None:
+    with pytest.warns(DeprecationWarning, match="is an older keyword") as caught:
+        llm = AsyncLLM(models["float32"].target, use_v2_block_manager=True, max_model_len=32)
+    asyncio.run(llm.close())
+    assert [w.filename for w in caught] == [__file__]
