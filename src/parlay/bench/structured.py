@@ -124,7 +124,7 @@ def _complete(llm: LLM, prefixes: list[Prefix], batch_size: int, temperature: fl
             )
             for p in batch
         ]
-        results = llm.generate([p.tokens for p in batch], params, progress=False)
+        results = llm.generate([p.tokens for p in batch], params, use_tqdm=False)
         outputs += [r.outputs[0] for r in results]
     return outputs
 
