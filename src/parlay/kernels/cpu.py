@@ -15,6 +15,7 @@ from parlay.kernels.linear import LinearWeight
 _BF16 = torch.bfloat16
 _PANEL = 32
 _NONE = (0, 0, 0)  # addresses of filters that keep all
+_Held = Tensor | AttentionView | Filters | None
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}  # as in csrc/table.h
 
 
@@ -36,7 +37,7 @@ def _fits(filters: Filters | None, rows: int) -> bool:
     return all(t.dtype is d and t.shape == (rows,) and t.is_contiguous() for t, d in zip(tensors, types, strict=True))
 
 
-def _replay(tape: _native.Tape, held: list[Tensor | AttentionView]) -> None:
+def _replay(tape: _native.Tape, held: list[_Held]) -> None:
     """Run a recording; whoever holds this call holds the tensors it writes to."""
     tape.run()
 
@@ -54,7 +55,7 @@ class NativeKernels:
             _native.set_isa(isa)
         self.name = f"native-{_native.isa()}"
         # While recording: every tensor that an operation was given, lest its memory go to somebody else.
-        self._held: list[Tensor | AttentionView] | None = None
+        self._held: list[_Held] | None = None
 
     def careful(self) -> Kernels | None:  # noqa: D102
         return None
@@ -221,6 +222,8 @@ class NativeKernels:
         rows, vocab = scores.shape
         assert scores.dtype is torch.float32
         assert _fits(filters, rows)
+        if self._held is not None:
+            self._held += (scores, temperatures, filters)
         _native.process(
             scores.data_ptr(), temperatures.data_ptr(), *(filters.addresses if filters else _NONE), rows, vocab
         )
@@ -239,6 +242,8 @@ class NativeKernels:
         assert seeds.dtype is positions.dtype is out.dtype is torch.int64
         rows, vocab = scores.shape
         assert _fits(filters, rows)
+        if self._held is not None:
+            self._held += (scores, temperatures, seeds, positions, out, filters)
         _native.draw(
             scores.data_ptr(),
             temperatures.data_ptr(),
@@ -252,6 +257,8 @@ class NativeKernels:
 
     def gumbel(self, seed: int, position: int, out: Tensor) -> None:  # noqa: D102
         assert out.dtype is torch.float64
+        if self._held is not None:
+            self._held += (out,)
         _native.gumbel(seed, position, out.data_ptr(), out.size(0))
 
     def copy_slots(  # noqa: D102
@@ -259,6 +266,8 @@ class NativeKernels:
     ) -> None:
         assert _sound(key_cache, value_cache)
         assert src_slots.dtype is dst_slots.dtype is torch.int64
+        if self._held is not None:
+            self._held += (src_slots, dst_slots, key_cache, value_cache)
         _, kv_heads, block_size, head_dim = key_cache.shape
         _native.copy_slots(
             src_slots.data_ptr(),
