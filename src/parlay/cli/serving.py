@@ -32,7 +32,12 @@ def make_llm(options: argparse.Namespace) -> "LLM":
     """Start the engine that the flags describe."""
     from parlay.llm import LLM
 
-    return LLM(speculative_config=options.speculative_config, **given(EngineConfig, vars(options), _ENGINE_ONLY))
+    return LLM(speculative_config=options.speculative_config, **engine_options(options))
+
+
+def engine_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the engine's options that the flags give."""
+    return given(EngineConfig, vars(options), _ENGINE_ONLY)
 
 
 def make_params(options: argparse.Namespace, **defaults: Any) -> SamplingParams:
