@@ -212,7 +212,7 @@ def test_a_form_that_cannot_be_kept_costs_nobody_else(engines: Engines) -> None:
     bad = SamplingParams(structured_outputs={"json": {"uniqueItems": True}})
     late = SamplingParams(structured_outputs={"choice": ["ab"]}, allowed_token_ids=[500])
     good = SamplingParams(structured_outputs={"choice": ["ab"]})
-    outputs = llm.generate([PROMPT] * 3, [bad, late, good], progress=False)
+    outputs = llm.generate([PROMPT] * 3, [bad, late, good], use_tqdm=False)
     assert "uniqueItems" in str(outputs[0].error)
     assert "leave none after 0 tokens" in str(outputs[1].error)
     assert outputs[2].outputs[0].text == "ab"

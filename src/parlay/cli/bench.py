@@ -1,13 +1,16 @@
 """`parlay bench`: the commands behind every figure in the documents."""
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+from parlay.cli import bench_serving
+from parlay.cli.report import count as _count
+from parlay.cli.report import progress as _progress
+from parlay.cli.report import report as _report
+from parlay.cli.report import table as _table
 
 
 def add_parser(commands: Any) -> None:
@@ -21,6 +24,7 @@ def add_parser(commands: Any) -> None:
     methods.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
     methods.add_argument("--prefixes", type=_count, help="use only this many, for a quick look")
     methods.add_argument("--num-speculative-tokens", type=_count, help="nodes a draft (default: each proposer's own)")
+    bench_serving.add_plot_flag(methods)
     methods.set_defaults(run=_methods)
     structured = kinds.add_parser("structured", help="answers to JSON schemas, with and without speculation")
     structured.add_argument(
@@ -32,6 +36,7 @@ def add_parser(commands: Any) -> None:
         "--num-speculative-tokens", type=_count, help="nodes a draft (default: each proposer's own)"
     )
     structured.set_defaults(run=_structured)
+    bench_serving.add_parsers(kinds)
     peer = kinds.add_parser("transformers", help="plain decoding against transformers' generate")
     peer.add_argument("--model", default="tiny-code", help="name or directory (default: tiny-code), same vocabulary")
     peer.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
@@ -68,11 +73,16 @@ def add_parser(commands: Any) -> None:
 
 def _methods(options: argparse.Namespace) -> int:
     from parlay.bench.methods import measure
+    from parlay.bench.plot import check_target, draw, method_panels
 
+    if options.plot is not None:
+        check_target(options.plot)
     with _progress() as tick:
         rows = list(
             measure(options.model, tuple(options.batch_sizes), options.prefixes, options.num_speculative_tokens, tick)
         )
+    if options.plot is not None:
+        draw(options.plot, "parlay bench methods", method_panels(rows))
     _report(
         rows,
         {
@@ -215,38 +225,3 @@ def _roofline(options: argparse.Namespace) -> int:
         kernels=result["kernels"],
     )
     return 0
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    from rich.console import Console
-
-    with Console(stderr=True).status("loading") as status:
-        yield lambda label: status.update(label)
-
-
-def _report(rows: Sequence[dict[str, Any]], columns: dict[str, tuple[str, str]], **more: Any) -> None:
-    """Print a table of some columns, then everything as one line of JSON; the rows' `numerics` are provenance."""
-    from parlay.bench.provenance import provenance
-
-    _table(rows, columns)
-    numerics = [row.pop("numerics") for row in rows if "numerics" in row]
-    print(json.dumps({"rows": rows, **more, "provenance": provenance(numerics)}))
-
-
-def _table(rows: Sequence[dict[str, Any]], columns: dict[str, tuple[str, str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    # Ten columns have to fit a terminal of eighty.
-    table = Table(*(title for title, _ in columns.values()), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for row in rows:
-        table.add_row(*(form.format(row[key]) for key, (_, form) in columns.items()))
-    Console().print(table)

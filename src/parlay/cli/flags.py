@@ -3,19 +3,45 @@
 import argparse
 import json
 import re
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from parlay.errors import nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that takes no abbreviations and suggests the nearest flag for one that does not exist."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse unknown flags here, where the known ones of this very command are at hand."""
+        found, left = super().parse_known_args(args, namespace)
+        unknown = next((a.partition("=")[0] for a in left if a.startswith("--") and a != "--"), None)
+        if unknown is not None:
+            known = {flag for action in self._actions for flag in action.option_strings if flag.startswith("--")}
+            self.error(f"unknown flag {unknown}{nearest(unknown, known)}")
+        return found, left
+
+    def error(self, message: str) -> NoReturn:
+        """Say in one line what is wrong, and where the flags are listed."""
+        print(f"{self.prog}: {message}; {self.prog} --help lists the flags", file=sys.stderr)
+        sys.exit(2)
 
 
 def add_flags(parser: argparse.ArgumentParser, cls: type, skip: Collection[str] = ()) -> None:
     """Add a flag for every field of a dataclass; help texts are the `Attributes` of its docstring.
 
-    Flags left out of the command line stay out of the namespace, so that the dataclass's defaults hold.
+    Nested values are given as JSON; fields that hold Python objects get no flag. Flags left out of the command line
+    stay out of the namespace, so that the dataclass's defaults hold.
     """
     hints, helps = get_type_hints(cls), attribute_docs(cls)
-    group = parser.add_argument_group(f"{cls.__name__} options")
+    title = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", cls.__name__).lower()
+    group = parser.add_argument_group(title, _summary(cls))
     for field in fields(cls):
         if field.name in skip:
             continue
@@ -23,7 +49,13 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, skip: Collection[str] 
         text = helps.get(field.name, "").replace("%", "%%")
         default = None if field.default is MISSING else field.default
         options["help"] = f"{text} (default: {default})" if default not in (None, ()) else text
-        _add(group, field.name, hints[field.name], options)
+        names = (field.name, *field.metadata.get("aliases", ()))
+        _add(group, ["--" + name.replace("_", "-") for name in names], hints[field.name], options)
+
+
+def given(cls: type, values: Mapping[str, Any], skip: Collection[str] = ()) -> dict[str, Any]:
+    """Return those values of a command line that are fields of a dataclass."""
+    return {f.name: values[f.name] for f in fields(cls) if f.name in values and f.name not in skip}
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
@@ -41,25 +73,37 @@ def normalise(arguments: list[str]) -> list[str]:
 
     def dashed(argument: str) -> str:
         name, equals, value = argument.partition("=")
-        return name.replace("_", "-") + equals + value if re.fullmatch(r"--\w+", name) else argument
+        return name.replace("_", "-") + equals + value if re.fullmatch(r"--[\w-]+", name) else argument
 
     return [dashed(a) for a in arguments[:end]] + arguments[end:]
 
 
-def _add(group: Any, name: str, hint: Any, options: dict[str, Any]) -> None:
-    flag = "--" + name.replace("_", "-")
+def _add(group: Any, flags: list[str], hint: Any, options: dict[str, Any]) -> None:
     choices = [h for h in get_args(hint) if h is not NoneType] if get_origin(hint) in (Union, UnionType) else [hint]
     kinds = [get_origin(c) or c for c in choices]
+    scalar = next((k for k in (int, float, str) if k in kinds), None)
+    lists = [c for c in choices if get_origin(c) in (list, tuple)]
+    element = get_args(lists[0])[0] if lists else None
     if bool in kinds:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
-    elif get_origin(hint) is Literal:
-        group.add_argument(flag, choices=get_args(hint), **options)
-    elif Mapping in kinds:
-        group.add_argument(flag, type=json.loads, metavar="JSON", **options)
-    elif list in kinds or tuple in kinds:
-        element = next(c for c in choices if get_origin(c) in (list, tuple))
+        group.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
+    elif Literal in kinds:
+        literal = next(c for c in choices if get_origin(c) is Literal)
+        group.add_argument(*flags, choices=get_args(literal), **options)
+    elif element in (int, float, str):
         options["help"] += "; may be given several times"
-        group.add_argument(flag, action="append", type=get_args(element)[0], metavar="VALUE", **options)
-    else:
-        kind = next(k for k in (int, float, str) if k in kinds)
-        group.add_argument(flag, type=kind, metavar=kind.__name__.upper(), **options)
+        group.add_argument(*flags, action="append", type=element, metavar="VALUE", **options)
+    elif scalar is not None:
+        group.add_argument(*flags, type=scalar, metavar=scalar.__name__.upper(), **options)
+    elif lists or any(isinstance(k, type) and issubclass(k, Mapping) for k in kinds):
+        group.add_argument(*flags, type=_json, metavar="JSON", **options)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON: {error}") from None
+
+
+def _summary(cls: type) -> str:
+    return (cls.__doc__ or "").partition("\n")[0].replace("`", "")

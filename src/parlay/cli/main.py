@@ -1,26 +1,25 @@
 """The `parlay` command."""
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from parlay import __version__, log
-from parlay.cli import bench, demo, generate, verify
-from parlay.cli.flags import normalise
+from parlay.cli import bench, chat, demo, generate, verify
+from parlay.cli.flags import Parser, normalise
 from parlay.errors import ParlayError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="parlay",
         description="A language model engine whose heart is speculative decoding: several tokens a step, "
         "never another token.",
     )
     parser.add_argument("--version", action="version", version=f"parlay {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (demo, generate, bench, verify):
+    for command in (demo, generate, chat, bench, verify):
         command.add_parser(commands)
     options = parser.parse_args(normalise(list(sys.argv[1:] if arguments is None else arguments)))
     try:

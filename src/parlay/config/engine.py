@@ -1,7 +1,7 @@
 """What an engine is started with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from parlay.config.strict import build
@@ -10,8 +10,6 @@ from parlay.errors import ConfigError
 DType = Literal["auto", "float32", "bfloat16"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
-# Other names of options.
-_ALIASES = {"kv_cache_memory_bytes": "kv_cache_memory"}
 _LOWEST_SEED, _HIGHEST_SEED = -(1 << 63), (1 << 64) - 1
 
 
@@ -56,7 +54,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     block_size: int = 16
     num_blocks: int | None = None
-    kv_cache_memory: int | None = None
+    kv_cache_memory: int | None = field(default=None, metadata={"aliases": ("kv_cache_memory_bytes",)})
     gpu_memory_utilization: float | None = None
     enable_prefix_caching: bool = True
     logprobs_mode: LogprobsMode = "raw_logprobs"
@@ -104,7 +102,8 @@ class EngineConfig:
             ConfigError: an unknown option, one given under two names, of the wrong type, or out of range.
         """
         options = dict(values)
-        for alias, name in _ALIASES.items():
+        aliases = {alias: f.name for f in fields(cls) for alias in f.metadata.get("aliases", ())}
+        for alias, name in aliases.items():
             if alias in options:
                 if name in options:
                     raise ConfigError(f"{alias} and {name} are two names of one option; give one of them")
@@ -113,7 +112,7 @@ class EngineConfig:
             options["dtype"] = _dtype(options["dtype"])
         if options.get("device") == "auto":
             options["device"] = "cpu"
-        return build(cls, options, "option", also=(*_ALIASES, "speculative_config"))
+        return build(cls, options, "option", also=(*aliases, "speculative_config"))
 
 
 def _dtype(value: object) -> str:

@@ -1,0 +1,150 @@
+"""Latency and throughput: plain decoding and, if asked for, one way of speculating, interleaved.
+
+Prompts are pieces of Python code that come with the package, in the model's own tokens, cut at places that the seed
+decides. Every method completes the same prompts with the same noise, turn by turn, so that drift of the machine hits
+all alike; a speed-up is the median of the turns' ratios.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any
+
+from parlay.bench.options import LatencyOptions, ServingOptions, ThroughputOptions
+from parlay.bench.protocol import load_prefixes
+from parlay.config import SpeculativeConfig
+from parlay.engine.tokenizer import TextCodec
+from parlay.errors import ConfigError
+from parlay.llm import LLM
+from parlay.models.select import ASSETS
+from parlay.types.output import CompletionOutput
+from parlay.types.params import SamplingParams
+
+PLAIN = "plain"
+
+
+@dataclass
+class Run:
+    """What one method did: seconds and completions of every iteration that counts."""
+
+    seconds: list[float] = field(default_factory=list)
+    outputs: list[list[CompletionOutput]] = field(default_factory=list)
+
+
+def measure(
+    engine: Mapping[str, Any],
+    speculative: SpeculativeConfig | None,
+    options: ServingOptions,
+    tick: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Return one row a method, plain decoding first.
+
+    Args:
+        engine: options of the engines; without a word about it they cache no prefixes.
+        speculative: what to compare with plain decoding, if anything.
+        options: the workload.
+        tick: called with a label before every turn.
+
+    Raises:
+        ConfigError: prompts and completions do not fit into the model's context.
+    """
+    llms = {PLAIN: LLM(**{"enable_prefix_caching": False, **engine})}
+    if speculative is not None:
+        llms[speculative.method] = LLM(**{"enable_prefix_caching": False, **engine}, speculative_config=speculative)
+    limit, needed = llms[PLAIN].engine.max_model_len, options.lengths()[1] + options.output_len
+    if needed > limit:
+        raise ConfigError(f"prompts and completions of {needed} tokens exceed the context of {limit}; shorten them")
+    work = workload(llms[PLAIN].engine.codec, options)
+    runs = {name: Run() for name in llms}
+    for i, (prompts, params) in enumerate(work):
+        for name, llm in llms.items():
+            tick(f"{name}: iteration {i + 1} of {len(work)}")
+            began = perf_counter()
+            outputs = [o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)]
+            if i >= options.num_iters_warmup:
+                runs[name].seconds.append(perf_counter() - began)
+                runs[name].outputs.append(outputs)
+    columns = _latency if isinstance(options, LatencyOptions) else _throughput
+    return [
+        {
+            "method": name,
+            **columns(run, options),
+            "acceptance_length": _acceptance(run),
+            "speed_up": median(p / own for p, own in zip(runs[PLAIN].seconds, run.seconds, strict=True)),
+            "same_tokens": _tokens(run) == _tokens(runs[PLAIN]),
+            "seconds": run.seconds,
+            "numerics": llms[name].numerics_id,
+        }
+        for name, run in runs.items()
+    ]
+
+
+def workload(codec: TextCodec, options: ServingOptions) -> list[tuple[list[list[int]], list[SamplingParams]]]:
+    """Return prompts and parameters of every iteration, warm-up first; equal options give equal workloads."""
+    embedded = TextCodec(ASSETS / "tiny-code")
+    text = "".join(embedded.decode(prefix.tokens) for prefix in load_prefixes())
+    tokens = codec.encode(text, add_special_tokens=False)
+    random, (shortest, longest) = Random(options.seed), options.lengths()
+    work = []
+    for _ in range(options.num_iters_warmup + options.num_iters):
+        prompts, params = [], []
+        for _ in range(options.requests):
+            start, length = random.randrange(len(tokens)), random.randint(shortest, longest)
+            prompts.append([tokens[(start + j) % len(tokens)] for j in range(length)])
+            params.append(
+                SamplingParams(
+                    temperature=options.temperature,
+                    seed=random.getrandbits(63),
+                    max_tokens=options.output_len,
+                    ignore_eos=True,
+                )
+            )
+        work.append((prompts, params))
+    return work
+
+
+def _latency(run: Run, options: ServingOptions) -> dict[str, Any]:
+    metrics = [one.metrics for outputs in run.outputs for one in outputs]
+    after_first = [(m.finished - m.first_token) / (m.emitted - 1) for m in metrics if m.emitted > 1]
+    return {
+        "batch": options.requests,
+        "median_s": median(run.seconds),
+        "p90_s": quantiles(run.seconds, n=10)[-1] if len(run.seconds) > 1 else run.seconds[0],
+        "first_token_ms": 1e3 * median(m.first_token - m.arrival for m in metrics),
+        "ms_per_token": 1e3 * median(after_first) if after_first else None,
+    }
+
+
+def _throughput(run: Run, options: ServingOptions) -> dict[str, Any]:
+    emitted = [sum(len(one.token_ids) for one in outputs) for outputs in run.outputs]
+    return {
+        "prompts": options.requests,
+        "median_s": median(run.seconds),
+        "requests_per_s": median(options.requests / s for s in run.seconds),
+        "tokens_per_s": median(n / s for n, s in zip(emitted, run.seconds, strict=True)),
+    }
+
+
+def _acceptance(run: Run) -> float:
+    metrics = [one.metrics for outputs in run.outputs for one in outputs]
+    return sum(m.emitted for m in metrics) / sum(m.steps for m in metrics)
+
+
+def _tokens(run: Run) -> list[list[tuple[int, ...]]]:
+    return [[one.token_ids for one in outputs] for outputs in run.outputs]
+
+
+def panels(rows: Sequence[Mapping[str, Any]], options: ServingOptions) -> dict[str, dict[str, dict[str, float]]]:
+    """Return what there is to plot of `measure`'s rows; see `parlay.bench.plot`."""
+    if isinstance(options, ThroughputOptions):
+        shown = {"tokens / s": "tokens_per_s"}
+    else:
+        shown = {"seconds a batch, median": "median_s", "ms to the first token": "first_token_ms"}
+        shown["ms a token after it"] = "ms_per_token"
+    return {
+        title: {str(row["method"]): {"": float(row[key])} for row in rows}
+        for title, key in shown.items()
+        if all(row[key] is not None for row in rows)
+    }

@@ -1,0 +1,47 @@
+"""What the measuring commands share: progress, tables, the last line of JSON, numbers from the command line."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+Columns = dict[str, tuple[str, str]]
+
+
+def count(text: str) -> int:
+    """Return a number of at least 1 from the command line."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Show on stderr what is going on; gives a function that changes the words."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("loading") as status:
+        yield lambda label: status.update(label)
+
+
+def report(rows: Sequence[dict[str, Any]], columns: Columns, **more: Any) -> None:
+    """Print a table of some columns, then everything as one line of JSON; the rows' `numerics` are provenance."""
+    from parlay.bench.provenance import provenance
+
+    table(rows, columns)
+    numerics = [row.pop("numerics") for row in rows if "numerics" in row]
+    print(json.dumps({"rows": rows, **more, "provenance": provenance(numerics)}))
+
+
+def table(rows: Sequence[dict[str, Any]], columns: Columns) -> None:
+    """Print some columns of rows, each a title and a format; what is None stays empty."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    # Ten columns have to fit a terminal of eighty.
+    shown = Table(*(title for title, _ in columns.values()), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for row in rows:
+        shown.add_row(*("" if row[key] is None else form.format(row[key]) for key, (_, form) in columns.items()))
+    Console().print(shown)

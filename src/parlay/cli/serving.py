@@ -1,0 +1,91 @@
+"""What the commands that talk to a model share: flags, the engine they start, and text as it comes."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from parlay.cli.flags import add_flags, given
+from parlay.config import EngineConfig
+from parlay.types.output import CompletionOutput, RequestOutput
+from parlay.types.params import SamplingParams
+
+if TYPE_CHECKING:
+    from parlay.llm import LLM
+
+# With a single request --seed means that request's seed.
+_ENGINE_ONLY = frozenset({"seed"})
+
+
+def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True) -> None:
+    """Add the flags of an engine, of speculation and, unless the command has its own, of sampling."""
+    parser.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help='how to speculate, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'',
+    )
+    add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
+    if sampling:
+        add_flags(parser, SamplingParams)
+
+
+def make_llm(options: argparse.Namespace) -> "LLM":
+    """Start the engine that the flags describe."""
+    from parlay.llm import LLM
+
+    return LLM(speculative_config=options.speculative_config, **engine_options(options))
+
+
+def engine_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the engine's options that the flags give."""
+    return given(EngineConfig, vars(options), _ENGINE_ONLY)
+
+
+def make_params(options: argparse.Namespace, **defaults: Any) -> SamplingParams:
+    """Return the sampling parameters that the flags describe."""
+    return SamplingParams.parse(defaults | given(SamplingParams, vars(options)))
+
+
+class Printer:
+    """Shows completions on stdout while they grow, coloured by who guessed each token when that is a terminal."""
+
+    def __init__(self, llm: "LLM", params: SamplingParams) -> None:
+        from rich.console import Console
+
+        from parlay.cli.colour import Palette
+
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.palette = Palette()
+        self._tokenizer = llm.engine.codec.tokenizer
+        self._skip = params.skip_special_tokens
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with another prompt's completions."""
+        from parlay.cli.colour import Colourer
+
+        self._colourers: dict[int, Colourer] = {}
+
+    def show(self, one: CompletionOutput) -> None:
+        """Print what a completion has that was not printed before."""
+        from parlay.cli.colour import Colourer
+
+        if one.index not in self._colourers:
+            self._colourers[one.index] = Colourer(self._tokenizer, self.palette, skip_special_tokens=self._skip)
+        text = self._colourers[one.index].update(one.token_ids, one.sources, one.text)
+        if self.console.is_terminal:
+            self.console.print(text, end="")
+        else:  # exactly the text: rich would expand tabs
+            sys.stdout.write(text.plain)
+            sys.stdout.flush()
+
+
+def summary(output: RequestOutput) -> str:
+    """Return one line about the speed of a finished output."""
+    emitted = sum(o.metrics.emitted for o in output.outputs)
+    steps = sum(o.metrics.steps for o in output.outputs)
+    seconds = max(o.metrics.finished for o in output.outputs) - output.metrics.arrival
+    first = output.metrics.first_token - output.metrics.arrival
+    return (
+        f"{emitted} tokens in {seconds:.2f} s ({emitted / seconds:,.0f} tokens/s), first after {first * 1e3:.0f} ms, "
+        f"{emitted / max(steps, 1):.2f} tokens a step"
+    )

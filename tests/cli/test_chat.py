@@ -1,0 +1,121 @@
+"""`parlay chat`: turns of a conversation, commands, mistakes."""
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import write_llama
+
+from parlay import LLM, SamplingParams
+from parlay.cli.main import main
+
+Talk = Callable[..., tuple[int, str, str]]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("chat") / "target", scale=2.0)
+
+
+@pytest.fixture
+def talk(model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Talk:
+    def say(lines: list[str], *arguments: str, terminal: bool = False) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", (Terminal if terminal else io.StringIO)("".join(f"{x}\n" for x in lines)))
+        status = main(["chat", "--model", str(model), "--max-tokens", "5", "--temperature", "0", *arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return say
+
+
+def answers(model: Path, *turns: str, system: str | None = None) -> list[str]:
+    """What the offline interface answers, turn by turn."""
+    llm = LLM(model)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    texts = []
+    for turn in turns:
+        messages.append({"role": "user", "content": turn})
+        [output] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=5))
+        texts.append(output.outputs[0].text)
+        messages.append({"role": "assistant", "content": texts[-1]})
+    return texts
+
+
+def test_a_conversation(talk: Talk, model: Path) -> None:
+    status, out, _ = talk(["hello", "", "and then?"])
+    assert status == 0
+    assert out == "".join(text + "\n" for text in answers(model, "hello", "and then?"))
+    assert talk(["hello", "and then?"], "--speculative_config", '{"method": "ngram"}')[1] == out
+
+
+def test_a_system_message(talk: Talk, model: Path) -> None:
+    assert talk(["hello"], "--system", "be brief")[1].rstrip("\n") == answers(model, "hello", system="be brief")[0]
+
+
+def test_commands(talk: Talk, model: Path) -> None:
+    _, out, err = talk(["hello", "/reset", "x", "y", "/undo", "z", "/rest", "/exit", "never"])
+    expected = [*answers(model, "hello"), *answers(model, "x", "y"), answers(model, "x", "z")[1]]
+    assert out == "".join(text + "\n" for text in expected)
+    assert "there is no /rest: /reset forgets" in err
+
+
+def test_another_template(talk: Talk, model: Path) -> None:
+    _, out, _ = talk(["hello"], "--chat-template", "{{ messages[0].content }}")
+    [output] = LLM(model).generate("hello", SamplingParams(temperature=0, max_tokens=5))
+    assert out == output.outputs[0].text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "arguments", "words"),
+    [
+        (["x" * 600], [], "leaves no room"),
+        (["x"], ["--n", "2"], "leave --n at 1"),
+        (["x"], ["--chat-template", "{{ raise_exception('no') }}"], "refuses these messages: no"),
+    ],
+)
+def test_mistakes_are_one_sentence(talk: Talk, lines: list[str], arguments: list[str], words: str) -> None:
+    status, out, err = talk(lines, *arguments)
+    assert status == 2
+    assert out == ""
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_a_mistake_at_a_terminal_ends_nothing(talk: Talk, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed: Iterator[str] = iter(["x" * 600, "hello"])
+
+    def type_line(prompt: str) -> str:
+        line = next(typed, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr("builtins.input", type_line)
+    status, out, err = talk([], terminal=True)
+    assert status == 0
+    assert out == answers(model, "hello")[0] + "\n"
+    assert "/reset begins anew" in " ".join(err.split())
+    assert "/exit" in err
+
+
+def test_an_interrupt_ends_the_answer_alone(talk: Talk, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from parlay.engine.engine import Engine
+
+    real, left = Engine.step, iter(range(2))
+
+    def step(self: Engine) -> Any:
+        if next(left, None) == 1:
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(Engine, "step", step)
+    status, out, _ = talk(["hello", "/reset", "x"])
+    assert status == 0
+    assert out.endswith("\n" + answers(model, "x")[0] + "\n")
