@@ -2,7 +2,9 @@
 
 import json
 import math
+import pickle
 import struct
+import zipfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from hashlib import sha256
@@ -23,7 +25,7 @@ class Checkpoint:
     """The tensors of a model directory, by name; read one at a time, as asked for. Use it as a context manager."""
 
     def __init__(self, path: Path) -> None:
-        """Open the safetensors file or shards in directory `path`; only headers are read.
+        """Open the weight files in directory `path`: safetensors, whose headers alone are read, or else `.bin`.
 
         Raises:
             ModelError: there are none, or one is corrupt.
@@ -33,10 +35,13 @@ class Checkpoint:
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
         for file in _weight_files(path):
-            try:
-                handle = self._stack.enter_context(safe_open(file, framework="pt"))
-            except (OSError, SafetensorError) as error:
-                raise ModelError(f"{file} cannot be read: {error}") from None
+            if file.suffix == ".bin":
+                handle = _Pickled(file)
+            else:
+                try:
+                    handle = self._stack.enter_context(safe_open(file, framework="pt"))
+                except (OSError, SafetensorError) as error:
+                    raise ModelError(f"{file} cannot be read: {error}") from None
             self._files[file] = handle
             for name in handle.keys():  # noqa: SIM118 - not a mapping
                 self._where[name] = file
@@ -96,6 +101,46 @@ class Checkpoint:
         return tensor
 
 
+class _Pickled:
+    """A `.bin` file of tensors with what this module uses of a safetensors handle."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            # Nothing but tensors is unpickled. Older files than zip archives cannot be mapped and are read whole.
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+            reason = str(error).split("\n")[0]
+            raise ModelError(f"{file} cannot be read as a file of tensors alone: {reason}") from None
+        if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
+            raise ModelError(f"{file} holds something else than tensors by name")
+        self._tensors: dict[str, Tensor] = content
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def get_slice(self, name: str) -> "_Shape":
+        return _Shape(self._tensors[name])
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def digest(self) -> bytes:
+        digest = sha256()
+        for name, tensor in self._tensors.items():
+            values = tensor.reshape(-1)
+            sample = values[len(values) // 2 :][:_SAMPLE].contiguous().view(torch.uint8)
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode() + sample.numpy().tobytes())
+        return digest.digest()
+
+
+class _Shape:
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+
 def digest_weights(path: Path) -> bytes:
     """Return a digest of a model directory's weights: names, types, shapes, and a sample from within every tensor.
 
@@ -106,6 +151,9 @@ def digest_weights(path: Path) -> bytes:
     """
     digest = sha256()
     for file in _weight_files(path):
+        if file.suffix == ".bin":
+            digest.update(_Pickled(file).digest())
+            continue
         try:
             with file.open("rb") as data:
                 (length,) = struct.unpack("<Q", data.read(8))
@@ -122,17 +170,18 @@ def digest_weights(path: Path) -> bytes:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
+    # The first of these that is there is what the directory holds.
+    names = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+    first = path / next((name for name in names if (path / name).exists()), "model.safetensors")
+    files = [first]
+    if first.suffix == ".json":
         try:
-            files = sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
+            files = sorted({path / name for name in json.loads(first.read_text())["weight_map"].values()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} cannot be read: {error}") from None
-    else:
-        files = [path / "model.safetensors"]
+            raise ModelError(f"{first} cannot be read: {error}") from None
     for file in files:
         if not file.is_file():
-            raise ModelError(f"{file} does not exist; weights are read from safetensors files")
+            raise ModelError(f"{file} does not exist; weights are read from safetensors or .bin files")
     return files
 
 
