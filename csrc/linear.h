@@ -87,13 +87,14 @@ constexpr int kRows = 4, kVecs = 1;
 constexpr int kPanelVecs = kPanel / kLanes;
 constexpr int64_t kLine = 64;  // bytes
 
-// What one pass over a block of K asks for: a line every step, or two.
+// What one pass over a block of K asks for: nothing, a line every step, or two.
 struct Prefetch {
   const char* at;
   int64_t stride;  // bytes a step
-  PARLAY_INLINE void step(int64_t bytes) {
+  PARLAY_INLINE void step() {
+    if (!stride) return;
     __builtin_prefetch(at, 0, 2);
-    if (bytes > kLine && stride > kLine) __builtin_prefetch(at + kLine, 0, 2);
+    if (stride > kLine) __builtin_prefetch(at + kLine, 0, 2);
     at += stride;
   }
 };
@@ -132,7 +133,7 @@ __attribute__((noinline)) void multiply(const T* x, const T* weight, int64_t ste
   constexpr int64_t size = S::width * kPanel;  // weights a step
   Vec sum[R][kVecs] = {};
   for (int64_t k = 0; k < steps; ++k) {
-    ahead.step(size * sizeof(T));
+    ahead.step();
     typename S::Weight w[kVecs];
     PARLAY_VECS w[v] = S::weight(weight + k * size + v * S::width * kLanes);
     PARLAY_ROWS {
@@ -154,8 +155,10 @@ PARLAY_INLINE void multiply_rows(int64_t rows, const T* x, const T* weight, int6
     multiply_rows<T, R - 1>(rows, x, weight, steps, first, ahead, total);
 }
 
-// How far ahead of the multiplication a single pass asks for weights.
-constexpr int64_t kAhead = 4096;  // bytes
+// Up to so many rows the processor's own prefetching of the one stream serves best. More rows leave it behind, and a
+// single pass over them asks for weights so far ahead.
+constexpr int64_t kFewRows = 5;
+constexpr int64_t kAhead = 6144;  // bytes
 
 // All rows against one panel.
 template <class T, class Out>
@@ -163,7 +166,8 @@ void linear_task(const LinearArgs& a, const Rows<T>& x, int64_t first_row, int64
   typedef Step<T> S;
   constexpr int64_t size = S::width * kPanel;
   const int64_t steps = (a.inputs + S::width - 1) / S::width, block = k_block(a.inputs) / S::width;
-  const int64_t passes = (x.rows + kRows - 1) / kRows, stride = size * sizeof(T) / passes;
+  const int64_t passes = (x.rows + kRows - 1) / kRows;
+  const int64_t stride = x.rows > kFewRows ? size * sizeof(T) / passes : 0;
   const T* weight = (const T*)a.weight + panel * steps * size;
   Vec total[kLinearRows][kPanelVecs];
   for (int64_t from = 0; from < steps; from += block, weight += block * size) {

@@ -310,7 +310,9 @@ void process(uintptr_t scores, uintptr_t temperatures, uintptr_t min_p, uintptr_
              int64_t rows, int64_t vocab) {
   const ProcessArgs a = {
       at<float>(scores), at<float>(temperatures), {at<double>(min_p), at<int64_t>(top_k), at<double>(top_p)}, vocab};
-  deal_rows(rows, rows * vocab, [&](int64_t begin, int64_t end) { table->process(a, begin, end); });
+  submit([=] {
+    deal_rows(rows, rows * a.vocab, [&](int64_t begin, int64_t end) { table->process(a, begin, end); });
+  });
 }
 
 void draw(uintptr_t scores, uintptr_t temperatures, uintptr_t min_p, uintptr_t top_k, uintptr_t top_p,
@@ -322,14 +324,16 @@ void draw(uintptr_t scores, uintptr_t temperatures, uintptr_t min_p, uintptr_t t
                       at<int64_t>(positions),
                       at<int64_t>(out),
                       vocab};
-  deal_rows(rows, rows * vocab, [&](int64_t begin, int64_t end) { table->draw(a, begin, end); });
+  submit([=] {
+    deal_rows(rows, rows * a.vocab, [&](int64_t begin, int64_t end) { table->draw(a, begin, end); });
+  });
 }
 
 void gumbel(uint64_t seed, int64_t position, uintptr_t out, int64_t vocab) {
-  table->gumbel(seed, position, at<double>(out), vocab);
+  submit([=] { table->gumbel(seed, position, at<double>(out), vocab); });
 }
 
-void copy_slots(uintptr_t src_slots, uintptr_t dst_slots, uintptr_t key_cache, uintptr_t value_cache, int64_t count,
+void move_slots(uintptr_t src_slots, uintptr_t dst_slots, uintptr_t key_cache, uintptr_t value_cache, int64_t count,
                 int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t element_bytes) {
   const int64_t bytes = head_dim * element_bytes, head_stride = block_size * bytes;
   const auto address = [&](uintptr_t cache, int64_t slot, int64_t head) {
@@ -344,6 +348,13 @@ void copy_slots(uintptr_t src_slots, uintptr_t dst_slots, uintptr_t key_cache, u
   };
   each(at<int64_t>(src_slots), [&](char* hold, const char* slot) { std::memcpy(hold, slot, bytes); });
   each(at<int64_t>(dst_slots), [&](const char* hold, char* slot) { std::memcpy(slot, hold, bytes); });
+}
+
+void copy_slots(uintptr_t src_slots, uintptr_t dst_slots, uintptr_t key_cache, uintptr_t value_cache, int64_t count,
+                int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t element_bytes) {
+  submit([=] {
+    move_slots(src_slots, dst_slots, key_cache, value_cache, count, kv_heads, head_dim, block_size, element_bytes);
+  });
 }
 
 std::vector<uint32_t> philox(const std::vector<uint32_t>& counter, const std::vector<uint32_t>& key) {

@@ -24,6 +24,28 @@ inline void relax() {
 #endif
 }
 
+// Every share is computed with the default rounding and with denormal numbers, whatever its thread was told: a library
+// built for "fast math" may have the caller flush them, and a share's bits must not depend on who does it.
+class DefaultFloats {
+#if defined(__x86_64__)
+ public:
+  DefaultFloats() : before_(__builtin_ia32_stmxcsr()) {
+    if (altered()) __builtin_ia32_ldmxcsr(kDefault);
+  }
+  ~DefaultFloats() {
+    if (altered()) __builtin_ia32_ldmxcsr(before_);
+  }
+
+ private:
+  static constexpr unsigned kDefault = 0x1f80, kFlags = 0x3f;  // the flags only tell what happened
+  bool altered() const { return (before_ & ~kFlags) != kDefault; }
+  const unsigned before_;
+#else
+ public:
+  DefaultFloats() {}
+#endif
+};
+
 // Workers look for work this often before they sleep; a step's kernels follow each other within microseconds.
 constexpr int kSpins = 2000;
 
@@ -86,6 +108,7 @@ class Pool {
   }
 
   void work() {
+    const DefaultFloats floats;  // a thread starts with its maker's
     for (int spins = 0; !stop_;) {
       if (take_share()) {
         spins = 0;
@@ -149,6 +172,7 @@ void set_threads(int64_t threads) {
 int64_t get_threads() { return wanted; }
 
 void run(Job job, void* context, int64_t limit, bool wake) {
+  const DefaultFloats floats;
   if (limit <= 1 || wanted.load(std::memory_order_relaxed) == 1) return job(context, 0, 1);
   Pool* p = pool();
   p->run(job, context, limit < p->threads() ? limit : p->threads(), wake);

@@ -70,7 +70,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 2.5,
         },
     ),
-    "granite-biases": ("Granite", {"head_dim": None, "attention_bias": True, "mlp_bias": True}),
+    "granite-biases": (
+        "Granite",
+        {"head_dim": None, "attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.2},
+    ),
     "phi3": ("Phi3", {"head_dim": None}),
     "phi3-partial": (
         "Phi3",

@@ -56,6 +56,13 @@ def test_a_prompt_beyond_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "shorten it" in capsys.readouterr().err
 
 
+def test_sampling(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "sampling", "--vocab-size", "1000", "--rounds", "2"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert {"greedy", "top-p 0.9"} <= {row["way"] for row in rows}
+    assert all(row["ms"] > 0 for row in rows)
+
+
 def test_startup(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "startup", "--repeats", "1"]) == 0
     row = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][0]

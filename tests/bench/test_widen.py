@@ -185,6 +185,12 @@ def test_bad_shapes(tmp_path: Path, shape: dict[str, int], message: str) -> None
     assert not (tmp_path / "wide").exists()
 
 
+def test_an_output_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be made: Not a directory"):
+        widen("tiny-code", tmp_path / "file" / "wide", Shape(), 0, lambda label: None)
+
+
 def test_no_such_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no model"):
         widen("tiny-cod", tmp_path / "wide", Shape(), 0, lambda label: None)

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from parlay.kernels.base import Kernels
 
@@ -71,3 +72,19 @@ def test_idle_workers_wake_up(native: Kernels) -> None:
     for _ in range(3):
         time.sleep(0.05)  # long past their spinning
         assert same_bits(multiply(native, x, weight), expected)
+
+
+def test_denormals_that_the_caller_flushes(native: Kernels) -> None:
+    """A library built for fast math may have told one thread to flush them, and not the workers."""
+    x, weight = random(64, 512, spread=1e-20), random(2048, 512, seed=1, spread=1e-20)
+    expected = multiply(native, x, weight)
+    assert (expected != 0).all()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormals")
+    try:
+        for threads in (1, 2):
+            native.set_threads(threads)
+            for _ in range(5):
+                assert same_bits(multiply(native, x, weight), expected)
+    finally:
+        torch.set_flush_denormal(False)

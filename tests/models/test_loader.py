@@ -176,9 +176,10 @@ def test_a_digest_names_weights(path: Path) -> None:
         edit(path, change)
         seen.add(digest_weights(path))
     assert len(seen) == 4
-    (path / "model.safetensors").write_bytes(b"short")
-    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
-        digest_weights(path)
+    for damaged in (b"short", b"\xff" * 64, (1 << 60).to_bytes(8, "little") + b"{}"):
+        (path / "model.safetensors").write_bytes(damaged)
+        with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
+            digest_weights(path)
 
 
 def as_bin(path: Path, content: object = None, **options: bool) -> Path:

@@ -1,6 +1,7 @@
 """Recorded passes: the same bits as passes that are not, and refused where a model computes outside the kernels."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -110,3 +111,60 @@ def test_errors_end_a_recording(model: Model) -> None:
     assert again is not None
     again()
     assert (x == 7).all()
+
+
+def test_every_operation_is_recorded() -> None:
+    """Not only those of a forward pass: whatever is called while recording runs again."""
+    scores, cache = torch.zeros(1, 8), torch.zeros(2, 1, 4, 8)
+    temperatures, seeds, positions = torch.zeros(1), torch.zeros(1, dtype=torch.int64), torch.zeros(1).long()
+    token, noise, slots = torch.zeros(1).long(), torch.zeros(8, dtype=torch.float64), torch.arange(2)
+
+    def work() -> None:
+        KERNELS.gumbel(1, 2, noise)
+        KERNELS.copy_slots(slots[:1], slots[1:], cache, cache)
+        KERNELS.draw(scores, temperatures, seeds, positions, token)
+        KERNELS.process(scores, temperatures, None)
+
+    run = KERNELS.record(work)
+    if run is None:
+        pytest.skip("these kernels do not record")
+    expected = noise.clone()
+    noise.zero_()
+    cache[0, 0, 0] = 3
+    scores[0] = torch.arange(8)
+    run()
+    assert torch.equal(noise, expected)
+    assert (cache[0, 0, 1] == 3).all()
+    assert token.item() == 7
+    assert scores.isfinite().sum() == 1
+
+
+class Spy:
+    """A model that notes what it is asked."""
+
+    def __init__(self, model: Model, vocab_size: int) -> None:
+        self.config, self.dtype, self._model = replace(model.config, vocab_size=vocab_size), model.dtype, model
+        self.tokens: list[Tensor] = []
+
+    def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
+        self.tokens.append(tokens.clone())
+        return self._model.forward(tokens, context)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden)
+
+
+def test_recordings_share_their_memory(model: Model) -> None:
+    """There may be hundreds of them: one for every number of rows and width of tables."""
+    graphs = Graphs(model, KERNELS, new_cache(model))
+    first = graphs.forward(flatten([Stretch([1] * 3, 0, [0])], SIZE))
+    second = graphs.forward(flatten([Stretch([1] * 7, 0, [0, 1])], SIZE))
+    if KERNELS.record(lambda: None) is not None:
+        assert first.data_ptr() == second.data_ptr()
+
+
+def test_no_token_beyond_the_vocabulary(model: Model) -> None:
+    """Recording runs on other tokens than the batch's; there may be no other."""
+    spy = Spy(model, 1)
+    Graphs(spy, KERNELS, new_cache(model)).forward(flatten([Stretch([0, 0], 0, [0])], SIZE))
+    assert all((tokens == 0).all() for tokens in spy.tokens)

@@ -126,7 +126,10 @@ def widen(model: str, output: Path, shape: Shape, seed: int, tick: Callable[[str
     shapes = weight_shapes(wide)
     parameters = sum(torch.Size(s).numel() for s in shapes.values())
 
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be made: {error.strerror}; name a directory that can") from None
     _write_texts(small, wide, parameters, dtype)
     generator = torch.Generator().manual_seed(seed)
     shards = list(_shards(shapes, dtype.itemsize))

@@ -28,6 +28,10 @@ def add_parser(commands: Any) -> None:
     peer.add_argument("--prefixes", type=_count, default=64, help="prefixes for each batch size (default: 64)")
     peer.add_argument("--prompt-length", type=_count, help="also compare one prompt of this many tokens")
     peer.set_defaults(run=_transformers)
+    sampling = kinds.add_parser("sampling", help="choosing one token from a big vocabulary")
+    sampling.add_argument("--vocab-size", type=_count, default=131072, help="tokens (default: 131072)")
+    sampling.add_argument("--rounds", type=_count, default=100, help="draws of each kind (default: 100)")
+    sampling.set_defaults(run=_sampling)
     startup = kinds.add_parser("startup", help="from the start of the process to the first token")
     startup.add_argument("--repeats", type=_count, default=5, help="starts that count (default: 5)")
     startup.set_defaults(run=_startup)
@@ -94,6 +98,15 @@ def _transformers(options: argparse.Namespace) -> int:
             "equal_texts": ("equal texts", "{:.0%}"),
         },
     )
+    return 0
+
+
+def _sampling(options: argparse.Namespace) -> int:
+    from parlay.bench.sampling import measure
+
+    with _progress() as tick:
+        rows = measure(options.vocab_size, options.rounds, tick)
+    _report(rows, {"logits": ("logits", "{}"), "way": ("way", "{}"), "ms": ("ms", "{:.3f}")})
     return 0
 
 

@@ -9,34 +9,19 @@ from torch import Tensor
 from parlay.errors import ConfigError
 from parlay.kernels import _native
 from parlay.kernels.base import Activation, AttentionView, Filters, Kernels
+from parlay.kernels.checks import fits as _fits
+from parlay.kernels.checks import sound as _sound
 from parlay.kernels.huge import empty_huge
 from parlay.kernels.linear import LinearWeight
 
 _BF16 = torch.bfloat16
 _PANEL = 32
 _NONE = (0, 0, 0)  # addresses of filters that keep all
+_Held = Tensor | AttentionView | Filters | None
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as in csrc/table.h
 
 
-def _sound(first: Tensor, *others: Tensor) -> bool:
-    """Whether all tensors are contiguous and of the first one's dtype. A plain loop: a step asks dozens of times."""
-    dtype = first.dtype
-    for tensor in others:
-        if tensor.dtype is not dtype or not tensor.is_contiguous():
-            return False
-    return (dtype is _BF16 or dtype is torch.float32) and first.is_contiguous()
-
-
-def _fits(filters: Filters | None, rows: int) -> bool:
-    """Whether filters are contiguous, of the right types and of so many rows."""
-    if filters is None:
-        return True
-    tensors = (filters.min_p, filters.top_k, filters.top_p)
-    types = (torch.float64, torch.int64, torch.float64)
-    return all(t.dtype is d and t.shape == (rows,) and t.is_contiguous() for t, d in zip(tensors, types, strict=True))
-
-
-def _replay(tape: _native.Tape, held: list[Tensor | AttentionView]) -> None:
+def _replay(tape: _native.Tape, held: list[_Held]) -> None:
     """Run a recording; whoever holds this call holds the tensors it writes to."""
     tape.run()
 
@@ -54,7 +39,7 @@ class NativeKernels:
             _native.set_isa(isa)
         self.name = f"native-{_native.isa()}"
         # While recording: every tensor that an operation was given, lest its memory go to somebody else.
-        self._held: list[Tensor | AttentionView] | None = None
+        self._held: list[_Held] | None = None
 
     def careful(self) -> Kernels | None:  # noqa: D102
         return None
@@ -234,8 +219,7 @@ class NativeKernels:
         if self._held is not None:
             self._held += (gate_up, out)
         rows, width = out.shape
-        number = _ACTIVATIONS[activation]
-        _native.act_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, number, out.dtype is _BF16)
+        _native.act_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, _ACTIVATIONS[activation], out.dtype is _BF16)
 
     def activate(self, x: Tensor, activation: Activation) -> None:  # noqa: D102
         assert _sound(x)
@@ -267,8 +251,7 @@ class NativeKernels:
         _native.scale(x.data_ptr(), factor, rows, width, x.dtype is _BF16)
 
     def soft_cap(self, x: Tensor, cap: float) -> None:  # noqa: D102
-        assert _sound(x)
-        assert x.dtype is torch.float32
+        assert (x.dtype, x.is_contiguous()) == (torch.float32, True)
         if self._held is not None:
             self._held.append(x)
         rows, width = x.shape
@@ -276,8 +259,7 @@ class NativeKernels:
 
     def route(self, scores: Tensor, experts: Tensor, weights: Tensor, normalise: bool) -> None:  # noqa: D102
         assert _sound(scores, weights)
-        assert scores.dtype is torch.float32
-        assert experts.dtype is torch.int32
+        assert (scores.dtype, experts.dtype) == (torch.float32, torch.int32)
         if self._held is not None:
             self._held += (scores, experts, weights)
         rows, count = scores.shape
@@ -295,15 +277,13 @@ class NativeKernels:
         assert (inputs, outputs) == (weights[0].inputs, weights[0].outputs)
         if self._held is not None:
             self._held += (x, experts, *(w.tensor for w in weights), out)
-        addresses = [w.tensor.data_ptr() for w in weights]
-        copies = rows // x.size(0)
         _native.expert_linear(
             x.data_ptr(),
             experts.data_ptr(),
-            addresses,
+            [w.tensor.data_ptr() for w in weights],
             out.data_ptr(),
             rows,
-            copies,
+            rows // x.size(0),
             inputs,
             outputs,
             x.dtype is _BF16,
@@ -360,6 +340,8 @@ class NativeKernels:
         rows, vocab = scores.shape
         assert scores.dtype is torch.float32
         assert _fits(filters, rows)
+        if self._held is not None:
+            self._held += (scores, temperatures, filters)
         _native.process(
             scores.data_ptr(), temperatures.data_ptr(), *(filters.addresses if filters else _NONE), rows, vocab
         )
@@ -378,6 +360,8 @@ class NativeKernels:
         assert seeds.dtype is positions.dtype is out.dtype is torch.int64
         rows, vocab = scores.shape
         assert _fits(filters, rows)
+        if self._held is not None:
+            self._held += (scores, temperatures, seeds, positions, out, filters)
         _native.draw(
             scores.data_ptr(),
             temperatures.data_ptr(),
@@ -391,6 +375,8 @@ class NativeKernels:
 
     def gumbel(self, seed: int, position: int, out: Tensor) -> None:  # noqa: D102
         assert out.dtype is torch.float64
+        if self._held is not None:
+            self._held += (out,)
         _native.gumbel(seed, position, out.data_ptr(), out.size(0))
 
     def copy_slots(  # noqa: D102
@@ -398,6 +384,8 @@ class NativeKernels:
     ) -> None:
         assert _sound(key_cache, value_cache)
         assert src_slots.dtype is dst_slots.dtype is torch.int64
+        if self._held is not None:
+            self._held += (src_slots, dst_slots, key_cache, value_cache)
         _, kv_heads, block_size, head_dim = key_cache.shape
         _native.copy_slots(
             src_slots.data_ptr(),

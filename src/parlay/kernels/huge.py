@@ -5,6 +5,7 @@ With pages of 4 kB the processor spends a good part of its time on looking up wh
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 
 import torch
@@ -21,7 +22,8 @@ def empty_huge(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     if size < _PAGE or advice is None:
         return torch.empty(tuple(shape), dtype=dtype)
     memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # kept alive by the tensor
-    memory.madvise(advice)
+    with suppress(OSError):  # a system built without huge pages does not know the advice
+        memory.madvise(advice)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % _PAGE
     return whole[start : start + size].view(dtype).view(tuple(shape))

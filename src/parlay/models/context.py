@@ -23,9 +23,11 @@ class Buffers:
     the same role.
     """
 
-    def __init__(self, rows: int, dtype: torch.dtype) -> None:
+    def __init__(self, rows: int, dtype: torch.dtype, within: "Buffers | None" = None) -> None:
+        """Make buffers for so many rows; with `within`, in the first rows of those, whose content they share."""
         self._rows = rows
         self._dtype = dtype
+        self._within = within
         self._tensors: dict[tuple[str, int], Tensor] = {}
 
     def __call__(self, role: str, width: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -38,7 +40,11 @@ class Buffers:
         """
         tensor = self._tensors.get((role, width))
         if tensor is None:
-            tensor = self._tensors[role, width] = torch.empty((self._rows, width), dtype=dtype or self._dtype)
+            if self._within is None:
+                tensor = torch.empty((self._rows, width), dtype=dtype or self._dtype)
+            else:
+                tensor = self._within(role, width, dtype)[: self._rows]
+            self._tensors[role, width] = tensor
         return tensor
 
 

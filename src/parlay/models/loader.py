@@ -2,9 +2,7 @@
 
 import json
 import math
-import pickle
 import struct
-import zipfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from hashlib import sha256
@@ -17,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from parlay.errors import ModelError
+from parlay.models.pickled import Pickled
 
 _SAMPLE = 256  # bytes
 
@@ -36,7 +35,7 @@ class Checkpoint:
         self._where: dict[str, Path] = {}
         for file in _weight_files(path):
             if file.suffix == ".bin":
-                handle = _Pickled(file)
+                handle = Pickled(file)
             else:
                 try:
                     handle = self._stack.enter_context(safe_open(file, framework="pt"))
@@ -101,46 +100,6 @@ class Checkpoint:
         return tensor
 
 
-class _Pickled:
-    """A `.bin` file of tensors with what this module uses of a safetensors handle."""
-
-    def __init__(self, file: Path) -> None:
-        try:
-            # Nothing but tensors is unpickled. Older files than zip archives cannot be mapped and are read whole.
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-            reason = str(error).split("\n")[0]
-            raise ModelError(f"{file} cannot be read as a file of tensors alone: {reason}") from None
-        if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
-            raise ModelError(f"{file} holds something else than tensors by name")
-        self._tensors: dict[str, Tensor] = content
-
-    def keys(self) -> list[str]:
-        return list(self._tensors)
-
-    def get_slice(self, name: str) -> "_Shape":
-        return _Shape(self._tensors[name])
-
-    def get_tensor(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def digest(self) -> bytes:
-        digest = sha256()
-        for name, tensor in self._tensors.items():
-            values = tensor.reshape(-1)
-            sample = values[len(values) // 2 :][:_SAMPLE].contiguous().view(torch.uint8)
-            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode() + sample.numpy().tobytes())
-        return digest.digest()
-
-
-class _Shape:
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def get_shape(self) -> list[int]:
-        return list(self._tensor.shape)
-
-
 def digest_weights(path: Path) -> bytes:
     """Return a digest of a model directory's weights: names, types, shapes, and a sample from within every tensor.
 
@@ -152,12 +111,12 @@ def digest_weights(path: Path) -> bytes:
     digest = sha256()
     for file in _weight_files(path):
         if file.suffix == ".bin":
-            digest.update(_Pickled(file).digest())
+            digest.update(Pickled(file).digest())
             continue
         try:
             with file.open("rb") as data:
                 (length,) = struct.unpack("<Q", data.read(8))
-                header = data.read(length)
+                header = data.read(min(length, file.stat().st_size))  # a damaged length is no reason to ask for more
                 digest.update(header)
                 for entry in json.loads(header).values():
                     if "data_offsets" in entry:

@@ -26,7 +26,20 @@ families = Registry(
     "model family",
     hidden=frozenset(
         {
-            *("config", "context", "decoder", "hub", "layers", "loader", "moe", "rope", "rotary", "select", "style"),
+            *(
+                "config",
+                "context",
+                "decoder",
+                "hub",
+                "layers",
+                "loader",
+                "moe",
+                "pickled",
+                "rope",
+                "rotary",
+                "select",
+                "style",
+            ),
             "tokenizer",
         }
     ),

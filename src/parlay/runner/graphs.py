@@ -26,7 +26,6 @@ class _Graph:
     inputs: Batch
     hidden: Tensor
     run: Callable[[], None]
-    buffers: Buffers  # held, for `run` writes to them
 
 
 class Graphs:
@@ -37,6 +36,7 @@ class Graphs:
         self._kernels = kernels
         self._cache = cache
         self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._buffers = Buffers(_MOST_ROWS, model.dtype)  # of all recordings, for one runs at a time
         self._usable = True
 
     def forward(self, batch: Batch) -> Tensor:
@@ -47,10 +47,7 @@ class Graphs:
         key = rows, max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._record(batch, *key)
-            if graph is None:
-                return self._eager(batch)
-            self._graphs[key] = graph
+            return self._record(batch, *key)
         _copy(batch, graph.inputs)
         graph.run()
         return graph.hidden
@@ -61,30 +58,32 @@ class Graphs:
     def _context(self, batch: Batch, buffers: Buffers) -> ForwardContext:
         return ForwardContext(self._kernels, batch.positions, batch.slots, batch.view, self._cache, buffers)
 
-    def _record(self, batch: Batch, rows: int, blocks: int) -> _Graph | None:
-        """Record a pass and try it on `batch`; None if it cannot be recorded."""
+    def _record(self, batch: Batch, rows: int, blocks: int) -> Tensor:
+        """Record a pass and try it on `batch`, whose hidden states it returns; keep it if it was good."""
         inputs = _empty_batch(rows, blocks)
-        buffers = Buffers(rows, self._model.dtype)
+        buffers = Buffers(rows, self._model.dtype, self._buffers)
         context = self._context(inputs, buffers)
         hidden: list[Tensor] = []
         # Recorded with other tokens at other positions. What they leave in the cache is overwritten right away.
         _copy(batch, inputs)
-        inputs.tokens.copy_(batch.tokens == 0)
+        inputs.tokens.copy_((batch.tokens == 0).long().clamp(max=self._model.config.vocab_size - 1))
         inputs.positions.zero_()
         run = self._kernels.record(lambda: hidden.append(self._model.forward(inputs.tokens, context)))
         if run is None:
             self._usable = False
-            return None
+            return self._eager(batch)
         _copy(batch, inputs)
         run()
         # A family that computes outside the kernels would replay stale values.
-        if not torch.equal(hidden[0].view(torch.uint8), self._eager(batch).view(torch.uint8)):
+        expected = self._eager(batch)
+        if not torch.equal(hidden[0].view(torch.uint8), expected.view(torch.uint8)):
             logger.warning(
                 "%s: its forward pass cannot be recorded; small batches run slower", self._model.config.path
             )
             self._usable = False
-            return None
-        return _Graph(inputs, hidden[0], run, buffers)
+            return expected
+        self._graphs[rows, blocks] = _Graph(inputs, hidden[0], run)
+        return hidden[0]
 
 
 def _empty_batch(rows: int, blocks: int) -> Batch:

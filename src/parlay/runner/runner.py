@@ -33,7 +33,7 @@ class ModelRunner:
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Return float32 logits `[len(rows), vocab]` of some rows of `hidden`."""
-        if len(rows) != hidden.shape[0]:
+        if list(rows) != list(range(hidden.shape[0])):
             hidden = hidden.index_select(0, torch.tensor(rows))
         return self.model.logits(hidden)
 
