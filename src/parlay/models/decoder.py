@@ -32,9 +32,11 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     for i in range(config.num_layers):
-        own = _attention_shapes(config) | _mlp_shapes(config, i)
-        for name in _norm_names(config):
-            own[f"{name}.weight"] = (config.hidden_size,)
+        first, *others = ({f"{name}.weight": (config.hidden_size,)} for name in _norm_names(config))
+        own: dict[str, tuple[int, ...]] = {**first, **_attention_shapes(config)}
+        for norm in others:
+            own |= norm
+        own |= _mlp_shapes(config, i)
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in own.items()}
     return shapes
 
@@ -55,11 +57,12 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     style, h = config.style, config.hidden_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     widths = {"qkv_proj": q + 2 * kv} if style.fused else {"q_proj": q, "k_proj": kv, "v_proj": kv}
-    shapes: dict[str, tuple[int, ...]] = {"self_attn.o_proj.weight": (h, q)}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, width in widths.items():
         shapes[f"self_attn.{name}.weight"] = (width, h)
         if style.qkv_bias:
             shapes[f"self_attn.{name}.bias"] = (width,)
+    shapes["self_attn.o_proj.weight"] = (h, q)
     if style.output_bias:
         shapes["self_attn.o_proj.bias"] = (h,)
     if style.head_norms:
