@@ -10,6 +10,7 @@ from torch import Tensor
 
 from parlay.dist.group import ALONE, Group
 from parlay.kernels.select import select_kernels
+from parlay.models.context import Buffers
 from parlay.models.layers import ColumnParallelLinear, RowParallelLinear
 
 ROWS, WIDTH, INNER = 5, 48, 64
@@ -28,8 +29,9 @@ def through_a_pair(group: Group, dtype: torch.dtype) -> Tensor:
     x, gate, up, down = tensors(dtype)
     column = ColumnParallelLinear(kernels, [gate, up], group)
     row = RowParallelLinear(kernels, down, group)
-    a, b = column(x).chunk(2, dim=-1)
-    return row((a * b).contiguous())
+    buffers = Buffers(ROWS, dtype)
+    a, b = column(x, buffers, "gate_up").chunk(2, dim=-1)
+    return row((a * b).contiguous(), buffers, "down")
 
 
 def _rank(rank: int, path: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -115,17 +115,24 @@ def digest_weights(path: Path) -> bytes:
             continue
         try:
             with file.open("rb") as data:
-                (length,) = struct.unpack("<Q", data.read(8))
-                header = data.read(min(length, file.stat().st_size))  # a damaged length is no reason to ask for more
+                header = _read_header(data, file.stat().st_size)
                 digest.update(header)
                 for entry in json.loads(header).values():
                     if "data_offsets" in entry:
                         begin, end = entry["data_offsets"]
-                        data.seek(8 + length + (begin + end) // 2)
+                        data.seek(8 + len(header) + (begin + end) // 2)
                         digest.update(data.read(min(_SAMPLE, end - (begin + end) // 2)))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
             raise ModelError(f"{file} cannot be read: {error}") from None
     return digest.digest()
+
+
+def _read_header(data: BinaryIO, size: int) -> bytes:
+    """Return the header of a safetensors file of `size` bytes; a damaged length asks for no memory."""
+    (length,) = struct.unpack("<Q", data.read(8))
+    if length > size:
+        raise ValueError("its header is cut off")
+    return data.read(length)
 
 
 def _weight_files(path: Path) -> list[Path]:
