@@ -1,4 +1,4 @@
-// activation(gate) * up.
+// Activations, and activation(gate) * up.
 #pragma once
 
 #include "elementary.h"
@@ -44,8 +44,16 @@ struct GeluTanh {
   }
 };
 
+struct Relu {  // max(x, 0); NaN stays NaN
+  PARLAY_INLINE static Vec of(const Vec& x) {
+    Vec r;
+    PARLAY_EACH r.p[i] = x.p[i] < 0 ? splat(0.f).p[i] : x.p[i];
+    return r;
+  }
+};
+
 template <class T, class Activation>
-void activate(const ActivationArgs& a, int64_t begin, int64_t end) {
+void activate_mul(const ActivationArgs& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const T* gate = (const T*)a.gate_up + row * 2 * a.width;
     const T* up = gate + a.width;
@@ -61,17 +69,19 @@ void activate(const ActivationArgs& a, int64_t begin, int64_t end) {
 }
 
 template <class Activation>
-void activate(const ActivationArgs& a, int64_t begin, int64_t end) {
-  a.bf16 ? activate<bf16, Activation>(a, begin, end) : activate<float, Activation>(a, begin, end);
+void activate_mul(const ActivationArgs& a, int64_t begin, int64_t end) {
+  a.bf16 ? activate_mul<bf16, Activation>(a, begin, end) : activate_mul<float, Activation>(a, begin, end);
 }
 
 void act_mul(const ActivationArgs& a, int64_t begin, int64_t end) {
   if (a.activation == kSilu)
-    activate<Silu>(a, begin, end);
+    activate_mul<Silu>(a, begin, end);
   else if (a.activation == kGelu)
-    activate<Gelu>(a, begin, end);
+    activate_mul<Gelu>(a, begin, end);
+  else if (a.activation == kGeluTanh)
+    activate_mul<GeluTanh>(a, begin, end);
   else
-    activate<GeluTanh>(a, begin, end);
+    activate_mul<Relu>(a, begin, end);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ struct Queries {
   float* lanes;   // [n, 16], sums of weights
   float* totals;  // [n, padded dim], weighted sums of values
   int64_t dim, padded;
-  float scale;
+  float scale, cap;
 };
 
 // Packs the tile that begins at key `first`, all sixteen keys of it.
@@ -116,6 +116,12 @@ PARLAY_INLINE void score(const Queries<T>& s, int64_t query, const KeyBlock<T>& 
   }
   PARLAY_UNROLL for (int r = 0; r < R; ++r)
     PARLAY_UNROLL for (int n = 0; n < N; ++n) store(scores[r] + (tile + n) * kLanes, dots[r][n] * splat(s.scale));
+}
+
+// cap * tanh(score / cap), for whole tiles.
+PARLAY_INLINE void soften(float* scores, int64_t begin, int64_t end, float cap) {
+  const Vec most = splat(cap);
+  for (int64_t k = begin; k < end; k += kLanes) store(scores + k, most * tanh(load(scores + k) / most));
 }
 
 // Scores of the keys begin..end to weights in place; returns by what the query's earlier totals are to be scaled.
@@ -189,6 +195,8 @@ void see(const Queries<T>& s, int64_t query, const KeyBlock<T>& b, bool fetch, i
   const int64_t tiles = (end + kLanes - 1) / kLanes;
   for (; tile + kTiles <= tiles; tile += kTiles) score<T, R, kTiles>(s, query, b, tile, weights);
   for (; tile < tiles; ++tile) score<T, R, 1>(s, query, b, tile, weights);
+  if (s.cap > 0)
+    for (int r = 0; r < R; ++r) soften(weights[r], begin / kLanes * kLanes, tiles * kLanes, s.cap);
   for (int r = 0; r < R; ++r)
     factors[r] = weigh(weights[r], begin, end, s.most + query + r, s.lanes + (query + r) * kLanes);
   float* totals = s.totals + query * s.padded;
@@ -218,10 +226,14 @@ struct Task {
 
   int64_t last(int64_t r) const { return a.last[row + r]; }
   int64_t end(int64_t r) const { return last(r) + a.extra_offsets[row + r + 1] - a.extra_offsets[row + r]; }
+  int64_t first(int64_t r) const {
+    const int64_t first = a.first[row + r], in_window = end(r) - a.window;
+    return first > in_window ? first : in_window;
+  }
 
   // The part of the block at `start` that a row sees; empty where end_in <= begin_in.
   int64_t begin_in(int64_t r, int64_t start) const {
-    return a.first[row + r] > start ? a.first[row + r] - start : 0;
+    return first(r) > start ? first(r) - start : 0;
   }
   int64_t end_in(int64_t r, int64_t start) const { return end(r) < start + kKeys ? end(r) - start : kKeys; }
 
@@ -328,9 +340,9 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
       memcpy((void*)(q + (h * rows + r) * group * dim), (const T*)a.q + place(h, r), group * dim * sizeof(T));
 
   Task<T> task{a, row, rows, group, {}, {}, {}, {}};
-  int64_t start = a.first[row], stop = task.end(0), longest = 0;
+  int64_t start = task.first(0), stop = task.end(0), longest = 0;
   for (int64_t r = 1; r < rows; ++r) {
-    if (a.first[row + r] < start) start = a.first[row + r];
+    if (task.first(r) < start) start = task.first(r);
     if (task.end(r) > stop) stop = task.end(r);
     if (a.last[row + r] > a.last[row + longest]) longest = r;
   }
@@ -341,7 +353,7 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
       const int64_t head_start = (kv_head + h) * a.block_size * dim;
       task.block = {(const T*)a.key_cache + head_start, (const T*)a.value_cache + head_start, task.at, task.ahead,
                     (T*)memory.packed, (float*)memory.wide, false};
-      task.queries = {q + i * dim, most + i, lanes + i * kLanes, totals + i * padded, dim, padded, a.scale};
+      task.queries = {q + i * dim, most + i, lanes + i * kLanes, totals + i * padded, dim, padded, a.scale, a.cap};
       task.see_block(start);
     }
   }
@@ -351,7 +363,7 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
       T* out = (T*)a.out + place(h, r);
       for (int64_t g = 0; g < group; ++g, ++i, out += dim) {
         // A row that saw nothing has totals of zero.
-        const Vec weight = splat(task.end(r) > a.first[row + r] ? sum(load(lanes + i * kLanes)) : 1.f);
+        const Vec weight = splat(task.end(r) > task.first(r) ? sum(load(lanes + i * kLanes)) : 1.f);
         PARLAY_ROW(column, width, dim) store_at(out, load(totals + i * padded + column) / weight, column, width);
       }
     }

@@ -33,6 +33,25 @@ PARLAY_INLINE Vec exp(const Vec& x) {
   return result;
 }
 
+// tanh within about three ulps: an odd series near 0, elsewhere 1 - 2 / (e^2|x| + 1) with the sign of x.
+PARLAY_INLINE Vec tanh(const Vec& x) {
+  const Vec size = larger(x, splat(0.f) - x), square = x * x;
+  Vec q = splat(-0x1.226e36p-7f);
+  q = fma(q, square, splat(0x1.664f48p-6f));
+  q = fma(q, square, splat(-0x1.ba1ba2p-5f));
+  q = fma(q, square, splat(0x1.111112p-3f));
+  q = fma(q, square, splat(-0x1.555556p-2f));
+  const Vec near = fma(x * square, q, x);
+  const Vec far = splat(1.f) - splat(2.f) / (exp(size + size) + splat(1.f));
+  Vec result;
+  PARLAY_EACH {
+    const Part signed_far = x.p[i] < 0 ? -far.p[i] : far.p[i];
+    result.p[i] = size.p[i] < 0.3f ? near.p[i] : signed_far;
+    result.p[i] = x.p[i] == x.p[i] ? result.p[i] : x.p[i];
+  }
+  return result;
+}
+
 // e^x of what is not above 0, at least e^-30, within two ulps; NaN counts as -30. Unlike `exp` without fused
 // operations, so that every instruction set and the numpy twin give the same bits.
 PARLAY_INLINE Vec decay(const Vec& x) {

@@ -121,19 +121,39 @@ void embed(uintptr_t weight, uintptr_t tokens, uintptr_t out, int64_t rows, int6
 }
 
 void rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, int64_t rows, int64_t width,
-              float eps, bool bf16) {
-  const NormArgs a = {at<void>(x), at<void>(residual), at<void>(weight), at<void>(out), width, eps, bf16};
+              float eps, bool plus_one, bool bf16) {
+  const NormArgs a = {at<void>(x), at<void>(residual), at<void>(weight), at<void>(out), width, eps, plus_one, bf16};
   submit([=] {
     deal_rows(rows, rows * width / 2, [&](int64_t begin, int64_t end) { table->norm(a, begin, end); });
   });
 }
 
+void layer_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t bias, uintptr_t out, int64_t rows,
+                int64_t width, float eps, bool bf16) {
+  const LayerNormArgs a = {at<void>(x),   at<void>(residual), at<void>(weight), at<void>(bias),
+                           at<void>(out), width,              eps,              bf16};
+  submit([=] {
+    deal_rows(rows, rows * width, [&](int64_t begin, int64_t end) { table->layer_norm(a, begin, end); });
+  });
+}
+
+void head_norm(uintptr_t qkv, uintptr_t q_weight, uintptr_t k_weight, int64_t rows, int64_t heads, int64_t kv_heads,
+               int64_t head_dim, float eps, bool plus_one, bool bf16) {
+  const HeadNormArgs a = {at<void>(qkv), at<void>(q_weight), at<void>(k_weight), heads, kv_heads,
+                          head_dim,      eps,                plus_one,           bf16};
+  submit([=] {
+    deal_rows(rows, rows * (a.heads + a.kv_heads) * a.head_dim / 2,
+              [&](int64_t begin, int64_t end) { table->head_norm(a, begin, end); });
+  });
+}
+
 void rotary_store(uintptr_t qkv, uintptr_t positions, uintptr_t slots, uintptr_t cos_sin, uintptr_t q_out,
                   uintptr_t key_cache, uintptr_t value_cache, int64_t rows, int64_t heads, int64_t kv_heads,
-                  int64_t head_dim, int64_t block_size, bool bf16) {
+                  int64_t head_dim, int64_t rotary_dim, int64_t block_size, bool bf16) {
   const RotaryArgs a = {at<void>(qkv),   at<int32_t>(positions), at<int64_t>(slots),    at<float>(cos_sin),
                         at<void>(q_out), at<void>(key_cache),    at<void>(value_cache), heads,
-                        kv_heads,        head_dim,               block_size,            bf16};
+                        kv_heads,        head_dim,               rotary_dim,            block_size,
+                        bf16};
   submit([=] {
     deal_rows(rows, rows * (a.heads + 2 * a.kv_heads) * a.head_dim / 4,
               [&](int64_t begin, int64_t end) { table->rotary_store(a, begin, end); });
@@ -143,7 +163,7 @@ void rotary_store(uintptr_t qkv, uintptr_t positions, uintptr_t slots, uintptr_t
 // Deals attention's rows and heads to threads by what the rows see now: a recording is replayed with other views.
 void attend(const AttentionArgs& a, int64_t rows) {
   int64_t keys = a.extra_offsets[rows];
-  for (int64_t row = 0; row < rows; ++row) keys += a.last[row] - a.first[row];
+  for (int64_t row = 0; row < rows; ++row) keys += std::min<int64_t>(a.last[row] - a.first[row], a.window);
   // Adjacent rows of one request share their reading of keys, and few rows take several kv heads, whose keys lie
   // beside each other; as far as every thread still has a task. Halving leaves tasks of equal size.
   const int64_t threads = get_threads(), group = a.heads / a.kv_heads;
@@ -172,7 +192,7 @@ void attend(const AttentionArgs& a, int64_t rows) {
 void attention(uintptr_t q, uintptr_t key_cache, uintptr_t value_cache, uintptr_t tables, uintptr_t row_request,
                uintptr_t first, uintptr_t last, uintptr_t extra_offsets, uintptr_t extra_slots, uintptr_t out,
                int64_t rows, int64_t max_blocks, int64_t heads, int64_t kv_heads, int64_t head_dim,
-               int64_t block_size, float scale, bool bf16) {
+               int64_t block_size, int64_t window, float scale, float cap, bool bf16) {
   const AttentionArgs a = {at<void>(q),
                            at<void>(key_cache),
                            at<void>(value_cache),
@@ -188,7 +208,9 @@ void attention(uintptr_t q, uintptr_t key_cache, uintptr_t value_cache, uintptr_
                            kv_heads,
                            head_dim,
                            block_size,
+                           window > 0 ? window : INT64_MAX / 2,
                            scale,
+                           cap,
                            bf16};
   submit([=] { attend(a, rows); });
 }
@@ -200,14 +222,88 @@ void act_mul(uintptr_t gate_up, uintptr_t out, int64_t rows, int64_t width, int 
   });
 }
 
+// The operations on single elements of x `[rows, width]`, which `kernel` names.
+void pointwise(void (*Table::*kernel)(const PointwiseArgs&, int64_t, int64_t), const PointwiseArgs& a, int64_t rows) {
+  submit([=] {
+    deal_rows(rows, rows * a.width / 2, [&](int64_t begin, int64_t end) { (table->*kernel)(a, begin, end); });
+  });
+}
+
+void activate(uintptr_t x, int64_t rows, int64_t width, int activation, bool bf16) {
+  pointwise(&Table::activate,
+            {at<void>(x), nullptr, nullptr, width, 0, static_cast<Activation>(activation), bf16}, rows);
+}
+
+void add_bias(uintptr_t x, uintptr_t bias, int64_t rows, int64_t width, bool bf16) {
+  pointwise(&Table::add_bias, {at<void>(x), at<void>(bias), nullptr, width, 0, kSilu, bf16}, rows);
+}
+
+void add_embedding(uintptr_t x, uintptr_t weight, uintptr_t index, int64_t rows, int64_t width, bool bf16) {
+  pointwise(&Table::add_embedding, {at<void>(x), at<void>(weight), at<int32_t>(index), width, 0, kSilu, bf16}, rows);
+}
+
+void scale(uintptr_t x, float factor, int64_t rows, int64_t width, bool bf16) {
+  pointwise(&Table::scale, {at<void>(x), nullptr, nullptr, width, factor, kSilu, bf16}, rows);
+}
+
+void soft_cap(uintptr_t x, float cap, int64_t rows, int64_t width) {
+  pointwise(&Table::soft_cap, {at<void>(x), nullptr, nullptr, width, cap, kSilu, false}, rows);
+}
+
+void route(uintptr_t scores, uintptr_t experts, uintptr_t weights, int64_t rows, int64_t count, int64_t chosen,
+           bool normalise) {
+  const RouteArgs a = {at<float>(scores), at<int32_t>(experts), at<float>(weights), count, chosen, normalise};
+  submit([=] {
+    deal_rows(rows, rows * a.experts * (a.chosen + 1),
+              [&](int64_t begin, int64_t end) { table->route(a, begin, end); });
+  });
+}
+
+void mix_experts(uintptr_t x, uintptr_t weights, uintptr_t out, int64_t rows, int64_t chosen, int64_t width,
+                 bool bf16) {
+  const MixArgs a = {at<void>(x), at<float>(weights), at<void>(out), chosen, width, bf16};
+  submit([=] {
+    deal_rows(rows, rows * a.chosen * a.width / 4,
+              [&](int64_t begin, int64_t end) { table->mix_experts(a, begin, end); });
+  });
+}
+
+// Tasks and cost of a product, as `linear` deals them.
+void multiply(const LinearArgs& a) {
+  const int64_t tasks = (a.outputs + kPanel - 1) / kPanel * ((a.rows + kLinearRows - 1) / kLinearRows);
+  deal_rows(tasks, a.outputs * a.inputs * (2 + a.rows) / (a.bf16 ? 50 : 25),
+            [&](int64_t begin, int64_t end) { table->linear(a, begin, end); });
+}
+
+// Rows out[i] = weights[experts[i]] x[i / copies]: each expert's rows are gathered and go through `linear`.
+void expert_linear(uintptr_t x, uintptr_t experts, const std::vector<uintptr_t>& weights, uintptr_t out, int64_t rows,
+                   int64_t copies, int64_t inputs, int64_t outputs, bool bf16) {
+  submit([=] {
+    const int64_t size = bf16 ? 2 : 4;
+    const int32_t* expert = at<int32_t>(experts);
+    std::vector<int64_t> starts(weights.size() + 1, 0), order(rows);
+    for (int64_t i = 0; i < rows; ++i) ++starts[expert[i] + 1];
+    std::partial_sum(starts.begin(), starts.end(), starts.begin());
+    std::vector<int64_t> next(starts.begin(), starts.end() - 1);
+    for (int64_t i = 0; i < rows; ++i) order[next[expert[i]]++] = i;
+    std::vector<char> gathered(rows * inputs * size), answered(rows * outputs * size);
+    for (int64_t i = 0; i < rows; ++i)
+      std::memcpy(&gathered[i * inputs * size], at<char>(x) + order[i] / copies * inputs * size, inputs * size);
+    for (size_t e = 0; e < weights.size(); ++e) {
+      const int64_t from = starts[e], count = starts[e + 1] - from;
+      if (count)
+        multiply({&gathered[from * inputs * size], at<void>(weights[e]), &answered[from * outputs * size], count,
+                  inputs, outputs, bf16, !bf16});
+    }
+    for (int64_t i = 0; i < rows; ++i)
+      std::memcpy(at<char>(out) + order[i] * outputs * size, &answered[i * outputs * size], outputs * size);
+  });
+}
+
 void linear(uintptr_t x, uintptr_t weight, uintptr_t out, int64_t rows, int64_t inputs, int64_t outputs, bool bf16,
             bool float_out) {
   const LinearArgs a = {at<void>(x), at<void>(weight), at<void>(out), rows, inputs, outputs, bf16, float_out};
-  const int64_t tasks = (outputs + kPanel - 1) / kPanel * ((rows + kLinearRows - 1) / kLinearRows);
-  submit([=] {
-    deal_rows(tasks, a.outputs * a.inputs * (2 + a.rows) / (a.bf16 ? 50 : 25),
-              [&](int64_t begin, int64_t end) { table->linear(a, begin, end); });
-  });
+  submit([=] { multiply(a); });
 }
 
 void process(uintptr_t scores, uintptr_t temperatures, uintptr_t min_p, uintptr_t top_k, uintptr_t top_p,
@@ -314,9 +410,19 @@ NB_MODULE(_native, m) {
   m.def("record", &record, nb::arg().none());
   m.def("embed", &embed, free);
   m.def("rms_norm", &rms_norm, free);
+  m.def("layer_norm", &layer_norm, free);
+  m.def("head_norm", &head_norm, free);
   m.def("rotary_store", &rotary_store, free);
   m.def("attention", &attention, free);
   m.def("act_mul", &act_mul, free);
+  m.def("activate", &activate, free);
+  m.def("add_bias", &add_bias, free);
+  m.def("add_embedding", &add_embedding, free);
+  m.def("scale", &scale, free);
+  m.def("soft_cap", &soft_cap, free);
+  m.def("route", &route, free);
+  m.def("expert_linear", &expert_linear, free);
+  m.def("mix_experts", &mix_experts, free);
   m.def("linear", &linear, free);
   m.def("process", &process, free);
   m.def("draw", &draw, free);

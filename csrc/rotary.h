@@ -1,4 +1,4 @@
-// Half-split rotary embedding of q and k; k and v go to their slots of the cache.
+// Half-split rotary embedding of the first columns of q and k; k and v go to their slots of the cache.
 #pragma once
 
 #include "table.h"
@@ -8,8 +8,8 @@ namespace parlay {
 namespace {
 
 template <class T>
-PARLAY_INLINE void rotate(const T* from, const float* cos_sin, T* to, int64_t dim) {
-  const int64_t half = dim / 2;
+PARLAY_INLINE void rotate(const T* from, const float* cos_sin, T* to, int64_t rotary_dim, int64_t dim) {
+  const int64_t half = rotary_dim / 2;
   PARLAY_ROW(first, n, half) {
     const Vec c = load_at(cos_sin, first, n);
     const Vec s = load_at(cos_sin + half, first, n);
@@ -18,23 +18,24 @@ PARLAY_INLINE void rotate(const T* from, const float* cos_sin, T* to, int64_t di
     store_at(to, x * c - y * s, first, n);  // products and sums apart, as in the twin
     store_at(to + half, y * c + x * s, first, n);
   }
+  if (rotary_dim < dim) memcpy((void*)(to + rotary_dim), from + rotary_dim, (dim - rotary_dim) * sizeof(T));
 }
 
 template <class T>
 void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
-  const int64_t dim = a.head_dim;
+  const int64_t dim = a.head_dim, rotary_dim = a.rotary_dim;
   const int64_t head_stride = a.block_size * dim;  // of a cache block [kv_heads, block_size, dim]
   for (int64_t row = begin; row < end; ++row) {
     const T* qkv = (const T*)a.qkv + row * (a.heads + 2 * a.kv_heads) * dim;
-    const float* cos_sin = a.cos_sin + (int64_t)a.positions[row] * dim;
+    const float* cos_sin = a.cos_sin + (int64_t)a.positions[row] * rotary_dim;
     T* q_out = (T*)a.q_out + row * a.heads * dim;
-    for (int64_t h = 0; h < a.heads; ++h) rotate(qkv + h * dim, cos_sin, q_out + h * dim, dim);
+    for (int64_t h = 0; h < a.heads; ++h) rotate(qkv + h * dim, cos_sin, q_out + h * dim, rotary_dim, dim);
     const T* keys = qkv + a.heads * dim;
     const T* values = keys + a.kv_heads * dim;
     const int64_t block = a.slots[row] / a.block_size;
     const int64_t at = block * a.kv_heads * head_stride + a.slots[row] % a.block_size * dim;
     for (int64_t h = 0; h < a.kv_heads; ++h) {
-      rotate(keys + h * dim, cos_sin, (T*)a.key_cache + at + h * head_stride, dim);
+      rotate(keys + h * dim, cos_sin, (T*)a.key_cache + at + h * head_stride, rotary_dim, dim);
       memcpy((T*)a.value_cache + at + h * head_stride, values + h * dim, dim * sizeof(T));
     }
   }

@@ -13,7 +13,27 @@ struct NormArgs {
   void* out;
   int64_t width;
   float eps;
+  bool plus_one, bf16;
+};
+
+struct LayerNormArgs {
+  const void* x;   // [T, width]; the delta where there is a residual
+  void* residual;  // [T, width] in and out, or null
+  const void* weight;
+  const void* bias;
+  void* out;
+  int64_t width;
+  float eps;
   bool bf16;
+};
+
+struct HeadNormArgs {
+  void* qkv;  // [T, (heads + 2 kv_heads) * head_dim] in and out
+  const void* q_weight;
+  const void* k_weight;
+  int64_t heads, kv_heads, head_dim;
+  float eps;
+  bool plus_one, bf16;
 };
 
 struct RotaryArgs {
@@ -24,7 +44,7 @@ struct RotaryArgs {
   void* q_out;
   void* key_cache;
   void* value_cache;
-  int64_t heads, kv_heads, head_dim, block_size;
+  int64_t heads, kv_heads, head_dim, rotary_dim, block_size;
   bool bf16;
 };
 
@@ -40,17 +60,44 @@ struct AttentionArgs {
   const int32_t* extra_slots;
   void* out;
   int64_t max_blocks, heads, kv_heads, head_dim, block_size;
-  float scale;
+  int64_t window;    // most keys that a row sees
+  float scale, cap;  // cap 0: none
   bool bf16;
 };
 
-enum Activation : int { kSilu, kGelu, kGeluTanh };  // numbered as in cpu.py
+enum Activation : int { kSilu, kGelu, kGeluTanh, kRelu };  // numbered as in cpu.py
 
 struct ActivationArgs {
   const void* gate_up;
   void* out;
   int64_t width;
   Activation activation;
+  bool bf16;
+};
+
+struct PointwiseArgs {  // x is read and written
+  void* x;              // [T, width]
+  const void* other;    // a bias [width], or embeddings [n, width]
+  const int32_t* index;
+  int64_t width;
+  float factor;  // of scale, or the cap
+  Activation activation;
+  bool bf16;
+};
+
+struct RouteArgs {
+  const float* scores;  // [T, experts]
+  int32_t* chosen_experts;
+  float* weights;  // [T, chosen]
+  int64_t experts, chosen;
+  bool normalise;
+};
+
+struct MixArgs {
+  const void* x;  // [T, chosen, width]
+  const float* weights;
+  void* out;
+  int64_t chosen, width;
   bool bf16;
 };
 
@@ -100,9 +147,18 @@ struct DrawArgs {
 struct Table {
   const char* isa;
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
+  void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end);
+  void (*head_norm)(const HeadNormArgs&, int64_t begin, int64_t end);
   void (*rotary_store)(const RotaryArgs&, int64_t begin, int64_t end);
   void (*attention)(const AttentionArgs&, int64_t row, int64_t rows, int64_t kv_head, int64_t kv_heads);
   void (*act_mul)(const ActivationArgs&, int64_t begin, int64_t end);
+  void (*activate)(const PointwiseArgs&, int64_t begin, int64_t end);
+  void (*add_bias)(const PointwiseArgs&, int64_t begin, int64_t end);
+  void (*add_embedding)(const PointwiseArgs&, int64_t begin, int64_t end);
+  void (*scale)(const PointwiseArgs&, int64_t begin, int64_t end);
+  void (*soft_cap)(const PointwiseArgs&, int64_t begin, int64_t end);
+  void (*route)(const RouteArgs&, int64_t begin, int64_t end);
+  void (*mix_experts)(const MixArgs&, int64_t begin, int64_t end);
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   void (*process)(const ProcessArgs&, int64_t begin, int64_t end);
   void (*draw)(const DrawArgs&, int64_t begin, int64_t end);

@@ -2,9 +2,11 @@
 #include "activation.h"
 #include "attention.h"
 #include "draw.h"
+#include "experts.h"
 #include "filter.h"
 #include "linear.h"
 #include "norm.h"
+#include "pointwise.h"
 #include "probe.h"
 #include "rotary.h"
 #include "table.h"
@@ -19,9 +21,18 @@ namespace parlay {
 const Table* PARLAY_NAME(PARLAY_VARIANT)() {
   static const Table table = {PARLAY_STRING(PARLAY_VARIANT),
                               norm,
+                              layer_norm,
+                              head_norm,
                               rotary_store,
                               attention,
                               act_mul,
+                              activate,
+                              add_bias,
+                              add_embedding,
+                              scale,
+                              soft_cap,
+                              route,
+                              mix_experts,
                               linear,
                               process,
                               draw,

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from parlay.models import llama
 from parlay.models.config import read_config
-from parlay.models.llama import weight_shapes
+from parlay.models.decoder import weight_shapes
 
 EOS = 256
 VOCAB = 257
@@ -58,9 +59,9 @@ def write_llama(
     generator = torch.Generator().manual_seed(seed)
     disturbance = torch.Generator().manual_seed(seed + 1)
     tensors = {}
-    for name, shape in weight_shapes(read_config(path)).items():
+    for name, shape in weight_shapes(llama.describe(read_config(path))).items():
         if len(shape) == 1:
-            tensor = 1 + 0.1 * torch.randn(shape, generator=generator)
+            tensor = name.endswith("norm.weight") + 0.1 * torch.randn(shape, generator=generator)
         else:
             tensor = torch.randn(shape, generator=generator) * (1.0 if "embed" in name else 1.5 * shape[1] ** -0.5)
             tensor += noise * tensor.std() * torch.randn(shape, generator=disturbance)

@@ -107,7 +107,16 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return x / (1 + (-2 * (2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)).exp())
 
 
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+def relu(x: Tensor) -> Tensor:
+    return x.clamp(min=0)
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": relu,
+}
 
 
 def test_activations_are_what_torch_calls_them() -> None:
@@ -136,7 +145,7 @@ def test_activations_over_the_whole_range(kernels: Kernels, activation: Activati
 
     A gelu's tail is exp of a number that grows with x^2 and is itself rounded, so its error does too.
     """
-    far = {"silu": 87.0, "gelu": 13.0, "gelu_tanh": 9.6}[activation]
+    far = {"silu": 87.0, "gelu": 13.0, "gelu_tanh": 9.6, "relu": 87.0}[activation]
     gate = torch.cat((torch.linspace(-far, 87, 100_001), -torch.logspace(-30, 0.9, 1000), torch.zeros(7)))
     out = act_mul(kernels, torch.stack((gate, torch.ones_like(gate))).reshape(1, -1), activation)[0].double()
     exact = ACTIVATIONS[activation](gate.double())

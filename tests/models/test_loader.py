@@ -180,3 +180,74 @@ def test_a_digest_names_weights(path: Path) -> None:
         (path / "model.safetensors").write_bytes(damaged)
         with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
             digest_weights(path)
+
+
+def as_bin(path: Path, content: object = None, **options: bool) -> Path:
+    """Replace a model's safetensors file by a `.bin` one of the same tensors, or of `content`."""
+    file = path / "model.safetensors"
+    torch.save(load_file(file) if content is None else content, path / "pytorch_model.bin", **options)
+    file.unlink()
+    return path / "pytorch_model.bin"
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["zip", "old"])
+def test_bin_files(path: Path, archive: bool) -> None:
+    with Checkpoint(path) as checkpoint:
+        expected = checkpoint.read(K_PROJ, torch.float32)
+    as_bin(path, _use_new_zipfile_serialization=archive)
+    load(path)
+    with Checkpoint(path) as checkpoint:
+        assert checkpoint.shape(K_PROJ) == (32, 64)
+        assert torch.equal(checkpoint.read(K_PROJ, torch.float32), expected)
+    assert digest_weights(path) == digest_weights(path)
+
+
+def test_shards_of_bin_files(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    names = sorted(tensors)
+    weight_map = {name: f"pytorch_model-{i % 2 + 1:05}-of-00002.bin" for i, name in enumerate(names)}
+    for file in set(weight_map.values()):
+        torch.save({n: tensors[n] for n in names if weight_map[n] == file}, path / file)
+    (path / "model.safetensors").unlink()
+    (path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    before = digest_weights(path)
+    load(path)
+    (path / "pytorch_model-00002-of-00002.bin").unlink()
+    with pytest.raises(ModelError, match="pytorch_model-00002-of-00002"):
+        load(path)
+    assert before
+
+
+def test_a_bin_file_runs_no_code(path: Path, tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (tmp_path / "sprung",))
+
+    as_bin(path, {K_PROJ: Trap()})
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin cannot be read"):
+        load(path)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("content", [[1], {"a": 3}, {}], ids=str)
+def test_bin_files_of_something_else(path: Path, content: object) -> None:
+    as_bin(path, content)
+    with pytest.raises(ModelError):
+        load(path)
+
+
+@pytest.mark.parametrize("kept", [0, 100, 0.5])
+def test_damaged_bin_files(path: Path, kept: float) -> None:
+    file = as_bin(path)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(kept * len(whole)) if kept < 1 else int(kept)])
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin"):
+        load(path)
+
+
+def test_another_tensor_of_a_bin_file_gives_another_digest(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    file = as_bin(path)
+    before = digest_weights(path)
+    torch.save(tensors | {K_PROJ: tensors[K_PROJ] * 1.01}, file)
+    assert digest_weights(path) != before

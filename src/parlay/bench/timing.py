@@ -1,7 +1,7 @@
 """Kernels that note how long each operation takes."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 from torch import Tensor
@@ -64,13 +64,28 @@ class TimedKernels:
     def embed(self, weight: Tensor, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
         self._run("embedding", lambda: self.inner.embed(weight, tokens, out))
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
-        self._run("norm", lambda: self.inner.rms_norm(x, weight, eps, out))
+    def rms_norm(  # noqa: D102
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
+    ) -> None:
+        self._run("norm", lambda: self.inner.rms_norm(x, weight, eps, out, plus_one))
 
     def add_rms_norm(  # noqa: D102
-        self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor
+        self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
     ) -> None:
-        self._run("norm", lambda: self.inner.add_rms_norm(residual, delta, weight, eps, out))
+        self._run("norm", lambda: self.inner.add_rms_norm(residual, delta, weight, eps, out, plus_one))
+
+    def head_norm(  # noqa: D102
+        self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, heads: int, eps: float, plus_one: bool = False
+    ) -> None:
+        self._run("norm", lambda: self.inner.head_norm(qkv, q_weight, k_weight, heads, eps, plus_one))
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
+        self._run("norm", lambda: self.inner.layer_norm(x, weight, bias, eps, out))
+
+    def add_layer_norm(  # noqa: D102
+        self, residual: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor
+    ) -> None:
+        self._run("norm", lambda: self.inner.add_layer_norm(residual, delta, weight, bias, eps, out))
 
     def rotary_store(  # noqa: D102
         self,
@@ -94,11 +109,43 @@ class TimedKernels:
         view: AttentionView,
         scale: float,
         out: Tensor,
+        window: int = 0,
+        cap: float = 0.0,
     ) -> None:
-        self._run("attention", lambda: self.inner.attention(q, key_cache, value_cache, view, scale, out))
+        self._run(
+            "attention",
+            lambda: self.inner.attention(q, key_cache, value_cache, view, scale, out, window, cap),
+        )
 
     def act_mul(self, gate_up: Tensor, activation: Activation, out: Tensor) -> None:  # noqa: D102
         self._run("activation", lambda: self.inner.act_mul(gate_up, activation, out))
+
+    def activate(self, x: Tensor, activation: Activation) -> None:  # noqa: D102
+        self._run("activation", lambda: self.inner.activate(x, activation))
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> None:  # noqa: D102
+        self._run("activation", lambda: self.inner.add_bias(x, bias))
+
+    def add_embedding(self, x: Tensor, weight: Tensor, index: Tensor) -> None:  # noqa: D102
+        self._run("embedding", lambda: self.inner.add_embedding(x, weight, index))
+
+    def scale(self, x: Tensor, factor: float) -> None:  # noqa: D102
+        self._run("activation", lambda: self.inner.scale(x, factor))
+
+    def soft_cap(self, x: Tensor, cap: float) -> None:  # noqa: D102
+        self._run("head", lambda: self.inner.soft_cap(x, cap))
+
+    def route(self, scores: Tensor, experts: Tensor, weights: Tensor, normalise: bool) -> None:  # noqa: D102
+        self._run("activation", lambda: self.inner.route(scores, experts, weights, normalise))
+
+    def expert_linear(  # noqa: D102
+        self, x: Tensor, experts: Tensor, weights: Sequence[LinearWeight], out: Tensor
+    ) -> None:
+        name = self._linears[weights[0].outputs, weights[0].inputs]
+        self._run(name, lambda: self.inner.expert_linear(x, experts, weights, out))
+
+    def mix_experts(self, x: Tensor, weights: Tensor, out: Tensor) -> None:  # noqa: D102
+        self._run("activation", lambda: self.inner.mix_experts(x, weights, out))
 
     def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
         return self.inner.pack_linear(weight)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig, read_json
-from parlay.models.llama import weight_shapes
+from parlay.models.decoder import weight_shapes
 from parlay.models.loader import Checkpoint
 from parlay.models.select import describe_model, resolve_dtype
 

@@ -29,7 +29,7 @@ class Work:
 def linear_names(config: ModelConfig) -> dict[tuple[int, int], str]:
     """Return names of a layer's linear layers by (outputs, inputs); those of one shape share a name."""
     names: dict[tuple[int, int], str] = {}
-    for name, shape in _linears(config):
+    for name, shape, _ in config.products():
         names[shape] = f"{names[shape]}, {name}" if shape in names else name
     return names
 
@@ -39,8 +39,9 @@ def work_of(config: ModelConfig, dtype: torch.dtype, spans: Sequence[Span]) -> d
     names = linear_names(config)
     rows = sum(len(s.tokens) + len(s.draft) for s in spans)
     result: dict[str, Work] = {}
-    for _, shape in _linears(config):
-        weights = config.num_layers * shape[0] * shape[1]
+    # Of experts, at least those of one row are read.
+    for _, shape, times in config.products():
+        weights = times * shape[0] * shape[1]
         result[names[shape]] = result.get(names[shape], Work()) + Work(weights * dtype.itemsize, 2.0 * weights * rows)
     head_rows = sum(1 + len(s.draft) for s in spans if s.sample)
     head = config.vocab_size * config.hidden_size if head_rows else 0
@@ -52,14 +53,3 @@ def work_of(config: ModelConfig, dtype: torch.dtype, spans: Sequence[Span]) -> d
     seen = sum(key + 1 for s in spans for key in range(s.start, s.end + len(s.draft)))
     result["attention"] = Work(per_token * keys, per_key * seen)
     return result
-
-
-def _linears(config: ModelConfig) -> list[tuple[str, tuple[int, int]]]:
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
-    return [
-        ("qkv", (q + 2 * kv, hidden)),
-        ("out", (hidden, q)),
-        ("gate up", (2 * inner, hidden)),
-        ("down", (hidden, inner)),
-    ]

@@ -106,15 +106,16 @@ def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list
         dtype: of weights and activations.
         limit: elements of a weight to check; see `product_case`.
     """
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    products = ((hidden, query + 2 * kv), (query, hidden), (hidden, 2 * inner), (inner, hidden))
-    every = [product_case("linear", inputs, outputs, dtype, limit) for inputs, outputs in products]
+    hidden, experts = config.hidden_size, config.style.experts
+    shapes = [shape for _, shape, _ in config.products()]
+    every = [product_case("linear", inputs, outputs, dtype, limit) for outputs, inputs in shapes]
+    if experts:
+        every.append(product_case("logits", hidden, experts.count, dtype, limit))
     every.append(product_case("logits", hidden, config.vocab_size, dtype, limit))
     # These do not cancel: in float32 no rounding hides their last bits.
     for exact in (dtype, torch.float32):
         every.append(Case("rms_norm", (hidden,), exact))
-        every.append(Case("act_mul", (inner,), exact))
+        every.append(Case("act_mul", (experts.width if experts else config.intermediate_size,), exact))
     every.append(Case("attention", (config.num_heads, config.num_kv_heads, config.head_dim), dtype))
     return list(dict.fromkeys(every))
 

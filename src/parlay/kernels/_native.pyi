@@ -7,7 +7,32 @@ class Tape:
 def record(tape: Tape | None, /) -> None: ...
 def embed(weight: int, tokens: int, out: int, rows: int, row_bytes: int, /) -> None: ...
 def rms_norm(
-    x: int, residual: int, weight: int, out: int, rows: int, width: int, eps: float, bf16: bool, /
+    x: int,
+    residual: int,
+    weight: int,
+    out: int,
+    rows: int,
+    width: int,
+    eps: float,
+    plus_one: bool,
+    bf16: bool,
+    /,
+) -> None: ...
+def layer_norm(
+    x: int, residual: int, weight: int, bias: int, out: int, rows: int, width: int, eps: float, bf16: bool, /
+) -> None: ...
+def head_norm(
+    qkv: int,
+    q_weight: int,
+    k_weight: int,
+    rows: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    eps: float,
+    plus_one: bool,
+    bf16: bool,
+    /,
 ) -> None: ...
 def rotary_store(
     qkv: int,
@@ -21,6 +46,7 @@ def rotary_store(
     heads: int,
     kv_heads: int,
     head_dim: int,
+    rotary_dim: int,
     block_size: int,
     bf16: bool,
     /,
@@ -42,11 +68,34 @@ def attention(
     kv_heads: int,
     head_dim: int,
     block_size: int,
+    window: int,
     scale: float,
+    cap: float,
     bf16: bool,
     /,
 ) -> None: ...
 def act_mul(gate_up: int, out: int, rows: int, width: int, activation: int, bf16: bool, /) -> None: ...
+def activate(x: int, rows: int, width: int, activation: int, bf16: bool, /) -> None: ...
+def add_bias(x: int, bias: int, rows: int, width: int, bf16: bool, /) -> None: ...
+def add_embedding(x: int, weight: int, index: int, rows: int, width: int, bf16: bool, /) -> None: ...
+def scale(x: int, factor: float, rows: int, width: int, bf16: bool, /) -> None: ...
+def soft_cap(x: int, cap: float, rows: int, width: int, /) -> None: ...
+def route(
+    scores: int, experts: int, weights: int, rows: int, count: int, chosen: int, normalise: bool, /
+) -> None: ...
+def expert_linear(
+    x: int,
+    experts: int,
+    weights: list[int],
+    out: int,
+    rows: int,
+    copies: int,
+    inputs: int,
+    outputs: int,
+    bf16: bool,
+    /,
+) -> None: ...
+def mix_experts(x: int, weights: int, out: int, rows: int, chosen: int, width: int, bf16: bool, /) -> None: ...
 def linear(
     x: int, weight: int, out: int, rows: int, inputs: int, outputs: int, bf16: bool, float_out: bool, /
 ) -> None: ...

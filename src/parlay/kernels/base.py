@@ -13,90 +13,17 @@ log_softmax over the last dimension; cumsum. Not: matmul, sum or logsumexp over 
 transcendental function, whose vector body and scalar tail differ.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from torch import Tensor
 
 from parlay.kernels.linear import LinearWeight
+from parlay.kernels.views import AttentionView, Filters
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+__all__ = ["Activation", "AttentionView", "Filters", "Kernels"]
 
-
-@dataclass(frozen=True)
-class AttentionView:
-    """Which keys each of `T` rows sees. All tensors are int32.
-
-    A row sees the keys first..last-1 of its request's block table and after them its list of extra slots: key
-    `last + i` of the row lies in its i-th extra slot. That list holds the row's ancestors in a draft, oldest
-    first, and the row itself.
-
-    Attributes:
-        tables: `[requests, max_blocks]`, block ids. Adjacent rows of a request may be read together, so its entries
-            hold blocks from the lowest `first` to the highest `last` among them; the others are not used.
-        row_request: `[T]`, the row of `tables` that belongs to each row.
-        first: `[T]`, first key seen.
-        last: `[T]`, one past the last key seen through the table; at least `first`.
-        extra_offsets: `[T + 1]`, where each row's part of `extra_slots` begins.
-        extra_slots: `[E]`, slots.
-    """
-
-    tables: Tensor
-    row_request: Tensor
-    first: Tensor
-    last: Tensor
-    extra_offsets: Tensor
-    extra_slots: Tensor
-
-    @cached_property
-    def addresses(self) -> tuple[int, int, int, int, int, int]:
-        """Addresses of the six tensors, asked for once although every layer uses the view."""
-        return (
-            self.tables.data_ptr(),
-            self.row_request.data_ptr(),
-            self.first.data_ptr(),
-            self.last.data_ptr(),
-            self.extra_offsets.data_ptr(),
-            self.extra_slots.data_ptr(),
-        )
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Which tokens of each row may be drawn: those that survive min-p, then top-k, then top-p.
-
-    With `s = float32(score / temperature)`, `best` the highest s of the row and the total order (s descending, id
-    ascending), the survivors are a prefix of that order:
-        - min-p keeps the tokens whose `float32(s - best)` is at least `ln(min_p)`;
-        - top-k keeps the first `top_k` of these;
-        - top-p keeps the shortest prefix of these whose units are at least `ceil(top_p * units of all of these)`,
-          where a token has `rint(2^42 w)` units and w is e^float32(s - best) in float32. Sums of units are exact,
-          so a nucleus depends on no order of summation. What is less likely than 2^-43 of the best token weighs
-          nothing; of 262,144 tokens all that is less than 2^-25 of the whole.
-
-    Where best is +inf a row that filters keeps the first token that has it, alone. At temperature 0 filters have no
-    effect.
-
-    Attributes:
-        min_p: float64 `[rows]`, 0 to 1; 0 keeps all.
-        top_k: int64 `[rows]`; 0 or less, or V or more, keeps all.
-        top_p: float64 `[rows]`, above 0, at most 1; 1 keeps all.
-    """
-
-    min_p: Tensor
-    top_k: Tensor
-    top_p: Tensor
-
-    def first(self, rows: int) -> "Filters":
-        """Return the filters of the first rows."""
-        return Filters(self.min_p[:rows], self.top_k[:rows], self.top_p[:rows])
-
-    @cached_property
-    def addresses(self) -> tuple[int, int, int]:
-        """Addresses of the three tensors."""
-        return self.min_p.data_ptr(), self.top_k.data_ptr(), self.top_p.data_ptr()
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
 class Kernels(Protocol):
@@ -143,7 +70,7 @@ class Kernels(Protocol):
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False) -> None:
         """`out = rounded(rounded(x * rsqrt(mean(x^2) + eps)) * weight)`; `out` may be `x`.
 
         Source: Zhang and Sennrich 2019 (arXiv 1910.07467); rounding as in transformers' LlamaRMSNorm.
@@ -153,10 +80,14 @@ class Kernels(Protocol):
             weight: T `[H]`.
             eps: added to the mean.
             out: T `[rows, H]`.
+            plus_one: `weight` is stored less one: `out = rounded(x * rsqrt(mean(x^2) + eps) * (1 + weight))`, as in
+                transformers' GemmaRMSNorm.
         """
         ...
 
-    def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    def add_rms_norm(
+        self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
+    ) -> None:
         """`residual = rounded(residual + delta)`, then `out = rms_norm(residual)`; `out` may be `delta`.
 
         Args:
@@ -164,6 +95,51 @@ class Kernels(Protocol):
             delta: T `[rows, H]`.
             weight: T `[H]`.
             eps: added to the mean.
+            out: T `[rows, H]`.
+            plus_one: as in `rms_norm`.
+        """
+        ...
+
+    def head_norm(
+        self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, heads: int, eps: float, plus_one: bool = False
+    ) -> None:
+        """`rms_norm` of every query head and every key head by itself, in place.
+
+        Args:
+            qkv: T `[rows, (H + 2 KV) * D]`, queries, then keys, then values, which stay as they are.
+            q_weight: T `[D]`.
+            k_weight: T `[D]`.
+            heads: H.
+            eps: added to the mean.
+            plus_one: as in `rms_norm`.
+        """
+        ...
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:
+        """`out = rounded((x - mean(x)) * rsqrt(mean((x - mean(x))^2) + eps) * weight + bias)`; `out` may be `x`.
+
+        Source: Ba, Kiros and Hinton 2016 (arXiv 1607.06450).
+
+        Args:
+            x: T `[rows, H]`.
+            weight: T `[H]`.
+            bias: T `[H]`.
+            eps: added to the variance.
+            out: T `[rows, H]`.
+        """
+        ...
+
+    def add_layer_norm(
+        self, residual: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor
+    ) -> None:
+        """`residual = rounded(residual + delta)`, then `out = layer_norm(residual)`; `out` may be `delta`.
+
+        Args:
+            residual: T `[rows, H]`, read and written.
+            delta: T `[rows, H]`.
+            weight: T `[H]`.
+            bias: T `[H]`.
+            eps: added to the variance.
             out: T `[rows, H]`.
         """
         ...
@@ -180,8 +156,8 @@ class Kernels(Protocol):
     ) -> None:
         """Rotate queries and keys (rounded once) and store keys and values in the cache.
 
-        Half-split form: `(a, b) -> (a cos - b sin, b cos + a sin)` for the two halves of a head, products and
-        sums in float32 without fused multiply-add.
+        Half-split form: `(a, b) -> (a cos - b sin, b cos + a sin)` for the two halves of a head's first R columns,
+        products and sums in float32 without fused multiply-add. The other columns stay as they are.
 
         Source: Su et al. 2021 (arXiv 2104.09864).
 
@@ -189,7 +165,7 @@ class Kernels(Protocol):
             qkv: T `[rows, (H + 2 KV) * D]`, queries, then keys, then values.
             positions: int32 `[rows]`.
             slots: int64 `[rows]`; slot = block * block_size + offset. Rows of one slot have equal content.
-            cos_sin: float32 `[max_len, D]`, D/2 cosines and D/2 sines of each position.
+            cos_sin: float32 `[max_len, R]`, R/2 cosines and R/2 sines of each position; R is even, at most D.
             q_out: T `[rows, H, D]`.
             key_cache: T `[num_blocks, KV, block_size, D]`.
             value_cache: T `[num_blocks, KV, block_size, D]`.
@@ -204,6 +180,8 @@ class Kernels(Protocol):
         view: AttentionView,
         scale: float,
         out: Tensor,
+        window: int = 0,
+        cap: float = 0.0,
     ) -> None:
         """Softmax attention of each row over the keys that its view shows.
 
@@ -219,6 +197,8 @@ class Kernels(Protocol):
             view: what each row sees.
             scale: factor on the scores.
             out: T `[rows, H * D]`.
+            window: a row sees only the last so many of the keys that its view shows; 0 is all of them.
+            cap: a scaled score s becomes `cap * tanh(s / cap)`; 0 leaves it.
         """
         ...
 
@@ -226,7 +206,7 @@ class Kernels(Protocol):
         """`out = rounded(rounded(activation(gate)) * up)`.
 
         "silu" is `x / (1 + e^-x)`; "gelu" is `x Phi(x)` with the normal distribution function Phi; "gelu_tanh" is
-        its approximation `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+        its approximation `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`; "relu" is `max(x, 0)`.
 
         Source: Shazeer 2020 (arXiv 2002.05202); Hendrycks and Gimpel 2016 (arXiv 1606.08415).
 
@@ -234,6 +214,86 @@ class Kernels(Protocol):
             gate_up: T `[rows, 2 I]`, gate, then up.
             activation: which function.
             out: T `[rows, I]`.
+        """
+        ...
+
+    def activate(self, x: Tensor, activation: Activation) -> None:
+        """`x = rounded(activation(x))` with the functions of `act_mul`.
+
+        Args:
+            x: T `[rows, I]`, read and written.
+            activation: which function.
+        """
+        ...
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> None:
+        """`x = rounded(x + bias)`.
+
+        Args:
+            x: T `[rows, N]`, read and written.
+            bias: T `[N]`.
+        """
+        ...
+
+    def add_embedding(self, x: Tensor, weight: Tensor, index: Tensor) -> None:
+        """`x[i] = rounded(x[i] + weight[index[i]])`.
+
+        Args:
+            x: T `[rows, H]`, read and written.
+            weight: T `[n, H]`.
+            index: int32 `[rows]`, each at least 0 and below n.
+        """
+        ...
+
+    def scale(self, x: Tensor, factor: float) -> None:
+        """`x = rounded(x * factor)`, the factor in float32.
+
+        Args:
+            x: T `[rows, H]`, read and written.
+            factor: finite.
+        """
+        ...
+
+    def soft_cap(self, x: Tensor, cap: float) -> None:
+        """`x = cap * tanh(x / cap)`.
+
+        Source: Bello et al. 2016 (arXiv 1611.09940).
+
+        Args:
+            x: float32 `[rows, V]`, read and written.
+            cap: above 0.
+        """
+        ...
+
+    def route(self, scores: Tensor, experts: Tensor, weights: Tensor, normalise: bool) -> None:
+        """Choose each row's experts: the highest scores, best first, ties to the lowest id.
+
+        Args:
+            scores: float32 `[rows, E]`.
+            experts: int32 `[rows, chosen]`, written.
+            weights: float32 `[rows, chosen]`, written: each chosen expert's e^score over the sum of all of them.
+            normalise: over the sum of the chosen ones instead.
+        """
+        ...
+
+    def expert_linear(self, x: Tensor, experts: Tensor, weights: Sequence[LinearWeight], out: Tensor) -> None:
+        """`out[i] = rounded(x[i // copies] weights[experts[i]]^T)` with `linear`'s bits; copies is `n / rows`.
+
+        Args:
+            x: T `[rows, K]`.
+            experts: int32 `[n]`, each an index of `weights`; n is a multiple of `rows`.
+            weights: from `pack_linear`, all of one shape.
+            out: T `[n, N]`.
+        """
+        ...
+
+    def mix_experts(self, x: Tensor, weights: Tensor, out: Tensor) -> None:
+        """`out[i] = rounded(sum of weights[i, j] * x[i, j] over j)`, in order of j.
+
+        Args:
+            x: T `[rows, chosen, H]`.
+            weights: float32 `[rows, chosen]`.
+            out: T `[rows, H]`.
         """
         ...
 

@@ -1,6 +1,6 @@
 """The native kernels: C++ behind raw addresses, for a step makes dozens of calls of microseconds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -9,6 +9,8 @@ from torch import Tensor
 from parlay.errors import ConfigError
 from parlay.kernels import _native
 from parlay.kernels.base import Activation, AttentionView, Filters, Kernels
+from parlay.kernels.checks import fits as _fits
+from parlay.kernels.checks import sound as _sound
 from parlay.kernels.huge import empty_huge
 from parlay.kernels.linear import LinearWeight
 
@@ -16,25 +18,7 @@ _BF16 = torch.bfloat16
 _PANEL = 32
 _NONE = (0, 0, 0)  # addresses of filters that keep all
 _Held = Tensor | AttentionView | Filters | None
-_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}  # as in csrc/table.h
-
-
-def _sound(first: Tensor, *others: Tensor) -> bool:
-    """Whether all tensors are contiguous and of the first one's dtype. A plain loop: a step asks dozens of times."""
-    dtype = first.dtype
-    for tensor in others:
-        if tensor.dtype is not dtype or not tensor.is_contiguous():
-            return False
-    return (dtype is _BF16 or dtype is torch.float32) and first.is_contiguous()
-
-
-def _fits(filters: Filters | None, rows: int) -> bool:
-    """Whether filters are contiguous, of the right types and of so many rows."""
-    if filters is None:
-        return True
-    tensors = (filters.min_p, filters.top_k, filters.top_p)
-    types = (torch.float64, torch.int64, torch.float64)
-    return all(t.dtype is d and t.shape == (rows,) and t.is_contiguous() for t, d in zip(tensors, types, strict=True))
+_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as in csrc/table.h
 
 
 def _replay(tape: _native.Tape, held: list[_Held]) -> None:
@@ -82,15 +66,19 @@ class NativeKernels:
         rows, width = out.shape
         _native.embed(weight.data_ptr(), tokens.data_ptr(), out.data_ptr(), rows, width * out.element_size())
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
+    def rms_norm(  # noqa: D102
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
+    ) -> None:
         assert _sound(x, weight, out)
         if self._held is not None:
             self._held += (x, weight, out)
         rows, width = x.shape
-        _native.rms_norm(x.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), rows, width, eps, x.dtype is _BF16)
+        _native.rms_norm(
+            x.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), rows, width, eps, plus_one, x.dtype is _BF16
+        )
 
     def add_rms_norm(  # noqa: D102
-        self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor
+        self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
     ) -> None:
         assert _sound(residual, delta, weight, out)
         if self._held is not None:
@@ -100,6 +88,56 @@ class NativeKernels:
             delta.data_ptr(),
             residual.data_ptr(),
             weight.data_ptr(),
+            out.data_ptr(),
+            rows,
+            width,
+            eps,
+            plus_one,
+            delta.dtype is _BF16,
+        )
+
+    def head_norm(  # noqa: D102
+        self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, heads: int, eps: float, plus_one: bool = False
+    ) -> None:
+        assert _sound(qkv, q_weight, k_weight)
+        if self._held is not None:
+            self._held += (qkv, q_weight, k_weight)
+        rows, width = qkv.shape
+        head_dim = q_weight.size(0)
+        _native.head_norm(
+            qkv.data_ptr(),
+            q_weight.data_ptr(),
+            k_weight.data_ptr(),
+            rows,
+            heads,
+            (width // head_dim - heads) // 2,
+            head_dim,
+            eps,
+            plus_one,
+            qkv.dtype is _BF16,
+        )
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
+        assert _sound(x, weight, bias, out)
+        if self._held is not None:
+            self._held += (x, weight, bias, out)
+        rows, width = x.shape
+        _native.layer_norm(
+            x.data_ptr(), 0, weight.data_ptr(), bias.data_ptr(), out.data_ptr(), rows, width, eps, x.dtype is _BF16
+        )
+
+    def add_layer_norm(  # noqa: D102
+        self, residual: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor
+    ) -> None:
+        assert _sound(residual, delta, weight, bias, out)
+        if self._held is not None:
+            self._held += (residual, delta, weight, bias, out)
+        rows, width = delta.shape
+        _native.layer_norm(
+            delta.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            bias.data_ptr(),
             out.data_ptr(),
             rows,
             width,
@@ -137,6 +175,7 @@ class NativeKernels:
             heads,
             kv_heads,
             head_dim,
+            cos_sin.size(1),
             block_size,
             qkv.dtype is _BF16,
         )
@@ -149,6 +188,8 @@ class NativeKernels:
         view: AttentionView,
         scale: float,
         out: Tensor,
+        window: int = 0,
+        cap: float = 0.0,
     ) -> None:
         assert _sound(q, key_cache, value_cache, out)
         if self._held is not None:
@@ -167,7 +208,9 @@ class NativeKernels:
             kv_heads,
             head_dim,
             block_size,
+            window,
             scale,
+            cap,
             q.dtype is _BF16,
         )
 
@@ -176,8 +219,83 @@ class NativeKernels:
         if self._held is not None:
             self._held += (gate_up, out)
         rows, width = out.shape
-        number = _ACTIVATIONS[activation]
-        _native.act_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, number, out.dtype is _BF16)
+        _native.act_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, _ACTIVATIONS[activation], out.dtype is _BF16)
+
+    def activate(self, x: Tensor, activation: Activation) -> None:  # noqa: D102
+        assert _sound(x)
+        if self._held is not None:
+            self._held.append(x)
+        rows, width = x.shape
+        _native.activate(x.data_ptr(), rows, width, _ACTIVATIONS[activation], x.dtype is _BF16)
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> None:  # noqa: D102
+        assert _sound(x, bias)
+        if self._held is not None:
+            self._held += (x, bias)
+        rows, width = x.shape
+        _native.add_bias(x.data_ptr(), bias.data_ptr(), rows, width, x.dtype is _BF16)
+
+    def add_embedding(self, x: Tensor, weight: Tensor, index: Tensor) -> None:  # noqa: D102
+        assert _sound(x, weight)
+        assert index.dtype is torch.int32
+        if self._held is not None:
+            self._held += (x, weight, index)
+        rows, width = x.shape
+        _native.add_embedding(x.data_ptr(), weight.data_ptr(), index.data_ptr(), rows, width, x.dtype is _BF16)
+
+    def scale(self, x: Tensor, factor: float) -> None:  # noqa: D102
+        assert _sound(x)
+        if self._held is not None:
+            self._held.append(x)
+        rows, width = x.shape
+        _native.scale(x.data_ptr(), factor, rows, width, x.dtype is _BF16)
+
+    def soft_cap(self, x: Tensor, cap: float) -> None:  # noqa: D102
+        assert (x.dtype, x.is_contiguous()) == (torch.float32, True)
+        if self._held is not None:
+            self._held.append(x)
+        rows, width = x.shape
+        _native.soft_cap(x.data_ptr(), cap, rows, width)
+
+    def route(self, scores: Tensor, experts: Tensor, weights: Tensor, normalise: bool) -> None:  # noqa: D102
+        assert _sound(scores, weights)
+        assert (scores.dtype, experts.dtype) == (torch.float32, torch.int32)
+        if self._held is not None:
+            self._held += (scores, experts, weights)
+        rows, count = scores.shape
+        _native.route(
+            scores.data_ptr(), experts.data_ptr(), weights.data_ptr(), rows, count, weights.size(1), normalise
+        )
+
+    def expert_linear(  # noqa: D102
+        self, x: Tensor, experts: Tensor, weights: Sequence[LinearWeight], out: Tensor
+    ) -> None:
+        assert _sound(x, out, *(w.tensor for w in weights))
+        assert experts.dtype is torch.int32
+        rows, outputs = out.shape
+        inputs = x.size(1)
+        assert (inputs, outputs) == (weights[0].inputs, weights[0].outputs)
+        if self._held is not None:
+            self._held += (x, experts, *(w.tensor for w in weights), out)
+        _native.expert_linear(
+            x.data_ptr(),
+            experts.data_ptr(),
+            [w.tensor.data_ptr() for w in weights],
+            out.data_ptr(),
+            rows,
+            rows // x.size(0),
+            inputs,
+            outputs,
+            x.dtype is _BF16,
+        )
+
+    def mix_experts(self, x: Tensor, weights: Tensor, out: Tensor) -> None:  # noqa: D102
+        assert _sound(x, out)
+        assert weights.dtype is torch.float32
+        if self._held is not None:
+            self._held += (x, weights, out)
+        rows, chosen, width = x.shape
+        _native.mix_experts(x.data_ptr(), weights.data_ptr(), out.data_ptr(), rows, chosen, width, x.dtype is _BF16)
 
     def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
         # Panels of 32 outputs; in a panel inputs run slowest, bfloat16 in pairs. See csrc/linear.h.

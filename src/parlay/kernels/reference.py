@@ -6,7 +6,7 @@ only; torch's do not.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -155,10 +155,33 @@ def _gelu_tanh(x: FloatArray) -> FloatArray:
     return x / (np.float32(1) + power)
 
 
+def _relu(x: FloatArray) -> FloatArray:
+    return np.maximum(x, np.float32(0))
+
+
+def _cap(x: FloatArray, cap: float) -> FloatArray:
+    # numpy's float32 tanh may take another way through a tail; float64 leaves nothing of that.
+    return (cap * np.tanh(x.astype(np.float64) / cap)).astype(np.float32)
+
+
+def _rms(x: FloatArray, eps: float) -> FloatArray:
+    mean = np.square(x).sum(axis=-1, keepdims=True) / np.float32(x.shape[-1])
+    normal: FloatArray = x * (np.float32(1) / np.sqrt(mean + np.float32(eps)))
+    return normal
+
+
+def _weighted(normal: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
+    """Return a norm's output in `weight`'s dtype, rounded before the weight unless that is stored less one."""
+    if plus_one:
+        return (normal * (1 + weight.float())).to(weight.dtype)
+    return normal.to(weight.dtype) * weight
+
+
 _ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "relu": _relu,
 }
 
 
@@ -185,17 +208,37 @@ class ReferenceKernels:
     def embed(self, weight: Tensor, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
         out.copy_(weight[tokens])
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
-        values = x.float().numpy()
-        mean = np.square(values).sum(axis=1, keepdims=True) / np.float32(x.shape[1])
-        normal = values * (np.float32(1) / np.sqrt(mean + np.float32(eps)))
-        out.copy_(torch.from_numpy(normal).to(x.dtype) * weight)
+    def rms_norm(  # noqa: D102
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
+    ) -> None:
+        out.copy_(_weighted(torch.from_numpy(_rms(x.float().numpy(), eps)), weight, plus_one))
 
     def add_rms_norm(  # noqa: D102
-        self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor
+        self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
     ) -> None:
         residual.add_(delta)
-        self.rms_norm(residual, weight, eps, out)
+        self.rms_norm(residual, weight, eps, out, plus_one)
+
+    def head_norm(  # noqa: D102
+        self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, heads: int, eps: float, plus_one: bool = False
+    ) -> None:
+        parts = qkv.view(len(qkv), -1, len(q_weight))
+        kv_heads = (parts.shape[1] - heads) // 2
+        for part, weight in ((parts[:, :heads], q_weight), (parts[:, heads : heads + kv_heads], k_weight)):
+            normal = torch.from_numpy(_rms(part.float().contiguous().numpy(), eps))
+            part.copy_(_weighted(normal, weight, plus_one))
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:  # noqa: D102
+        values = x.float().numpy()
+        distances = values - values.sum(axis=1, keepdims=True) / np.float32(x.shape[1])
+        normal = torch.from_numpy(_rms(distances, eps))
+        out.copy_(normal * weight.float() + bias.float())
+
+    def add_layer_norm(  # noqa: D102
+        self, residual: Tensor, delta: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor
+    ) -> None:
+        residual.add_(delta)
+        self.layer_norm(residual, weight, bias, eps, out)
 
     def rotary_store(  # noqa: D102
         self,
@@ -211,8 +254,9 @@ class ReferenceKernels:
         _, kv_heads, block_size, _ = key_cache.shape
         cos, sin = cos_sin[positions.long()][:, None, :].chunk(2, dim=-1)
         all_heads = qkv.view(rows, heads + 2 * kv_heads, head_dim)
-        a, b = all_heads[:, : heads + kv_heads].float().chunk(2, dim=-1)
-        rotated = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(qkv.dtype)
+        turning, still = all_heads[:, : heads + kv_heads].tensor_split((cos_sin.shape[1],), dim=-1)
+        a, b = turning.float().chunk(2, dim=-1)
+        rotated = torch.cat(((a * cos - b * sin).to(qkv.dtype), (b * cos + a * sin).to(qkv.dtype), still), dim=-1)
         q_out.copy_(rotated[:, :heads])
         block, offset = slots // block_size, slots % block_size
         key_cache[block, :, offset] = rotated[:, heads:]
@@ -226,6 +270,8 @@ class ReferenceKernels:
         view: AttentionView,
         scale: float,
         out: Tensor,
+        window: int = 0,
+        cap: float = 0.0,
     ) -> None:
         rows, heads, head_dim = q.shape
         _, kv_heads, block_size, _ = key_cache.shape
@@ -233,8 +279,9 @@ class ReferenceKernels:
             seen = torch.arange(int(view.first[row]), int(view.last[row]))
             table = view.tables[int(view.row_request[row])].long()
             extra = view.extra_slots[int(view.extra_offsets[row]) : int(view.extra_offsets[row + 1])].long()
-            blocks = torch.cat((table[seen // block_size], extra // block_size))
-            offsets = torch.cat((seen % block_size, extra % block_size))
+            # -0 is 0: all keys
+            blocks = torch.cat((table[seen // block_size], extra // block_size))[-window:]
+            offsets = torch.cat((seen % block_size, extra % block_size))[-window:]
             if len(blocks) == 0:
                 out[row] = 0
                 continue
@@ -243,6 +290,8 @@ class ReferenceKernels:
             values = value_cache[blocks, :, offsets].transpose(0, 1)[:, None].float().contiguous().numpy()
             query = q[row].float().view(kv_heads, heads // kv_heads, 1, head_dim).numpy()
             scores = (query * keys).sum(axis=-1) * np.float32(scale)
+            if cap > 0:
+                scores = _cap(scores, cap)
             weights: FloatArray = np.exp(scores - scores.max(axis=-1, keepdims=True))
             total = weights.sum(axis=-1, keepdims=True)
             mixed = (weights[..., None] * values).sum(axis=-2) / total
@@ -254,6 +303,49 @@ class ReferenceKernels:
         with np.errstate(over="ignore", invalid="ignore"):
             active = _ACTIVATIONS[activation](values)
         out.copy_(torch.from_numpy(active).to(out.dtype) * up)
+
+    def activate(self, x: Tensor, activation: Activation) -> None:  # noqa: D102
+        with np.errstate(over="ignore", invalid="ignore"):
+            active = _ACTIVATIONS[activation](x.float().numpy())
+        x.copy_(torch.from_numpy(active))
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> None:  # noqa: D102
+        x.add_(bias)
+
+    def add_embedding(self, x: Tensor, weight: Tensor, index: Tensor) -> None:  # noqa: D102
+        x.add_(weight[index.long()])
+
+    def scale(self, x: Tensor, factor: float) -> None:  # noqa: D102
+        x.copy_(x.float() * torch.tensor(factor, dtype=torch.float32))
+
+    def soft_cap(self, x: Tensor, cap: float) -> None:  # noqa: D102
+        x.copy_(torch.from_numpy(_cap(x.numpy(), cap)))
+
+    def route(self, scores: Tensor, experts: Tensor, weights: Tensor, normalise: bool) -> None:  # noqa: D102
+        for row, values in enumerate(scores.numpy()):
+            order = np.argsort(-values, kind="stable")
+            chosen = order[: weights.shape[1]]
+            powers: FloatArray = np.exp(values - values[chosen[0]])
+            total = powers[chosen].sum() if normalise else powers.sum()
+            experts[row] = torch.from_numpy(chosen)
+            weights[row] = torch.from_numpy(powers[chosen] / total)
+
+    def expert_linear(  # noqa: D102
+        self, x: Tensor, experts: Tensor, weights: Sequence[LinearWeight], out: Tensor
+    ) -> None:
+        copies = len(out) // len(x)
+        for number, weight in enumerate(weights):
+            rows = (experts == number).nonzero()[:, 0]
+            if len(rows):
+                answer = torch.empty(len(rows), out.shape[1], dtype=out.dtype)
+                self.linear(x[rows // copies], weight, answer)
+                out[rows] = answer
+
+    def mix_experts(self, x: Tensor, weights: Tensor, out: Tensor) -> None:  # noqa: D102
+        total = torch.zeros(out.shape)
+        for j in range(x.shape[1]):
+            total = total + weights[:, j, None] * x[:, j].float()
+        out.copy_(total)
 
     def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
         return linear.pack(weight, self._way)

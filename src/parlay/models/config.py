@@ -2,31 +2,25 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from parlay.errors import ModelError
+from parlay.models.rope import longest, read_rotary
+from parlay.models.style import Experts, Rotary, Style
 
-# Kinds of rotary scaling, and the keys that each needs.
-_SCALING = {
-    "default": (),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rotary:
-    """Rotary embedding: the base and, for scaled ones, the scaling's own keys as the checkpoint names them."""
-
-    theta: float
-    kind: str = "default"
-    scaling: dict[str, float] = field(default_factory=dict)
+# What some families call differently.
+_OTHER_NAMES = {"intermediate_size": "ffn_dim"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder-only model, read from a Hugging Face `config.json`. Sizes are element counts."""
+    """The shape of a decoder-only model, read from a Hugging Face `config.json`. Sizes are element counts.
+
+    `raw` is that file's content, for what only one family asks; `style` is what came of it.
+    """
 
     path: Path
     architecture: str
@@ -43,6 +37,90 @@ class ModelConfig:
     max_position: int
     dtype: str
     eos_token_ids: tuple[int, ...]
+    raw: dict[str, Any] = field(default_factory=dict, repr=False)
+    style: Style = field(default_factory=Style)
+
+    def only(self, **served: Any) -> None:
+        """Refuse other values of some keys than these; a key that is missing passes.
+
+        Raises:
+            ModelError: it names the key.
+        """
+        for key, value in served.items():
+            if self.raw.get(key, value) != value:
+                raise ModelError(f"{self.path}: {key}={self.raw[key]!r} is not served; only {key}={value!r} is")
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a key that holds true or false."""
+        value = self.raw.get(key, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"{self.path / 'config.json'}: {key} must be true or false, not {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None) -> float:
+        """Return a key that holds a number above 0; None as a default is an error where it is missing."""
+        value = self.raw.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ModelError(f"{self.path / 'config.json'}: {key} must be a number above 0, not {value!r}")
+        return float(value)
+
+    def count(self, key: str, default: int | None) -> int:
+        """Return a key that holds a whole number above 0; None as a default is an error where it is missing."""
+        value = self.number(key, default)
+        if value != int(value):
+            raise ModelError(f"{self.path / 'config.json'}: {key} must be a whole number, not {value!r}")
+        return int(value)
+
+    def windows(self, sliding: Callable[[int], bool], default: int | None = None) -> tuple[int, ...]:
+        """Return how many keys each layer sees at most, 0 for all.
+
+        Args:
+            sliding: whether a layer has the window, unless `layer_types` says so.
+            default: `sliding_window` where it is missing; null there means that no layer has one.
+
+        Raises:
+            ModelError: `layer_types` does not fit, or `sliding_window` is no length.
+        """
+        if self.raw.get("sliding_window", default) is None:
+            return ()
+        window = self.count("sliding_window", default)
+        types = self.raw.get("layer_types")
+        if types is None:
+            types = [("full_attention", "sliding_attention")[sliding(i)] for i in range(self.num_layers)]
+        if not isinstance(types, list) or len(types) != self.num_layers:
+            raise ModelError(f"{self.path / 'config.json'}: layer_types must list {self.num_layers} layers")
+        for kind in types:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise ModelError(f"{self.path}: layer_types has {kind!r}, which is not served")
+        return tuple(window * (kind == "sliding_attention") for kind in types)
+
+    def check_experts(self, experts: Experts) -> None:
+        """Refuse experts that are fewer than a row is to go to.
+
+        Raises:
+            ModelError: `num_experts_per_tok` is too large.
+        """
+        if experts.chosen > experts.count:
+            raise ModelError(
+                f"{self.path / 'config.json'}: num_experts_per_tok={experts.chosen} is more than all "
+                f"{experts.count} experts"
+            )
+
+    def products(self) -> list[tuple[str, tuple[int, int], int]]:
+        """Return the linear layers: name, (outputs, inputs), and how many of them a row goes through."""
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden, inner = self.hidden_size, self.intermediate_size
+        up = ("gate up", (2 * inner, hidden)) if self.style.gated else ("up", (inner, hidden))
+        experts, layers = self.style.experts, self.num_layers
+        sparse = sum(experts.sparse) if experts else 0
+        products = [("qkv", (q + 2 * kv, hidden), layers), ("out", (hidden, q), layers)]
+        if sparse < layers:
+            products += [(*up, layers - sparse), ("down", (hidden, inner), layers - sparse)]
+        if experts:
+            times = sparse * experts.chosen
+            products.append(("experts' gate up", (2 * experts.width, hidden), times))
+            products.append(("experts' down", (hidden, experts.width), times))
+        return products
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -58,10 +136,22 @@ def read_config(path: Path) -> ModelConfig:
         raw = {**raw, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id"}}
     if raw.get("quantization_config"):
         raise ModelError(f"{path} holds quantised weights, which are not served yet; use an unquantised checkpoint")
-    for key, wanted in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu")):
-        if raw.get(key, wanted) != wanted:
-            raise ModelError(f"{path}: {key}={raw[key]!r} is not served; only {key}={wanted!r} is")
+    return parse_config(path, raw)
+
+
+def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
+    """Return what `read_config` does for the content of a `config.json`, wherever it comes from.
+
+    Args:
+        path: the model directory.
+        raw: the content; it is kept.
+
+    Raises:
+        ModelError: as `read_config`.
+    """
+    raw = {**raw, **{new: raw[old] for new, old in _OTHER_NAMES.items() if old in raw and new not in raw}}
     try:
+        rotary = read_rotary(path, raw)
         heads = int(raw["num_attention_heads"])
         config = ModelConfig(
             path=path,
@@ -74,11 +164,12 @@ def read_config(path: Path) -> ModelConfig:
             num_kv_heads=int(raw.get("num_key_value_heads") or heads),
             head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
             rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            rotary=_read_rotary(path, raw),
+            rotary=rotary,
             tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            max_position=int(raw.get("max_position_embeddings", 2048)),
+            max_position=longest(rotary, int(raw.get("max_position_embeddings", 2048))),
             dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
             eos_token_ids=_ids(raw.get("eos_token_id")),
+            raw=raw,
         )
     except KeyError as error:
         raise ModelError(f"{path / 'config.json'} lacks the key {error}") from None
@@ -105,17 +196,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_rotary(path: Path, raw: dict[str, Any]) -> Rotary:
-    # transformers 5 writes `rope_parameters`; earlier files have `rope_theta` beside `rope_scaling`.
-    scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = float(scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
-    kind = str(scaling.pop("rope_type", None) or scaling.pop("type", None) or "default")
-    if kind not in _SCALING:
-        raise ModelError(f"{path}: rotary scaling {kind!r} is not served; {' and '.join(_SCALING)} are")
-    needed = _SCALING[kind]
-    return Rotary(theta=theta, kind=kind, scaling={key: float(scaling[key]) for key in needed})
-
-
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
@@ -128,7 +208,7 @@ def _check_sizes(config: ModelConfig) -> None:
     for name in sizes:
         if getattr(config, name) < 1:
             raise ModelError(f"{file}: {name} must be at least 1, not {getattr(config, name)}")
-    numbers = {"rms_norm_eps": config.rms_norm_eps, "rope_theta": config.rotary.theta, **config.rotary.scaling}
+    numbers = {"rms_norm_eps": config.rms_norm_eps, "rope_theta": config.rotary.theta}
     for name, value in numbers.items():
         if not 0 < value < math.inf:
             raise ModelError(f"{file}: {name} must be above 0 and finite, not {value}")

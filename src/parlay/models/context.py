@@ -30,14 +30,20 @@ class Buffers:
         self._within = within
         self._tensors: dict[tuple[str, int], Tensor] = {}
 
-    def __call__(self, role: str, width: int) -> Tensor:
-        """Return the tensor `[rows, width]` of a role; its content is whatever it held last."""
+    def __call__(self, role: str, width: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the tensor `[rows, width]` of a role; its content is whatever it held last.
+
+        Args:
+            role: what it is for; a role has one dtype.
+            width: elements a row.
+            dtype: the model's, unless given.
+        """
         tensor = self._tensors.get((role, width))
         if tensor is None:
             if self._within is None:
-                tensor = torch.empty((self._rows, width), dtype=self._dtype)
+                tensor = torch.empty((self._rows, width), dtype=dtype or self._dtype)
             else:
-                tensor = self._within(role, width)[: self._rows]
+                tensor = self._within(role, width, dtype)[: self._rows]
             self._tensors[role, width] = tensor
         return tensor
 

@@ -1,52 +1,69 @@
 """Layers that families share.
 
 Where values are rounded to the model's dtype (nowhere else; every kernel keeps to this list):
-    the residual stream after each addition; a norm's output, before and after its weight; the outputs of
-    linear layers; queries and keys after rotation; cached keys and values; attention's output; SiLU's output and
-    its product with `up`. Attention probabilities and logits stay float32.
+    the residual stream after each addition; a norm's output, before and after its weight (after it alone where the
+    weight is stored less one); the outputs of linear layers, before and after their bias; products with a family's
+    multipliers; queries and keys after rotation; cached keys and values; attention's output; an activation's output
+    and its product with `up`; the weighted sum of experts. Attention's scores and probabilities, a router's scores
+    and weights, and logits stay float32.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from parlay.dist.group import Group
-from parlay.kernels.base import Kernels
+from parlay.kernels.base import Activation, Kernels
 from parlay.models.context import Buffers, ForwardContext, LayerCache
 
 
 class Linear:
-    """`y = x W^T`, the weight `[out, in]` packed once for the kernels. Row-invariant by the kernels' contract."""
+    """`y = x W^T + b`, the weight `[out, in]` packed once for the kernels. Row-invariant by the kernels' contract."""
 
-    def __init__(self, kernels: Kernels, weight: Tensor) -> None:
+    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None = None) -> None:
         self._kernels = kernels
         self._weight = kernels.pack_linear(weight)
+        self._bias = bias
         self._out_features = weight.shape[0]
 
     def __call__(self, x: Tensor, buffers: Buffers, role: str) -> Tensor:
         """Return `[rows, out]` for `x` of `[rows, in]`, in the buffer of `role`."""
         out = buffers(role, self._out_features)
         self._kernels.linear(x, self._weight, out)
+        if self._bias is not None:
+            self._kernels.add_bias(out, self._bias)
         return out
 
 
 class ColumnParallelLinear(Linear):
     """A linear layer split along its outputs: each rank gives its own share of them."""
 
-    def __init__(self, kernels: Kernels, weights: list[Tensor], group: Group) -> None:
+    def __init__(
+        self, kernels: Kernels, weights: list[Tensor], group: Group, biases: list[Tensor] | None = None
+    ) -> None:
         """Fuse several weights `[out_i, in]` that read the same input, each split among the ranks on its own."""
-        super().__init__(kernels, torch.cat([group.shard(w, 0) for w in weights]).contiguous())
+        super().__init__(
+            kernels,
+            torch.cat([group.shard(w, 0) for w in weights]).contiguous(),
+            torch.cat([group.shard(b, 0) for b in biases]) if biases else None,
+        )
 
 
 class RowParallelLinear(Linear):
     """A linear layer split along its inputs: the ranks' partial sums are added in rank order."""
 
-    def __init__(self, kernels: Kernels, weight: Tensor, group: Group) -> None:
+    def __init__(self, kernels: Kernels, weight: Tensor, group: Group, bias: Tensor | None = None) -> None:
         super().__init__(kernels, group.shard(weight, 1))
         self._group = group
+        self._sum_bias = bias
 
     def __call__(self, x: Tensor, buffers: Buffers, role: str) -> Tensor:
         """Return `[rows, out]` for this rank's share `x` of the input."""
-        return self._group.all_reduce(super().__call__(x, buffers, role))
+        out = self._group.all_reduce(super().__call__(x, buffers, role))
+        if self._sum_bias is not None:
+            self._kernels.add_bias(out, self._sum_bias)
+        return out
 
 
 class Head:
@@ -55,16 +72,33 @@ class Head:
     Logits in bfloat16 would tie exactly at the top too often for a total order to be worth anything.
     """
 
-    def __init__(self, kernels: Kernels, weight: Tensor) -> None:
+    def __init__(self, kernels: Kernels, weight: Tensor, divisor: float = 1.0, cap: float = 0.0) -> None:
+        """Pack a weight `[vocab, hidden]`; logits are divided by `divisor`, then soft-capped unless `cap` is 0."""
         self._kernels = kernels
         self._weight = kernels.pack_head(weight)
         self._vocab_size = weight.shape[0]
+        self._divisor = divisor
+        self._cap = cap
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return `[rows, vocab]` float32 for normalised hidden states `[rows, hidden]`."""
         out = torch.empty((hidden.shape[0], self._vocab_size), dtype=torch.float32)
         self._kernels.logits(hidden, self._weight, out)
+        if self._divisor != 1:
+            out.div_(self._divisor)
+        if self._cap > 0:
+            self._kernels.soft_cap(out, self._cap)
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of single heads, weights `[head_dim]`."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+    plus_one: bool
 
 
 class Attention:
@@ -77,13 +111,34 @@ class Attention:
         heads: int,
         head_dim: int,
         cos_sin: Tensor,
+        *,
+        norms: HeadNorms | None = None,
+        scale: float | None = None,
+        window: int = 0,
+        cap: float = 0.0,
     ) -> None:
+        """Put an attention layer together.
+
+        Args:
+            qkv: projects to queries, keys and values.
+            output: projects back.
+            heads: of queries, on this rank.
+            head_dim: columns of a head.
+            cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
+            norms: of queries and keys before they turn.
+            scale: factor on scores; None is `head_dim ** -0.5`.
+            window: keys that a row sees at most; 0 is all.
+            cap: bound that scores approach; 0 is none.
+        """
         self._qkv = qkv
         self._output = output
         self._heads = heads
         self._head_dim = head_dim
-        self._scale = head_dim**-0.5
+        self._scale = head_dim**-0.5 if scale is None else scale
         self._cos_sin = cos_sin
+        self._norms = norms
+        self._window = window
+        self._cap = cap
 
     def __call__(self, x: Tensor, context: ForwardContext, cache: LayerCache) -> Tensor:
         """Store the rows' keys and values, then let each row attend to what its view shows it.
@@ -96,26 +151,31 @@ class Attention:
         Returns:
             `[rows, hidden]`.
         """
-        kernels, buffers = context.kernels, context.buffers
+        kernels, buffers, norms = context.kernels, context.buffers, self._norms
         qkv = self._qkv(x, buffers, "qkv")
+        if norms is not None:
+            kernels.head_norm(qkv, norms.query, norms.key, self._heads, norms.eps, norms.plus_one)
         query = buffers("query", self._heads * self._head_dim).view(-1, self._heads, self._head_dim)
         kernels.rotary_store(qkv, context.positions, context.slots, self._cos_sin, query, cache.key, cache.value)
         mixed = buffers("mixed", self._heads * self._head_dim)
-        kernels.attention(query, cache.key, cache.value, context.view, self._scale, mixed)
+        kernels.attention(query, cache.key, cache.value, context.view, self._scale, mixed, self._window, self._cap)
         return self._output(mixed, buffers, "attention")
 
 
 class GatedMLP:
-    """`down(silu(gate(x)) * up(x))`."""
+    """`down(activation(gate(x)) * up(x))`."""
 
-    def __init__(self, gate_up: ColumnParallelLinear, down: RowParallelLinear) -> None:
+    def __init__(
+        self, gate_up: ColumnParallelLinear, down: RowParallelLinear, activation: Activation = "silu"
+    ) -> None:
         self._gate_up = gate_up
         self._down = down
+        self._activation = activation
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
         """Return `[rows, hidden]` for `x` of `[rows, hidden]`."""
         buffers = context.buffers
         gate_up = self._gate_up(x, buffers, "gate_up")
         product = buffers("product", gate_up.shape[1] // 2)
-        context.kernels.act_mul(gate_up, "silu", product)
+        context.kernels.act_mul(gate_up, self._activation, product)
         return self._down(product, buffers, "mlp")

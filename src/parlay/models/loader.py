@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from parlay.errors import ModelError
+from parlay.models.pickled import Pickled
 
 _SAMPLE = 256  # bytes
 
@@ -23,7 +24,7 @@ class Checkpoint:
     """The tensors of a model directory, by name; read one at a time, as asked for. Use it as a context manager."""
 
     def __init__(self, path: Path) -> None:
-        """Open the safetensors file or shards in directory `path`; only headers are read.
+        """Open the weight files in directory `path`: safetensors, whose headers alone are read, or else `.bin`.
 
         Raises:
             ModelError: there are none, or one is corrupt.
@@ -33,10 +34,13 @@ class Checkpoint:
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
         for file in _weight_files(path):
-            try:
-                handle = self._stack.enter_context(safe_open(file, framework="pt"))
-            except (OSError, SafetensorError) as error:
-                raise ModelError(f"{file} cannot be read: {error}") from None
+            if file.suffix == ".bin":
+                handle = Pickled(file)
+            else:
+                try:
+                    handle = self._stack.enter_context(safe_open(file, framework="pt"))
+                except (OSError, SafetensorError) as error:
+                    raise ModelError(f"{file} cannot be read: {error}") from None
             self._files[file] = handle
             for name in handle.keys():  # noqa: SIM118 - not a mapping
                 self._where[name] = file
@@ -106,6 +110,9 @@ def digest_weights(path: Path) -> bytes:
     """
     digest = sha256()
     for file in _weight_files(path):
+        if file.suffix == ".bin":
+            digest.update(Pickled(file).digest())
+            continue
         try:
             with file.open("rb") as data:
                 header = _read_header(data, file.stat().st_size)
@@ -129,17 +136,18 @@ def _read_header(data: BinaryIO, size: int) -> bytes:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
+    # The first of these that is there is what the directory holds.
+    names = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+    first = path / next((name for name in names if (path / name).exists()), "model.safetensors")
+    files = [first]
+    if first.suffix == ".json":
         try:
-            files = sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
+            files = sorted({path / name for name in json.loads(first.read_text())["weight_map"].values()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} cannot be read: {error}") from None
-    else:
-        files = [path / "model.safetensors"]
+            raise ModelError(f"{first} cannot be read: {error}") from None
     for file in files:
         if not file.is_file():
-            raise ModelError(f"{file} does not exist; weights are read from safetensors files")
+            raise ModelError(f"{file} does not exist; weights are read from safetensors or .bin files")
     return files
 
 

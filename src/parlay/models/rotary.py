@@ -1,6 +1,8 @@
-"""Rotary position embedding: frequencies fixed at load, never by the call.
+"""Rotary position embedding: frequencies fixed at load from the longest sequence, never by the call.
 
-Source: Su et al. 2021 (arXiv 2104.09864), half-split form; the `llama3` scaling as in Llama 3.1's reference.
+Sources: Su et al. 2021 (arXiv 2104.09864), half-split form. Scalings: `linear` Chen et al. 2023 (arXiv 2306.15595);
+`dynamic` and `yarn` Peng et al. 2023 (arXiv 2309.00071); `llama3` Dubey et al. 2024 (arXiv 2407.21783); `longrope`
+Ding et al. 2024 (arXiv 2402.13753).
 """
 
 import math
@@ -8,29 +10,104 @@ import math
 import torch
 from torch import Tensor
 
-from parlay.models.config import ModelConfig, Rotary
+from parlay.errors import ModelError
+from parlay.models.config import ModelConfig
+from parlay.models.style import Rotary
+
+_ORIGINAL = "original_max_position_embeddings"
 
 
-def cos_sin_table(config: ModelConfig, length: int) -> Tensor:
-    """Return `[length, head_dim]` float32: cosines in the first half of each row, sines in the second."""
-    frequencies = _frequencies(config.rotary, config.head_dim)
+def cos_sin_table(config: ModelConfig, length: int, rotary: Rotary | None = None) -> Tensor:
+    """Return `[length, R]` float32: cosines in the first half of each row, sines in the second.
+
+    R is how many columns of a head turn. `dynamic` and `longrope` choose their frequencies by `length`, which
+    others choose by the length of each call; so a sequence has the same frequencies from its first token to its last.
+
+    Args:
+        config: the model's shape.
+        length: the longest sequence.
+        rotary: another embedding than the config's.
+
+    Raises:
+        ModelError: the config's numbers do not fit its heads.
+    """
+    rotary = rotary or config.rotary
+    dim = int(config.head_dim * rotary.partial)
+    if dim < 2 or dim % 2:
+        raise ModelError(f"{config.path}: partial_rotary_factor={rotary.partial} of {config.head_dim} columns is odd")
+    frequencies, size = _frequencies(config, rotary, dim, length)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies[None, :]
-    return torch.cat((angles.cos(), angles.sin()), dim=1).contiguous()
+    return torch.cat((angles.cos() * size, angles.sin() * size), dim=1).contiguous()
 
 
-def _frequencies(rotary: Rotary, head_dim: int) -> Tensor:
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    frequencies = 1.0 / (rotary.theta**exponents)
+def _frequencies(config: ModelConfig, rotary: Rotary, dim: int, length: int) -> tuple[Tensor, float]:
+    """Return the frequencies `[dim / 2]`, and a factor on cosines and sines."""
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+    numbers, theta = rotary.scaling, rotary.theta
+    if rotary.kind == "dynamic":
+        # The base grows until the slowest frequency is `linear`'s and the fastest stays.
+        excess = max(length / numbers[_ORIGINAL], 1.0)
+        theta *= (numbers["factor"] * excess - (numbers["factor"] - 1)) ** (dim / (dim - 2))
+    frequencies = 1.0 / (theta**exponents)
+    if rotary.kind == "linear":
+        return frequencies / numbers["factor"], 1.0
     if rotary.kind == "llama3":
-        return _llama3(frequencies, rotary)
-    return frequencies
+        return _llama3(frequencies, numbers), 1.0
+    if rotary.kind == "yarn":
+        return _yarn(frequencies, rotary, dim), _yarn_size(numbers)
+    if rotary.kind == "longrope":
+        return _longrope(config, rotary, exponents, length), _longrope_size(numbers)
+    return frequencies, 1.0
 
 
-def _llama3(frequencies: Tensor, rotary: Rotary) -> Tensor:
-    factor, low, high = (rotary.scaling[k] for k in ("factor", "low_freq_factor", "high_freq_factor"))
-    original = rotary.scaling["original_max_position_embeddings"]
+def _llama3(frequencies: Tensor, numbers: dict[str, float]) -> Tensor:
+    factor, low, high = (numbers[k] for k in ("factor", "low_freq_factor", "high_freq_factor"))
     # Wavelengths longer than original/low are slowed by `factor`, shorter than original/high are kept,
     # and those between are blended.
-    turns = original * frequencies / (2 * math.pi)
+    turns = numbers[_ORIGINAL] * frequencies / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (blend + (1 - blend) / factor)
+
+
+def _yarn(frequencies: Tensor, rotary: Rotary, dim: int) -> Tensor:
+    numbers = rotary.scaling
+
+    def column(turns: float) -> float:
+        """The column whose frequency turns so often within the original context."""
+        return dim * math.log(numbers[_ORIGINAL] / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
+
+    # Columns before the one that turns beta_fast times are kept, those after beta_slow's are slowed by `factor`.
+    first, last = column(numbers.get("beta_fast", 32.0)), column(numbers.get("beta_slow", 1.0))
+    if numbers.get("truncate", 1.0):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    slowed = ((torch.arange(dim // 2).float() - first) / (last - first or 0.001)).clamp(0, 1)
+    return frequencies / numbers["factor"] * slowed + frequencies * (1 - slowed)
+
+
+def _yarn_size(numbers: dict[str, float]) -> float:
+    def size(weight: float) -> float:
+        return 0.1 * weight * math.log(numbers["factor"]) + 1.0 if numbers["factor"] > 1 else 1.0
+
+    if "attention_factor" in numbers:
+        return numbers["attention_factor"]
+    if "mscale" in numbers and "mscale_all_dim" in numbers:
+        return size(numbers["mscale"]) / size(numbers["mscale_all_dim"])
+    return size(1.0)
+
+
+def _longrope(config: ModelConfig, rotary: Rotary, exponents: Tensor, length: int) -> Tensor:
+    long = length > rotary.scaling[_ORIGINAL]
+    divisors = rotary.long_factor if long else rotary.short_factor
+    if len(divisors) != len(exponents):
+        key = "long_factor" if long else "short_factor"
+        raise ModelError(f"{config.path}: {key} has {len(divisors)} numbers, but {len(exponents)} frequencies")
+    return 1.0 / (torch.tensor(divisors) * rotary.theta**exponents)
+
+
+def _longrope_size(numbers: dict[str, float]) -> float:
+    if "attention_factor" in numbers:
+        return numbers["attention_factor"]
+    if numbers["factor"] <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(numbers["factor"]) / math.log(numbers[_ORIGINAL]))

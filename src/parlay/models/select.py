@@ -12,6 +12,7 @@ from parlay.kernels.base import Kernels
 from parlay.log import logger
 from parlay.models.config import ModelConfig, read_config
 from parlay.models.context import ForwardContext
+from parlay.models.hub import DEFAULT, Hub, fetch, is_hub_id
 from parlay.registry import Registry
 from parlay.types.cache import CacheSpec
 
@@ -23,12 +24,34 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 families = Registry(
     "parlay.models",
     "model family",
-    hidden=frozenset({"config", "context", "layers", "loader", "rotary", "select", "tokenizer"}),
+    hidden=frozenset(
+        {
+            *(
+                "config",
+                "context",
+                "decoder",
+                "hub",
+                "layers",
+                "loader",
+                "moe",
+                "pickled",
+                "rope",
+                "rotary",
+                "select",
+                "style",
+            ),
+            "tokenizer",
+        }
+    ),
 )
 
 
 class Model(Protocol):
-    """What a family file's `Model` offers."""
+    """What a family file's `Model` offers.
+
+    Beside it the file has `describe(config)`, which returns the config with the family's style, or raises a
+    ModelError that names a key with a value that the family does not serve.
+    """
 
     config: ModelConfig
     dtype: torch.dtype
@@ -47,34 +70,45 @@ def embedded_models() -> list[str]:
     return sorted(p.parent.name for p in ASSETS.glob("*/config.json"))
 
 
-def find_model(name: str) -> Path:
-    """Return the directory of an embedded model or of one on disk; `./name` means the latter.
+def find_model(name: str, hub: Hub = DEFAULT) -> Path:
+    """Return the directory of an embedded model, of one on disk (`./name` means only that), or of one from the hub.
+
+    Args:
+        name: of an embedded model, a directory, or `owner/model`.
+        hub: how to fetch the last.
 
     Raises:
-        ModelError: neither exists.
+        ModelError: there is none.
     """
     if name in embedded_models():
         return ASSETS / name
     path = Path(name)
     if path.is_dir():
         return path
+    if is_hub_id(name):
+        return fetch(name, hub)
     raise ModelError(
-        f"there is no model {name!r}: give a directory with a config.json or the name of an embedded model"
-        + nearest(name, embedded_models())
+        f"there is no model {name!r}: give a directory with a config.json, the name of an embedded model or, as "
+        f"owner/model, of one on the hub" + nearest(name, embedded_models())
     )
 
 
-def describe_model(name: str) -> ModelConfig:
+def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:
     """Return the shape of a model by name or directory, reading no weights.
+
+    Args:
+        name: as `find_model` takes it.
+        hub: likewise.
 
     Raises:
         ModelError: it cannot be found or read, or its architecture is not served.
     """
-    config = read_config(find_model(name))
-    if _family(config) not in families.names():
-        served = ", ".join(f.capitalize() + _SUFFIX for f in families.names())
-        raise ModelError(f"{config.path}: {config.architecture} is not served yet; {served} is")
-    return config
+    config = read_config(find_model(name, hub))
+    if not config.architecture.endswith(_SUFFIX) or _family(config) not in families.names():
+        served = ", ".join(families.names())
+        raise ModelError(f"{config.path}: {config.architecture} is not served; these families are: {served}")
+    described: ModelConfig = families.load(_family(config)).describe(config)
+    return described
 
 
 def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:

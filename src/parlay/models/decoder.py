@@ -1,0 +1,272 @@
+"""The decoder that most families share: Llama's, with what their `Style` changes.
+
+Pre-norm residual layers of grouped-query attention with rotary positions and a gated feed-forward network or a
+mixture of experts.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from parlay.dist.group import Group
+from parlay.kernels.base import Kernels
+from parlay.models.config import ModelConfig
+from parlay.models.context import ForwardContext, LayerCache
+from parlay.models.layers import Attention, ColumnParallelLinear, GatedMLP, Head, HeadNorms, RowParallelLinear
+from parlay.models.loader import Checkpoint
+from parlay.models.moe import MixtureOfExperts
+from parlay.models.rotary import cos_sin_table
+from parlay.models.style import Experts
+
+Read = Callable[[str], Tensor]
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor that a decoder of this shape and style reads."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        "model.norm.weight": (config.hidden_size,),
+    }
+    if not config.tie_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    for i in range(config.num_layers):
+        first, *others = ({f"{name}.weight": (config.hidden_size,)} for name in _norm_names(config))
+        own: dict[str, tuple[int, ...]] = {**first, **_attention_shapes(config)}
+        for norm in others:
+            own |= norm
+        own |= _mlp_shapes(config, i)
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in own.items()}
+    return shapes
+
+
+def _norm_names(config: ModelConfig) -> tuple[str, ...]:
+    """Return the names of a layer's norms: before attention, before the MLP, and after each if there are such."""
+    if config.style.post_norms:
+        return (
+            "input_layernorm",
+            "pre_feedforward_layernorm",
+            "post_attention_layernorm",
+            "post_feedforward_layernorm",
+        )
+    return "input_layernorm", "post_attention_layernorm"
+
+
+def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    style, h = config.style, config.hidden_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    widths = {"qkv_proj": q + 2 * kv} if style.fused else {"q_proj": q, "k_proj": kv, "v_proj": kv}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, width in widths.items():
+        shapes[f"self_attn.{name}.weight"] = (width, h)
+        if style.qkv_bias:
+            shapes[f"self_attn.{name}.bias"] = (width,)
+    shapes["self_attn.o_proj.weight"] = (h, q)
+    if style.output_bias:
+        shapes["self_attn.o_proj.bias"] = (h,)
+    if style.head_norms:
+        shapes |= {f"self_attn.{x}_norm.weight": (config.head_dim,) for x in "qk"}
+    return shapes
+
+
+def _mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
+    style, h, inner = config.style, config.hidden_size, config.intermediate_size
+    experts = style.experts
+    if experts and experts.sparse[index]:
+        shapes: dict[str, tuple[int, ...]] = {f"{experts.prefix}.gate.weight": (experts.count, h)}
+        gate, up, down = experts.names
+        for e in range(experts.count):
+            expert = f"{experts.prefix}.experts.{e}."
+            shapes |= {f"{expert}{name}.weight": (experts.width, h) for name in (gate, up)}
+            shapes[f"{expert}{down}.weight"] = (h, experts.width)
+        return shapes
+    widths = {"gate_up_proj": 2 * inner} if style.fused else {"gate_proj": inner, "up_proj": inner}
+    shapes = {f"mlp.{name}.weight": (width, h) for name, width in widths.items()}
+    shapes["mlp.down_proj.weight"] = (h, inner)
+    if style.mlp_bias:
+        shapes |= {f"mlp.{name}.bias": (width,) for name, width in widths.items()}
+        shapes["mlp.down_proj.bias"] = (h,)
+    return shapes
+
+
+def _attention(
+    config: ModelConfig, index: int, read: Read, kernels: Kernels, group: Group, cos_sin: Tensor
+) -> Attention:
+    style = config.style
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def parts(kind: str) -> list[Tensor]:
+        if style.fused:
+            return list(read(f"self_attn.qkv_proj.{kind}").tensor_split((q, q + kv)))
+        return [read(f"self_attn.{x}_proj.{kind}") for x in "qkv"]
+
+    norms = None
+    if style.head_norms:
+        norms = HeadNorms(
+            read("self_attn.q_norm.weight"), read("self_attn.k_norm.weight"), config.rms_norm_eps, style.plus_one
+        )
+    return Attention(
+        ColumnParallelLinear(kernels, parts("weight"), group, parts("bias") if style.qkv_bias else None),
+        RowParallelLinear(
+            kernels,
+            read("self_attn.o_proj.weight"),
+            group,
+            read("self_attn.o_proj.bias") if style.output_bias else None,
+        ),
+        config.num_heads // group.size,
+        config.head_dim,
+        cos_sin,
+        norms=norms,
+        scale=style.score_scale,
+        window=style.windows[index] if style.windows else 0,
+        cap=style.score_cap,
+    )
+
+
+def _mlp(config: ModelConfig, read: Read, kernels: Kernels, group: Group) -> GatedMLP:
+    style = config.style
+
+    def parts(kind: str) -> list[Tensor]:
+        if style.fused:
+            return list(read(f"mlp.gate_up_proj.{kind}").tensor_split(2))
+        return [read(f"mlp.gate_proj.{kind}"), read(f"mlp.up_proj.{kind}")]
+
+    return GatedMLP(
+        ColumnParallelLinear(kernels, parts("weight"), group, parts("bias") if style.mlp_bias else None),
+        RowParallelLinear(
+            kernels, read("mlp.down_proj.weight"), group, read("mlp.down_proj.bias") if style.mlp_bias else None
+        ),
+        style.activation,
+    )
+
+
+def _experts(config: ModelConfig, experts: Experts, read: Read, kernels: Kernels) -> MixtureOfExperts:
+    gate, up, down = (
+        [read(f"{experts.prefix}.experts.{e}.{name}.weight") for e in range(experts.count)] for name in experts.names
+    )
+    return MixtureOfExperts(
+        kernels,
+        read(f"{experts.prefix}.gate.weight"),
+        [torch.cat(pair) for pair in zip(gate, up, strict=True)],
+        down,
+        experts.chosen,
+        experts.normalise,
+        config.style.activation,
+    )
+
+
+class _Layer:
+    def __init__(
+        self, config: ModelConfig, index: int, read: Read, kernels: Kernels, group: Group, cos_sin: Tensor
+    ) -> None:
+        style = config.style
+        self._eps = config.rms_norm_eps
+        self._plus_one = style.plus_one
+        self._residual_scale = style.residual_scale
+        norms = [read(f"{name}.weight") for name in _norm_names(config)]
+        self._input_norm, self._mlp_norm = norms[:2]
+        self._post_norms = norms[2:]
+        self._attention = _attention(config, index, read, kernels, group, cos_sin)
+        self._mlp: GatedMLP | MixtureOfExperts
+        if style.experts and style.experts.sparse[index]:
+            self._mlp = _experts(config, style.experts, read, kernels)
+        else:
+            self._mlp = _mlp(config, read, kernels, group)
+
+    def __call__(self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache) -> Tensor:
+        """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
+        kernels, eps, plus_one = context.kernels, self._eps, self._plus_one
+        x = context.buffers("normed", residual.shape[1])
+        if delta is None:
+            kernels.rms_norm(residual, self._input_norm, eps, x, plus_one)
+        else:
+            kernels.add_rms_norm(residual, delta, self._input_norm, eps, x, plus_one)
+        mixed = self._finish(0, self._attention(x, context, cache), kernels)
+        kernels.add_rms_norm(residual, mixed, self._mlp_norm, eps, x, plus_one)
+        return self._finish(1, self._mlp(x, context), kernels)
+
+    def _finish(self, part: int, x: Tensor, kernels: Kernels) -> Tensor:
+        """Do in place what a family does to x before it joins the residual stream."""
+        if self._post_norms:
+            kernels.rms_norm(x, self._post_norms[part], self._eps, x, self._plus_one)
+        if self._residual_scale != 1:
+            kernels.scale(x, self._residual_scale)
+        return x
+
+
+class Decoder:
+    """A decoder with its weights.
+
+    Attributes:
+        ignorable: endings of names that a family's checkpoints may hold without need.
+    """
+
+    ignorable: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, max_model_len: int, kernels: Kernels, group: Group
+    ) -> None:
+        """Read the weights.
+
+        Args:
+            config: the model's shape and style.
+            dtype: of weights and activations.
+            max_model_len: rotary tables are made for this many positions.
+            kernels: the operations to run with.
+            group: the ranks that share each layer.
+
+        Raises:
+            ModelError: the weights do not fit the config.
+        """
+        self.config = config
+        self.dtype = dtype
+        style = config.style
+        # A factor meets embeddings of the model's dtype in that dtype.
+        self._embedding_scale = float(torch.tensor(style.embedding_scale, dtype=dtype))
+        everywhere = cos_sin_table(config, max_model_len)
+        local = cos_sin_table(config, max_model_len, style.local_rotary) if style.local_rotary else everywhere
+        with Checkpoint(config.path) as weights:
+            weights.expect(
+                weight_shapes(config), self.ignorable + (("lm_head.weight",) if config.tie_embeddings else ())
+            )
+            self._embedding = weights.read("model.embed_tokens.weight", dtype)
+            self._norm = weights.read("model.norm.weight", dtype)
+            self._layers = []
+            for i in range(config.num_layers):
+
+                def read(name: str, layer: str = f"model.layers.{i}.") -> Tensor:
+                    return weights.read(layer + name, dtype)
+
+                cos_sin = local if style.windows and style.windows[i] else everywhere
+                self._layers.append(_Layer(config, i, read, kernels, group, cos_sin))
+            head = self._embedding if config.tie_embeddings else weights.read("lm_head.weight", dtype)
+            self._head = Head(kernels, head, style.logit_divisor, style.logit_cap)
+
+    def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
+        """Run rows through the layers, storing their keys and values.
+
+        Args:
+            tokens: `[rows]` int64.
+            context: where the rows stand and what they see.
+
+        Returns:
+            Hidden states after the final norm, `[rows, hidden]`, in one of the context's buffers.
+        """
+        kernels, width = context.kernels, self.config.hidden_size
+        residual = context.buffers("residual", width)
+        kernels.embed(self._embedding, tokens, residual)
+        if self._embedding_scale != 1:
+            kernels.scale(residual, self._embedding_scale)
+        delta: Tensor | None = None
+        for layer, cache in zip(self._layers, context.cache, strict=True):
+            delta = layer(residual, delta, context, cache)
+        assert delta is not None
+        hidden = context.buffers("hidden", width)
+        eps, plus_one = self.config.rms_norm_eps, self.config.style.plus_one
+        kernels.add_rms_norm(residual, delta, self._norm, eps, hidden, plus_one)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits `[rows, vocab]` of hidden states `[rows, hidden]`."""
+        return self._head(hidden)

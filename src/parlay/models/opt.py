@@ -1,0 +1,156 @@
+"""OPT (Zhang et al. 2022, arXiv 2205.01068).
+
+Pre-norm decoder with learned positions, layer norms, biases everywhere and a ReLU network without a gate. The 350m
+model, which normalises after instead of before, is not served.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from parlay.dist.group import Group
+from parlay.kernels.base import Kernels
+from parlay.models.config import ModelConfig
+from parlay.models.context import ForwardContext, LayerCache
+from parlay.models.layers import Attention, ColumnParallelLinear, Head, RowParallelLinear
+from parlay.models.loader import Checkpoint
+from parlay.models.style import Style
+
+_EPS = 1e-5  # torch's default, which OPT was trained with
+_OFFSET = 2  # rows of the position table that stand before position 0
+_NORMS = ("self_attn_layer_norm", "final_layer_norm")
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    config.only(
+        activation_function="relu",
+        do_layer_norm_before=True,
+        enable_bias=True,
+        layer_norm_elementwise_affine=True,
+        _remove_final_layer_norm=False,
+        word_embed_proj_dim=config.hidden_size,
+    )
+    style = Style(activation="relu", gated=False, qkv_bias=True, output_bias=True, mlp_bias=True)
+    return replace(
+        config,
+        style=style,
+        num_kv_heads=config.num_heads,
+        head_dim=config.hidden_size // config.num_heads,
+        tie_embeddings=config.flag("tie_word_embeddings", True),
+    )
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor that an OPT of this shape reads."""
+    h, inner = config.hidden_size, config.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.decoder.embed_tokens.weight": (config.vocab_size, h),
+        "model.decoder.embed_positions.weight": (config.max_position + _OFFSET, h),
+    }
+    if not config.tie_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, h)
+    norms = ["model.decoder.final_layer_norm"]
+    for i in range(config.num_layers):
+        layer = f"model.decoder.layers.{i}."
+        norms += [layer + name for name in _NORMS]
+        linears = {f"self_attn.{x}": (h, h) for x in ("q_proj", "k_proj", "v_proj", "out_proj")}
+        for name, shape in {**linears, "fc1": (inner, h), "fc2": (h, inner)}.items():
+            shapes |= {f"{layer}{name}.weight": shape, f"{layer}{name}.bias": shape[:1]}
+    return shapes | {f"{name}.{kind}": (h,) for name in norms for kind in ("weight", "bias")}
+
+
+class _Layer:
+    def __init__(
+        self, config: ModelConfig, index: int, weights: Checkpoint, kernels: Kernels, dtype: torch.dtype, group: Group
+    ) -> None:
+        def read(name: str, kind: str = "weight") -> Tensor:
+            return weights.read(f"model.decoder.layers.{index}.{name}.{kind}", dtype)
+
+        self._attention_norm, self._mlp_norm = ((read(name), read(name, "bias")) for name in _NORMS)
+        names = [f"self_attn.{x}_proj" for x in "qkv"]
+        self._attention = Attention(
+            ColumnParallelLinear(kernels, [read(n) for n in names], group, [read(n, "bias") for n in names]),
+            RowParallelLinear(kernels, read("self_attn.out_proj"), group, read("self_attn.out_proj", "bias")),
+            config.num_heads // group.size,
+            config.head_dim,
+            torch.zeros(1, 0),  # no column turns
+        )
+        self._up = ColumnParallelLinear(kernels, [read("fc1")], group, [read("fc1", "bias")])
+        self._down = RowParallelLinear(kernels, read("fc2"), group, read("fc2", "bias"))
+
+    def __call__(self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache) -> Tensor:
+        """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
+        kernels, buffers = context.kernels, context.buffers
+        x = buffers("normed", residual.shape[1])
+        if delta is None:
+            kernels.layer_norm(residual, *self._attention_norm, _EPS, x)
+        else:
+            kernels.add_layer_norm(residual, delta, *self._attention_norm, _EPS, x)
+        mixed = self._attention(x, context, cache)
+        kernels.add_layer_norm(residual, mixed, *self._mlp_norm, _EPS, x)
+        inner = self._up(x, buffers, "up")
+        kernels.activate(inner, "relu")
+        return self._down(inner, buffers, "mlp")
+
+
+class Model:
+    """An OPT with its weights."""
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, max_model_len: int, kernels: Kernels, group: Group
+    ) -> None:
+        """Read the weights.
+
+        Args:
+            config: the model's shape.
+            dtype: of weights and activations.
+            max_model_len: at most the number of positions that were learned.
+            kernels: the operations to run with.
+            group: the ranks that share each layer.
+
+        Raises:
+            ModelError: the weights do not fit the config.
+        """
+        self.config = config
+        self.dtype = dtype
+        with Checkpoint(config.path) as weights:
+            weights.expect(weight_shapes(config), ("lm_head.weight",) if config.tie_embeddings else ())
+            self._embedding = weights.read("model.decoder.embed_tokens.weight", dtype)
+            self._positions = weights.read("model.decoder.embed_positions.weight", dtype)[_OFFSET:].contiguous()
+            norm = "model.decoder.final_layer_norm"
+            self._norm = weights.read(f"{norm}.weight", dtype), weights.read(f"{norm}.bias", dtype)
+            self._layers = [_Layer(config, i, weights, kernels, dtype, group) for i in range(config.num_layers)]
+            head = self._embedding if config.tie_embeddings else weights.read("lm_head.weight", dtype)
+            self._head = Head(kernels, head)
+
+    def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
+        """Run rows through the layers, storing their keys and values.
+
+        Args:
+            tokens: `[rows]` int64.
+            context: where the rows stand and what they see.
+
+        Returns:
+            Hidden states after the final norm, `[rows, hidden]`, in one of the context's buffers.
+        """
+        kernels, width = context.kernels, self.config.hidden_size
+        residual = context.buffers("residual", width)
+        kernels.embed(self._embedding, tokens, residual)
+        kernels.add_embedding(residual, self._positions, context.positions)
+        delta: Tensor | None = None
+        for layer, cache in zip(self._layers, context.cache, strict=True):
+            delta = layer(residual, delta, context, cache)
+        assert delta is not None
+        hidden = context.buffers("hidden", width)
+        kernels.add_layer_norm(residual, delta, *self._norm, _EPS, hidden)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits `[rows, vocab]` of hidden states `[rows, hidden]`."""
+        return self._head(hidden)

@@ -1,0 +1,62 @@
+"""Weights in `.bin` files, as torch saves them."""
+
+import pickle
+import zipfile
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from parlay.errors import ModelError
+
+_SAMPLE = 256  # elements
+
+
+class Pickled:
+    """A `.bin` file of tensors, with as much of a safetensors handle as `Checkpoint` uses."""
+
+    def __init__(self, file: Path) -> None:
+        """Open the file.
+
+        Raises:
+            ModelError: it cannot be read, or holds something else than tensors by name.
+        """
+        try:
+            # Nothing but tensors is unpickled. Older files than zip archives cannot be mapped and are read whole.
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+            reason = str(error).split("\n")[0]
+            raise ModelError(f"{file} cannot be read as a file of tensors alone: {reason}") from None
+        if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
+            raise ModelError(f"{file} holds something else than tensors by name")
+        self._tensors: dict[str, Tensor] = content
+
+    def keys(self) -> list[str]:
+        """Return the tensors' names."""
+        return list(self._tensors)
+
+    def get_slice(self, name: str) -> "_Shape":
+        """Return what can be asked for a tensor's shape."""
+        return _Shape(self._tensors[name])
+
+    def get_tensor(self, name: str) -> Tensor:
+        """Return a tensor."""
+        return self._tensors[name]
+
+    def digest(self) -> bytes:
+        """Return a digest of names, types, shapes and a sample from within every tensor."""
+        digest = sha256()
+        for name, tensor in self._tensors.items():
+            values = tensor.reshape(-1)
+            sample = values[len(values) // 2 :][:_SAMPLE].contiguous().view(torch.uint8)
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode() + sample.numpy().tobytes())
+        return digest.digest()
+
+
+class _Shape:
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)

@@ -1,0 +1,87 @@
+"""Reading the rotary embedding out of a config: the kinds of scaling, their keys and where files keep them."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from parlay.errors import ModelError
+from parlay.models.style import Rotary
+
+_ORIGINAL = "original_max_position_embeddings"
+# Kinds of scaling, the numbers that each needs, and those that it may have.
+KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor", _ORIGINAL), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL), ()),
+    "yarn": (
+        ("factor", _ORIGINAL),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+    "longrope": ((_ORIGINAL,), ("factor", "attention_factor")),
+}
+
+
+def read_rotary(path: Path, raw: dict[str, Any], layers: str = "full_attention") -> Rotary:
+    """Return the rotary embedding that a config describes.
+
+    Args:
+        path: the model directory, for messages.
+        raw: the config's content.
+        layers: which of the layers, where the config tells kinds of layers apart.
+
+    Raises:
+        ModelError: a kind of scaling that is not served, or keys that are missing or no numbers above 0.
+    """
+    # transformers 5 writes `rope_parameters`; earlier files have `rope_theta` beside `rope_scaling`.
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if isinstance(scaling, dict) and isinstance(scaling.get(layers), dict):
+        scaling = scaling[layers]
+    if not isinstance(scaling, dict):
+        raise ModelError(f"{path / 'config.json'}: rope_scaling must be an object, not {scaling!r}")
+    scaling = dict(scaling)
+    theta = float(scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
+    kind = str(scaling.pop("rope_type", None) or scaling.pop("type", None) or "default")
+    kind = {"su": "longrope"}.get(kind, kind)
+    if kind not in KINDS:
+        raise ModelError(f"{path}: rope_type {kind!r} is not served; {', '.join(KINDS)} are")
+    partial = scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
+    needed, optional = KINDS[kind]
+    if _ORIGINAL in needed and kind != "llama3":
+        # These scale the context that the model was trained on, which some files give beside the scaling, or only
+        # as the length of the whole.
+        longest = raw.get("max_position_embeddings", 2048)
+        scaling[_ORIGINAL] = longest if kind == "dynamic" else scaling.get(_ORIGINAL, raw.get(_ORIGINAL, longest))
+    numbers = {key: scaling[key] for key in needed}
+    numbers |= {key: scaling[key] for key in optional if scaling.get(key) is not None}
+    if kind == "longrope":
+        numbers.setdefault("factor", float(raw.get("max_position_embeddings", 2048)) / float(numbers[_ORIGINAL]))
+    for key, value in {**numbers, "partial_rotary_factor": partial}.items():
+        if not isinstance(value, int | float) or not (0 < value < math.inf or value is False):
+            raise ModelError(f"{path / 'config.json'}: {key} must be a number above 0 and finite, not {value!r}")
+    if partial > 1:
+        raise ModelError(f"{path / 'config.json'}: partial_rotary_factor must be at most 1, not {partial!r}")
+    lists = {key: _factors(path, scaling, key) for key in ("short_factor", "long_factor") if kind == "longrope"}
+    return Rotary(
+        theta=theta,
+        kind=kind,
+        scaling={key: float(value) for key, value in numbers.items()},
+        partial=float(partial),
+        **lists,
+    )
+
+
+def longest(rotary: Rotary, positions: int) -> int:
+    """Return the longest context that a model is good for, `positions` being `max_position_embeddings`."""
+    if rotary.kind in ("linear", "dynamic"):
+        return int(positions * rotary.scaling["factor"])
+    if rotary.kind == "yarn":
+        return max(positions, int(rotary.scaling[_ORIGINAL] * rotary.scaling["factor"]))
+    return positions
+
+
+def _factors(path: Path, scaling: dict[str, Any], key: str) -> tuple[float, ...]:
+    values = scaling[key]
+    if not isinstance(values, list) or not all(isinstance(v, int | float) and 0 < v < math.inf for v in values):
+        raise ModelError(f"{path / 'config.json'}: {key} must list numbers above 0")
+    return tuple(map(float, values))

@@ -1,0 +1,94 @@
+"""What tells one family of decoders from another, as data; the defaults are Llama's."""
+
+from dataclasses import dataclass, field
+
+from parlay.kernels.base import Activation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary:
+    """Rotary embedding of positions.
+
+    Attributes:
+        theta: the base.
+        kind: of scaling; see `rotary`.
+        scaling: the scaling's own numbers, as checkpoints name them.
+        short_factor: of `longrope`, one divisor a frequency.
+        long_factor: of `longrope`, the same beyond the original context.
+        partial: the part of a head's columns that turns.
+    """
+
+    theta: float
+    kind: str = "default"
+    scaling: dict[str, float] = field(default_factory=dict)
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    partial: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of some layers' feed-forward networks.
+
+    Attributes:
+        count: experts a layer.
+        chosen: experts that a row goes to.
+        width: inner width of an expert.
+        normalise: whether the weights of the chosen experts add up to 1.
+        sparse: of each layer, whether it has experts.
+        prefix: of the tensors' names within a layer.
+        names: of an expert's gate, up and down projections.
+    """
+
+    count: int
+    chosen: int
+    width: int
+    normalise: bool
+    sparse: tuple[bool, ...]
+    prefix: str
+    names: tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """What `decoder.Decoder` does differently from a plain Llama.
+
+    Attributes:
+        activation: of the feed-forward network.
+        gated: whether that has a gate.
+        qkv_bias: queries, keys and values have biases.
+        output_bias: attention's output projection has one.
+        mlp_bias: the feed-forward network has them.
+        head_norms: each head's query and key is normalised before it is rotated.
+        post_norms: what a layer adds to the residual stream is normalised.
+        plus_one: weights of norms are stored less one.
+        fused: queries, keys and values are stored as one tensor, and so are gate and up.
+        windows: keys that each layer sees at most, 0 for all; empty: all layers see all.
+        local_rotary: rotary embedding of the layers that have a window, where it differs.
+        score_scale: factor on attention's scores; None is `head_dim ** -0.5`.
+        score_cap: bound that attention's scores approach; 0 is none.
+        embedding_scale: factor on embeddings.
+        residual_scale: factor on what is added to the residual stream.
+        logit_divisor: of logits.
+        logit_cap: bound that logits approach; 0 is none.
+        experts: None where all layers have one feed-forward network.
+    """
+
+    activation: Activation = "silu"
+    gated: bool = True
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    head_norms: bool = False
+    post_norms: bool = False
+    plus_one: bool = False
+    fused: bool = False
+    windows: tuple[int, ...] = ()
+    local_rotary: Rotary | None = None
+    score_scale: float | None = None
+    score_cap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
+    logit_cap: float = 0.0
+    experts: Experts | None = None

@@ -1,0 +1,184 @@
+"""Small random checkpoints of every family, made with the transformers library."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoints import EOS, VOCAB, write_byte_tokenizer
+from torch import Tensor
+
+# What they have in common; a family adds to it or overrides.
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": EOS,
+    "tie_word_embeddings": False,
+}
+FACTORS = {"short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [2.0 + 0.5 * i for i in range(8)]}
+
+
+def rope(kind: str, **numbers: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1000.0, **numbers}}
+
+
+# name: (transformers' prefix of class names, changes)
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-linear": ("Llama", rope("linear", factor=4.0)),
+    "llama-dynamic": ("Llama", rope("dynamic", factor=4.0) | {"max_position_embeddings": 32}),
+    "llama-dynamic-within": ("Llama", rope("dynamic", factor=4.0)),
+    "llama-yarn": ("Llama", rope("yarn", factor=8.0, original_max_position_embeddings=64)),
+    "llama-yarn-more": (
+        "Llama",
+        rope(
+            "yarn",
+            factor=8.0,
+            original_max_position_embeddings=64,
+            beta_fast=8.0,
+            beta_slow=2.0,
+            mscale=1.5,
+            mscale_all_dim=0.7,
+            truncate=False,
+        ),
+    ),
+    "llama-longrope-short": ("Llama", rope("longrope", original_max_position_embeddings=128, factor=4.0, **FACTORS)),
+    "llama-longrope-long": ("Llama", rope("longrope", original_max_position_embeddings=32, factor=4.0, **FACTORS)),
+    "mistral": ("Mistral", {"sliding_window": 21}),
+    "mistral-unlimited": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "qwen2": ("Qwen2", {"head_dim": None}),
+    "qwen2-windows": (
+        "Qwen2",
+        {"head_dim": None, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
+    "qwen3-biases": ("Qwen3", {"attention_bias": True}),
+    "granite": (
+        "Granite",
+        {
+            "head_dim": None,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "granite-biases": (
+        "Granite",
+        {"head_dim": None, "attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.2},
+    ),
+    "phi3": ("Phi3", {"head_dim": None}),
+    "phi3-partial": (
+        "Phi3",
+        {
+            "head_dim": None,
+            "sliding_window": 30,
+            "original_max_position_embeddings": 32,
+            **rope(
+                "longrope",
+                partial_rotary_factor=0.75,
+                original_max_position_embeddings=32,
+                **{k: v[:6] for k, v in FACTORS.items()},
+            ),
+        },
+    ),
+    "gemma2": (
+        "Gemma2",
+        {
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 13,
+            "tie_word_embeddings": True,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 13,
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+            },
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen3moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 9,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "head_dim": None, "tie_word_embeddings": True}),
+    "qwen3moe-weights-as-they-are": (
+        "Qwen3Moe",
+        {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 24, "norm_topk_prob": False},
+    ),
+}
+
+
+def write_family(
+    path: Path, name: str, *, seed: int = 0, noise: float = 0.0, calm: float = 1.0, scale: float = 1.0, **more: Any
+) -> Path:
+    """Write the checkpoint `name` of FAMILIES with random weights; `more` overrides its config.
+
+    `noise`, `calm` and `scale` are those of `checkpoints.write_llama`.
+    """
+    import transformers
+
+    prefix, changes = FAMILIES[name]
+    suffix = "TextConfig" if prefix == "Gemma3" else "Config"
+    values = {k: v for k, v in {**SMALL, **changes, **more}.items() if v is not None or k not in ("head_dim",)}
+    config = getattr(transformers, prefix + suffix)(**values)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config).float()
+    generator = torch.Generator().manual_seed(seed)
+    disturbance = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            _fill(parameter_name, parameter, generator, disturbance, noise)
+            if parameter_name == "lm_head.weight":
+                parameter *= scale
+            if parameter_name.endswith(
+                ("o_proj.weight", "down_proj.weight", "down_proj", "out_proj.weight", "fc2.weight")
+            ):
+                parameter *= calm
+    model.save_pretrained(path)
+    write_byte_tokenizer(path, VOCAB)
+    return path
+
+
+def _fill(
+    name: str, parameter: Tensor, generator: torch.Generator, disturbance: torch.Generator, noise: float
+) -> None:
+    draw = torch.randn(parameter.shape, generator=generator)
+    if parameter.dim() == 1:
+        parameter += (0.3 if name.endswith("bias") else 0.1) * draw
+    else:
+        spread = 0.5 if "embed" in name else 1.5 * parameter.shape[-1] ** -0.5
+        draw += noise * torch.randn(parameter.shape, generator=disturbance)
+        parameter.copy_(spread * draw)
+
+
+def reference(path: Path, tokens: list[int]) -> Tensor:
+    """Return transformers' logits `[tokens, vocab]` in float32."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0]

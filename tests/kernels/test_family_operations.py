@@ -1,0 +1,285 @@
+"""Operations that some families need: against float64, native against the twin, and rows by themselves."""
+
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import Activation, AttentionView, Kernels
+from parlay.kernels.reference import ReferenceKernels
+
+from .helpers import BLOCK, DTYPES, attend, ints, random, same_bits, table_view
+from .test_attention import caches, exact_attention, mixed_view, slots_of
+from .test_elementwise import ACTIVATIONS, close
+from .test_row_invariance import ROWS, check
+
+WIDTHS = (8, 37, 256, 1000)
+
+
+def layer_norm(kernels: Kernels, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    out = torch.full_like(x, torch.nan)
+    kernels.layer_norm(x, weight, bias, 1e-5, out)
+    return out
+
+
+def in_place(work: Callable[[Tensor], object], x: Tensor) -> Tensor:
+    x = x.clone()
+    work(x)
+    return x
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_layer_norm_is_right(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
+    x = (random(5, width, spread=3) + 40).to(dtype)  # far from 0: a difference of squares would be lost
+    weight, bias = random(width, dtype=dtype, seed=1), random(width, dtype=dtype, seed=2)
+    distance = x.double() - x.double().mean(-1, keepdim=True)
+    normal = distance / (distance.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    exact = normal * weight.double() + bias.double()
+    error = (layer_norm(kernels, x, weight, bias).double() - exact).abs()
+    # The mean is rounded to float32 at a size of 40, before it is subtracted.
+    assert (error <= torch.finfo(dtype).eps * exact.abs().clamp(min=1) + 3e-5).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_add_layer_norm_is_an_addition_and_a_norm(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
+    x, delta = random(5, width, dtype=dtype), random(5, width, dtype=dtype, seed=1)
+    weight, bias = random(width, dtype=dtype, seed=2), random(width, dtype=dtype, seed=3)
+    residual = x.clone()
+    out = delta.clone()
+    kernels.add_layer_norm(residual, out, weight, bias, 1e-5, out)
+    assert same_bits(residual, x + delta)
+    assert same_bits(out, layer_norm(kernels, x + delta, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norm_whose_weight_is_stored_less_one(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
+    x, weight = random(5, width, dtype=dtype, spread=3), random(width, dtype=dtype, seed=1, spread=0.1)
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * (1 + weight.double())
+    out = torch.full_like(x, torch.nan)
+    kernels.rms_norm(x, weight, 1e-5, out, True)
+    assert close(out, exact, 1 if dtype is torch.bfloat16 else 4)
+    residual, both = x.clone(), torch.full_like(x, torch.nan)
+    kernels.add_rms_norm(residual, torch.zeros_like(x), weight, 1e-5, both, True)
+    assert same_bits(both, out)
+
+
+@pytest.mark.parametrize("plus_one", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_head_norm_is_a_norm_of_each_head(kernels: Kernels, dtype: torch.dtype, plus_one: bool) -> None:
+    heads, kv_heads, dim = 3, 2, 40
+    qkv = random(5, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    q_weight, k_weight = random(dim, dtype=dtype, seed=1), random(dim, dtype=dtype, seed=2)
+    out = in_place(lambda x: kernels.head_norm(x, q_weight, k_weight, heads, 1e-5, plus_one), qkv)
+    before, after = qkv.view(5, -1, dim), out.view(5, -1, dim)
+    for head in range(heads + 2 * kv_heads):
+        expected = before[:, head].contiguous()
+        if head < heads + kv_heads:
+            kernels.rms_norm(expected, q_weight if head < heads else k_weight, 1e-5, expected, plus_one)
+        assert same_bits(after[:, head].contiguous(), expected)
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activate_is_act_mul_by_one(kernels: Kernels, dtype: torch.dtype, activation: Activation) -> None:
+    x = random(5, 100, dtype=dtype, spread=3)
+    product = torch.empty_like(x)
+    kernels.act_mul(torch.cat((x, torch.ones_like(x)), 1), activation, product)
+    out = in_place(lambda y: kernels.activate(y, activation), x)
+    assert same_bits(out, product)
+    assert close(out, ACTIVATIONS[activation](x.double()), 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_additions_and_products_are_torchs(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
+    x, bias, table = random(5, width, dtype=dtype), random(width, dtype=dtype, seed=1), random(9, width, dtype=dtype)
+    index = ints(3, 8, 0, 3, 1)
+    assert same_bits(in_place(lambda y: kernels.add_bias(y, bias), x), x + bias)
+    assert same_bits(in_place(lambda y: kernels.add_embedding(y, table, index), x), x + table[index.long()])
+    product = (x.float() * torch.tensor(0.22)).to(dtype)
+    assert same_bits(in_place(lambda y: kernels.scale(y, 0.22), x), product)
+
+
+def test_soft_cap_over_the_whole_range(kernels: Kernels) -> None:
+    x = torch.cat((torch.linspace(-400, 400, 50_001), torch.logspace(-30, 1, 1000), -torch.logspace(-8, 1, 1000)))[
+        None
+    ]
+    exact = 30 * (x.double() / 30).tanh()
+    out = in_place(lambda y: kernels.soft_cap(y, 30.0), x)
+    assert ((out.double() - exact).abs() <= 6 * 2.0**-23 * exact.abs() + 1e-37).all()
+    special = torch.tensor([[torch.inf, -torch.inf, torch.nan, 0.0]])
+    out = in_place(lambda y: kernels.soft_cap(y, 30.0), special)
+    assert out[0, :2].tolist() == [30, -30]
+    assert out[0, 2].isnan()
+    assert out[0, 3] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("turning", [0, 8, 24, 40])
+def test_rotary_of_some_columns(
+    native: Kernels, reference: ReferenceKernels, dtype: torch.dtype, turning: int
+) -> None:
+    """The first columns turn as a head of that size would, the others stay; a twin and its kernels agree."""
+    rows, heads, kv_heads, dim = 5, 3, 2, 40
+    qkv, angles = random(rows, (heads + 2 * kv_heads) * dim, dtype=dtype), random(9, turning // 2, seed=3, spread=9)
+    cos_sin, positions, slots = torch.cat((angles.cos(), angles.sin()), 1), ints(1, 2, 0, 8, 5), torch.arange(rows)
+
+    def rotate(kernels: Kernels, data: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+        q = torch.full((rows, heads, dim), torch.nan, dtype=dtype)
+        keys, values = (torch.full((1, kv_heads, BLOCK, dim), torch.nan, dtype=dtype) for _ in range(2))
+        kernels.rotary_store(data, positions, slots, cos_sin, q, keys, values)
+        return q, keys[0, :, :rows].transpose(0, 1), values[0, :, :rows].transpose(0, 1)
+
+    results = [rotate(kernels, qkv, dim) for kernels in (native, reference)]
+    for ours, twin in zip(*results, strict=True):
+        assert same_bits(ours, twin)
+    q, keys, values = results[0]
+    parts = qkv.view(rows, -1, dim)
+    assert same_bits(q[..., turning:], parts[:, :heads, turning:])
+    assert same_bits(keys[..., turning:], parts[:, heads : heads + kv_heads, turning:])
+    assert same_bits(values, parts[:, heads + kv_heads :])
+    if turning:
+        alone = rotate(native, parts[..., :turning].reshape(rows, -1).contiguous(), turning)
+        assert same_bits(q[..., :turning], alone[0])
+        assert same_bits(keys[..., :turning], alone[1])
+
+
+def windowed(view: AttentionView, window: int) -> AttentionView:
+    """The same view, cut by hand: everything that a row still sees becomes an extra slot or lies in the table."""
+    first, last, offsets, extra = [], [], [0], []
+    for row in range(len(view.first)):
+        own = view.extra_slots[view.extra_offsets[row] : view.extra_offsets[row + 1]].tolist()
+        begin = max(int(view.first[row]), int(view.last[row]) + len(own) - window)
+        lost = max(begin - int(view.last[row]), 0)
+        first.append(begin)
+        last.append(int(view.last[row]) + lost)
+        extra += own[lost:]
+        offsets.append(len(extra))
+    return AttentionView(view.tables, view.row_request, ints(*first), ints(*last), ints(*offsets), ints(*extra))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 2, 3, 20, 64, 1000])
+def test_a_window_is_a_view_cut_short(kernels: Kernels, dtype: torch.dtype, window: int) -> None:
+    q, (keys, values) = random(6, 8, 32, dtype=dtype), caches(2, 32, dtype)
+    tables = torch.randperm(24, generator=torch.Generator().manual_seed(7)).view(2, 12).int()
+    view = AttentionView(
+        tables,
+        ints(0, 0, 1, 1, 0, 1),
+        ints(0, 0, 0, 5, 17, 0),
+        ints(1, 100, 33, 64, 80, 1),
+        ints(0, 0, 0, 2, 2, 5, 6),
+        ints(11, 200, 30, 31, 95, 17),
+    )
+    out = torch.full((6, 256), torch.nan, dtype=dtype)
+    kernels.attention(q, keys, values, view, 32**-0.5, out, window)
+    assert same_bits(out, attend(kernels, q, keys, values, windowed(view, window)))
+    assert len(slots_of(windowed(view, window), 1)) == min(window, 100)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cap", [0.5, 20.0])
+def test_capped_scores(kernels: Kernels, dtype: torch.dtype, cap: float) -> None:
+    q, (keys, values), view = random(6, 8, 32, dtype=dtype, spread=3), caches(2, 32, dtype), mixed_view()
+    out = torch.full((6, 256), torch.nan, dtype=dtype)
+    kernels.attention(q, keys, values, view, 0.25, out, 0, cap)
+    flat = [c.transpose(1, 2).reshape(-1, 2, 32).double() for c in (keys, values)]
+    for row in range(5):
+        k, v = (f[slots_of(view, row)].repeat_interleave(4, 1) for f in flat)
+        scores = cap * (torch.einsum("hd,khd->hk", q[row].double(), k) * 0.25 / cap).tanh()
+        exact = torch.einsum("hk,khd->hd", scores.softmax(-1), v).view(-1)
+        assert (out[row].double() - exact).abs().max() <= (2e-5 if dtype is torch.float32 else 2.0**-7 * 2)
+    assert (attend(kernels, q, keys, values, view, 0.25).double() - out.double()).abs().max() > 0.05
+    assert exact_attention(q, keys, values, view).shape == out.shape
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize(("experts", "chosen"), [(5, 2), (16, 4), (40, 8), (3, 3), (1, 1)])
+def test_route(kernels: Kernels, experts: int, chosen: int, normalise: bool) -> None:
+    scores = random(20, experts, spread=3)
+    scores[3] = 1.5  # all alike: the lowest ids
+    scores[4, experts // 2 :] = scores[4].max() + 1
+    ids, weights = torch.full((20, chosen), -1, dtype=torch.int32), torch.full((20, chosen), torch.nan)
+    kernels.route(scores, ids, weights, normalise)
+    order = (-scores).argsort(dim=1, stable=True)[:, :chosen]
+    assert ids.tolist() == order.tolist()
+    assert ids[3].tolist() == list(range(chosen))
+    exact = scores.double().softmax(1).gather(1, order)
+    if normalise:
+        exact /= exact.sum(1, keepdim=True)
+    torch.testing.assert_close(weights.double(), exact, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_experts_are_linear_layers(kernels: Kernels, dtype: torch.dtype) -> None:
+    """Each row's answer has the bits of `linear` with the expert's weight, for shared inputs and for own ones."""
+    weights = [kernels.pack_linear(random(24, 40, dtype=dtype, seed=s)) for s in range(4)]
+    ids = torch.randint(0, 3, (30,), generator=torch.Generator().manual_seed(0)).int()  # nobody chose the last
+    for rows in (10, 30):
+        x = random(rows, 40, dtype=dtype, seed=9)
+        out = torch.full((30, 24), torch.nan, dtype=dtype)
+        kernels.expert_linear(x, ids, weights, out)
+        for i, expert in enumerate(ids.tolist()):
+            expected = torch.empty(1, 24, dtype=dtype)
+            kernels.linear(x[i * rows // 30][None], weights[expert], expected)
+            assert same_bits(out[i][None], expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_mix_experts(kernels: Kernels, dtype: torch.dtype, width: int) -> None:
+    x, weights = random(5, 3, width, dtype=dtype), random(5, 3, seed=1).abs()
+    out = torch.full((5, width), torch.nan, dtype=dtype)
+    kernels.mix_experts(x, weights, out)
+    assert close(out, (x.double() * weights.double()[..., None]).sum(1), 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_do_not_know_of_each_other(kernels: Kernels, dtype: torch.dtype) -> None:
+    width, dim = 100, 20
+    x, weight, bias = random(ROWS, width, dtype=dtype), random(width, dtype=dtype, seed=1), random(width, dtype=dtype)
+    check(kernels, lambda rows: layer_norm(kernels, x[rows], weight, bias))
+    head = random(dim, dtype=dtype, seed=2)
+    check(kernels, lambda rows: in_place(lambda y: kernels.head_norm(y, head, head, 1, 1e-5), x[rows]))
+    check(kernels, lambda rows: in_place(lambda y: kernels.soft_cap(y, 2.0), x[rows].float()))
+    check(kernels, lambda rows: in_place(lambda y: kernels.activate(y, "gelu"), x[rows]))
+    answers, parts = random(ROWS, 3, width, dtype=dtype, seed=4), random(ROWS, 3, seed=5)
+
+    def mix(rows: Tensor) -> Tensor:
+        out = torch.empty(len(rows), width, dtype=dtype)
+        kernels.mix_experts(answers[rows], parts[rows], out)
+        return out
+
+    check(kernels, mix)
+
+
+def test_routes_do_not_know_of_each_other(kernels: Kernels) -> None:
+    scores = random(ROWS, 37, spread=2)
+
+    def route(rows: Tensor) -> Tensor:
+        ids, weights = torch.empty(len(rows), 4, dtype=torch.int32), torch.empty(len(rows), 4)
+        kernels.route(scores[rows], ids, weights, True)
+        return torch.cat((ids.float(), weights), 1)
+
+    check(kernels, route)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_windows_and_caps_do_not_know_of_other_rows(kernels: Kernels, dtype: torch.dtype) -> None:
+    count = 24
+    q, (keys, values) = random(count, 4, 32, dtype=dtype), caches(2, 32, dtype)
+    tables = torch.stack([torch.randperm(24)[:8] for _ in range(3)])
+
+    def rows(chosen: Tensor) -> Tensor:
+        numbers = chosen.tolist()
+        view = table_view(tables, [n % 3 for n in numbers], [n * 5 + 1 for n in numbers])
+        out = torch.empty(len(numbers), 128, dtype=dtype)
+        kernels.attention(q[chosen], keys, values, view, 0.2, out, 30, 3.0)
+        return out
+
+    check(kernels, rows, numbers=(1, 2, 5, 16), count=count)

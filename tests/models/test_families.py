@@ -1,0 +1,214 @@
+"""Every family's logits against the transformers library, however the tokens are cut up."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from asking import Ask, accepted, assert_same, run
+from checkpoints import write_llama
+from families import FAMILIES, reference, write_family
+from torch import Tensor
+
+from parlay import LLM, ModelError, SamplingParams
+from parlay.kernels.select import select_kernels
+from parlay.models.select import describe_model, load_model
+from parlay.runner.batch import Stretch, flatten
+from parlay.runner.runner import ModelRunner
+
+LENGTH = 70
+CUTS = ([], [1, 2, 30, 47, 48], list(range(1, LENGTH)))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Checkpoints by name, each written once."""
+    written: dict[str, Path] = {}
+
+    def write(name: str) -> Path:
+        if name not in written:
+            written[name] = write_family(tmp_path_factory.mktemp(name), name)
+        return written[name]
+
+    return write
+
+
+def runner_of(path: Path, dtype: torch.dtype = torch.float32, kernels: str | None = None) -> ModelRunner:
+    chosen = select_kernels(force=kernels)
+    return ModelRunner(load_model(describe_model(str(path)), dtype, LENGTH, chosen), chosen, 8, 16)
+
+
+def logits_in_pieces(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> Tensor:
+    """Return the logits of all rows, computed in pieces that end at `cuts`."""
+    parts = []
+    for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
+        hidden = runner.forward(flatten([Stretch(tokens[start:end], start, tuple(range(7, -1, -1)))], 16))
+        parts.append(runner.logits(hidden, range(end - start)).clone())
+    return torch.cat(parts)
+
+
+def tokens_of(seed: int = 0) -> list[int]:
+    return torch.randint(0, 257, (LENGTH,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_equal_to_transformers(checkpoint: Callable[[str], Path], name: str) -> None:
+    path, tokens = checkpoint(name), tokens_of()
+    expected = reference(path, tokens)
+    assert expected.std() > 0.3
+    for cuts in CUTS:
+        found = logits_in_pieces(runner_of(path), tokens, cuts)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    twins = logits_in_pieces(runner_of(path, kernels="reference"), tokens, [33])
+    torch.testing.assert_close(twins, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pieces_give_the_same_bits(checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype) -> None:
+    path, tokens = checkpoint(name), tokens_of(1)
+    whole = logits_in_pieces(runner_of(path, dtype), tokens, [])
+    for cuts in CUTS[1:]:
+        assert torch.equal(logits_in_pieces(runner_of(path, dtype), tokens, cuts), whole)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bfloat16_is_near(checkpoint: Callable[[str], Path], name: str) -> None:
+    path, tokens = checkpoint(name), tokens_of(2)
+    found = logits_in_pieces(runner_of(path, torch.bfloat16), tokens, [])
+    expected = reference(path, tokens)
+    # A router's near ties fall otherwise now and then, so most rows are looked at, not all.
+    error = (found - expected).pow(2).mean(1).sqrt()
+    assert error.median() < 0.05 * expected.std()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_small_passes_are_recorded(
+    checkpoint: Callable[[str], Path], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = runner_of(checkpoint(name))
+    logits_in_pieces(runner, tokens_of(3), [60, 61, 62])
+    assert runner._graphs._graphs or runner.kernels.name.startswith("reference")
+    assert not caplog.records
+
+
+# One of every family, with what it alone has switched on.
+ONE_EACH = ("llama-biases", "llama-dynamic", "llama-longrope-long", "mistral", "qwen2-windows", "qwen3", "granite")
+ONE_EACH += ("phi3-partial", "gemma2", "gemma3", "mixtral", "qwen3moe", "opt")
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_speculation_changes_no_token(tmp_path: Path, name: str) -> None:
+    """With n-grams and with a draft model of the same vocabulary, greedy and not, ids and logprobs bit by bit."""
+    shape: dict[str, Any] = {"seed": 2, "calm": 0.3}
+    target = write_family(tmp_path / "target", name, **shape)
+    draft = write_family(tmp_path / "draft", name, noise=0.05, **shape)
+    options = {"model": str(target), "max_model_len": 96}
+    plain = LLM(**options, enable_prefix_caching=False)
+    prompts = [tuple(tokens_of(seed)[:12]) * repeats for seed, repeats in ((0, 1), (1, 2), (2, 3))]
+    asks = [
+        Ask(prompt, SamplingParams(max_tokens=40, temperature=t, seed=7, logprobs=2, ignore_eos=True))
+        for prompt in prompts
+        for t in (0.0, 0.8)
+    ]
+    expected = [completion for ask in asks for completion in run(plain, [ask])]
+    for speculative in (
+        {"method": "ngram", "prompt_lookup_min": 1},
+        {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 4},
+    ):
+        found = run(LLM(**options, speculative_config=speculative, max_num_batched_tokens=16), asks)
+        assert_same(found, expected)
+        assert speculative["method"] == "ngram" or accepted(found) > 0
+
+
+REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    *((name, {"hidden_act": "gelu"}, "hidden_act") for name in ("mistral", "qwen2", "qwen3", "granite", "phi3")),
+    *((name, {"hidden_act": "relu"}, "hidden_act") for name in ("mixtral", "qwen3moe")),
+    *((name, {"hidden_activation": "gelu"}, "hidden_activation") for name in ("gemma2", "gemma3")),
+    *((name, {"rope_parameters": {"rope_type": "proportional"}}, "rope_type") for name in ("mistral", "gemma3")),
+    *((name, {"attention_bias": True}, "attention_bias") for name in ("mistral", "phi3", "gemma2", "mixtral")),
+    *((name, {"sliding_window": -3}, "sliding_window") for name in ("mistral", "gemma2", "phi3")),
+    ("mistral", {"sliding_window": 2.5}, "sliding_window"),
+    ("qwen2", {"attention_bias": False}, "attention_bias"),
+    ("qwen2", {"use_sliding_window": True, "max_window_layers": "all"}, "max_window_layers"),
+    ("qwen3", {"use_sliding_window": 1}, "use_sliding_window"),
+    ("granite", {"logits_scaling": 0}, "logits_scaling"),
+    ("granite", {"residual_multiplier": "big"}, "residual_multiplier"),
+    ("phi3", {"rope_parameters": {"partial_rotary_factor": -1}}, "partial_rotary_factor"),
+    ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),
+    ("gemma2", {"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
+    ("gemma2", {"attn_logit_softcapping": -1}, "attn_logit_softcapping"),
+    ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ("gemma3", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+    ("mixtral", {"num_experts_per_tok": 6}, "num_experts_per_tok"),
+    ("mixtral", {"num_local_experts": 0}, "num_local_experts"),
+    ("qwen3moe", {"mlp_only_layers": 1}, "mlp_only_layers"),
+    ("qwen3moe", {"moe_intermediate_size": None}, "moe_intermediate_size"),
+    ("opt", {"activation_function": "gelu"}, "activation_function"),
+    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before"),
+    ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim"),
+)
+
+
+@pytest.mark.parametrize(("name", "changes", "word"), REFUSALS, ids=str)
+def test_refusals_name_the_key(
+    checkpoint: Callable[[str], Path], tmp_path: Path, name: str, changes: dict[str, Any], word: str
+) -> None:
+    config = json.loads((checkpoint(name) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    describe_model(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ModelError, match=word):
+        describe_model(str(tmp_path))
+
+
+def test_older_names_of_rotary_keys(tmp_path: Path) -> None:
+    """What transformers 4 wrote for Gemma 3 and Phi-3 means what transformers 5 writes."""
+    path = write_family(tmp_path / "gemma3", "gemma3")
+    tokens = tokens_of()
+    expected = logits_in_pieces(runner_of(path), tokens, [])
+    config = json.loads((path / "config.json").read_text())
+    del config["rope_parameters"]
+    config |= {"rope_theta": 50000.0, "rope_local_base_freq": 500.0}
+    config["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    (path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(logits_in_pieces(runner_of(path), tokens, []), expected)
+    path = write_family(tmp_path / "phi3", "phi3-partial")
+    expected = logits_in_pieces(runner_of(path), tokens, [])
+    config = json.loads((path / "config.json").read_text())
+    scaling = config.pop("rope_parameters")
+    config |= {"rope_theta": scaling["rope_theta"], "partial_rotary_factor": scaling["partial_rotary_factor"]}
+    config["rope_scaling"] = {"type": "su", **{k: scaling[k] for k in ("short_factor", "long_factor")}}
+    (path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(logits_in_pieces(runner_of(path), tokens, []), expected)
+
+
+def test_what_tells_families_apart_is_no_detail(tmp_path: Path) -> None:
+    """Each of these moves logits far beyond the tolerance of the comparison with transformers."""
+    tokens = tokens_of()
+    for name, changes in (
+        ("mistral", {"sliding_window": None}),
+        ("llama-yarn", {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}),
+        ("gemma2", {"attn_logit_softcapping": None}),
+        ("gemma2", {"final_logit_softcapping": None}),
+        ("granite", {"residual_multiplier": 1.0}),
+        ("phi3-partial", {"sliding_window": None}),
+    ):
+        path = write_family(tmp_path / f"{name}-{next(iter(changes))}", name)
+        before = logits_in_pieces(runner_of(path), tokens, [])
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | changes))
+        assert (logits_in_pieces(runner_of(path), tokens, []) - before).abs().max() > 0.05, (name, changes)
+
+
+def test_longest_contexts(tmp_path: Path) -> None:
+    for scaling, length in (
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ({"rope_type": "dynamic", "factor": 2.0}, 1024),
+        ({"rope_type": "linear", "factor": 2.0}, 1024),
+        ({"rope_type": "default"}, 512),
+    ):
+        path = write_llama(tmp_path / str(scaling["rope_type"]), rope_scaling=scaling)
+        assert describe_model(str(path)).max_position == length
