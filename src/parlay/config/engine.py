@@ -13,7 +13,7 @@ class EngineConfig:
     """Options of an engine. Names are vLLM's where both have the option.
 
     Attributes:
-        model: a directory in Hugging Face format, or the name of an embedded model.
+        model: a directory in Hugging Face format, a GGUF file, or the name of an embedded model.
         dtype: of weights, activations and cache; `auto` takes the checkpoint's.
         max_model_len: longest sequence, prompt and output together; None takes the model's limit.
         max_num_seqs: requests that may run in one step.

@@ -15,15 +15,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from parlay.errors import ModelError
+from parlay.models.gguf import GGUFFile
+from parlay.models.gguf_names import GGUFWeights
 
 _SAMPLE = 256  # bytes
 
 
 class Checkpoint:
-    """The tensors of a model directory, by name; read one at a time, as asked for. Use it as a context manager."""
+    """The tensors of a model directory or GGUF file, by name; read one at a time, as asked for. A context manager."""
 
     def __init__(self, path: Path) -> None:
-        """Open the safetensors file or shards in directory `path`; only headers are read.
+        """Open the safetensors file or shards in directory `path`, or the GGUF file `path`; only headers are read.
 
         Raises:
             ModelError: there are none, or one is corrupt.
@@ -34,7 +36,8 @@ class Checkpoint:
         self._where: dict[str, Path] = {}
         for file in _weight_files(path):
             try:
-                handle = self._stack.enter_context(safe_open(file, framework="pt"))
+                opened = GGUFWeights(file) if file == path else safe_open(file, framework="pt")
+                handle = self._stack.enter_context(opened)
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"{file} cannot be read: {error}") from None
             self._files[file] = handle
@@ -97,13 +100,16 @@ class Checkpoint:
 
 
 def digest_weights(path: Path) -> bytes:
-    """Return a digest of a model directory's weights: names, types, shapes, and a sample from within every tensor.
+    """Return a digest of a model's weights: names, types, shapes, and a sample from within every tensor.
 
     Weights of another training run get another digest, at the cost of a few hundred small reads.
 
     Raises:
         ModelError: a file cannot be read.
     """
+    if path.is_file():
+        with GGUFFile(path) as gguf:
+            return gguf.digest()
     digest = sha256()
     for file in _weight_files(path):
         try:
@@ -122,6 +128,8 @@ def digest_weights(path: Path) -> bytes:
 
 
 def _weight_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:

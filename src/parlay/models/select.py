@@ -1,4 +1,4 @@
-"""From a name to a model: find the directory, read its config, pick the family, load."""
+"""From a name to a model: find the files, read its config, pick the family, load."""
 
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +23,21 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 families = Registry(
     "parlay.models",
     "model family",
-    hidden=frozenset({"config", "context", "layers", "loader", "rotary", "select", "tokenizer"}),
+    hidden=frozenset(
+        {
+            "config",
+            "context",
+            "gguf",
+            "gguf_config",
+            "gguf_names",
+            "gguf_tokenizer",
+            "layers",
+            "loader",
+            "rotary",
+            "select",
+            "tokenizer",
+        }
+    ),
 )
 
 
@@ -48,7 +62,7 @@ def embedded_models() -> list[str]:
 
 
 def find_model(name: str) -> Path:
-    """Return the directory of an embedded model or of one on disk; `./name` means the latter.
+    """Return the directory of an embedded model, or the directory or GGUF file of another; `./name` means the latter.
 
     Raises:
         ModelError: neither exists.
@@ -56,16 +70,16 @@ def find_model(name: str) -> Path:
     if name in embedded_models():
         return ASSETS / name
     path = Path(name)
-    if path.is_dir():
+    if path.is_dir() or path.is_file():
         return path
     raise ModelError(
-        f"there is no model {name!r}: give a directory with a config.json or the name of an embedded model"
-        + nearest(name, embedded_models())
+        f"there is no model {name!r}: give a directory with a config.json, a GGUF file, or the name of an embedded "
+        "model" + nearest(name, embedded_models())
     )
 
 
 def describe_model(name: str) -> ModelConfig:
-    """Return the shape of a model by name or directory, reading no weights.
+    """Return the shape of a model by name, directory or GGUF file, reading no weights.
 
     Raises:
         ModelError: it cannot be found or read, or its architecture is not served.
