@@ -35,7 +35,7 @@ class LLM:
         """Load a model.
 
         Args:
-            model: a directory in Hugging Face format, or the name of an embedded model.
+            model: a directory in Hugging Face format, a GGUF file, or the name of an embedded model.
             speculative_config: how to speculate; None decodes plainly.
             **options: fields of `EngineConfig`. The keywords of vLLM 0.6 work too, each with a `DeprecationWarning`.
 

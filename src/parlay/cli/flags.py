@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 def add_flags(parser: argparse.ArgumentParser, cls: type, skip: Collection[str] = ()) -> None:
     """Add a flag for every field of a dataclass; help texts are the `Attributes` of its docstring.
 
-    Nested values are given as JSON; fields that hold Python objects get no flag. Flags left out of the command line
+    Nested values are given as JSON. Flags left out of the command line
     stay out of the namespace, so that the dataclass's defaults hold.
     """
     hints, helps = get_type_hints(cls), attribute_docs(cls)

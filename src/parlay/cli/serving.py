@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # With a single request --seed means that request's seed.
 _ENGINE_ONLY = frozenset({"seed"})
+# Functions cannot be written on a command line.
+_PYTHON_ONLY = frozenset({"logits_processors"})
 
 
 def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True) -> None:
@@ -25,7 +27,7 @@ def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True) -
     )
     add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
     if sampling:
-        add_flags(parser, SamplingParams)
+        add_flags(parser, SamplingParams, skip=_PYTHON_ONLY)
 
 
 def make_llm(options: argparse.Namespace) -> "LLM":

@@ -18,7 +18,8 @@ class EngineConfig:
     """Options of an engine. Names are vLLM's where both have the option.
 
     Attributes:
-        model: a directory in Hugging Face format, or the name of an embedded model.
+        model: a directory in Hugging Face format, a GGUF file, `owner/name` on the hub, or the name of an embedded
+            model.
         tokenizer: a directory with another tokenizer.json than the model's own, or the name of an embedded model; its
             chat template is taken too.
         revision: branch, tag or commit of a model on a hub; refused for directories and embedded models, which have

@@ -78,7 +78,7 @@ def inspect(
     """Run the self-check on whole weights and many more numbers of rows than at start, whatever is remembered.
 
     Args:
-        model: a directory or the name of an embedded model.
+        model: a directory, a GGUF file or the name of an embedded model.
         dtype: as in `EngineConfig`.
         tick: called with a label before every case.
 
@@ -121,6 +121,7 @@ def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list
 
 
 def _identity(path: Path) -> str:
-    digest = sha256((path / "config.json").read_bytes())
+    # A GGUF file's digest covers the shape of its model too.
+    digest = sha256(b"" if path.is_file() else (path / "config.json").read_bytes())
     digest.update(digest_weights(path))
     return f"{path.resolve().name}-{digest.hexdigest()[:8]}"

@@ -9,6 +9,7 @@ from tokenizers.decoders import DecodeStream
 from parlay.engine.chat import ChatOptions, render
 from parlay.errors import RequestError
 from parlay.models.config import read_json
+from parlay.models.gguf_tokenizer import read_gguf_tokenizer
 from parlay.models.tokenizer import read_tokenizer
 
 
@@ -18,9 +19,16 @@ class TextCodec:
     def __init__(self, path: Path) -> None:
         """Read `tokenizer.json` and, if present, `tokenizer_config.json` and `chat_template.jinja` in a directory.
 
+        All of that may be in one GGUF file instead.
+
         Raises:
-            ModelError: there is no `tokenizer.json`, or a file cannot be read.
+            ModelError: there is no `tokenizer.json`, or a file cannot be read or has a tokenizer that is not served.
         """
+        self._config: dict[str, Any]
+        if path.is_file():
+            self.tokenizer, self._config = read_gguf_tokenizer(path)
+            self._template = _template(self._config.get("chat_template"))
+            return
         self.tokenizer = read_tokenizer(path / "tokenizer.json")
         config = path / "tokenizer_config.json"
         self._config = read_json(config) if config.is_file() else {}

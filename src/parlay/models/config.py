@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay.errors import ModelError
+from parlay.models.gguf_config import read_gguf_config
 from parlay.models.rope import longest, read_rotary
 from parlay.models.style import Experts, Rotary, Style
 
@@ -17,7 +18,7 @@ _OTHER_NAMES = {"intermediate_size": "ffn_dim"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of a decoder-only model, read from a Hugging Face `config.json`. Sizes are element counts.
+    """The shape of a decoder-only model, in a Hugging Face `config.json`'s words. Sizes are element counts.
 
     `raw` is that file's content, for what only one family asks; `style` is what came of it.
     """
@@ -102,8 +103,7 @@ class ModelConfig:
         """
         if experts.chosen > experts.count:
             raise ModelError(
-                f"{self.path / 'config.json'}: num_experts_per_tok={experts.chosen} is more than all "
-                f"{experts.count} experts"
+                f"{_file(self.path)}: num_experts_per_tok={experts.chosen} is more than all {experts.count} experts"
             )
 
     def products(self) -> list[tuple[str, tuple[int, int], int]]:
@@ -124,13 +124,13 @@ class ModelConfig:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Return the shape of the model in directory `path`.
+    """Return the shape of the model in directory or GGUF file `path`.
 
     Raises:
-        ModelError: no or unreadable `config.json`, missing keys, sizes that contradict each other, or an
+        ModelError: no or unreadable `config.json` or GGUF file, missing keys, sizes that contradict each other, or an
             architecture or option that parlay does not serve.
     """
-    raw = read_json(path / "config.json")
+    raw = read_gguf_config(path) if path.is_file() else read_json(path / "config.json")
     generation = path / "generation_config.json"
     if generation.is_file():
         raw = {**raw, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id"}}
@@ -172,9 +172,9 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
             raw=raw,
         )
     except KeyError as error:
-        raise ModelError(f"{path / 'config.json'} lacks the key {error}") from None
+        raise ModelError(f"{_file(path)} lacks the key {error}") from None
     except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
-        raise ModelError(f"{path / 'config.json'} cannot be read: {error}") from None
+        raise ModelError(f"{_file(path)} cannot be read: {error}") from None
     _check_sizes(config)
     return config
 
@@ -196,6 +196,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def _file(path: Path) -> Path:
+    """Return the file that says what a model is like."""
+    return path / "config.json" if path.is_dir() else path
+
+
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
@@ -203,7 +208,7 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def _check_sizes(config: ModelConfig) -> None:
-    file = config.path / "config.json"
+    file = _file(config.path)
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim", "max_position")
     for name in sizes:
         if getattr(config, name) < 1:

@@ -15,16 +15,20 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from parlay.errors import ModelError
+from parlay.models.gguf import GGUFFile
+from parlay.models.gguf_names import GGUFWeights
 from parlay.models.pickled import Pickled
 
 _SAMPLE = 256  # bytes
 
 
 class Checkpoint:
-    """The tensors of a model directory, by name; read one at a time, as asked for. Use it as a context manager."""
+    """The tensors of a model directory or GGUF file, by name; read one at a time, as asked for. A context manager."""
 
     def __init__(self, path: Path) -> None:
-        """Open the weight files in directory `path`: safetensors, whose headers alone are read, or else `.bin`.
+        """Open the weights in directory `path`, safetensors or else `.bin`, or GGUF file `path`.
+
+        Of safetensors and GGUF files only headers are read here.
 
         Raises:
             ModelError: there are none, or one is corrupt.
@@ -34,16 +38,18 @@ class Checkpoint:
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
         for file in _weight_files(path):
-            if file.suffix == ".bin":
-                handle = Pickled(file)
-            else:
-                try:
-                    handle = self._stack.enter_context(safe_open(file, framework="pt"))
-                except (OSError, SafetensorError) as error:
-                    raise ModelError(f"{file} cannot be read: {error}") from None
-            self._files[file] = handle
+            self._files[file] = handle = self._open(file)
             for name in handle.keys():  # noqa: SIM118 - not a mapping
                 self._where[name] = file
+
+    def _open(self, file: Path) -> Any:
+        if file.suffix == ".bin":
+            return Pickled(file)
+        try:
+            opened = GGUFWeights(file) if file == self._path else safe_open(file, framework="pt")
+            return self._stack.enter_context(opened)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{file} cannot be read: {error}") from None
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -101,13 +107,16 @@ class Checkpoint:
 
 
 def digest_weights(path: Path) -> bytes:
-    """Return a digest of a model directory's weights: names, types, shapes, and a sample from within every tensor.
+    """Return a digest of a model's weights: names, types, shapes, and a sample from within every tensor.
 
     Weights of another training run get another digest, at the cost of a few hundred small reads.
 
     Raises:
         ModelError: a file cannot be read.
     """
+    if path.is_file():
+        with GGUFFile(path) as gguf:
+            return gguf.digest()
     digest = sha256()
     for file in _weight_files(path):
         if file.suffix == ".bin":
@@ -136,6 +145,8 @@ def _read_header(data: BinaryIO, size: int) -> bytes:
 
 
 def _weight_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
     # The first of these that is there is what the directory holds.
     names = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
     first = path / next((name for name in names if (path / name).exists()), "model.safetensors")

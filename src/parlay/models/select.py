@@ -1,4 +1,4 @@
-"""From a name to a model: find the directory, read its config, pick the family, load."""
+"""From a name to a model: find the files, read its config, pick the family, load."""
 
 from pathlib import Path
 from typing import Protocol
@@ -26,20 +26,22 @@ families = Registry(
     "model family",
     hidden=frozenset(
         {
-            *(
-                "config",
-                "context",
-                "decoder",
-                "hub",
-                "layers",
-                "loader",
-                "moe",
-                "pickled",
-                "rope",
-                "rotary",
-                "select",
-                "style",
-            ),
+            "config",
+            "context",
+            "decoder",
+            "gguf",
+            "gguf_config",
+            "gguf_names",
+            "gguf_tokenizer",
+            "hub",
+            "layers",
+            "loader",
+            "moe",
+            "pickled",
+            "rope",
+            "rotary",
+            "select",
+            "style",
             "tokenizer",
         }
     ),
@@ -71,10 +73,10 @@ def embedded_models() -> list[str]:
 
 
 def find_model(name: str, hub: Hub = DEFAULT) -> Path:
-    """Return the directory of an embedded model, of one on disk (`./name` means only that), or of one from the hub.
+    """Return the directory or GGUF file of a model: embedded, on disk (`./name` means only that), or from the hub.
 
     Args:
-        name: of an embedded model, a directory, or `owner/model`.
+        name: of an embedded model, a directory, a GGUF file, or `owner/model`.
         hub: how to fetch the last.
 
     Raises:
@@ -83,18 +85,18 @@ def find_model(name: str, hub: Hub = DEFAULT) -> Path:
     if name in embedded_models():
         return ASSETS / name
     path = Path(name)
-    if path.is_dir():
+    if path.is_dir() or path.is_file():
         return path
     if is_hub_id(name):
         return fetch(name, hub)
     raise ModelError(
-        f"there is no model {name!r}: give a directory with a config.json, the name of an embedded model or, as "
-        f"owner/model, of one on the hub" + nearest(name, embedded_models())
+        f"there is no model {name!r}: give a directory with a config.json, a GGUF file, the name of an "
+        "embedded model or, as owner/model, of one on the hub" + nearest(name, embedded_models())
     )
 
 
 def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:
-    """Return the shape of a model by name or directory, reading no weights.
+    """Return the shape of a model by name, directory or GGUF file, reading no weights.
 
     Args:
         name: as `find_model` takes it.

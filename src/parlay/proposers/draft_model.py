@@ -10,6 +10,7 @@ have come: after full acceptance, a prefix hit or a pause there is a gap to clos
 Loses when a draft step is not much cheaper than a target step, or when the two models disagree.
 """
 
+import filecmp
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor
 from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.select import cache_spec, describe_model, load_model
-from parlay.models.tokenizer import read_tokenizer
+from parlay.models.tokenizer import read_tokenizer, tokenizer_file
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.runner.batch import Stretch, flatten, single_rows, table_array
 from parlay.runner.footprint import weight_bytes
@@ -38,7 +39,7 @@ class Options:
     """Options of `draft_model`, with vLLM's names.
 
     Attributes:
-        model: a directory in Hugging Face format, or the name of an embedded model.
+        model: a directory in Hugging Face format, a GGUF file, or the name of an embedded model.
         draft_tensor_parallel_size: ranks the draft model is split over; only 1 so far.
     """
 
@@ -180,10 +181,10 @@ def _check_vocabulary(draft: ModelConfig, target: ModelConfig) -> None:
             f"the draft model {draft.path} has {draft.vocab_size} tokens but the target {target.path} has "
             f"{target.vocab_size}; a draft model must share the target's vocabulary"
         )
-    files = [config.path / "tokenizer.json" for config in (draft, target)]
-    if not all(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes():
+    own, other = (tokenizer_file(config.path) for config in (draft, target))
+    if not own.is_file() or not other.is_file() or filecmp.cmp(own, other, shallow=False):
         return
-    ours, theirs = (read_tokenizer(file).get_vocab() for file in files)
+    ours, theirs = (read_tokenizer(file).get_vocab() for file in (own, other))
     if ours != theirs:
         raise ModelError(
             f"the draft model {draft.path} gives other ids to tokens than the target {target.path}; "

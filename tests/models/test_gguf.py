@@ -1,0 +1,505 @@
+"""GGUF files: the same bits as the same weights in safetensors, the same tokens, and typed errors for the rest."""
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from asking import essence
+from checkpoints import write_llama
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf_files import (
+    ARCHES,
+    KINDS,
+    add_keys,
+    add_raw,
+    add_tensor,
+    finish,
+    interleave,
+    random_blocks,
+    to_blocks,
+    write_dequantised,
+    write_gguf,
+)
+from safetensors.torch import load_file
+from torch import Tensor
+
+from parlay import LLM, ModelError, SamplingParams
+from parlay.kernels.select import select_kernels
+from parlay.models.config import read_config
+from parlay.models.gguf import GGUFFile
+from parlay.models.gguf_names import FAMILIES
+from parlay.models.loader import Checkpoint, digest_weights
+from parlay.models.select import describe_model, find_model, load_model
+from parlay.runner.batch import Stretch, flatten
+from parlay.runner.runner import ModelRunner
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+TOKENS = torch.randint(0, 257, (40,), generator=torch.Generator().manual_seed(5)).tolist()
+Q_PROJ, UP_PROJ = "model.layers.1.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"
+
+
+def logits(path: Path, dtype: torch.dtype = torch.float32) -> Tensor:
+    kernels = select_kernels()
+    runner = ModelRunner(load_model(describe_model(str(path)), dtype, 256, kernels), kernels, 16, 16)
+    hidden = runner.forward(flatten([Stretch(TOKENS, 0, tuple(range(16)))], runner.block_size))
+    return runner.logits(hidden, range(len(TOKENS))).clone()
+
+
+# What a slow and obvious dequantiser makes of one block; from the structs and loops of ggml's description.
+
+
+def half(data: bytes, at: int) -> np.float32:
+    return np.float32(struct.unpack_from("<e", data, at)[0])
+
+
+def slow_q8_0(block: bytes) -> list[np.float32]:
+    return [half(block, 0) * np.float32(q) for q in struct.unpack_from("<32b", block, 2)]
+
+
+def slow_q4_0(block: bytes) -> list[np.float32]:
+    low = [(b & 15) - 8 for b in block[2:]]
+    high = [(b >> 4) - 8 for b in block[2:]]
+    return [half(block, 0) * np.float32(q) for q in low + high]
+
+
+def slow_q4_k(block: bytes) -> list[np.float32]:
+    """Eight groups of 32, each with a scale and a minimum of six bits; two groups share 32 bytes, a nibble each."""
+    d, dmin, scales, nibbles = half(block, 0), half(block, 2), block[4:16], block[16:]
+    out = []
+    for group in range(8):
+        if group < 4:
+            scale, minimum = scales[group] & 63, scales[group + 4] & 63
+        else:
+            scale = (scales[group + 4] & 15) | (scales[group - 4] >> 6) << 4
+            minimum = (scales[group + 4] >> 4) | (scales[group] >> 6) << 4
+        for i in range(32):
+            byte = nibbles[group // 2 * 32 + i]
+            q = byte >> 4 if group % 2 else byte & 15
+            out.append(d * np.float32(scale) * np.float32(q) - dmin * np.float32(minimum))
+    return out
+
+
+def slow_q6_k(block: bytes) -> list[np.float32]:
+    """Four low bits, two high ones, and a signed scale for every 16; each half of the block has bytes of its own."""
+    d, out = half(block, 208), []
+    for i in range(256):
+        part, place = divmod(i, 128)
+        quarter, column = divmod(place, 32)
+        low = block[part * 64 + column + (32 if quarter % 2 else 0)]
+        low = low >> 4 if quarter >= 2 else low & 15
+        high = block[128 + part * 32 + column] >> (2 * quarter) & 3
+        (scale,) = struct.unpack_from("<b", block, 192 + i // 16)
+        out.append(d * np.float32(scale) * np.float32((low | high << 4) - 32))
+    return out
+
+
+SLOW: dict[str, Callable[[bytes], list[np.float32]]] = {
+    "Q8_0": slow_q8_0,
+    "Q4_0": slow_q4_0,
+    "Q4_K": slow_q4_k,
+    "Q6_K": slow_q6_k,
+}
+
+
+@pytest.mark.parametrize("kind", SLOW)
+def test_blocks_by_a_slow_dequantiser(tmp_path: Path, kind: str) -> None:
+    elements, width = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    blocks = random_blocks(kind, (37, 2 * elements), seed=1)
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    add_raw(writer, "x", blocks, kind)
+    finish(writer)
+    with GGUFFile(tmp_path / "a.gguf") as file:
+        found = file.read("x")
+    raw = blocks.tobytes()
+    expected = [v for at in range(0, len(raw), width) for v in SLOW[kind](raw[at : at + width])]
+    assert found.shape == (37, 2 * elements)
+    assert torch.equal(found.view(-1), torch.tensor(np.array(expected)))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
+def test_a_tensor_of_many_slabs(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = random_blocks(kind, (11, 512), seed=2)
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    add_raw(writer, "x", blocks, kind)
+    finish(writer)
+    with GGUFFile(tmp_path / "a.gguf") as file:
+        whole = file.read("x")
+        for slab in (1, 513, 2048, 5000):
+            monkeypatch.setattr("parlay.models.gguf._SLAB", slab)
+            assert torch.equal(file.read("x"), whole)
+
+
+def test_block_sizes_are_the_packages() -> None:
+    from parlay.models.gguf import _STORED
+
+    for number, (name, *sizes) in _STORED.items():
+        kind = GGMLQuantizationType[name]
+        assert (kind.value, gguf.GGML_QUANT_SIZES[kind]) == (number, tuple(sizes))
+    assert {name for name, _, _ in _STORED.values()} == set(KINDS)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("kind", "dtype"), [("F32", torch.float32), ("BF16", torch.bfloat16)], ids=str)
+def test_floats_give_the_bits_of_safetensors(tmp_path: Path, kind: str, dtype: torch.dtype, tied: bool) -> None:
+    model = write_llama(tmp_path / "model", dtype=dtype, tie_word_embeddings=tied)
+    file = write_gguf(model, tmp_path / "model.gguf", kind)
+    assert describe_model(str(file)).dtype == str(dtype).removeprefix("torch.")
+    for computed in (torch.float32, torch.bfloat16):
+        assert torch.equal(logits(file, computed), logits(model, computed))
+
+
+def test_a_wrong_order_of_rows_would_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_llama(tmp_path / "model")
+    monkeypatch.setattr("gguf_files.interleave", lambda weight, heads: weight)
+    file = write_gguf(model, tmp_path / "model.gguf")
+    assert not torch.allclose(logits(file), logits(model), atol=0.1)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+def test_others_give_the_bits_of_their_values_in_safetensors(tmp_path: Path, kind: str) -> None:
+    model = write_llama(tmp_path / "model", **WIDE)
+    file = write_gguf(model, tmp_path / "model.gguf", kind)
+    heads = {".q_proj.": 4, ".k_proj.": 2}
+    values = {}
+    for i, (name, tensor) in enumerate(load_file(model / "model.safetensors").items()):
+        rotated = next((n for part, n in heads.items() if part in name), 0)
+        values[name] = dequantised(interleave(tensor, rotated) if rotated else tensor, kind, i)
+        if rotated:
+            values[name] = halves(values[name], rotated)
+    same = write_dequantised(model, tmp_path / "same", values, torch.float32)
+    for computed in (torch.float32, torch.bfloat16):
+        expected = logits(same, computed)
+        assert expected.std() > 1e-3
+        assert torch.equal(logits(file, computed), expected)
+
+
+def dequantised(tensor: Tensor, kind: str, seed: int) -> Tensor:
+    """Return the values that a file has for a tensor; those of blocks by the slow dequantiser."""
+    if tensor.dim() == 1:
+        return tensor
+    blocks = to_blocks(tensor, kind, seed)
+    if kind == "F16":
+        return tensor.half().float()
+    raw, width = blocks.tobytes(), gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
+    if len(raw) > 200_000:  # the package's own is enough for the larger ones
+        return torch.from_numpy(gguf.quants.dequantize(blocks, GGMLQuantizationType[kind]))
+    flat = [v for at in range(0, len(raw), width) for v in SLOW[kind](raw[at : at + width])]
+    return torch.tensor(np.array(flat)).view(tensor.shape)
+
+
+def halves(weight: Tensor, heads: int) -> Tensor:
+    """Undo `interleave`, one row at a time."""
+    out = torch.empty_like(weight)
+    for new, old in enumerate(interleave(torch.arange(weight.shape[0])[:, None], heads)[:, 0].tolist()):
+        out[old] = weight[new]
+    return out
+
+
+@pytest.mark.parametrize("original", [32, 8192])
+def test_llama3_scaling_is_recognised(tmp_path: Path, original: int) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": original,
+    }
+    model = write_llama(tmp_path / "model", rope_theta=500000.0, rope_scaling=scaling)
+
+    def add(writer: GGUFWriter) -> None:
+        # As llama.cpp's converter computes them.
+        divisors = []
+        for i in range(0, 16, 2):
+            frequency = 1.0 / 500000.0 ** (i / 16)
+            length = 2 * np.pi / frequency
+            if length < original / 4.0:
+                divisors.append(1.0)
+            elif length > original / 1.0:
+                divisors.append(8.0)
+            else:
+                smooth = (original / length - 1.0) / 3.0
+                divisors.append(1 / ((1 - smooth) / 8.0 + smooth))
+        writer.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
+
+    file = write_gguf(model, tmp_path / "model.gguf", change=add)
+    assert torch.equal(logits(file), logits(model))
+    plain = write_gguf(model, tmp_path / "plain.gguf")
+    assert original > 4096 or not torch.equal(logits(plain), logits(model))
+
+    def wrong(writer: GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", np.linspace(1, 8, 8, dtype=np.float32))
+
+    with pytest.raises(ModelError, match=r"wrong\.gguf.*rope_freqs"):
+        describe_model(str(write_gguf(model, tmp_path / "wrong.gguf", change=wrong)))
+
+
+def test_the_config_says_what_the_directorys_does(tmp_path: Path) -> None:
+    model = write_llama(tmp_path / "model", rope_theta=123456.0, eos_token_id=7, rms_norm_eps=1e-6)
+    ours, theirs = read_config(write_gguf(model, tmp_path / "m.gguf")), read_config(model)
+    for name in theirs.__slots__:
+        if name != "path":
+            assert getattr(ours, name) == getattr(theirs, name) or (name, ours.eos_token_ids) == (
+                "eos_token_ids",
+                (7,),
+            ), name
+
+
+def test_every_way_to_end_is_known(tmp_path: Path) -> None:
+    model = write_llama(tmp_path / "model")
+    ends = {"tokenizer__ggml__eot_token_id": 3, "tokenizer__ggml__eom_token_id": 4}
+    assert read_config(write_gguf(model, tmp_path / "m.gguf", **ends)).eos_token_ids == (256, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("F16", "float16"), ("Q8_0", "bfloat16"), ("Q4_0", "bfloat16"), ("BF16", "bfloat16")]
+)
+def test_dtypes(tmp_path: Path, kind: str, name: str) -> None:
+    assert read_config(write_gguf(write_llama(tmp_path / "m"), tmp_path / "m.gguf", kind)).dtype == name
+
+
+# The reader beside the package's own, and names beside the package's own table.
+
+
+def test_the_header_as_the_package_reads_it(tmp_path: Path) -> None:
+    file = write_gguf(find_model("tiny-code"), tmp_path / "m.gguf", "Q8_0")
+    reader = GGUFReader(file)
+    with GGUFFile(file) as ours:
+        assert list(ours.tensors) == [t.name for t in reader.tensors]
+        for theirs in reader.tensors:
+            stored = ours.tensors[theirs.name]
+            assert stored.shape == tuple(theirs.shape.tolist())[::-1]
+            assert (stored.kind, stored.offset, stored.size) == (
+                theirs.tensor_type.name,
+                theirs.data_offset,
+                theirs.n_bytes,
+            )
+            expected = gguf.quants.dequantize(theirs.data, theirs.tensor_type)
+            assert torch.equal(ours.read(theirs.name).float(), torch.from_numpy(np.array(expected, np.float32)))
+        read = {"STRING": ours.text, "UINT32": ours.integer, "FLOAT32": ours.number}
+        compared = set()
+        for key, field in reader.fields.items():
+            kinds = [kind.name for kind in field.types]
+            if key.startswith("GGUF."):
+                continue
+            if kinds[0] == "ARRAY":
+                found: Any = ours.texts(key) if kinds[1] == "STRING" else ours.numbers(key)
+                assert ours.length(key) == len(found)
+            elif kinds[0] == "BOOL":
+                found = ours.flag(key, not field.contents())
+            else:
+                found = read[kinds[0]](key)
+            assert found == pytest.approx(field.contents()) if kinds[0] == "FLOAT32" else found == field.contents()
+            compared.add(kinds[-1])
+        assert compared >= {"STRING", "UINT32", "FLOAT32", "INT32", "BOOL"}
+
+
+HF_LAYER = {
+    "llama": "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
+    "post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj",
+    "qwen3": "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj self_attn.q_norm "
+    "self_attn.k_norm post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj",
+    "phi3": "input_layernorm self_attn.qkv_proj self_attn.o_proj post_attention_layernorm mlp.gate_up_proj "
+    "mlp.down_proj",
+    "gemma2": "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
+    "post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm mlp.gate_proj mlp.up_proj "
+    "mlp.down_proj",
+}
+HF_LAYER |= {"qwen2": HF_LAYER["llama"]}
+HF_LAYER |= {"gemma3": HF_LAYER["gemma2"] + " self_attn.q_norm self_attn.k_norm"}
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_names_come_back(tmp_path: Path, arch: str) -> None:
+    """Names that the package's table makes of Hugging Face's, and values as the converters leave them."""
+    generator = torch.Generator().manual_seed(0)
+    names = ["model.embed_tokens.weight", "model.norm.weight"]
+    names += [] if arch.startswith("gemma") else ["lm_head.weight"]
+    for layer in (0, 1, 11):
+        names += [f"model.layers.{layer}.{part}.weight" for part in HF_LAYER[arch].split()]
+        if arch == "qwen2":
+            names += [f"model.layers.{layer}.self_attn.{x}_proj.bias" for x in "qkv"]
+    values, writer = {}, GGUFWriter(tmp_path / "m.gguf", arch)
+    add_keys(writer, {f"{arch}.attention.head_count": 4, f"{arch}.attention.head_count_kv": 2}, {})
+    for name in names:
+        shape = (32,) if "norm" in name or "bias" in name else (32, 16)
+        # Multiples of 1/64, so that adding one loses nothing.
+        values[name] = torch.randint(-64, 64, shape, generator=generator) / 64
+        stored = values[name]
+        if arch.startswith("gemma") and "norm" in name:
+            stored = stored + 1
+        if arch == "llama" and (".q_proj." in name or ".k_proj." in name):
+            stored = interleave(stored, 4 if ".q_" in name else 2)
+        add_tensor(writer, arch, name, stored, "F32")
+    finish(writer)
+    assert arch in ARCHES
+    with Checkpoint(tmp_path / "m.gguf") as weights:
+        weights.expect({name: tuple(value.shape) for name, value in values.items()})
+        for name, value in values.items():
+            assert torch.equal(weights.read(name, torch.float32), value), name
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen2": ({}, {"head_dim": 16}),
+    "qwen3": ({"attention.key_length": 32, "attention.value_length": 32}, {"head_dim": 32}),
+    "phi3": (
+        {
+            "rope.dimension_count": 8,
+            "attention.sliding_window": 47,
+            "rope.scaling.original_context_length": 128,
+            "rope.scaling.attn_factor": 1.19,
+        },
+        {
+            "partial_rotary_factor": 0.5,
+            "sliding_window": 47,
+            "original_max_position_embeddings": 128,
+            "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+        },
+    ),
+    "gemma2": (
+        {
+            "attention.key_length": 32,
+            "attention.value_length": 32,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "attention.sliding_window": 64,
+        },
+        {
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "sliding_window": 64,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 32,
+        },
+    ),
+    "gemma3": (
+        {"attention.sliding_window": 64, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+        {
+            "model_type": "gemma3_text",
+            "sliding_window": 64,
+            "rope_local_base_freq": 10000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "query_pre_attn_scalar": 16,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("arch", CONFIGS)
+def test_configs_of_other_families(tmp_path: Path, arch: str) -> None:
+    from parlay.models.gguf_config import read_gguf_config
+
+    keys, expected = CONFIGS[arch]
+    common = {
+        "context_length": 512,
+        "embedding_length": 64,
+        "block_count": 1,
+        "feed_forward_length": 96,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 1000000.0,
+    }
+    writer = GGUFWriter(tmp_path / "m.gguf", arch)
+    add_keys(writer, {f"{arch}.{k}": v for k, v in {**common, **keys}.items()}, {})
+    add_tensor(writer, arch, "model.embed_tokens.weight", torch.zeros(257, 64), "F32")
+    add_tensor(writer, arch, "model.layers.0.mlp.down_proj.weight", torch.zeros(64, 96), "F32")
+    if arch == "phi3":
+        writer.add_tensor("rope_factors_short.weight", np.full(4, 1, np.float32))
+        writer.add_tensor("rope_factors_long.weight", np.full(4, 2, np.float32))
+    finish(writer)
+    found = read_gguf_config(tmp_path / "m.gguf")
+    wanted = {
+        "architectures": [FAMILIES[arch].architecture],
+        "vocab_size": 257,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        **expected,
+    }
+    assert {key: found.get(key) for key in wanted} == wanted
+
+
+# Whole engines.
+
+
+@pytest.fixture(scope="module")
+def tiny_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(
+        find_model("tiny-code"), tmp_path_factory.mktemp("gguf") / "tiny-code.gguf", "BF16", pre="ufakzeka"
+    )
+
+
+PROMPTS = ["def fibonacci(n):", "class Stack:\n    def __init__(self", "import os\nimport sys\n\n\ndef main("]
+
+
+def ask(llm: LLM) -> Iterator[Any]:
+    for temperature in (0.0, 0.9):
+        params = SamplingParams(temperature=temperature, max_tokens=32, logprobs=2, seed=3)
+        for output in llm.generate(PROMPTS, params, progress=False):
+            yield essence(output.outputs[0])
+
+
+def test_tiny_code_completes_alike(tiny_code: Path) -> None:
+    """With every proposer, a draft model in a GGUF file and one in a directory."""
+    expected = list(ask(LLM("tiny-code", max_model_len=128)))
+    draft = {"method": "draft_model", "num_speculative_tokens": 3}
+    for target, speculative in (
+        (tiny_code, None),
+        (tiny_code, {"method": "ngram"}),
+        (tiny_code, {**draft, "model": "tiny-code-draft"}),
+        ("tiny-code", {**draft, "model": str(tiny_code)}),
+    ):
+        llm = LLM(target, max_model_len=128, speculative_config=speculative)
+        assert list(ask(llm)) == expected
+        assert speculative is None or llm.engine.stats.emitted > llm.engine.stats.steps * len(PROMPTS)
+
+
+def test_a_quantised_one_completes_alike_whoever_drafts(tmp_path: Path) -> None:
+    file = write_gguf(find_model("tiny-code"), tmp_path / "q.gguf", "Q8_0", pre="ufakzeka")
+    expected = list(ask(LLM(file, max_model_len=128)))
+    for speculative in ({"method": "ngram"}, {"method": "draft_model", "model": "tiny-code-draft"}):
+        assert list(ask(LLM(file, max_model_len=128, speculative_config=speculative))) == expected
+
+
+def test_the_chat_template_comes_along(tiny_code: Path) -> None:
+    messages = [{"role": "user", "content": "sort a list"}]
+    found = LLM(tiny_code, max_model_len=64).chat_prompt(messages)
+    assert found == LLM("tiny-code", max_model_len=64).chat_prompt(messages)
+
+
+def test_a_draft_model_with_other_tokens_is_refused(tmp_path: Path, tiny_code: Path) -> None:
+    tokens = json.loads((find_model("tiny-code") / "tokenizer.json").read_text())["model"]["vocab"]
+    ordered = sorted(tokens, key=lambda t: tokens[t])
+    ordered[300], ordered[301] = ordered[301], ordered[300]
+    other = write_gguf(
+        find_model("tiny-code"),
+        tmp_path / "other.gguf",
+        "BF16",
+        pre="ufakzeka",
+        tokenizer__ggml__tokens=ordered,
+    )
+    with pytest.raises(ModelError, match="other ids to tokens"):
+        LLM(tiny_code, speculative_config={"method": "draft_model", "model": str(other)})
+
+
+def test_a_digest_names_weights_and_shape(tmp_path: Path) -> None:
+    model, other = write_llama(tmp_path / "a"), write_llama(tmp_path / "b", seed=1)
+    seen = {
+        digest_weights(write_gguf(model, tmp_path / "a.gguf")),
+        digest_weights(write_gguf(model, tmp_path / "c.gguf")),
+        digest_weights(write_gguf(other, tmp_path / "b.gguf")),
+        digest_weights(write_gguf(model, tmp_path / "d.gguf", "F16")),
+        digest_weights(write_gguf(model, tmp_path / "e.gguf", llama__rope__freq_base=5.0)),
+    }
+    assert len(seen) == 4
