@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,16 @@ def interleave(weight: Tensor, heads: int) -> Tensor:
 
 def add_tensor(writer: GGUFWriter, arch: str, name: str, tensor: Tensor, kind: str) -> None:
     """Add a tensor under the name that the package's table has for Hugging Face's."""
-    table = gguf.get_tensor_name_map(ARCHES[arch], 100)
-    ours = table.get_name(name, try_suffixes=(".weight", ".bias"))
+    ours = _table(arch).get_name(name, try_suffixes=(".weight", ".bias"))
     assert ours is not None, name
     if tensor.dim() == 1:
         kind = "F32"
     add_raw(writer, ours, to_blocks(tensor, kind, seed=len(writer.tensors[0])), kind)
+
+
+@lru_cache
+def _table(arch: str) -> gguf.TensorNameMap:
+    return gguf.get_tensor_name_map(ARCHES[arch], 100)
 
 
 def add_raw(writer: GGUFWriter, name: str, blocks: np.ndarray, kind: str) -> None:
