@@ -106,7 +106,7 @@ class GGUFFile:
         self._at = 0
         try:
             self._read_header()
-        except struct.error:
+        except (struct.error, OverflowError):
             self._fail("its header runs past the end of the file")
         except UnicodeDecodeError:
             self._fail("a name or text in its header is not valid UTF-8")
