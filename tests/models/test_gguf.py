@@ -321,6 +321,7 @@ def test_tiny_code_completes_alike(tiny_code: Path) -> None:
         (tiny_code, None),
         (tiny_code, {"method": "ngram"}),
         (tiny_code, {**draft, "model": "tiny-code-draft"}),
+        (tiny_code, {**draft, "model": str(tiny_code)}),
         ("tiny-code", {**draft, "model": str(tiny_code)}),
     ):
         llm = LLM(target, max_model_len=128, speculative_config=speculative)
