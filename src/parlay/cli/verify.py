@@ -16,7 +16,10 @@ def add_parser(commands: Any) -> None:
         "The exit status is 0 if all of it holds, 1 if not.",
     )
     parser.add_argument(
-        "model", nargs="?", default="tiny-code", help="a directory or an embedded model (default: tiny-code)"
+        "model",
+        nargs="?",
+        default="tiny-code",
+        help="a directory, a GGUF file or an embedded model (default: tiny-code)",
     )
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of weights (default: the model's)"
