@@ -64,9 +64,27 @@ def slow_q4_0(block: bytes) -> list[np.float32]:
     return [half(block, 0) * np.float32(q) for q in low + high]
 
 
+def slow_q5_0(block: bytes) -> list[np.float32]:
+    """Nibbles as in Q4_0, and 32 fifth bits before them."""
+    (fifth,) = struct.unpack_from("<I", block, 2)
+    nibbles = [b & 15 for b in block[6:]] + [b >> 4 for b in block[6:]]
+    return [half(block, 0) * np.float32((q | (fifth >> i & 1) << 4) - 16) for i, q in enumerate(nibbles)]
+
+
 def slow_q4_k(block: bytes) -> list[np.float32]:
-    """Eight groups of 32, each with a scale and a minimum of six bits; two groups share 32 bytes, a nibble each."""
-    d, dmin, scales, nibbles = half(block, 0), half(block, 2), block[4:16], block[16:]
+    return slow_k(block, bytes(32), block[16:])
+
+
+def slow_q5_k(block: bytes) -> list[np.float32]:
+    return slow_k(block, block[16:48], block[48:])
+
+
+def slow_k(block: bytes, fifth: bytes, nibbles: bytes) -> list[np.float32]:
+    """Eight groups of 32, each with a scale and a minimum of six bits; two groups share 32 bytes, a nibble each.
+
+    A byte of `fifth` has one bit for each group.
+    """
+    d, dmin, scales = half(block, 0), half(block, 2), block[4:16]
     out = []
     for group in range(8):
         if group < 4:
@@ -76,7 +94,7 @@ def slow_q4_k(block: bytes) -> list[np.float32]:
             minimum = (scales[group + 4] >> 4) | (scales[group] >> 6) << 4
         for i in range(32):
             byte = nibbles[group // 2 * 32 + i]
-            q = byte >> 4 if group % 2 else byte & 15
+            q = (byte >> 4 if group % 2 else byte & 15) | (fifth[i] >> group & 1) << 4
             out.append(d * np.float32(scale) * np.float32(q) - dmin * np.float32(minimum))
     return out
 
@@ -98,7 +116,9 @@ def slow_q6_k(block: bytes) -> list[np.float32]:
 SLOW: dict[str, Callable[[bytes], list[np.float32]]] = {
     "Q8_0": slow_q8_0,
     "Q4_0": slow_q4_0,
+    "Q5_0": slow_q5_0,
     "Q4_K": slow_q4_k,
+    "Q5_K": slow_q5_k,
     "Q6_K": slow_q6_k,
 }
 
@@ -157,7 +177,7 @@ def test_a_wrong_order_of_rows_would_show(tmp_path: Path, monkeypatch: pytest.Mo
     assert not torch.allclose(logits(file), logits(model), atol=0.1)
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q5_0", "Q4_K", "Q5_K", "Q6_K"])
 def test_others_give_the_bits_of_their_values_in_safetensors(tmp_path: Path, kind: str) -> None:
     model = write_llama(tmp_path / "model", **WIDE)
     file = write_gguf(model, tmp_path / "model.gguf", kind)
