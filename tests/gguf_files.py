@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_0", "Q4_K", "Q5_K", "Q6_K")
 ARCHES = {arch_name: arch for arch, arch_name in gguf.MODEL_ARCH_NAMES.items()}
 
 
@@ -24,8 +25,8 @@ def write_gguf(
     Args:
         model: the directory.
         path: the file to write.
-        kind: how matrices are stored; norms are float32, as is usual. Blocks of `Q4_K` and `Q6_K`, which nothing
-            here can make of weights, are random.
+        kind: how matrices are stored; norms are float32, as is usual. Blocks of `Q4_K`, `Q5_K` and `Q6_K`, which
+            nothing here can make of weights, are random.
         pre: name of the pre-tokenizer; None puts `tokenizer.json` in as it is.
         change: called with the writer before anything is written.
         metadata: further keys; dots as double underscores, None leaves a key out.
@@ -85,12 +86,16 @@ def interleave(weight: Tensor, heads: int) -> Tensor:
 
 def add_tensor(writer: GGUFWriter, arch: str, name: str, tensor: Tensor, kind: str) -> None:
     """Add a tensor under the name that the package's table has for Hugging Face's."""
-    table = gguf.get_tensor_name_map(ARCHES[arch], 100)
-    ours = table.get_name(name, try_suffixes=(".weight", ".bias"))
+    ours = _table(arch).get_name(name, try_suffixes=(".weight", ".bias"))
     assert ours is not None, name
     if tensor.dim() == 1:
         kind = "F32"
     add_raw(writer, ours, to_blocks(tensor, kind, seed=len(writer.tensors[0])), kind)
+
+
+@lru_cache
+def _table(arch: str) -> gguf.TensorNameMap:
+    return gguf.get_tensor_name_map(ARCHES[arch], 100)
 
 
 def add_raw(writer: GGUFWriter, name: str, blocks: np.ndarray, kind: str) -> None:
@@ -105,7 +110,7 @@ def to_blocks(tensor: Tensor, kind: str, seed: int = 0) -> np.ndarray:
     """Return a tensor's bytes as a file stores them, `[rows, bytes a row]`."""
     if kind == "BF16":
         return tensor.bfloat16().contiguous().view(torch.int16).numpy().view(np.uint8)
-    if kind in ("Q4_K", "Q6_K"):
+    if kind.endswith("_K"):
         return random_blocks(kind, (*tensor.shape[:-1], tensor.shape[-1]), seed)
     return gguf.quants.quantize(tensor.float().numpy(), GGMLQuantizationType[kind]).view(np.uint8)
 
@@ -116,7 +121,7 @@ def random_blocks(kind: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     rows = int(np.prod(shape[:-1]))
     blocks = rng.integers(0, 256, (rows, shape[-1] // elements, width), dtype=np.uint8)
-    places = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q6_K": (width - 2,)}[kind]
+    places = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (width - 2,)}.get(kind, (0,))
     for at in places:
         scale = rng.uniform(1e-4, 4e-4, blocks.shape[:2]).astype(np.float16)
         blocks[..., at : at + 2] = scale[..., None].view(np.uint8)

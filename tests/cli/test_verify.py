@@ -42,7 +42,7 @@ def test_the_embedded_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_model_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(write_llama(tmp_path / "own", scale=7.0, calm=0.2))
-    assert main(["verify", model, "--max-tokens", "6"]) == 0
+    assert main(["verify", "--model", model, "--max-tokens", "6"]) == 0
     out = capsys.readouterr().out
     assert "own-" in out
     assert "draft_model was not tried" in out, "the embedded draft model has another vocabulary"

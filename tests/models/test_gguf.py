@@ -14,11 +14,8 @@ from asking import essence
 from checkpoints import write_llama
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf_files import (
-    ARCHES,
     KINDS,
-    add_keys,
     add_raw,
-    add_tensor,
     finish,
     interleave,
     random_blocks,
@@ -33,8 +30,7 @@ from parlay import LLM, ModelError, SamplingParams
 from parlay.kernels.select import select_kernels
 from parlay.models.config import read_config
 from parlay.models.gguf import GGUFFile
-from parlay.models.gguf_names import FAMILIES
-from parlay.models.loader import Checkpoint, digest_weights
+from parlay.models.loader import digest_weights
 from parlay.models.select import describe_model, find_model, load_model
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
@@ -68,9 +64,27 @@ def slow_q4_0(block: bytes) -> list[np.float32]:
     return [half(block, 0) * np.float32(q) for q in low + high]
 
 
+def slow_q5_0(block: bytes) -> list[np.float32]:
+    """Nibbles as in Q4_0, and 32 fifth bits before them."""
+    (fifth,) = struct.unpack_from("<I", block, 2)
+    nibbles = [b & 15 for b in block[6:]] + [b >> 4 for b in block[6:]]
+    return [half(block, 0) * np.float32((q | (fifth >> i & 1) << 4) - 16) for i, q in enumerate(nibbles)]
+
+
 def slow_q4_k(block: bytes) -> list[np.float32]:
-    """Eight groups of 32, each with a scale and a minimum of six bits; two groups share 32 bytes, a nibble each."""
-    d, dmin, scales, nibbles = half(block, 0), half(block, 2), block[4:16], block[16:]
+    return slow_k(block, bytes(32), block[16:])
+
+
+def slow_q5_k(block: bytes) -> list[np.float32]:
+    return slow_k(block, block[16:48], block[48:])
+
+
+def slow_k(block: bytes, fifth: bytes, nibbles: bytes) -> list[np.float32]:
+    """Eight groups of 32, each with a scale and a minimum of six bits; two groups share 32 bytes, a nibble each.
+
+    A byte of `fifth` has one bit for each group.
+    """
+    d, dmin, scales = half(block, 0), half(block, 2), block[4:16]
     out = []
     for group in range(8):
         if group < 4:
@@ -80,7 +94,7 @@ def slow_q4_k(block: bytes) -> list[np.float32]:
             minimum = (scales[group + 4] >> 4) | (scales[group] >> 6) << 4
         for i in range(32):
             byte = nibbles[group // 2 * 32 + i]
-            q = byte >> 4 if group % 2 else byte & 15
+            q = (byte >> 4 if group % 2 else byte & 15) | (fifth[i] >> group & 1) << 4
             out.append(d * np.float32(scale) * np.float32(q) - dmin * np.float32(minimum))
     return out
 
@@ -102,7 +116,9 @@ def slow_q6_k(block: bytes) -> list[np.float32]:
 SLOW: dict[str, Callable[[bytes], list[np.float32]]] = {
     "Q8_0": slow_q8_0,
     "Q4_0": slow_q4_0,
+    "Q5_0": slow_q5_0,
     "Q4_K": slow_q4_k,
+    "Q5_K": slow_q5_k,
     "Q6_K": slow_q6_k,
 }
 
@@ -161,7 +177,7 @@ def test_a_wrong_order_of_rows_would_show(tmp_path: Path, monkeypatch: pytest.Mo
     assert not torch.allclose(logits(file), logits(model), atol=0.1)
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q5_0", "Q4_K", "Q5_K", "Q6_K"])
 def test_others_give_the_bits_of_their_values_in_safetensors(tmp_path: Path, kind: str) -> None:
     model = write_llama(tmp_path / "model", **WIDE)
     file = write_gguf(model, tmp_path / "model.gguf", kind)
@@ -187,7 +203,7 @@ def dequantised(tensor: Tensor, kind: str, seed: int) -> Tensor:
     if kind == "F16":
         return tensor.half().float()
     raw, width = blocks.tobytes(), gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
-    if len(raw) > 200_000:  # the package's own is enough for the larger ones
+    if len(raw) > 20_000:  # the package's own is enough for the larger ones
         return torch.from_numpy(gguf.quants.dequantize(blocks, GGMLQuantizationType[kind]))
     flat = [v for at in range(0, len(raw), width) for v in SLOW[kind](raw[at : at + width])]
     return torch.tensor(np.array(flat)).view(tensor.shape)
@@ -297,137 +313,6 @@ def test_the_header_as_the_package_reads_it(tmp_path: Path) -> None:
         assert compared >= {"STRING", "UINT32", "FLOAT32", "INT32", "BOOL"}
 
 
-HF_LAYER = {
-    "llama": "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
-    "post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj",
-    "qwen3": "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj self_attn.q_norm "
-    "self_attn.k_norm post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj",
-    "phi3": "input_layernorm self_attn.qkv_proj self_attn.o_proj post_attention_layernorm mlp.gate_up_proj "
-    "mlp.down_proj",
-    "gemma2": "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
-    "post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm mlp.gate_proj mlp.up_proj "
-    "mlp.down_proj",
-}
-HF_LAYER |= {"qwen2": HF_LAYER["llama"]}
-HF_LAYER |= {"gemma3": HF_LAYER["gemma2"] + " self_attn.q_norm self_attn.k_norm"}
-
-
-@pytest.mark.parametrize("arch", FAMILIES)
-def test_names_come_back(tmp_path: Path, arch: str) -> None:
-    """Names that the package's table makes of Hugging Face's, and values as the converters leave them."""
-    generator = torch.Generator().manual_seed(0)
-    names = ["model.embed_tokens.weight", "model.norm.weight"]
-    names += [] if arch.startswith("gemma") else ["lm_head.weight"]
-    for layer in (0, 1, 11):
-        names += [f"model.layers.{layer}.{part}.weight" for part in HF_LAYER[arch].split()]
-        if arch == "qwen2":
-            names += [f"model.layers.{layer}.self_attn.{x}_proj.bias" for x in "qkv"]
-    values, writer = {}, GGUFWriter(tmp_path / "m.gguf", arch)
-    add_keys(writer, {f"{arch}.attention.head_count": 4, f"{arch}.attention.head_count_kv": 2}, {})
-    for name in names:
-        shape = (32,) if "norm" in name or "bias" in name else (32, 16)
-        # Multiples of 1/64, so that adding one loses nothing.
-        values[name] = torch.randint(-64, 64, shape, generator=generator) / 64
-        stored = values[name]
-        if arch.startswith("gemma") and "norm" in name:
-            stored = stored + 1
-        if arch == "llama" and (".q_proj." in name or ".k_proj." in name):
-            stored = interleave(stored, 4 if ".q_" in name else 2)
-        add_tensor(writer, arch, name, stored, "F32")
-    finish(writer)
-    assert arch in ARCHES
-    with Checkpoint(tmp_path / "m.gguf") as weights:
-        weights.expect({name: tuple(value.shape) for name, value in values.items()})
-        for name, value in values.items():
-            assert torch.equal(weights.read(name, torch.float32), value), name
-
-
-CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "qwen2": ({}, {"head_dim": 16}),
-    "qwen3": ({"attention.key_length": 32, "attention.value_length": 32}, {"head_dim": 32}),
-    "phi3": (
-        {
-            "rope.dimension_count": 8,
-            "attention.sliding_window": 47,
-            "rope.scaling.original_context_length": 128,
-            "rope.scaling.attn_factor": 1.19,
-        },
-        {
-            "partial_rotary_factor": 0.5,
-            "sliding_window": 47,
-            "original_max_position_embeddings": 128,
-            "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
-        },
-    ),
-    "gemma2": (
-        {
-            "attention.key_length": 32,
-            "attention.value_length": 32,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-            "attention.sliding_window": 64,
-        },
-        {
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-            "sliding_window": 64,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": 32,
-        },
-    ),
-    "gemma3": (
-        {"attention.sliding_window": 64, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
-        {
-            "model_type": "gemma3_text",
-            "sliding_window": 64,
-            "rope_local_base_freq": 10000.0,
-            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-            "query_pre_attn_scalar": 16,
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize("arch", CONFIGS)
-def test_configs_of_other_families(tmp_path: Path, arch: str) -> None:
-    from parlay.models.gguf_config import read_gguf_config
-
-    keys, expected = CONFIGS[arch]
-    common = {
-        "context_length": 512,
-        "embedding_length": 64,
-        "block_count": 1,
-        "feed_forward_length": 96,
-        "attention.head_count": 4,
-        "attention.head_count_kv": 2,
-        "attention.layer_norm_rms_epsilon": 1e-6,
-        "rope.freq_base": 1000000.0,
-    }
-    writer = GGUFWriter(tmp_path / "m.gguf", arch)
-    add_keys(writer, {f"{arch}.{k}": v for k, v in {**common, **keys}.items()}, {})
-    add_tensor(writer, arch, "model.embed_tokens.weight", torch.zeros(257, 64), "F32")
-    add_tensor(writer, arch, "model.layers.0.mlp.down_proj.weight", torch.zeros(64, 96), "F32")
-    if arch == "phi3":
-        writer.add_tensor("rope_factors_short.weight", np.full(4, 1, np.float32))
-        writer.add_tensor("rope_factors_long.weight", np.full(4, 2, np.float32))
-    finish(writer)
-    found = read_gguf_config(tmp_path / "m.gguf")
-    wanted = {
-        "architectures": [FAMILIES[arch].architecture],
-        "vocab_size": 257,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-        **expected,
-    }
-    assert {key: found.get(key) for key in wanted} == wanted
-
-
 # Whole engines.
 
 
@@ -444,18 +329,18 @@ PROMPTS = ["def fibonacci(n):", "class Stack:\n    def __init__(self", "import o
 def ask(llm: LLM) -> Iterator[Any]:
     for temperature in (0.0, 0.9):
         params = SamplingParams(temperature=temperature, max_tokens=32, logprobs=2, seed=3)
-        for output in llm.generate(PROMPTS, params, progress=False):
+        for output in llm.generate(PROMPTS, params, use_tqdm=False):
             yield essence(output.outputs[0])
 
 
 def test_tiny_code_completes_alike(tiny_code: Path) -> None:
-    """With every proposer, a draft model in a GGUF file and one in a directory."""
+    """With every proposer, either model or both in a GGUF file."""
     expected = list(ask(LLM("tiny-code", max_model_len=128)))
     draft = {"method": "draft_model", "num_speculative_tokens": 3}
     for target, speculative in (
         (tiny_code, None),
         (tiny_code, {"method": "ngram"}),
-        (tiny_code, {**draft, "model": "tiny-code-draft"}),
+        (tiny_code, {**draft, "model": str(tiny_code)}),
         ("tiny-code", {**draft, "model": str(tiny_code)}),
     ):
         llm = LLM(target, max_model_len=128, speculative_config=speculative)

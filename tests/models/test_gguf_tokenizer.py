@@ -44,6 +44,17 @@ PATTERNS = {
     "qwen2": [QWEN2],
     "llama-bpe": [QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")],
     "ufakzeka": [QWEN2[QWEN2.index("[^") :]],
+    "refact": [r"\p{N}", GPT2],
+    "tekken": [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
+    "gpt-4o": [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
 }
 
@@ -72,7 +83,7 @@ class Slow:
         self.special = [t for t, k in zip(self.vocabulary, keys["tokenizer.ggml.token_type"], strict=True) if k == 3]
         self.ranks = {tuple(m.split(" ")): i for i, m in enumerate(keys["tokenizer.ggml.merges"])}
         self.patterns = [regex.compile(p) for p in PATTERNS[pre]]
-        self.whole = pre == "llama-bpe"
+        self.whole = pre in ("llama-bpe", "tekken")
         alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self.letters = lambda text: alphabet.pre_tokenize_str(text)[0][0] if text else ""
 
@@ -279,7 +290,7 @@ def test_phi3s_control_tokens_swallow_spaces(tmp_path: Path) -> None:
     [
         ({"model": "bert"}, ["kind 'bert'", "'gpt2' and 'llama'"]),
         ({"model": None}, ["lacks", "tokenizer.ggml.model"]),
-        ({"pre": "gpt-4o"}, ["pre-tokenizer 'gpt-4o'"]),
+        ({"pre": "bloom"}, ["pre-tokenizer 'bloom'"]),
         ({"pre": "qwen-2"}, ["did you mean 'qwen2'"]),
         ({"tokens": None, "bos_token_id": None, "eos_token_id": None}, ["no tokens"]),
         ({"token_type": [1, 2]}, ["2 types of tokens"]),

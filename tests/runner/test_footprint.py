@@ -8,6 +8,7 @@ import pytest
 import torch
 from checkpoints import write_llama
 from conftest import MakeLLM, Pair
+from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
 
 from parlay import LLM, CapacityError, ModelError
@@ -89,3 +90,10 @@ def test_a_share_of_memory_gives_a_larger_cache(make_llm: MakeLLM, monkeypatch: 
         make_llm(max_num_seqs=1000, **o).engine._pool.num_blocks for o in ({}, {"gpu_memory_utilization": 0.9})
     )
     assert 3 * few < many < 4 * few
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q4_0"])
+def test_gguf_files_count_as_what_they_are_dequantised_to(tmp_path: Path, kind: str) -> None:
+    path = write_llama(tmp_path / "model")
+    file = write_gguf(path, tmp_path / "model.gguf", kind)
+    assert weight_bytes(read_config(file), torch.bfloat16) == measured(path, 2)

@@ -15,9 +15,9 @@ def add_parser(commands: Any) -> None:
         "alone, together, in chunks and from the cache, and compare token ids and the bits of log-probabilities. "
         "The exit status is 0 if all of it holds, 1 if not.",
     )
-    parser.add_argument(
-        "model", nargs="?", default="tiny-code", help="a directory or an embedded model (default: tiny-code)"
-    )
+    kinds = "a directory, a GGUF file or an embedded model (default: tiny-code)"
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=kinds)
+    parser.add_argument("--model", dest="model", default="tiny-code", help="the same, as other commands have it")
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of weights (default: the model's)"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from parlay.errors import ModelError
 from parlay.models.gguf_config import read_gguf_config
-from parlay.models.rope import longest, read_rotary
+from parlay.models.rope import config_file, longest, read_rotary
 from parlay.models.style import Experts, Rotary, Style
 
 # What some families call differently.
@@ -55,21 +55,21 @@ class ModelConfig:
         """Return a key that holds true or false."""
         value = self.raw.get(key, default)
         if not isinstance(value, bool):
-            raise ModelError(f"{self.path / 'config.json'}: {key} must be true or false, not {value!r}")
+            raise ModelError(f"{config_file(self.path)}: {key} must be true or false, not {value!r}")
         return value
 
     def number(self, key: str, default: float | None) -> float:
         """Return a key that holds a number above 0; None as a default is an error where it is missing."""
         value = self.raw.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ModelError(f"{self.path / 'config.json'}: {key} must be a number above 0, not {value!r}")
+            raise ModelError(f"{config_file(self.path)}: {key} must be a number above 0, not {value!r}")
         return float(value)
 
     def count(self, key: str, default: int | None) -> int:
         """Return a key that holds a whole number above 0; None as a default is an error where it is missing."""
         value = self.number(key, default)
         if value != int(value):
-            raise ModelError(f"{self.path / 'config.json'}: {key} must be a whole number, not {value!r}")
+            raise ModelError(f"{config_file(self.path)}: {key} must be a whole number, not {value!r}")
         return int(value)
 
     def windows(self, sliding: Callable[[int], bool], default: int | None = None) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class ModelConfig:
         if types is None:
             types = [("full_attention", "sliding_attention")[sliding(i)] for i in range(self.num_layers)]
         if not isinstance(types, list) or len(types) != self.num_layers:
-            raise ModelError(f"{self.path / 'config.json'}: layer_types must list {self.num_layers} layers")
+            raise ModelError(f"{config_file(self.path)}: layer_types must list {self.num_layers} layers")
         for kind in types:
             if kind not in ("full_attention", "sliding_attention"):
                 raise ModelError(f"{self.path}: layer_types has {kind!r}, which is not served")
@@ -103,7 +103,8 @@ class ModelConfig:
         """
         if experts.chosen > experts.count:
             raise ModelError(
-                f"{_file(self.path)}: num_experts_per_tok={experts.chosen} is more than all {experts.count} experts"
+                f"{config_file(self.path)}: num_experts_per_tok={experts.chosen} is more than all "
+                f"{experts.count} experts"
             )
 
     def products(self) -> list[tuple[str, tuple[int, int], int]]:
@@ -172,9 +173,9 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
             raw=raw,
         )
     except KeyError as error:
-        raise ModelError(f"{_file(path)} lacks the key {error}") from None
+        raise ModelError(f"{config_file(path)} lacks the key {error}") from None
     except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
-        raise ModelError(f"{_file(path)} cannot be read: {error}") from None
+        raise ModelError(f"{config_file(path)} cannot be read: {error}") from None
     _check_sizes(config)
     return config
 
@@ -196,11 +197,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _file(path: Path) -> Path:
-    """Return the file that says what a model is like."""
-    return path / "config.json" if path.is_dir() else path
-
-
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
@@ -208,7 +204,7 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
 
 
 def _check_sizes(config: ModelConfig) -> None:
-    file = _file(config.path)
+    file = config_file(config.path)
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim", "max_position")
     for name in sizes:
         if getattr(config, name) < 1:

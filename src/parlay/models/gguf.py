@@ -26,8 +26,10 @@ _STORED = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
     2: ("Q4_0", 32, 18),
+    6: ("Q5_0", 32, 22),
     8: ("Q8_0", 32, 34),
     12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
     30: ("BF16", 1, 2),
 }
@@ -106,7 +108,7 @@ class GGUFFile:
         self._at = 0
         try:
             self._read_header()
-        except struct.error:
+        except (struct.error, OverflowError):
             self._fail("its header runs past the end of the file")
         except UnicodeDecodeError:
             self._fail("a name or text in its header is not valid UTF-8")
@@ -119,6 +121,13 @@ class GGUFFile:
         """Return a number from the metadata; without a default the key must be there."""
         value = self._metadata.get(key)
         return float(value) if type(value) is int else self._scalar(key, float, default)
+
+    def value(self, key: str) -> float | bool:
+        """Return a number or truth value from the metadata; the key must be there."""
+        value = self._metadata[key]
+        if not isinstance(value, int | float):
+            self._fail(f"{key} must be a number")
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         """Return a truth value from the metadata."""
@@ -170,11 +179,20 @@ class GGUFFile:
         """Return whether a value of the metadata is a list."""
         return isinstance(self._metadata.get(key), _Array)
 
-    def read(self, name: str) -> Tensor:
-        """Return a tensor: floats as they are stored, everything else dequantised to float32."""
+    def read(self, name: str, index: int | None = None) -> Tensor:
+        """Return a tensor: floats as they are stored, everything else dequantised to float32.
+
+        Args:
+            name: of the tensor.
+            index: where several are stacked, which of them alone to read.
+        """
         stored = self.tensors[name]
-        raw = np.frombuffer(self._data, np.uint8, stored.size, stored.offset)
-        out = torch.empty(stored.shape, dtype=_FLOATS.get(stored.kind, torch.float32))
+        shape, size, offset = stored.shape, stored.size, stored.offset
+        if index is not None:
+            shape, size = shape[1:], size // shape[0]
+            offset += index * size
+        raw = np.frombuffer(self._data, np.uint8, size, offset)
+        out = torch.empty(shape, dtype=_FLOATS.get(stored.kind, torch.float32))
         if stored.kind in _FLOATS:
             out.view(-1).view(torch.uint8).numpy()[:] = raw
             return out
@@ -183,9 +201,9 @@ class GGUFFile:
 
         # A slab of rows at a time: what the package makes on the way is several times the tensor.
         kind = GGMLQuantizationType[stored.kind]
-        rows = math.prod(stored.shape[:-1])
+        rows = math.prod(shape[:-1])
         source, target = raw.reshape(rows, -1), out.view(rows, -1).numpy()
-        step = max(1, _SLAB // stored.shape[-1])
+        step = max(1, _SLAB // shape[-1])
         with np.errstate(all="ignore"):  # who reads looks for values that are no numbers
             for row in range(0, rows, step):
                 target[row : row + step] = dequantize(source[row : row + step], kind)

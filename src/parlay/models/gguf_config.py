@@ -9,17 +9,22 @@ from typing import Any
 
 from parlay.errors import ModelError
 from parlay.models.gguf import GGUFFile
-from parlay.models.gguf_names import family_of, size_of
+from parlay.models.gguf_names import MAX_EXPERTS, Family, family_of, size_of
 
 _BOS = "tokenizer.ggml.bos_token_id"
 # A text, a turn and a message that expects a tool's answer end with tokens of their own.
 _ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-_SCALING = {
+# Files seldom say what ends a turn, so llama.cpp goes by these names, whatever kind of token has one.
+_END_NAMES = (
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>"),
+    *("<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<EOT>", "_<EOT>"),
+)
+_YARN = {
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
-    "attn_factor": "attention_factor",
+    "yarn_attn_factor": "attention_factor",
 }
 
 
@@ -33,10 +38,6 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         name, family = family_of(file)
         if file.integer("split.count", 1) > 1:
             raise ModelError(f"{path} is one of several parts of a model; merge them into one file first")
-        if size_of(file, f"{name}.expert_count", 0):
-            raise ModelError(
-                f"{path}: mixtures of experts in GGUF files are not served; use a Hugging Face directory"
-            )
         embedding = file.tensors.get("token_embd.weight")
         if embedding is None:
             raise ModelError(f"{path} lacks the tensor 'token_embd.weight'")
@@ -51,13 +52,10 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             "num_key_value_heads": size_of(file, f"{name}.attention.head_count_kv", heads),
             "head_dim": head_dim,
         }
-        _check_sizes(file, sizes, layers)
+        _check_sizes(file, {**sizes, "num_experts": size_of(file, f"{name}.expert_count", 0) or 1}, layers)
         if size_of(file, f"{name}.attention.value_length", head_dim) != head_dim:
             raise ModelError(f"{path}: heads whose values are not as wide as their keys are not served")
-        options: dict[str, Any] = {}
-        for key, hf in family.options.items():
-            if f"{name}.{key}" in file:
-                options[hf] = (file.integer if hf == "sliding_window" else file.number)(f"{name}.{key}")
+        options = _options(file, name, family, head_dim)
         if family.wide_layers:
             options["query_pre_attn_scalar"] = hidden // heads if layers == family.wide_layers else head_dim
         return {
@@ -70,18 +68,48 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             "tie_word_embeddings": "output.weight" not in file.tensors,
             "dtype": _dtype(file),
             "bos_token_id": file.integer(_BOS) if _BOS in file else None,
-            "eos_token_id": [file.integer(key) for key in _ENDS if key in file] or None,
+            "eos_token_id": _ends(file) or None,
             **_rotary(file, name, head_dim),
             **family.fixed,
             **options,
         }
 
 
+def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:
+    """Return what only some families have."""
+    options: dict[str, Any] = {}
+    for key, hf in family.options.items():
+        key = f"{name}.{key}"
+        if key in file and hf == "sliding_window_pattern" and file.is_array(key):
+            options["layer_types"] = [
+                "sliding_attention" if sliding else "full_attention" for sliding in file.numbers(key)
+            ]
+        elif key in file:
+            options[hf] = file.value(key)
+    if options.get("sliding_window") == 0:  # which says that there is none
+        options["sliding_window"] = None
+    if name == "granite":
+        # Hugging Face's class takes 1 where a config is silent, ggml what a Llama has.
+        options.setdefault("attention_multiplier", head_dim**-0.5)
+    # One flag for all of attention, and one for the whole network; the loader compares with what there is.
+    for last, flag in (("attn_output", "attention_bias"), ("ffn_down", "mlp_bias")):
+        if f"blk.0.{last}.bias" in file.tensors:
+            options[flag] = True
+    return options
+
+
+def _ends(file: GGUFFile) -> list[int]:
+    """Return the tokens that end an answer: those that the file says, and those that have such a name."""
+    ends = [file.integer(key) for key in _ENDS if key in file]
+    tokens, names = file.texts("tokenizer.ggml.tokens"), set(_END_NAMES)
+    return ends + [i for i, token in enumerate(tokens) if token in names and i not in ends]
+
+
 def _check_sizes(file: GGUFFile, sizes: dict[str, int], layers: int) -> None:
     """Refuse sizes that nothing in the file has, before anybody makes something as large."""
     largest = max(max(stored.shape) for stored in file.tensors.values())
     for key, size in {**sizes, "num_hidden_layers": layers}.items():
-        limit = len(file.tensors) if key == "num_hidden_layers" else largest
+        limit = {"num_hidden_layers": len(file.tensors), "num_experts": min(largest, MAX_EXPERTS)}.get(key, largest)
         if not 1 <= size <= limit:
             raise ModelError(f"{file.path}: {key} is {size}, but the file's tensors allow 1 to {limit}")
     tokens = file.length("tokenizer.ggml.tokens")
@@ -105,20 +133,29 @@ def _rotary(file: GGUFFile, name: str, head_dim: int) -> dict[str, Any]:
         if name != "phi3":
             raise ModelError(f"{file.path}: rotating {rotated} of {head_dim} dimensions a head is not served")
         found["partial_rotary_factor"] = rotated / head_dim
-    kind = file.text(f"{name}.rope.scaling.type", "none")
+    factor = file.number(f"{name}.rope.scaling.factor", 0.0)
+    kind = file.text(f"{name}.rope.scaling.type", "linear" if factor else "none")
     scaling: dict[str, Any] = {}
-    for key, hf in _SCALING.items():
-        if f"{name}.rope.scaling.{key}" in file:
-            scaling[hf] = file.number(f"{name}.rope.scaling.{key}")
     if "rope_freqs.weight" in file.tensors:
         scaling = _llama3(file, theta, head_dim)
     elif "rope_factors_long.weight" in file.tensors:
-        found["original_max_position_embeddings"] = int(scaling.pop("original_max_position_embeddings", 0))
+        # The scale on cosines and sines that files hold beside follows from the lengths.
+        original = f"{name}.rope.scaling.original_context_length"
+        found["original_max_position_embeddings"] = file.integer(original)
         short, long = (_factors(file, f"rope_factors_{x}.weight", rotated) for x in ("short", "long"))
         scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
     elif kind == "none":
         return found
     else:
+        for key, neutral in (("attn_factor", 1.0), ("yarn_log_multiplier", 0.0)):
+            if file.number(f"{name}.rope.scaling.{key}", neutral) != neutral:
+                raise ModelError(f"{file.path}: {name}.rope.scaling.{key} is not served")
+        keys = _YARN if kind == "yarn" else {"factor": "factor"}
+        scaling = {
+            hf: file.value(f"{name}.rope.scaling.{key}")
+            for key, hf in keys.items()
+            if f"{name}.rope.scaling.{key}" in file
+        }
         scaling["rope_type"] = kind
     return {**found, "rope_scaling": scaling}
 
@@ -128,7 +165,8 @@ def _factors(file: GGUFFile, name: str, rotated: int) -> list[float]:
     stored = file.tensors.get(name)
     if stored is None or stored.shape != (rotated // 2,):
         raise ModelError(f"{file.path}: tensor {name!r} must have {rotated // 2} elements")
-    factors = [float(x) for x in file.read(name).tolist()]
+    # As decimals, like float32 numbers of the metadata.
+    factors = [float(str(x)) for x in file.read(name).numpy()]
     if not all(0 < x < math.inf for x in factors):
         raise ModelError(f"{file.path}: tensor {name!r} must hold numbers above 0")
     return factors

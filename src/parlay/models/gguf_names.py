@@ -1,7 +1,7 @@
 """What a GGUF file calls its tensors, in Hugging Face's words.
 
-Source: llama.cpp's `convert_hf_to_gguf.py` for what happens to weights on the
-way into a file, which is undone here: Llama's rotary rows are interleaved, Gemma's norms are stored plus one.
+Source: llama.cpp's converters for what happens to weights on the way into a file, which is undone here: Llama's
+rotary rows are interleaved, Gemma's norms are stored plus one, experts are stacked.
 """
 
 import re
@@ -13,7 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from parlay.errors import ModelError
-from parlay.models.gguf import GGUFFile
+from parlay.models.gguf import GGUFFile, Stored
+
+MAX_EXPERTS = 1 << 10  # a layer; twice what any model has
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _INNER = {
@@ -46,15 +48,17 @@ class Family:
     Attributes:
         architecture: the class's name at Hugging Face.
         inner: a layer's tensors that are named otherwise than most families' are.
+        experts: a layer's tensors that are stacked, one an expert; `{}` stands for its number.
         interleaved: rotary rows of queries and keys come in pairs instead of halves.
         norm_offset: what was added to the weights of norms.
         options: config keys by the metadata's, beside those that all families have.
-        fixed: what every model of the family has and no file says.
+        fixed: what every model of the family has unless the file says otherwise.
         wide_layers: the number of layers of the one model whose queries are scaled by hidden size over heads.
     """
 
     architecture: str
     inner: dict[str, str] = field(default_factory=dict)
+    experts: dict[str, str] = field(default_factory=dict)
     interleaved: bool = False
     norm_offset: float = 0.0
     options: dict[str, str] = field(default_factory=dict)
@@ -71,8 +75,30 @@ _GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_t
 
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", interleaved=True),
+    "granite": Family(
+        "GraniteForCausalLM",
+        interleaved=True,
+        options={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+    ),
     "qwen2": Family("Qwen2ForCausalLM"),
     "qwen3": Family("Qwen3ForCausalLM"),
+    "qwen3moe": Family(
+        "Qwen3MoeForCausalLM",
+        {"ffn_gate_inp": "mlp.gate"},
+        {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")},
+        options={
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_weights_norm": "norm_topk_prob",
+        },
+        fixed={"norm_topk_prob": True},
+    ),
     "phi3": Family("Phi3ForCausalLM", {"ffn_up": "mlp.gate_up_proj"}, options=_WINDOW),
     "gemma2": Family(
         "Gemma2ForCausalLM",
@@ -86,11 +112,34 @@ FAMILIES = {
         "Gemma3ForCausalLM",
         _GEMMA,
         norm_offset=1.0,
-        options=_WINDOW | {"rope.freq_base_swa": "rope_local_base_freq"},
-        fixed=_GELU | {"model_type": "gemma3_text", "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6},
+        options=_WINDOW
+        | {
+            "rope.freq_base_swa": "rope_local_base_freq",
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        fixed=_GELU
+        | {
+            "model_type": "gemma3_text",
+            "rope_local_base_freq": 10000.0,
+            "sliding_window": None,
+            "sliding_window_pattern": 6,
+        },
         wide_layers=62,
     ),
 }
+# Two more that files call `llama`; both are known by what they have beside.
+_MISTRAL = Family("MistralForCausalLM", interleaved=True, options=_WINDOW)
+_MIXTRAL = Family(
+    "MixtralForCausalLM",
+    {"ffn_gate_inp": "block_sparse_moe.gate"},
+    {
+        f"ffn_{x}_exps": f"block_sparse_moe.experts.{{}}.{w}"
+        for x, w in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
+    },
+    interleaved=True,
+    options=_WINDOW | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+)
 
 
 class GGUFWeights:
@@ -104,9 +153,10 @@ class GGUFWeights:
         """
         self._file = GGUFFile(path)
         self._name, self._family = family_of(self._file)
-        self._names = {
-            hf: ours for ours in self._file.tensors if (hf := _hugging_face(ours, self._family)) not in _ROTARY
-        }
+        self._names: dict[str, tuple[str, int | None]] = {}
+        for stored in self._file.tensors.values():
+            if stored.name not in _ROTARY:
+                self._names |= _hugging_face(stored, self._family)
 
     def keys(self) -> list[str]:
         """Return the tensors' names."""
@@ -114,15 +164,17 @@ class GGUFWeights:
 
     def get_slice(self, name: str) -> "_Slice":
         """Return what knows a tensor's shape without reading it."""
-        return _Slice(list(self._file.tensors[self._names[name]].shape))
+        ours, index = self._names[name]
+        return _Slice(list(self._file.tensors[ours].shape[0 if index is None else 1 :]))
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as Hugging Face's class would have it; what was quantised comes as float32."""
-        tensor = self._file.read(self._names[name])
+        ours, index = self._names[name]
+        tensor = self._file.read(ours, index)
         if self._family.interleaved and (heads := self._heads(name)):
             if tensor.shape[0] % (2 * heads):
                 raise ModelError(
-                    f"{self._file.path}: tensor {self._names[name]!r} has {tensor.shape[0]} rows, which are not "
+                    f"{self._file.path}: tensor {ours!r} has {tensor.shape[0]} rows, which are not "
                     f"{heads} heads of pairs; the file is damaged"
                 )
             pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
@@ -163,18 +215,29 @@ def family_of(file: GGUFFile) -> tuple[str, Family]:
     name = file.text("general.architecture")
     if name not in FAMILIES:
         raise ModelError(f"{file.path}: the architecture {name!r} is not served; {', '.join(FAMILIES)} are")
+    if name == "llama" and size_of(file, "llama.expert_count", 0):
+        return name, _MIXTRAL
+    if name == "llama" and "llama.attention.sliding_window" in file:
+        return name, _MISTRAL
     return name, FAMILIES[name]
 
 
-def _hugging_face(name: str, family: Family) -> str:
-    """Return Hugging Face's name of a tensor; an unknown one keeps its own, and is a leftover to the loader."""
-    layer = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)", name)
-    if layer:
-        index, part, kind = layer.groups()
-        inner = family.inner.get(part) or _INNER.get(part)
-        return f"model.layers.{index}.{inner}.{kind}" if inner else name
-    part, _, kind = name.partition(".")
-    return f"{_OUTER[part]}.{kind}" if part in _OUTER else name
+def _hugging_face(stored: Stored, family: Family) -> dict[str, tuple[str, int | None]]:
+    """Return Hugging Face's name of a tensor, or of each one in a stack, and where it is.
+
+    An unknown one keeps its own name, and is a leftover to the loader.
+    """
+    layer = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)", stored.name)
+    if not layer:
+        part, _, kind = stored.name.partition(".")
+        return {f"{_OUTER[part]}.{kind}" if part in _OUTER else stored.name: (stored.name, None)}
+    index, part, kind = layer.groups()
+    prefix = f"model.layers.{index}."
+    if part in family.experts and len(stored.shape) == 3 and stored.shape[0] <= MAX_EXPERTS:
+        names = [f"{prefix}{family.experts[part].format(e)}.{kind}" for e in range(stored.shape[0])]
+        return {name: (stored.name, e) for e, name in enumerate(names)}
+    inner = family.inner.get(part) or _INNER.get(part)
+    return {f"{prefix}{inner}.{kind}" if inner else stored.name: (stored.name, None)}
 
 
 def size_of(file: GGUFFile, key: str, default: int | None = None) -> int:

@@ -22,7 +22,16 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = range(1, 5)
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+
+
+def _cased(after: str, digits: str) -> str:
+    """Return a pattern of words that begin anew where a lower case letter is followed by an upper case one."""
+    before = r"[^\r\n\p{L}\p{N}]?"
+    words = rf"{before}{_UPPER}*{_LOWER}+{after}|{before}{_UPPER}+{_LOWER}*{after}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
 
 # By `tokenizer.ggml.pre`: patterns whose matches are cut out, one after another, of what the ones before left.
 _PATTERNS = {
@@ -30,16 +39,28 @@ _PATTERNS = {
     "gpt-2": (_GPT2,),
     "llama-bpe": (rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}{{1,3}}|{_REST}",),
     "qwen2": (rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}|{_REST}",),
+    "refact": (r"\p{N}", _GPT2),
+    "tekken": (_cased("", r"\p{N}"),),
+    "gpt-4o": (_cased(rf"(?:{_CONTRACTIONS[:-1]})?", r"\p{N}{1,3}"),),
     "ufakzeka": (rf"{_WORDS}|\p{{N}}|{_REST}",),  # qwen2 without contractions
 }
 _SAME_AS = {
     "llama3": "llama-bpe",
     "llama-v3": "llama-bpe",
+    "dbrx": "llama-bpe",
+    "smaug-bpe": "llama-bpe",
+    "starcoder": "refact",
+    "command-r": "refact",
+    "smollm": "refact",
+    "codeshell": "refact",
+    "granite-docling": "gpt-2",
     "phi-2": "gpt-2",
     "mellum": "gpt-2",
     "deepseek-r1-qwen": "qwen2",
     "megrez": "qwen2",
 }
+
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # these also begin a text with BOS
 
 _SPACE = "\u2581"  # SentencePiece's
 _DEFAULTS = {"unk": 0, "bos": 1, "eos": 2}  # of `llama`, where a file does not say
@@ -110,9 +131,9 @@ def _byte_level(
         known = [*_PATTERNS, *_SAME_AS]
         raise ModelError(f"{file.path}: the pre-tokenizer {pre!r} is not served{nearest(pre, known)}")
     merges = [_pair(file, merge) for merge in file.texts("tokenizer.ggml.merges")]
-    llama3 = name == "llama-bpe"
-    # Llama 3 takes a word that is a token as it is, whatever merges would make of it.
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=llama3))
+    # Llama 3 and Mistral Nemo take a word that is a token as it is, whatever merges would make of it.
+    whole = pre in _WHOLE_WORDS
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PATTERNS[name]),
@@ -120,7 +141,7 @@ def _byte_level(
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, llama3
+    return tokenizer, whole
 
 
 def _pair(file: GGUFFile, merge: str) -> tuple[str, str]:

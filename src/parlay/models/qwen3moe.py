@@ -6,6 +6,7 @@ from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.decoder import Decoder
 from parlay.models.qwen2 import last_windows
+from parlay.models.rope import config_file
 from parlay.models.style import Experts, Style
 
 
@@ -19,7 +20,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     step = config.count("decoder_sparse_step", 1)
     dense = config.raw.get("mlp_only_layers") or []
     if not isinstance(dense, list):
-        raise ModelError(f"{config.path / 'config.json'}: mlp_only_layers must list layers, not {dense!r}")
+        raise ModelError(f"{config_file(config.path)}: mlp_only_layers must list layers, not {dense!r}")
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 128)),
         chosen=config.count("num_experts_per_tok", 8),

@@ -38,7 +38,7 @@ def read_rotary(path: Path, raw: dict[str, Any], layers: str = "full_attention")
     if isinstance(scaling, dict) and isinstance(scaling.get(layers), dict):
         scaling = scaling[layers]
     if not isinstance(scaling, dict):
-        raise ModelError(f"{path / 'config.json'}: rope_scaling must be an object, not {scaling!r}")
+        raise ModelError(f"{config_file(path)}: rope_scaling must be an object, not {scaling!r}")
     scaling = dict(scaling)
     theta = float(scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
     kind = str(scaling.pop("rope_type", None) or scaling.pop("type", None) or "default")
@@ -58,9 +58,9 @@ def read_rotary(path: Path, raw: dict[str, Any], layers: str = "full_attention")
         numbers.setdefault("factor", float(raw.get("max_position_embeddings", 2048)) / float(numbers[_ORIGINAL]))
     for key, value in {**numbers, "partial_rotary_factor": partial}.items():
         if not isinstance(value, int | float) or not (0 < value < math.inf or value is False):
-            raise ModelError(f"{path / 'config.json'}: {key} must be a number above 0 and finite, not {value!r}")
+            raise ModelError(f"{config_file(path)}: {key} must be a number above 0 and finite, not {value!r}")
     if partial > 1:
-        raise ModelError(f"{path / 'config.json'}: partial_rotary_factor must be at most 1, not {partial!r}")
+        raise ModelError(f"{config_file(path)}: partial_rotary_factor must be at most 1, not {partial!r}")
     lists = {key: _factors(path, scaling, key) for key in ("short_factor", "long_factor") if kind == "longrope"}
     return Rotary(
         theta=theta,
@@ -80,8 +80,13 @@ def longest(rotary: Rotary, positions: int) -> int:
     return positions
 
 
+def config_file(path: Path) -> Path:
+    """Return the file that says what the model in directory or GGUF file `path` is like."""
+    return path / "config.json" if path.is_dir() else path
+
+
 def _factors(path: Path, scaling: dict[str, Any], key: str) -> tuple[float, ...]:
     values = scaling[key]
     if not isinstance(values, list) or not all(isinstance(v, int | float) and 0 < v < math.inf for v in values):
-        raise ModelError(f"{path / 'config.json'}: {key} must list numbers above 0")
+        raise ModelError(f"{config_file(path)}: {key} must list numbers above 0")
     return tuple(map(float, values))

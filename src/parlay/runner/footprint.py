@@ -7,7 +7,9 @@ from pathlib import Path
 
 import torch
 
+from parlay.errors import ModelError
 from parlay.models.config import ModelConfig, read_json
+from parlay.models.gguf import GGUFFile
 
 _INDEX = "model.safetensors.index.json"
 
@@ -16,9 +18,12 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes of a model's weights once they are loaded, reading headers alone.
 
     What cannot be read counts nothing: the loader will say what is wrong with it. Of files in other formats than
-    safetensors, the size on disk stands for the size in memory.
+    safetensors and GGUF, the size on disk stands for the size in memory.
     """
-    numbers = sum(_elements(file) for file in _safetensors(config.path))
+    if config.path.is_file():
+        numbers = _dequantised(config.path)
+    else:
+        numbers = sum(_elements(file) for file in _safetensors(config.path))
     if not numbers:
         return _on_disk(config.path)
     # A tied head is packed for the kernels beside the embedding that is looked up.
@@ -47,6 +52,15 @@ def _elements(file: Path) -> int:
         return 0
 
 
+def _dequantised(path: Path) -> int:
+    """Return how many numbers a GGUF file holds, however few bits each has in it."""
+    try:
+        with GGUFFile(path) as file:
+            return sum(math.prod(stored.shape) for stored in file.tensors.values())
+    except ModelError:
+        return 0
+
+
 def _on_disk(path: Path) -> int:
-    files = [path] if path.is_file() else [*path.glob("*.bin"), *path.glob("*.gguf")]
+    files = path.glob("*.bin")
     return sum(file.stat().st_size for file in files if file.is_file())
