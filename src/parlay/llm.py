@@ -35,7 +35,7 @@ class LLM:
         """Load a model.
 
         Args:
-            model: a directory in Hugging Face format, a GGUF file, or the name of an embedded model.
+            model: a directory in Hugging Face format, a GGUF file, a name on the hub, or that of an embedded model.
             speculative_config: how to speculate; None decodes plainly.
             **options: fields of `EngineConfig`. The keywords of vLLM 0.6 work too, each with a `DeprecationWarning`.
 
@@ -45,7 +45,7 @@ class LLM:
             CapacityError: memory does not suffice for one sequence.
         """
         options, speculative_config = modernise(options, speculative_config, stacklevel=2)
-        config = EngineConfig.parse({"model": fspath(model), **options})
+        config = EngineConfig.parse({"model": fspath(model) if isinstance(model, PathLike) else model, **options})
         self.engine = Engine(config, SpeculativeConfig.parse(speculative_config))
 
     @property

@@ -1,5 +1,6 @@
 """What an engine is started with."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -18,12 +19,17 @@ class EngineConfig:
     """Options of an engine. Names are vLLM's where both have the option.
 
     Attributes:
-        model: a directory in Hugging Face format, a GGUF file, `owner/name` on the hub, or the name of an embedded
-            model.
-        tokenizer: a directory with another tokenizer.json than the model's own, or the name of an embedded model; its
-            chat template is taken too.
-        revision: branch, tag or commit of a model on a hub; refused for directories and embedded models, which have
-            one version.
+        model: a directory in Hugging Face format, a GGUF file, `owner/name` on the hub, a GGUF file there as
+            `owner/name/file.gguf` or `owner/name:Q4_K_M`, or the name of an embedded model.
+        tokenizer: a model, in any of these forms, whose tokenizer to use instead of the model's own; its chat
+            template is taken too.
+        revision: branch, tag or commit of a model on the hub; refused for directories, files and embedded models,
+            which have one version.
+        tokenizer_revision: the same for the tokenizer; None takes `revision`, or for another model's tokenizer its
+            main branch.
+        hf_token: of an account on the hub that may read the models; None takes HF_TOKEN or the login of the hub's own
+            command. Others can see the command line: there, the variable is better.
+        download_dir: the hub's cache; None takes HF_HUB_CACHE or the hub's default.
         trust_remote_code: always refused when true; a checkpoint's own Python is never run.
         dtype: of weights, activations and cache; `auto` takes the checkpoint's.
         max_model_len: longest sequence, prompt and output together; None takes the model's limit.
@@ -48,6 +54,9 @@ class EngineConfig:
     model: str = "tiny-code"
     tokenizer: str | None = None
     revision: str | None = None
+    tokenizer_revision: str | None = None
+    hf_token: str | None = field(default=None, repr=False)
+    download_dir: str | None = None
     trust_remote_code: bool = False
     dtype: DType = "auto"
     max_model_len: int | None = None
@@ -72,9 +81,13 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
-        for name in ("model", "tokenizer", "revision", "served_model_name"):
+        names = ("model", "tokenizer", "revision", "tokenizer_revision", "hf_token", "download_dir")
+        for name in (*names, "served_model_name"):
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty; leave it out")
+        if self.hf_token is not None and not re.fullmatch("[!-~]+", self.hf_token):
+            # Whoever sends it would quote it in an error.
+            raise ConfigError("hf_token must be printable ASCII characters without spaces; copy it again")
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")

@@ -72,27 +72,39 @@ def embedded_models() -> list[str]:
     return sorted(p.parent.name for p in ASSETS.glob("*/config.json"))
 
 
-def find_model(name: str, hub: Hub = DEFAULT) -> Path:
+def find_model(name: str, hub: Hub = DEFAULT, weights: bool = True) -> Path:
     """Return the directory or GGUF file of a model: embedded, on disk (`./name` means only that), or from the hub.
 
     Args:
-        name: of an embedded model, a directory, a GGUF file, or `owner/model`.
+        name: of an embedded model, a directory, a GGUF file, or a name on the hub.
         hub: how to fetch the last.
+        weights: False if only the tokenizer is needed.
 
     Raises:
         ModelError: there is none.
+        ConfigError: a revision of what is not on the hub.
     """
-    if name in embedded_models():
-        return ASSETS / name
-    path = Path(name)
-    if path.is_dir() or path.is_file():
+    path = ASSETS / name if name in embedded_models() else Path(name)
+    if _exists(path):
+        if hub.revision is not None:
+            raise ConfigError(
+                f"revision={hub.revision!r} picks a version of a model on a hub, but {name!r} is on this machine "
+                "already; leave revision out"
+            )
         return path
     if is_hub_id(name):
-        return fetch(name, hub)
+        return fetch(name, hub, weights)
     raise ModelError(
         f"there is no model {name!r}: give a directory with a config.json, a GGUF file, the name of an "
         "embedded model or, as owner/model, of one on the hub" + nearest(name, embedded_models())
     )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.is_dir() or path.is_file()
+    except OSError:  # a name that no file can have, or one in a folder that may not be looked into
+        return False
 
 
 def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:
@@ -104,6 +116,7 @@ def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:
 
     Raises:
         ModelError: it cannot be found or read, or its architecture is not served.
+        ConfigError: a revision of what is not on the hub.
     """
     config = read_config(find_model(name, hub))
     if not config.architecture.endswith(_SUFFIX) or _family(config) not in families.names():
