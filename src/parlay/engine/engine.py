@@ -24,7 +24,7 @@ from parlay.kv.table import BlockTable
 from parlay.log import logger
 from parlay.models.config import ModelConfig
 from parlay.models.hub import Hub
-from parlay.models.select import cache_spec, describe_model, find_model, load_model, resolve_dtype
+from parlay.models.select import cache_spec, check_weights, describe_model, find_model, load_model, resolve_dtype
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.proposers.select import make_proposer
 from parlay.runner.footprint import weight_bytes
@@ -72,6 +72,7 @@ class Engine:
         groups = [cache_spec(model_config, dtype)] + ([proposer.cache] if proposer.cache else [])
         weights = weight_bytes(model_config, dtype) + proposer.weight_bytes
         num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory(), weights)
+        check_weights(model_config)
 
         torch.set_num_threads(env.threads())
         kernels, trust = settle(select_kernels(config.device), cases(model_config, dtype), env.threads())

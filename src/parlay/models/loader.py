@@ -1,4 +1,7 @@
-"""Reading weights, strictly: what is missing, left over or of another shape is known before any data is read."""
+"""Reading weights, strictly: what is missing, left over or of another shape is known before any data is read.
+
+Leftovers that a family explains, such as layers that predict further tokens, are handed back by name.
+"""
 
 import json
 import math
@@ -63,12 +66,18 @@ class Checkpoint:
         """Return a tensor's shape without reading it."""
         return tuple(self._files[self._where[name]].get_slice(name).get_shape())
 
-    def expect(self, shapes: Mapping[str, tuple[int, ...]], ignorable: Iterable[str] = ()) -> None:
+    def expect(
+        self, shapes: Mapping[str, tuple[int, ...]], ignorable: Iterable[str] = (), further: Iterable[str] = ()
+    ) -> tuple[str, ...]:
         """Compare the headers with what a family needs.
 
         Args:
             shapes: every tensor that will be read.
             ignorable: endings of names that may stand in a file without being read.
+            further: beginnings of names that are no part of the model but may be of use to somebody else.
+
+        Returns:
+            The names of those further tensors.
 
         Raises:
             ModelError: a tensor is missing, left over, or of another shape; the message names it.
@@ -76,8 +85,10 @@ class Checkpoint:
         missing = sorted(set(shapes) - set(self._where))
         if missing:
             raise ModelError(f"{self._path} lacks the tensor {missing[0]!r}{_more(missing)}")
-        ignored = tuple(ignorable)
+        ignored, wanted = tuple(ignorable), tuple(further)
         extra = sorted(n for n in self._where if n not in shapes and not n.endswith(ignored))
+        leftovers = tuple(name for name in extra if name.startswith(wanted))
+        extra = [name for name in extra if not name.startswith(wanted)]
         if extra:
             raise ModelError(
                 f"{self._path} has a tensor that its config does not explain: {extra[0]!r}{_more(extra)}"
@@ -88,6 +99,7 @@ class Checkpoint:
                     f"{self._path}: tensor {name!r} has shape {list(self.shape(name))}, "
                     f"but the config says {list(shape)}"
                 )
+        return leftovers
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return a tensor, converted to `dtype`.
@@ -148,14 +160,19 @@ def _weight_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     # The first of these that is there is what the directory holds.
-    names = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
-    first = path / next((name for name in names if (path / name).exists()), "model.safetensors")
+    known = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+    first = path / next((name for name in known if (path / name).exists()), "model.safetensors")
     files = [first]
     if first.suffix == ".json":
         try:
-            files = sorted({path / name for name in json.loads(first.read_text())["weight_map"].values()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{first} cannot be read: {error}") from None
+            names = sorted(set(json.loads(first.read_text("utf-8"))["weight_map"].values()))
+            files = [path / name for name in names]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ModelError(f"{first} cannot be read: {type(error).__name__}: {error}") from None
+        for name in names:
+            # Files elsewhere are none of the model's business, whatever its index says.
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ModelError(f"{first} names {name!r}, which is outside of the model's directory")
     for file in files:
         if not file.is_file():
             raise ModelError(f"{file} does not exist; weights are read from safetensors or .bin files")

@@ -1,5 +1,6 @@
 """From a name to a model: find the files, read its config, pick the family, load."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from parlay.log import logger
 from parlay.models.config import ModelConfig, read_config
 from parlay.models.context import ForwardContext
 from parlay.models.hub import DEFAULT, Hub, fetch, is_hub_id
+from parlay.models.loader import Checkpoint
 from parlay.registry import Registry
 from parlay.types.cache import CacheSpec
 
@@ -49,14 +51,29 @@ families = Registry(
 
 
 class Model(Protocol):
-    """What a family file's `Model` offers.
+    """What a family file's `Model` offers. `weight_shapes` and `expect` need no instance.
 
     Beside it the file has `describe(config)`, which returns the config with the family's style, or raises a
     ModelError that names a key with a value that the family does not serve.
+
+    Attributes:
+        config, dtype: what it was made with.
+        leftovers: names of the checkpoint's tensors that are no part of the model but may be of use to a proposer.
     """
 
     config: ModelConfig
     dtype: torch.dtype
+    leftovers: tuple[str, ...]
+
+    @staticmethod
+    def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor that is read."""
+        ...
+
+    @classmethod
+    def expect(cls, config: ModelConfig, weights: Checkpoint) -> tuple[str, ...]:
+        """Compare a checkpoint's headers with the config; return the leftovers, or raise a ModelError."""
+        ...
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """Return hidden states after the final norm, `[rows, hidden]`."""
@@ -144,6 +161,23 @@ def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
 def cache_spec(config: ModelConfig, dtype: torch.dtype) -> CacheSpec:
     """Return what the model's layers keep of a token."""
     return CacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, dtype.itemsize)
+
+
+def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor that a model reads, which follow from its config."""
+    family: type[Model] = families.load(_family(config)).Model
+    return family.weight_shapes(config)
+
+
+def check_weights(config: ModelConfig) -> None:
+    """Compare the headers of a model's files with its config, before anything is made as large as they say.
+
+    Raises:
+        ModelError: files are missing or damaged, or do not fit the config.
+    """
+    family: type[Model] = families.load(_family(config)).Model
+    with Checkpoint(config.path) as weights:
+        family.expect(config, weights)
 
 
 def load_model(

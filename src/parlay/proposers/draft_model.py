@@ -21,7 +21,7 @@ from torch import Tensor
 
 from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
-from parlay.models.select import cache_spec, describe_model, load_model
+from parlay.models.select import cache_spec, check_weights, describe_model, load_model
 from parlay.models.tokenizer import read_tokenizer, tokenizer_file
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.runner.batch import Stretch, flatten, single_rows, table_array
@@ -74,6 +74,7 @@ class Proposer(DeviceProposer):
         self._target = target
         self._config = describe_model(options.model, replace(target.hub, revision=options.revision))
         _check_vocabulary(self._config, target.config)
+        check_weights(self._config)
         self.cache = cache_spec(self._config, target.dtype)
         self.weight_bytes = weight_bytes(self._config, target.dtype)
 
