@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from parlay.config.strict import build
-from parlay.errors import ConfigError
+from parlay.errors import ConfigError, shown
 
 DType = Literal["auto", "float32", "bfloat16"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
+_HIGHEST = (1 << 63) - 1
 _LOWEST_SEED, _HIGHEST_SEED = -(1 << 63), (1 << 64) - 1
 
 
@@ -74,13 +75,13 @@ class EngineConfig:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("max_model_len", "num_blocks", "kv_cache_memory"):
+        sizes = ("max_num_seqs", "max_num_batched_tokens", "block_size")
+        for name in (*sizes, "max_model_len", "num_blocks", "kv_cache_memory"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
+                raise ConfigError(f"{name} must be at least 1, not {shown(value)}")
+            if value is not None and value > _HIGHEST:
+                raise ConfigError(f"{name} must be at most {_HIGHEST}, not {shown(value)}")
         names = ("model", "tokenizer", "revision", "tokenizer_revision", "hf_token", "download_dir")
         for name in (*names, "served_model_name"):
             if getattr(self, name) == "":
@@ -92,16 +93,18 @@ class EngineConfig:
         if share is not None and not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")
         if not _LOWEST_SEED <= self.seed <= _HIGHEST_SEED:
-            raise ConfigError(f"seed must be between {_LOWEST_SEED} and {_HIGHEST_SEED}, not {self.seed}")
+            raise ConfigError(f"seed must be between {_LOWEST_SEED} and {_HIGHEST_SEED}, not {shown(self.seed)}")
         if self.trust_remote_code:
             raise ConfigError(
                 "trust_remote_code is refused: parlay runs no Python that comes with a checkpoint, since nobody here "
                 "has read it; leave it out, and the model is served if its architecture is"
             )
         if self.tensor_parallel_size != 1:
-            raise ConfigError(f"tensor_parallel_size={self.tensor_parallel_size} is not served yet; leave it at 1")
+            raise ConfigError(
+                f"tensor_parallel_size={shown(self.tensor_parallel_size)} is not served yet; leave it at 1"
+            )
         if self.device != "cpu":
-            raise ConfigError(f"device={self.device!r} is not served yet; leave it at 'cpu'")
+            raise ConfigError(f"device={shown(self.device)} is not served yet; leave it at 'cpu'")
 
     @property
     def model_name(self) -> str:
@@ -131,7 +134,9 @@ class EngineConfig:
 
 def _dtype(value: object) -> str:
     """Return a dtype's name from any that people use, torch's objects included."""
-    name = str(value).removeprefix("torch.")
+    name = (value if isinstance(value, str) else shown(value)).removeprefix("torch.")
     if name in ("half", "float16"):
-        raise ConfigError(f"dtype {name!r} is not computed in; take 'bfloat16', whose range is larger, or 'float32'")
+        raise ConfigError(
+            f"dtype {shown(name)} is not computed in; take 'bfloat16', whose range is larger, or 'float32'"
+        )
     return {"float": "float32"}.get(name, name)

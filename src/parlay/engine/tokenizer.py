@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 from parlay.engine.chat import ChatOptions, render
-from parlay.errors import RequestError
+from parlay.errors import ModelError, RequestError
 from parlay.models.config import read_json
 from parlay.models.gguf_tokenizer import read_gguf_tokenizer
 from parlay.models.tokenizer import read_tokenizer
@@ -33,7 +33,7 @@ class TextCodec:
         config = path / "tokenizer_config.json"
         self._config = read_json(config) if config.is_file() else {}
         template = path / "chat_template.jinja"
-        self._template = template.read_text() if template.is_file() else _template(self._config.get("chat_template"))
+        self._template = _read(template) if template.is_file() else _template(self._config.get("chat_template"))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`, by default with the special tokens that the tokenizer itself adds.
@@ -147,7 +147,14 @@ class Detokenizer:
 
 
 def _text(value: Any) -> str:
-    return str(value["content"]) if isinstance(value, dict) else str(value)
+    return str(value.get("content") if isinstance(value, dict) else value)
+
+
+def _read(template: Path) -> str:
+    try:
+        return template.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{template} cannot be read: {error}") from None
 
 
 def _template(value: Any) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parlay.errors import ModelError
+from parlay.errors import ModelError, shown
 from parlay.models.gguf_config import read_gguf_config
 from parlay.models.rope import longest, read_rotary
 from parlay.models.style import Experts, Rotary, Style
@@ -54,13 +54,15 @@ class ModelConfig:
         """
         for key, value in served.items():
             if self.raw.get(key, value) != value:
-                raise ModelError(f"{self.path}: {key}={self.raw[key]!r} is not served; only {key}={value!r} is")
+                raise ModelError(
+                    f"{self.path}: {key}={shown(self.raw[key])} is not served; only {key}={shown(value)} is"
+                )
 
     def flag(self, key: str, default: bool) -> bool:
         """Return a key that holds true or false."""
         value = self.raw.get(key, default)
         if not isinstance(value, bool):
-            raise ModelError(f"{self.path / 'config.json'}: {key} must be true or false, not {value!r}")
+            raise ModelError(f"{self.path / 'config.json'}: {key} must be true or false, not {shown(value)}")
         return value
 
     def number(self, key: str, default: float | None) -> float:
@@ -74,7 +76,7 @@ class ModelConfig:
         """Return a key that holds a whole number above 0; None as a default is an error where it is missing."""
         value = self.number(key, default)
         if value != int(value):
-            raise ModelError(f"{self.path / 'config.json'}: {key} must be a whole number, not {value!r}")
+            raise ModelError(f"{self.path / 'config.json'}: {key} must be a whole number, not {shown(value)}")
         return int(value)
 
     def windows(self, sliding: Callable[[int], bool], default: int | None = None) -> tuple[int, ...]:
@@ -97,7 +99,7 @@ class ModelConfig:
             raise ModelError(f"{self.path / 'config.json'}: layer_types must list {self.num_layers} layers")
         for kind in types:
             if kind not in ("full_attention", "sliding_attention"):
-                raise ModelError(f"{self.path}: layer_types has {kind!r}, which is not served")
+                raise ModelError(f"{self.path}: layer_types has {shown(kind)}, which is not served")
         return tuple(window * (kind == "sliding_attention") for kind in types)
 
     def check_experts(self, experts: Experts) -> None:
@@ -217,7 +219,7 @@ def _size(raw: dict[str, Any], key: str, default: int | None = None) -> int:
     """Return a whole number; null and 0 stand for the default, where there is one."""
     value = raw[key] if default is None else raw.get(key) or default
     if type(value) is not int:
-        raise TypeError(f"{key} must be a whole number, not {value!r}")
+        raise TypeError(f"{key} must be a whole number, not {shown(value)}")
     return value
 
 
@@ -229,14 +231,14 @@ def _architecture(raw: dict[str, Any]) -> str:
 def _tied(raw: dict[str, Any]) -> bool:
     value = raw.get("tie_word_embeddings", False)
     if not isinstance(value, bool):
-        raise TypeError(f"tie_word_embeddings must be true or false, not {value!r}")
+        raise TypeError(f"tie_word_embeddings must be true or false, not {shown(value)}")
     return value
 
 
 def _ids(value: Any) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int and token >= 0 for token in ids):
-        raise TypeError(f"eos_token_id must be a token id or several, not {value!r}")
+        raise TypeError(f"eos_token_id must be a token id or several, not {shown(value)}")
     return tuple(ids)
 
 

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from parlay.errors import ModelError
+from parlay.errors import ModelError, shown
 from parlay.models.style import Rotary
 
 _ORIGINAL = "original_max_position_embeddings"
@@ -38,13 +38,13 @@ def read_rotary(path: Path, raw: dict[str, Any], layers: str = "full_attention")
     if isinstance(scaling, dict) and isinstance(scaling.get(layers), dict):
         scaling = scaling[layers]
     if not isinstance(scaling, dict):
-        raise ModelError(f"{path / 'config.json'}: rope_scaling must be an object, not {scaling!r}")
+        raise ModelError(f"{path / 'config.json'}: rope_scaling must be an object, not {shown(scaling)}")
     scaling = dict(scaling)
     theta = float(scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
     kind = str(scaling.pop("rope_type", None) or scaling.pop("type", None) or "default")
     kind = {"su": "longrope"}.get(kind, kind)
     if kind not in KINDS:
-        raise ModelError(f"{path}: rope_type {kind!r} is not served; {', '.join(KINDS)} are")
+        raise ModelError(f"{path}: rope_type {shown(kind)} is not served; {', '.join(KINDS)} are")
     partial = scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
     needed, optional = KINDS[kind]
     if _ORIGINAL in needed and kind != "llama3":
@@ -58,9 +58,9 @@ def read_rotary(path: Path, raw: dict[str, Any], layers: str = "full_attention")
         numbers.setdefault("factor", float(raw.get("max_position_embeddings", 2048)) / float(numbers[_ORIGINAL]))
     for key, value in {**numbers, "partial_rotary_factor": partial}.items():
         if not isinstance(value, int | float) or not (0 < value < math.inf or value is False):
-            raise ModelError(f"{path / 'config.json'}: {key} must be a number above 0 and finite, not {value!r}")
+            raise ModelError(f"{path / 'config.json'}: {key} must be a number above 0 and finite, not {shown(value)}")
     if partial > 1:
-        raise ModelError(f"{path / 'config.json'}: partial_rotary_factor must be at most 1, not {partial!r}")
+        raise ModelError(f"{path / 'config.json'}: partial_rotary_factor must be at most 1, not {shown(partial)}")
     lists = {key: _factors(path, scaling, key) for key in ("short_factor", "long_factor") if kind == "longrope"}
     return Rotary(
         theta=theta,

@@ -25,5 +25,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
         raise ModelError(f"{file} does not exist; text needs a tokenizer in the `tokenizers` format")
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"{file} cannot be read: {error}") from None
+    except BaseException as error:  # the library raises bare Exception, and where it panics something beyond that
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise ModelError(f"{file} cannot be read: {str(error).split(chr(10))[0]}") from None
