@@ -17,7 +17,7 @@ FEW, MANY = 100, 20_000
 examples = pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.soak)])
 
 ODD_NUMBERS = st.sampled_from(
-    [True, False, 10**5000, -(10**400), 1 << 63, 1 << 64, 0, -1, 1e308, 0.5, 2.0, "3", "1e5"]
+    [True, False, 10**400, -(10**400), 1 << 63, 1 << 64, 0, -1, 1e308, 0.5, 2.0, "3", "1e5"]
 )
 ODD_FLOATS = st.sampled_from([float("nan"), float("inf"), float("-inf"), 5e-324, -0.0])
 ODD_TEXTS = st.sampled_from(["\ud800", "a\0b", "\n", "", " ", "x" * 5000, "../..", "/etc/passwd", "é", "null"])

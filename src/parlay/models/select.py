@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from parlay.dist.group import ALONE, Group
-from parlay.errors import ConfigError, ModelError, nearest
+from parlay.errors import ConfigError, ModelError, nearest, shown
 from parlay.kernels.base import Kernels
 from parlay.log import logger
 from parlay.models.config import ModelConfig, read_config
@@ -112,7 +112,7 @@ def find_model(name: str, hub: Hub = DEFAULT, weights: bool = True) -> Path:
     if is_hub_id(name):
         return fetch(name, hub, weights)
     raise ModelError(
-        f"there is no model {name!r}: give a directory with a config.json, a GGUF file, the name of an "
+        f"there is no model {shown(name)}: give a directory with a config.json, a GGUF file, the name of an "
         "embedded model or, as owner/model, of one on the hub" + nearest(name, embedded_models())
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import inf
 from numbers import Integral, Real
 from typing import Any
 
@@ -244,7 +245,10 @@ def _integer(name: str, value: object, low: int, high: int | None = None) -> int
 def _real(name: str, value: object, low: float, high: float) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise RequestError(f"{name} must be a number, not {shown(value)}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = inf
     if not low <= number <= high:
         raise RequestError(f"{name} must be between {low:g} and {high:g}, not {shown(number)}")
     return number
