@@ -40,6 +40,11 @@ def shown(value: object) -> str:
         text = repr(value)
     except Exception:  # an integer of too many digits, or a mistake of the object's own
         return f"a value of type {type(value).__name__}"
+    return brief(text)
+
+
+def brief(text: str) -> str:
+    """Return a text in one line, cut where it is long."""
     text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= _LONG else text[:_LONG] + "..."
 

@@ -170,7 +170,7 @@ def test_an_index_stays_in_its_directory(path: Path, reads: list[str], kind: str
     index = {"safetensors": "model.safetensors.index.json", "bin": "pytorch_model.bin.index.json"}[kind]
     (path / index).write_text(json.dumps({"weight_map": dict.fromkeys(tensors, name)}))
     for use in (load, digest_weights):
-        with pytest.raises(ModelError, match="which is outside of the model's directory"):
+        with pytest.raises(ModelError, match="which is no file in the model's directory"):
             use(path)
     assert reads == []
 

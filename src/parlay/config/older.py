@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from parlay.errors import ConfigError, shown
+from parlay.errors import ConfigError, brief, shown
 
 # What each is called inside `speculative_config`.
 _RENAMED = {
@@ -69,4 +69,4 @@ def _translate(older: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inner(mapping: Mapping[str, Any]) -> str:
-    return repr(dict(mapping))[1:-1]
+    return brief(repr(dict(mapping))[1:-1])

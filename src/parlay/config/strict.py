@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from parlay.errors import ConfigError, nearest, shown
+from parlay.errors import ConfigError, brief, nearest, shown
 
 T = TypeVar("T")
 
@@ -35,4 +35,6 @@ def build(cls: type[T], values: Mapping[str, Any], what: str, also: Iterable[str
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
-        raise ConfigError(f"{what}: {error}") from None
+        raise ConfigError(f"{what}: {brief(str(error))}") from None
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what}: a text is not valid Unicode") from None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parlay.config import build
-from parlay.errors import ConfigError, RequestError, shown
+from parlay.errors import ConfigError, RequestError, brief, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def render(
     except RequestError:
         raise
     except Exception as error:  # a template's expressions may raise anything
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        reason = brief(str(error).strip().split("\n")[0]) or type(error).__name__
         raise RequestError(f"the chat template refuses these messages: {reason}") from None
     if not options.continue_final_message:
         return text

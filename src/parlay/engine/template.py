@@ -23,7 +23,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from parlay.errors import RequestError
+from parlay.errors import RequestError, brief
 
 # Far beyond any conversation.
 _TURNS, _SECONDS = 1 << 20, 10.0
@@ -183,4 +183,4 @@ def _to_json(value: Any, **options: Any) -> str:
 
 def _refuse(message: str) -> None:
     """What templates call to refuse messages."""
-    raise RequestError(f"the chat template refuses these messages: {message}")
+    raise RequestError(f"the chat template refuses these messages: {brief(str(message))}")

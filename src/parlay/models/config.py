@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parlay.errors import ModelError, shown
+from parlay.errors import ModelError, brief, shown
 from parlay.models.gguf_config import read_gguf_config
 from parlay.models.rope import longest, read_rotary
 from parlay.models.style import Experts, Rotary, Style
@@ -69,7 +69,7 @@ class ModelConfig:
         """Return a key that holds a number above 0; None as a default is an error where it is missing."""
         value = self.raw.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST_FLOAT:
-            raise ModelError(f"{self.path / 'config.json'}: {key} must be a number above 0, not {value!r:.99}")
+            raise ModelError(f"{self.path / 'config.json'}: {key} must be a number above 0, not {shown(value)}")
         return float(value)
 
     def count(self, key: str, default: int | None) -> int:
@@ -186,7 +186,7 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     except KeyError as error:
         raise ModelError(f"{_file(path)} lacks the key {error}") from None
     except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
-        raise ModelError(f"{_file(path)} cannot be read: {error!s:.200}") from None
+        raise ModelError(f"{_file(path)} cannot be read: {brief(str(error))}") from None
     _check_sizes(config)
     return config
 

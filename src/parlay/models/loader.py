@@ -17,12 +17,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from parlay.errors import ModelError
+from parlay.errors import ModelError, brief, shown
 from parlay.models.gguf import GGUFFile
 from parlay.models.gguf_names import GGUFWeights
 from parlay.models.pickled import Pickled
 
 _SAMPLE = 256  # bytes
+_NAME = 255  # characters of a file's name
 
 
 class Checkpoint:
@@ -52,7 +53,7 @@ class Checkpoint:
             opened = GGUFWeights(file) if file == self._path else safe_open(file, framework="pt")
             return self._stack.enter_context(opened)
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{file} cannot be read: {error}") from None
+            raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -84,19 +85,19 @@ class Checkpoint:
         """
         missing = sorted(set(shapes) - set(self._where))
         if missing:
-            raise ModelError(f"{self._path} lacks the tensor {missing[0]!r}{_more(missing)}")
+            raise ModelError(f"{self._path} lacks the tensor {shown(missing[0])}{_more(missing)}")
         ignored, wanted = tuple(ignorable), tuple(further)
         extra = sorted(n for n in self._where if n not in shapes and not n.endswith(ignored))
         leftovers = tuple(name for name in extra if name.startswith(wanted))
         extra = [name for name in extra if not name.startswith(wanted)]
         if extra:
             raise ModelError(
-                f"{self._path} has a tensor that its config does not explain: {extra[0]!r}{_more(extra)}"
+                f"{self._path} has a tensor that its config does not explain: {shown(extra[0])}{_more(extra)}"
             )
         for name, shape in shapes.items():
             if self.shape(name) != shape:
                 raise ModelError(
-                    f"{self._path}: tensor {name!r} has shape {list(self.shape(name))}, "
+                    f"{self._path}: tensor {shown(name)} has shape {list(self.shape(name))}, "
                     f"but the config says {list(shape)}"
                 )
         return leftovers
@@ -112,7 +113,7 @@ class Checkpoint:
         # One pass at the speed of memory; NaN wins over any minimum and maximum.
         if tensor.numel() and not all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
             raise ModelError(
-                f"{self._where[name]}: tensor {name!r} holds values that are infinite or not numbers"
+                f"{self._where[name]}: tensor {shown(name)} holds values that are infinite or not numbers"
                 f"{'' if stored.dtype is dtype else f' in {dtype}'.replace('torch.', '')}; the checkpoint is damaged"
             )
         return tensor
@@ -144,7 +145,7 @@ def digest_weights(path: Path) -> bytes:
                         data.seek(8 + len(header) + (begin + end) // 2)
                         digest.update(data.read(min(_SAMPLE, end - (begin + end) // 2)))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-            raise ModelError(f"{file} cannot be read: {error}") from None
+            raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
     return digest.digest()
 
 
@@ -168,11 +169,11 @@ def _weight_files(path: Path) -> list[Path]:
             names = sorted(set(json.loads(first.read_text("utf-8"))["weight_map"].values()))
             files = [path / name for name in names]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ModelError(f"{first} cannot be read: {type(error).__name__}: {error}") from None
+            raise ModelError(f"{first} cannot be read: {type(error).__name__}: {brief(str(error))}") from None
         for name in names:
             # Files elsewhere are none of the model's business, whatever its index says.
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise ModelError(f"{first} names {name!r}, which is outside of the model's directory")
+            if Path(name).is_absolute() or ".." in Path(name).parts or not name.isprintable() or len(name) > _NAME:
+                raise ModelError(f"{first} names {shown(name)}, which is no file in the model's directory")
     for file in files:
         if not file.is_file():
             raise ModelError(f"{file} does not exist; weights are read from safetensors or .bin files")

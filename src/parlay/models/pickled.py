@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from parlay.errors import ModelError
+from parlay.errors import ModelError, brief
 
 _SAMPLE = 256  # elements
 
@@ -25,7 +25,7 @@ class Pickled:
             # Nothing but tensors is unpickled. Older files than zip archives cannot be mapped and are read whole.
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
         except Exception as error:  # a damaged file makes torch raise almost anything
-            reason = str(error).split("\n")[0] or type(error).__name__
+            reason = brief(str(error).split("\n")[0]) or type(error).__name__
             raise ModelError(f"{file} cannot be read as a file of tensors alone: {reason}") from None
         if not isinstance(content, dict) or not all(isinstance(n, str) and _plain(t) for n, t in content.items()):
             raise ModelError(f"{file} holds something else than plain tensors by name")

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from parlay.errors import ModelError, shown
+from parlay.errors import ModelError, brief, shown
 from parlay.models.style import Rotary
 
 _ORIGINAL = "original_max_position_embeddings"
@@ -33,6 +33,17 @@ def read_rotary(path: Path, raw: dict[str, Any], layers: str = "full_attention")
     Raises:
         ModelError: a kind of scaling that is not served, or keys that are missing or no numbers above 0.
     """
+    try:
+        return _read(path, raw, layers)
+    except KeyError as error:
+        raise ModelError(f"{path / 'config.json'} lacks the key {error} for its rotary embedding") from None
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ModelError(
+            f"{path / 'config.json'}: the rotary embedding cannot be read: {brief(str(error))}"
+        ) from None
+
+
+def _read(path: Path, raw: dict[str, Any], layers: str) -> Rotary:
     # transformers 5 writes `rope_parameters`; earlier files have `rope_theta` beside `rope_scaling`.
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if isinstance(scaling, dict) and isinstance(scaling.get(layers), dict):

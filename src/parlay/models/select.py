@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from parlay.dist.group import ALONE, Group
-from parlay.errors import ConfigError, ModelError, nearest, shown
+from parlay.errors import ConfigError, ModelError, brief, nearest, shown
 from parlay.kernels.base import Kernels
 from parlay.log import logger
 from parlay.models.config import ModelConfig, read_config
@@ -105,8 +105,8 @@ def find_model(name: str, hub: Hub = DEFAULT, weights: bool = True) -> Path:
     if _exists(path):
         if hub.revision is not None:
             raise ConfigError(
-                f"revision={hub.revision!r} picks a version of a model on a hub, but {name!r} is on this machine "
-                "already; leave revision out"
+                f"revision={shown(hub.revision)} picks a version of a model on a hub, but {shown(name)} is on this "
+                "machine already; leave revision out"
             )
         return path
     if is_hub_id(name):
@@ -138,7 +138,7 @@ def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:
     config = read_config(find_model(name, hub))
     if not config.architecture.endswith(_SUFFIX) or _family(config) not in families.names():
         served = ", ".join(families.names())
-        raise ModelError(f"{config.path}: {config.architecture} is not served; these families are: {served}")
+        raise ModelError(f"{config.path}: {brief(config.architecture)} is not served; these families are: {served}")
     described: ModelConfig = families.load(_family(config)).describe(config)
     return described
 
@@ -154,7 +154,7 @@ def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
         logger.warning("%s: float16 is computed as bfloat16, its range being what matters", config.path)
         name = "bfloat16"
     if name not in _DTYPES:
-        raise ConfigError(f"dtype {name!r} is not served{nearest(name, _DTYPES)}")
+        raise ConfigError(f"dtype {shown(name)} is not served{nearest(name, _DTYPES)}")
     return _DTYPES[name]
 
 

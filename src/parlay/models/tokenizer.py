@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from parlay.errors import ModelError
+from parlay.errors import ModelError, brief
 from parlay.models.gguf_tokenizer import read_gguf_tokenizer
 
 
@@ -28,4 +28,4 @@ def read_tokenizer(file: Path) -> Tokenizer:
     except BaseException as error:  # the library raises bare Exception, and where it panics something beyond that
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        raise ModelError(f"{file} cannot be read: {str(error).split(chr(10))[0]}") from None
+        raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
