@@ -53,7 +53,9 @@ class Checkpoint:
             opened = GGUFWeights(file) if file == self._path else safe_open(file, framework="pt")
             return self._stack.enter_context(opened)
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
+            raise ModelError(
+                f"{file} cannot be read: {brief(str(error))}; it is cut off or damaged, fetch it again"
+            ) from None
 
     def __enter__(self) -> "Checkpoint":
         return self
