@@ -57,7 +57,7 @@ CASES = {
     "--model=whole --tokenizer=owner/model": "not in the hub's cache",
     "--model=whole --hf-token=a b": "hf_token must be printable ASCII characters",
     '--model=whole --speculative-config={"model":"cut"}': "model-00002-of-00002.safetensors cannot be read",
-    '--model=whole --speculative-config={"model":"owner/model","revision":"v1"}': "revision 'v1' is not in the hub's cache",
+    '--model=whole --speculative-config={"model":"owner/model","revision":"v1"}': "of that name at revision 'v1'",
 }
 
 
