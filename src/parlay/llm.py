@@ -9,7 +9,7 @@ from parlay.config import EngineConfig, SpeculativeConfig, modernise
 from parlay.engine.chat import ChatOptions
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request, best
-from parlay.errors import ConfigError, RequestError
+from parlay.errors import ConfigError, RequestError, shown
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 
@@ -267,7 +267,7 @@ def _content(prompt: Prompt) -> str | Sequence[int]:
     if not isinstance(prompt, Mapping):
         return prompt
     if not prompt or set(prompt) - {"prompt", "prompt_token_ids"}:
-        raise RequestError(f"a prompt mapping has 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}")
+        raise RequestError(f"a prompt mapping has 'prompt' or 'prompt_token_ids', not {shown(list(prompt))}")
     content: str | Sequence[int] = prompt.get("prompt_token_ids", prompt.get("prompt"))
     return content
 
