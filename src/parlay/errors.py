@@ -31,10 +31,28 @@ class CapacityError(ParlayError, MemoryError):
     """Memory does not suffice for what was asked."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+_LONG = 200  # characters of a value that a message shows
+
+
+def shown(value: object) -> str:
+    """Return any value for a message: in one line, cut where it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # an integer of too many digits, or a mistake of the object's own
+        return f"a value of type {type(value).__name__}"
+    return brief(text)
+
+
+def brief(text: str) -> str:
+    """Return a text in one line, cut where it is long."""
+    text = " ".join(text.split()) if "\n" in text else text
+    return text if len(text) <= _LONG else text[:_LONG] + "..."
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the known name closest to `name`, or the list of known names."""
     names = sorted(known)
-    close = get_close_matches(name, names, n=1)
+    close = get_close_matches(name, names, n=1) if isinstance(name, str) and len(name) <= _LONG else []
     if close:
         return f" (did you mean {close[0]!r}?)"
     return f" (known: {', '.join(names)})" if names else ""

@@ -9,7 +9,7 @@ from parlay.config import EngineConfig, SpeculativeConfig, modernise
 from parlay.engine.chat import ChatOptions
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request, best
-from parlay.errors import ConfigError, RequestError
+from parlay.errors import ConfigError, RequestError, shown
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 
@@ -35,7 +35,7 @@ class LLM:
         """Load a model.
 
         Args:
-            model: a directory in Hugging Face format, a GGUF file, or the name of an embedded model.
+            model: a directory in Hugging Face format, a GGUF file, a name on the hub, or that of an embedded model.
             speculative_config: how to speculate; None decodes plainly.
             **options: fields of `EngineConfig`. The keywords of vLLM 0.6 work too, each with a `DeprecationWarning`.
 
@@ -45,7 +45,7 @@ class LLM:
             CapacityError: memory does not suffice for one sequence.
         """
         options, speculative_config = modernise(options, speculative_config, stacklevel=2)
-        config = EngineConfig.parse({"model": fspath(model), **options})
+        config = EngineConfig.parse({"model": fspath(model) if isinstance(model, PathLike) else model, **options})
         self.engine = Engine(config, SpeculativeConfig.parse(speculative_config))
 
     @property
@@ -267,7 +267,7 @@ def _content(prompt: Prompt) -> str | Sequence[int]:
     if not isinstance(prompt, Mapping):
         return prompt
     if not prompt or set(prompt) - {"prompt", "prompt_token_ids"}:
-        raise RequestError(f"a prompt mapping has 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}")
+        raise RequestError(f"a prompt mapping has 'prompt' or 'prompt_token_ids', not {shown(list(prompt))}")
     content: str | Sequence[int] = prompt.get("prompt_token_ids", prompt.get("prompt"))
     return content
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
 
-from parlay.errors import ConfigError, nearest
+from parlay.errors import ConfigError, nearest, shown
 
 
 class Registry:
@@ -29,5 +29,5 @@ class Registry:
         """
         names = list(self.names())
         if name not in names:
-            raise ConfigError(f"unknown {self._kind} {name!r}{nearest(name, names)}")
+            raise ConfigError(f"unknown {self._kind} {shown(name)}{nearest(name, names)}")
         return import_module(f"{self._package}.{name}")

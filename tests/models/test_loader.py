@@ -86,6 +86,41 @@ def test_what_early_exporters_stored_is_ignored(path: Path) -> None:
     load(path)
 
 
+FURTHER = ["model.layers.3.eh_proj.weight", "model.layers.4.mlp.up_proj.weight", "mtp.layers.0.norm.weight"]
+
+
+@pytest.mark.parametrize("key", ["num_nextn_predict_layers", "mtp_num_hidden_layers"])
+def test_layers_that_predict_further_tokens_are_handed_back(tmp_path: Path, reads: list[str], key: str) -> None:
+    path = write_llama(tmp_path / "further", **{key: 2})
+    assert load(path).engine._worker._runner.model.leftovers == ()
+    edit(path, lambda t: t.update({name: torch.zeros(2) for name in FURTHER}))
+    reads.clear()
+    assert load(path).engine._worker._runner.model.leftovers == tuple(FURTHER)
+    assert reads
+    assert not set(FURTHER) & set(reads)
+    edit(path, lambda t: t.update({"model.layers.5.mlp.up_proj.weight": torch.zeros(2)}))
+    with pytest.raises(ModelError, match=r"not explain: 'model\.layers\.5\.mlp\.up_proj\.weight'$"):
+        load(path)
+
+
+@pytest.mark.parametrize("count", [None, 0])
+@pytest.mark.parametrize("name", FURTHER)
+def test_but_only_if_the_config_announces_them(tmp_path: Path, name: str, count: int | None) -> None:
+    path = write_llama(tmp_path / "further", num_nextn_predict_layers=count)
+    edit(path, lambda t: t.update({name: torch.zeros(2)}))
+    with pytest.raises(ModelError, match=f"does not explain: '{name}'"):
+        load(path)
+
+
+@pytest.mark.parametrize("count", [-1, "2", True, 1.5, 1 << 70, float("nan"), [1]])
+def test_numbers_of_further_layers(tmp_path: Path, count: object) -> None:
+    """A damaged number explains no more than there is, and costs nothing."""
+    path = write_llama(tmp_path / "further", num_nextn_predict_layers=count)
+    edit(path, lambda t: t.update({"model.layers.5000.norm.weight": torch.zeros(2)}))
+    with pytest.raises(ModelError, match=r"num_nextn_predict_layers|does not explain"):
+        load(path)
+
+
 @pytest.mark.parametrize("damage", ["garbage", "empty", "short header", "truncated", "one byte short", "a directory"])
 def test_damaged_files(path: Path, reads: list[str], damage: str) -> None:
     file = path / "model.safetensors"
@@ -120,6 +155,24 @@ def test_a_damaged_index(path: Path, text: str) -> None:
     (path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ModelError):
         load(path)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize("where", ["../elsewhere.{}", "{}/elsewhere.{}", "a/../../elsewhere.{}", "/dev/zero", ".."])
+def test_an_index_stays_in_its_directory(path: Path, reads: list[str], kind: str, where: str) -> None:
+    """Even where the file is there and holds what is asked for."""
+    name = where.format(kind) if where.count("{}") < 2 else where.format(path.parent, kind)
+    tensors = load_file(path / "model.safetensors")
+    save_file(tensors, path.parent / "elsewhere.safetensors")
+    torch.save(tensors, path.parent / "elsewhere.bin")
+    (path / "a").mkdir()
+    (path / "model.safetensors").unlink()
+    index = {"safetensors": "model.safetensors.index.json", "bin": "pytorch_model.bin.index.json"}[kind]
+    (path / index).write_text(json.dumps({"weight_map": dict.fromkeys(tensors, name)}))
+    for use in (load, digest_weights):
+        with pytest.raises(ModelError, match="which is no file in the model's directory"):
+            use(path)
+    assert reads == []
 
 
 def test_weights_are_converted(path: Path) -> None:

@@ -3,7 +3,7 @@
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from parlay import __version__, env
 def provenance(numerics: Iterable[str] = ()) -> dict[str, Any]:
     """Return the command, the commit, the versions and the engines' numerics ids behind a measurement."""
     return {
-        "command": " ".join(["parlay", *sys.argv[1:]]),
+        "command": " ".join(["parlay", *_public(sys.argv[1:])]),
         "commit": _git("rev-parse", "--short", "HEAD"),
         "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "parlay": __version__,
@@ -25,6 +25,18 @@ def provenance(numerics: Iterable[str] = ()) -> dict[str, Any]:
         "threads": env.threads(),
         "numerics": sorted(set(numerics)),
     }
+
+
+def _public(arguments: Sequence[str]) -> list[str]:
+    """Return a command line without what nobody else may know."""
+    shown: list[str] = []
+    for argument in arguments:
+        if shown and shown[-1].replace("_", "-") == "--hf-token":
+            argument = "***"
+        name, equals, _ = argument.partition("=")
+        hide = equals and name.replace("_", "-") == "--hf-token"
+        shown.append(f"{name}=***" if hide else argument)
+    return shown
 
 
 def _git(*arguments: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from parlay.errors import nearest
+from parlay.errors import nearest, shown
 
 
 class Parser(argparse.ArgumentParser):
@@ -101,8 +101,8 @@ def _add(group: Any, flags: list[str], hint: Any, options: dict[str, Any]) -> No
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not valid JSON: {error}") from None
 
 
 def _summary(cls: type) -> str:

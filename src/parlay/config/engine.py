@@ -1,15 +1,17 @@
 """What an engine is started with."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from parlay.config.strict import build
-from parlay.errors import ConfigError
+from parlay.errors import ConfigError, shown
 
 DType = Literal["auto", "float32", "bfloat16"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
+_HIGHEST = (1 << 63) - 1
 _LOWEST_SEED, _HIGHEST_SEED = -(1 << 63), (1 << 64) - 1
 
 
@@ -18,12 +20,17 @@ class EngineConfig:
     """Options of an engine. Names are vLLM's where both have the option.
 
     Attributes:
-        model: a directory in Hugging Face format, a GGUF file, `owner/name` on the hub, or the name of an embedded
-            model.
-        tokenizer: a directory with another tokenizer.json than the model's own, or the name of an embedded model; its
-            chat template is taken too.
-        revision: branch, tag or commit of a model on a hub; refused for directories and embedded models, which have
-            one version.
+        model: a directory in Hugging Face format, a GGUF file, `owner/name` on the hub, a GGUF file there as
+            `owner/name/file.gguf` or `owner/name:Q4_K_M`, or the name of an embedded model.
+        tokenizer: a model, in any of these forms, whose tokenizer to use instead of the model's own; its chat
+            template is taken too.
+        revision: branch, tag or commit of a model on the hub; refused for directories, files and embedded models,
+            which have one version.
+        tokenizer_revision: the same for the tokenizer; None takes `revision`, or for another model's tokenizer its
+            main branch.
+        hf_token: of an account on the hub that may read the models; None takes HF_TOKEN or the login of the hub's own
+            command. Others can see the command line: there, the variable is better.
+        download_dir: the hub's cache; None takes HF_HUB_CACHE or the hub's default.
         trust_remote_code: always refused when true; a checkpoint's own Python is never run.
         dtype: of weights, activations and cache; `auto` takes the checkpoint's.
         max_model_len: longest sequence, prompt and output together; None takes the model's limit.
@@ -48,6 +55,9 @@ class EngineConfig:
     model: str = "tiny-code"
     tokenizer: str | None = None
     revision: str | None = None
+    tokenizer_revision: str | None = None
+    hf_token: str | None = field(default=None, repr=False)
+    download_dir: str | None = None
     trust_remote_code: bool = False
     dtype: DType = "auto"
     max_model_len: int | None = None
@@ -65,30 +75,36 @@ class EngineConfig:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("max_model_len", "num_blocks", "kv_cache_memory"):
+        sizes = ("max_num_seqs", "max_num_batched_tokens", "block_size")
+        for name in (*sizes, "max_model_len", "num_blocks", "kv_cache_memory"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
-        for name in ("model", "tokenizer", "revision", "served_model_name"):
+                raise ConfigError(f"{name} must be at least 1, not {shown(value)}")
+            if value is not None and value > _HIGHEST:
+                raise ConfigError(f"{name} must be at most {_HIGHEST}, not {shown(value)}")
+        names = ("model", "tokenizer", "revision", "tokenizer_revision", "hf_token", "download_dir")
+        for name in (*names, "served_model_name"):
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty; leave it out")
+        if self.hf_token is not None and not re.fullmatch("[!-~]+", self.hf_token):
+            # Whoever sends it would quote it in an error.
+            raise ConfigError("hf_token must be printable ASCII characters without spaces; copy it again")
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")
         if not _LOWEST_SEED <= self.seed <= _HIGHEST_SEED:
-            raise ConfigError(f"seed must be between {_LOWEST_SEED} and {_HIGHEST_SEED}, not {self.seed}")
+            raise ConfigError(f"seed must be between {_LOWEST_SEED} and {_HIGHEST_SEED}, not {shown(self.seed)}")
         if self.trust_remote_code:
             raise ConfigError(
                 "trust_remote_code is refused: parlay runs no Python that comes with a checkpoint, since nobody here "
                 "has read it; leave it out, and the model is served if its architecture is"
             )
         if self.tensor_parallel_size != 1:
-            raise ConfigError(f"tensor_parallel_size={self.tensor_parallel_size} is not served yet; leave it at 1")
+            raise ConfigError(
+                f"tensor_parallel_size={shown(self.tensor_parallel_size)} is not served yet; leave it at 1"
+            )
         if self.device != "cpu":
-            raise ConfigError(f"device={self.device!r} is not served yet; leave it at 'cpu'")
+            raise ConfigError(f"device={shown(self.device)} is not served yet; leave it at 'cpu'")
 
     @property
     def model_name(self) -> str:
@@ -118,7 +134,9 @@ class EngineConfig:
 
 def _dtype(value: object) -> str:
     """Return a dtype's name from any that people use, torch's objects included."""
-    name = str(value).removeprefix("torch.")
+    name = (value if isinstance(value, str) else shown(value)).removeprefix("torch.")
     if name in ("half", "float16"):
-        raise ConfigError(f"dtype {name!r} is not computed in; take 'bfloat16', whose range is larger, or 'float32'")
+        raise ConfigError(
+            f"dtype {shown(name)} is not computed in; take 'bfloat16', whose range is larger, or 'float32'"
+        )
     return {"float": "float32"}.get(name, name)

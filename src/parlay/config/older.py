@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from parlay.errors import ConfigError
+from parlay.errors import ConfigError, brief, shown
 
 # What each is called inside `speculative_config`.
 _RENAMED = {
@@ -43,7 +43,7 @@ def modernise(options: Mapping[str, Any], speculative: Any, stacklevel: int = 1)
         speculative = _translate(older)
     for key in options:
         if key in older:
-            advice = f"write speculative_config={speculative!r}"
+            advice = f"write speculative_config={shown(speculative)}"
         elif key in _RENAMED:
             advice = "leave it out"
         elif key in _NEEDLESS:
@@ -58,7 +58,7 @@ def _translate(older: Mapping[str, Any]) -> dict[str, Any]:
     now = {_RENAMED[key]: value for key, value in older.items()}
     name = now.pop("model")
     if not isinstance(name, str):
-        raise ConfigError(f"speculative_model must be a name such as '[ngram]' or a draft model's, not {name!r}")
+        raise ConfigError(f"speculative_model must be a name such as '[ngram]' or a draft model's, not {shown(name)}")
     # A name in brackets is a method that needs no model.
     bracketed = re.fullmatch(r"\[(\w+)\]", name)
     config = {"method": bracketed[1]} if bracketed else {"model": name}
@@ -69,4 +69,4 @@ def _translate(older: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inner(mapping: Mapping[str, Any]) -> str:
-    return repr(dict(mapping))[1:-1]
+    return brief(repr(dict(mapping))[1:-1])

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from parlay.errors import ConfigError
+from parlay.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class SpeculativeConfig:
         k = self.num_speculative_tokens
         if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
             raise ConfigError(
-                f"num_speculative_tokens must be an integer of at least 1, not {k!r}; "
+                f"num_speculative_tokens must be an integer of at least 1, not {shown(k)}; "
                 "to decode plainly leave speculative_config out"
             )
 
@@ -44,10 +44,12 @@ class SpeculativeConfig:
         if isinstance(value, str):
             try:
                 value = json.loads(value)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise ConfigError(f"speculative_config is not valid JSON: {error}") from None
         if not isinstance(value, Mapping):
-            raise ConfigError(f"speculative_config must be a mapping such as {{'method': 'ngram'}}, not {value!r}")
+            raise ConfigError(
+                f"speculative_config must be a mapping such as {{'method': 'ngram'}}, not {shown(value)}"
+            )
         options = dict(value)
         method = options.pop("method", None)
         if method is None and "model" in options:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from parlay.errors import ConfigError, nearest
+from parlay.errors import ConfigError, brief, nearest, shown
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ def build(cls: type[T], values: Mapping[str, Any], what: str, also: Iterable[str
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown {what} {key!r}{nearest(str(key), {*known, *also})}")
+            raise ConfigError(f"unknown {what} {shown(key)}{nearest(key, {*known, *also})}")
     for name, f in known.items():
         if name not in values and f.default is MISSING and f.default_factory is MISSING:
             raise ConfigError(f"{what} {name!r} is needed")
@@ -35,4 +35,6 @@ def build(cls: type[T], values: Mapping[str, Any], what: str, also: Iterable[str
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
-        raise ConfigError(f"{what}: {error}") from None
+        raise ConfigError(f"{what}: {brief(str(error))}") from None
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what}: a text is not valid Unicode") from None

@@ -1,23 +1,14 @@
 """From a conversation to a prompt, as the model's chat template wants it.
 
-Templates are programs that come with a checkpoint: they run in a sandbox that lets them neither change what they are
-given nor reach anything else. They find what transformers' documents promise them: special tokens, `tools`,
-`raise_exception`, `strftime_now`, a `tojson` that escapes no HTML, `break` and `continue`, and `generation` blocks,
-whose marks only training needs.
+Templates are programs that come with a checkpoint: `template` runs them, and says what they find.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parlay.config import build
-from parlay.errors import ConfigError, RequestError
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from parlay.errors import ConfigError, RequestError, brief, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +63,21 @@ def render(
     if not plain:
         raise RequestError("a conversation needs at least one message")
     mark = _continued(plain) if options.continue_final_message else ""
+    from parlay.engine.template import render as run  # slow to import
+
     try:
-        text = _compile(template).render(
+        variables = dict(
             **special,
             **{"tools": options.tools, "documents": None, **options.chat_template_kwargs},
             messages=plain,
             add_generation_prompt=options.add_generation_prompt,
         )
+        text = run(template, variables)
     except RequestError:
         raise
     except Exception as error:  # a template's expressions may raise anything
-        raise RequestError(f"the chat template refuses these messages: {error}") from None
+        reason = brief(str(error).strip().split("\n")[0]) or type(error).__name__
+        raise RequestError(f"the chat template refuses these messages: {reason}") from None
     if not options.continue_final_message:
         return text
     end = text.rfind(mark)
@@ -93,19 +88,19 @@ def render(
 
 def _message(message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RequestError(f"a message is a mapping with 'role' and 'content', not {message!r}")
+        raise RequestError(f"a message is a mapping with 'role' and 'content', not {shown(message)}")
     content = message.get("content")
     if isinstance(content, list | tuple):
         content = "\n".join(_part(part) for part in content)
     elif not isinstance(content, str | None):
-        raise RequestError(f"a message's content is text or a list of text parts, not {content!r}")
+        raise RequestError(f"a message's content is text or a list of text parts, not {shown(content)}")
     return {**message, "content": content}
 
 
 def _part(part: object) -> str:
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
     if not isinstance(text, str):
-        raise RequestError(f"a part of a message's content is {{'type': 'text', 'text': ...}}, not {part!r}")
+        raise RequestError(f"a part of a message's content is {{'type': 'text', 'text': ...}}, not {shown(part)}")
     return text
 
 
@@ -115,35 +110,3 @@ def _continued(messages: Sequence[Mapping[str, Any]]) -> str:
     if not text:
         raise RequestError("continue_final_message needs a last message with some content")
     return text
-
-
-@lru_cache(maxsize=8)
-def _compile(template: str) -> "Template":
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012 - as the base class has it
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template)
-
-
-def _to_json(value: Any, **options: Any) -> str:
-    return json.dumps(value, **{"ensure_ascii": False, **options})
-
-
-def _refuse(message: str) -> None:
-    """What templates call to refuse messages."""
-    raise RequestError(f"the chat template refuses these messages: {message}")

@@ -1,6 +1,7 @@
 """The engine: everything built, checked and wired; requests added, stepped and aborted."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import index
 from time import perf_counter
 
@@ -22,7 +23,8 @@ from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.log import logger
 from parlay.models.config import ModelConfig
-from parlay.models.select import cache_spec, describe_model, find_model, load_model, resolve_dtype
+from parlay.models.hub import Hub
+from parlay.models.select import cache_spec, check_weights, describe_model, find_model, load_model, resolve_dtype
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.proposers.select import make_proposer
 from parlay.runner.footprint import weight_bytes
@@ -59,21 +61,18 @@ class Engine:
         """
         speculative = speculative or SpeculativeConfig()
         self.config = config
-        model_config = describe_model(config.model)
-        if config.revision is not None:
-            raise ConfigError(
-                f"revision={config.revision!r} picks a version of a model on a hub, but {config.model!r} is on this "
-                "machine already; leave revision out"
-            )
+        hub = Hub(token=config.hf_token, cache_dir=config.download_dir)
+        model_config = describe_model(config.model, replace(hub, revision=config.revision))
         dtype = resolve_dtype(config.dtype, model_config)
         self.max_model_len = _model_len(config, model_config.max_position)
-        self.codec = _codec(config, model_config)
-        proposer = make_proposer(speculative, TargetInfo(model_config, dtype, self.max_model_len))
+        self.codec = _codec(config, model_config, hub)
+        proposer = make_proposer(speculative, TargetInfo(model_config, dtype, self.max_model_len, hub))
         if speculative.num_speculative_tokens is not None and not proposer.default_length:
             raise ConfigError(f"method {speculative.method!r} drafts nothing; leave num_speculative_tokens out")
         groups = [cache_spec(model_config, dtype)] + ([proposer.cache] if proposer.cache else [])
         weights = weight_bytes(model_config, dtype) + proposer.weight_bytes
         num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory(), weights)
+        check_weights(model_config)
 
         torch.set_num_threads(env.threads())
         kernels, trust = settle(select_kernels(config.device), cases(model_config, dtype), env.threads())
@@ -321,14 +320,15 @@ def _metrics(counts: Counts, emitted: int) -> RequestMetrics:
     )
 
 
-def _codec(config: EngineConfig, model: ModelConfig) -> TextCodec:
-    if config.tokenizer is None:
+def _codec(config: EngineConfig, model: ModelConfig, hub: Hub) -> TextCodec:
+    name, revision = config.tokenizer or config.model, config.tokenizer_revision
+    if name == config.model and revision in (None, config.revision):
         return TextCodec(model.path)
-    codec = TextCodec(find_model(config.tokenizer))
+    codec = TextCodec(find_model(name, replace(hub, revision=revision), weights=False))
     size = codec.tokenizer.get_vocab_size()
     if size > model.vocab_size:
         raise ConfigError(
-            f"the tokenizer {config.tokenizer!r} has {size} tokens, more than the {model.vocab_size} of the model "
+            f"the tokenizer {name!r} has {size} tokens, more than the {model.vocab_size} of the model "
             f"{config.model!r}; give the tokenizer it was trained with"
         )
     return codec

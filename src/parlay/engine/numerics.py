@@ -124,4 +124,5 @@ def _identity(path: Path) -> str:
     # A GGUF file's digest covers the shape of its model too.
     digest = sha256(b"" if path.is_file() else (path / "config.json").read_bytes())
     digest.update(digest_weights(path))
-    return f"{path.resolve().name}-{digest.hexdigest()[:8]}"
+    name = path.absolute().name if path.is_file() else path.resolve().name  # a file in the hub's cache is a link
+    return f"{name}-{digest.hexdigest()[:8]}"

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 from parlay.engine.chat import ChatOptions, render
-from parlay.errors import RequestError
+from parlay.errors import ModelError, RequestError, brief
 from parlay.models.config import read_json
 from parlay.models.gguf_tokenizer import read_gguf_tokenizer
 from parlay.models.tokenizer import read_tokenizer
@@ -33,18 +33,22 @@ class TextCodec:
         config = path / "tokenizer_config.json"
         self._config = read_json(config) if config.is_file() else {}
         template = path / "chat_template.jinja"
-        self._template = template.read_text() if template.is_file() else _template(self._config.get("chat_template"))
+        self._template = _read(template) if template.is_file() else _template(self._config.get("chat_template"))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`, by default with the special tokens that the tokenizer itself adds.
 
         Raises:
-            RequestError: the text is not valid Unicode.
+            RequestError: the text is not valid Unicode, or the tokenizer has no tokens for it.
         """
         try:
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
         except (TypeError, UnicodeError):
             raise RequestError("the prompt is not valid Unicode text; decode it with the right encoding") from None
+        except (
+            Exception
+        ) as error:  # the library raises bare Exception, for example where no token stands for the unknown
+            raise RequestError(f"the tokenizer cannot encode this text: {brief(str(error))}") from None
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `tokens`."""
@@ -147,12 +151,19 @@ class Detokenizer:
 
 
 def _text(value: Any) -> str:
-    return str(value["content"]) if isinstance(value, dict) else str(value)
+    return str(value.get("content") if isinstance(value, dict) else value)
+
+
+def _read(template: Path) -> str:
+    try:
+        return template.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{template} cannot be read: {error}") from None
 
 
 def _template(value: Any) -> str | None:
     """Return the template under `chat_template`: text, or the default one of several named ones."""
     if isinstance(value, list):
-        named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
-        value = named.get("default")
+        named = [t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"]
+        value = named[-1] if named else None
     return value if isinstance(value, str) else None

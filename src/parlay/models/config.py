@@ -7,13 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parlay.errors import ModelError
+from parlay.errors import ModelError, brief, shown
 from parlay.models.gguf_config import read_gguf_config
 from parlay.models.rope import config_file, longest, read_rotary
 from parlay.models.style import Experts, Rotary, Style
 
 # What some families call differently.
 _OTHER_NAMES = {"intermediate_size": "ffn_dim"}
+# Far beyond any model, and small enough that a config of nonsense is refused within a moment.
+_LARGEST = (1 << 31) - 1
+_LARGEST_FLOAT = 1e300
+_MOST_EXPERTS = 1 << 16
+MOST_LAYERS = 1 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,27 +54,29 @@ class ModelConfig:
         """
         for key, value in served.items():
             if self.raw.get(key, value) != value:
-                raise ModelError(f"{self.path}: {key}={self.raw[key]!r} is not served; only {key}={value!r} is")
+                raise ModelError(
+                    f"{self.path}: {key}={shown(self.raw[key])} is not served; only {key}={shown(value)} is"
+                )
 
     def flag(self, key: str, default: bool) -> bool:
         """Return a key that holds true or false."""
         value = self.raw.get(key, default)
         if not isinstance(value, bool):
-            raise ModelError(f"{config_file(self.path)}: {key} must be true or false, not {value!r}")
+            raise ModelError(f"{config_file(self.path)}: {key} must be true or false, not {shown(value)}")
         return value
 
     def number(self, key: str, default: float | None) -> float:
         """Return a key that holds a number above 0; None as a default is an error where it is missing."""
         value = self.raw.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ModelError(f"{config_file(self.path)}: {key} must be a number above 0, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST_FLOAT:
+            raise ModelError(f"{config_file(self.path)}: {key} must be a number above 0, not {shown(value)}")
         return float(value)
 
     def count(self, key: str, default: int | None) -> int:
         """Return a key that holds a whole number above 0; None as a default is an error where it is missing."""
         value = self.number(key, default)
         if value != int(value):
-            raise ModelError(f"{config_file(self.path)}: {key} must be a whole number, not {value!r}")
+            raise ModelError(f"{config_file(self.path)}: {key} must be a whole number, not {shown(value)}")
         return int(value)
 
     def windows(self, sliding: Callable[[int], bool], default: int | None = None) -> tuple[int, ...]:
@@ -92,15 +99,20 @@ class ModelConfig:
             raise ModelError(f"{config_file(self.path)}: layer_types must list {self.num_layers} layers")
         for kind in types:
             if kind not in ("full_attention", "sliding_attention"):
-                raise ModelError(f"{self.path}: layer_types has {kind!r}, which is not served")
+                raise ModelError(f"{self.path}: layer_types has {shown(kind)}, which is not served")
         return tuple(window * (kind == "sliding_attention") for kind in types)
 
     def check_experts(self, experts: Experts) -> None:
         """Refuse experts that are fewer than a row is to go to.
 
         Raises:
-            ModelError: `num_experts_per_tok` is too large.
+            ModelError: `num_experts_per_tok` is too large, or there are more experts than any model has.
         """
+        if experts.count * self.num_layers > _MOST_EXPERTS:
+            raise ModelError(
+                f"{config_file(self.path)}: {experts.count} experts in each of {self.num_layers} layers are more than the "
+                f"{_MOST_EXPERTS} that are served"
+            )
         if experts.chosen > experts.count:
             raise ModelError(
                 f"{config_file(self.path)}: num_experts_per_tok={experts.chosen} is more than all "
@@ -153,21 +165,21 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     raw = {**raw, **{new: raw[old] for new, old in _OTHER_NAMES.items() if old in raw and new not in raw}}
     try:
         rotary = read_rotary(path, raw)
-        heads = int(raw["num_attention_heads"])
+        heads, hidden = _size(raw, "num_attention_heads"), _size(raw, "hidden_size")
         config = ModelConfig(
             path=path,
-            architecture=str((raw.get("architectures") or ["an unnamed architecture"])[0]),
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=int(raw["hidden_size"]),
-            intermediate_size=int(raw["intermediate_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
+            architecture=_architecture(raw),
+            vocab_size=_size(raw, "vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=_size(raw, "intermediate_size"),
+            num_layers=_size(raw, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
+            num_kv_heads=_size(raw, "num_key_value_heads", heads),
+            head_dim=_size(raw, "head_dim", hidden // heads),
             rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rotary=rotary,
-            tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            max_position=longest(rotary, int(raw.get("max_position_embeddings", 2048))),
+            tie_embeddings=_tied(raw),
+            max_position=longest(rotary, _size(raw, "max_position_embeddings", 2048)),
             dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
             eos_token_ids=_ids(raw.get("eos_token_id")),
             raw=raw,
@@ -175,7 +187,7 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     except KeyError as error:
         raise ModelError(f"{config_file(path)} lacks the key {error}") from None
     except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
-        raise ModelError(f"{config_file(path)} cannot be read: {error}") from None
+        raise ModelError(f"{config_file(path)} cannot be read: {brief(str(error))}") from None
     _check_sizes(config)
     return config
 
@@ -187,28 +199,52 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelError: the file is missing, unreadable, or holds something else.
     """
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; a model directory needs one") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:  # also no UTF-8, no JSON, a number of too many digits
         raise ModelError(f"{path} cannot be read: {error}") from None
+    except RecursionError:
+        raise ModelError(f"{path} cannot be read: it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object")
     return value
 
 
-def _ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(int(v) for v in value) if isinstance(value, list) else (int(value),)
+def _size(raw: dict[str, Any], key: str, default: int | None = None) -> int:
+    """Return a whole number; null and 0 stand for the default, where there is one."""
+    value = raw[key] if default is None else raw.get(key) or default
+    if type(value) is not int:
+        raise TypeError(f"{key} must be a whole number, not {shown(value)}")
+    return value
+
+
+def _architecture(raw: dict[str, Any]) -> str:
+    names = raw.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else "an unnamed architecture"
+
+
+def _tied(raw: dict[str, Any]) -> bool:
+    value = raw.get("tie_word_embeddings", False)
+    if not isinstance(value, bool):
+        raise TypeError(f"tie_word_embeddings must be true or false, not {shown(value)}")
+    return value
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise TypeError(f"eos_token_id must be a token id or several, not {shown(value)}")
+    return tuple(ids)
 
 
 def _check_sizes(config: ModelConfig) -> None:
     file = config_file(config.path)
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim", "max_position")
     for name in sizes:
-        if getattr(config, name) < 1:
-            raise ModelError(f"{file}: {name} must be at least 1, not {getattr(config, name)}")
+        most = MOST_LAYERS if name == "num_layers" else _LARGEST
+        if not 1 <= getattr(config, name) <= most:
+            raise ModelError(f"{file}: {name} must be at least 1 and at most {most}, not {getattr(config, name)}")
     numbers = {"rms_norm_eps": config.rms_norm_eps, "rope_theta": config.rotary.theta}
     for name, value in numbers.items():
         if not 0 < value < math.inf:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parlay.dist.group import Group
 from parlay.kernels.base import Kernels
-from parlay.models.config import ModelConfig
+from parlay.models.config import MOST_LAYERS, ModelConfig
 from parlay.models.context import ForwardContext, LayerCache
 from parlay.models.layers import Attention, ColumnParallelLinear, GatedMLP, Head, HeadNorms, RowParallelLinear
 from parlay.models.loader import Checkpoint
@@ -39,6 +39,17 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         own |= _mlp_shapes(config, i)
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in own.items()}
     return shapes
+
+
+def further_tensors(config: ModelConfig) -> tuple[str, ...]:
+    """Return how the names begin of layers that predict further tokens, if the config announces any.
+
+    They are no part of the decoder; a proposer may want them.
+    """
+    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+    count = sum(config.count(key, None) for key in keys if config.raw.get(key))
+    layers = range(config.num_layers, config.num_layers + min(count, MOST_LAYERS))
+    return (*(f"model.layers.{i}." for i in layers), "model.mtp_layers.", "mtp.") if count else ()
 
 
 def _norm_names(config: ModelConfig) -> tuple[str, ...]:
@@ -200,9 +211,21 @@ class Decoder:
 
     Attributes:
         ignorable: endings of names that a family's checkpoints may hold without need.
+        leftovers: names of tensors in the checkpoint that only a proposer may want.
     """
 
     ignorable: ClassVar[tuple[str, ...]] = ()
+    weight_shapes = staticmethod(weight_shapes)
+
+    @classmethod
+    def expect(cls, config: ModelConfig, weights: Checkpoint) -> tuple[str, ...]:
+        """Compare a checkpoint with what its config says; return the leftovers.
+
+        Raises:
+            ModelError: they do not fit.
+        """
+        head = ("lm_head.weight",) if config.tie_embeddings else ()
+        return weights.expect(weight_shapes(config), cls.ignorable + head, further_tensors(config))
 
     def __init__(
         self, config: ModelConfig, dtype: torch.dtype, max_model_len: int, kernels: Kernels, group: Group
@@ -227,9 +250,7 @@ class Decoder:
         everywhere = cos_sin_table(config, max_model_len)
         local = cos_sin_table(config, max_model_len, style.local_rotary) if style.local_rotary else everywhere
         with Checkpoint(config.path) as weights:
-            weights.expect(
-                weight_shapes(config), self.ignorable + (("lm_head.weight",) if config.tie_embeddings else ())
-            )
+            self.leftovers = self.expect(config, weights)
             self._embedding = weights.read("model.embed_tokens.weight", dtype)
             self._norm = weights.read("model.norm.weight", dtype)
             self._layers = []

@@ -1,4 +1,7 @@
-"""Reading weights, strictly: what is missing, left over or of another shape is known before any data is read."""
+"""Reading weights, strictly: what is missing, left over or of another shape is known before any data is read.
+
+Leftovers that a family explains, such as layers that predict further tokens, are handed back by name.
+"""
 
 import json
 import math
@@ -14,12 +17,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from parlay.errors import ModelError
+from parlay.errors import ModelError, brief, shown
 from parlay.models.gguf import GGUFFile
 from parlay.models.gguf_names import GGUFWeights
 from parlay.models.pickled import Pickled
 
 _SAMPLE = 256  # bytes
+_NAME = 255  # characters of a file's name
 
 
 class Checkpoint:
@@ -49,7 +53,9 @@ class Checkpoint:
             opened = GGUFWeights(file) if file == self._path else safe_open(file, framework="pt")
             return self._stack.enter_context(opened)
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{file} cannot be read: {error}") from None
+            raise ModelError(
+                f"{file} cannot be read: {brief(str(error))}; it is cut off or damaged, fetch it again"
+            ) from None
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -63,31 +69,40 @@ class Checkpoint:
         """Return a tensor's shape without reading it."""
         return tuple(self._files[self._where[name]].get_slice(name).get_shape())
 
-    def expect(self, shapes: Mapping[str, tuple[int, ...]], ignorable: Iterable[str] = ()) -> None:
+    def expect(
+        self, shapes: Mapping[str, tuple[int, ...]], ignorable: Iterable[str] = (), further: Iterable[str] = ()
+    ) -> tuple[str, ...]:
         """Compare the headers with what a family needs.
 
         Args:
             shapes: every tensor that will be read.
             ignorable: endings of names that may stand in a file without being read.
+            further: beginnings of names that are no part of the model but may be of use to somebody else.
+
+        Returns:
+            The names of those further tensors.
 
         Raises:
             ModelError: a tensor is missing, left over, or of another shape; the message names it.
         """
         missing = sorted(set(shapes) - set(self._where))
         if missing:
-            raise ModelError(f"{self._path} lacks the tensor {missing[0]!r}{_more(missing)}")
-        ignored = tuple(ignorable)
+            raise ModelError(f"{self._path} lacks the tensor {shown(missing[0])}{_more(missing)}")
+        ignored, wanted = tuple(ignorable), tuple(further)
         extra = sorted(n for n in self._where if n not in shapes and not n.endswith(ignored))
+        leftovers = tuple(name for name in extra if name.startswith(wanted))
+        extra = [name for name in extra if not name.startswith(wanted)]
         if extra:
             raise ModelError(
-                f"{self._path} has a tensor that its config does not explain: {extra[0]!r}{_more(extra)}"
+                f"{self._path} has a tensor that its config does not explain: {shown(extra[0])}{_more(extra)}"
             )
         for name, shape in shapes.items():
             if self.shape(name) != shape:
                 raise ModelError(
-                    f"{self._path}: tensor {name!r} has shape {list(self.shape(name))}, "
+                    f"{self._path}: tensor {shown(name)} has shape {list(self.shape(name))}, "
                     f"but the config says {list(shape)}"
                 )
+        return leftovers
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         """Return a tensor, converted to `dtype`.
@@ -100,7 +115,7 @@ class Checkpoint:
         # One pass at the speed of memory; NaN wins over any minimum and maximum.
         if tensor.numel() and not all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
             raise ModelError(
-                f"{self._where[name]}: tensor {name!r} holds values that are infinite or not numbers"
+                f"{self._where[name]}: tensor {shown(name)} holds values that are infinite or not numbers"
                 f"{'' if stored.dtype is dtype else f' in {dtype}'.replace('torch.', '')}; the checkpoint is damaged"
             )
         return tensor
@@ -132,7 +147,7 @@ def digest_weights(path: Path) -> bytes:
                         data.seek(8 + len(header) + (begin + end) // 2)
                         digest.update(data.read(min(_SAMPLE, end - (begin + end) // 2)))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-            raise ModelError(f"{file} cannot be read: {error}") from None
+            raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
     return digest.digest()
 
 
@@ -148,14 +163,19 @@ def _weight_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     # The first of these that is there is what the directory holds.
-    names = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
-    first = path / next((name for name in names if (path / name).exists()), "model.safetensors")
+    known = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+    first = path / next((name for name in known if (path / name).exists()), "model.safetensors")
     files = [first]
     if first.suffix == ".json":
         try:
-            files = sorted({path / name for name in json.loads(first.read_text())["weight_map"].values()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{first} cannot be read: {error}") from None
+            names = sorted(set(json.loads(first.read_text("utf-8"))["weight_map"].values()))
+            files = [path / name for name in names]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ModelError(f"{first} cannot be read: {type(error).__name__}: {brief(str(error))}") from None
+        for name in names:
+            # Files elsewhere are none of the model's business, whatever its index says.
+            if Path(name).is_absolute() or ".." in Path(name).parts or not name.isprintable() or len(name) > _NAME:
+                raise ModelError(f"{first} names {shown(name)}, which is no file in the model's directory")
     for file in files:
         if not file.is_file():
             raise ModelError(f"{file} does not exist; weights are read from safetensors or .bin files")

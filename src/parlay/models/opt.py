@@ -102,6 +102,18 @@ class _Layer:
 class Model:
     """An OPT with its weights."""
 
+    leftovers: tuple[str, ...] = ()
+    weight_shapes = staticmethod(weight_shapes)
+
+    @classmethod
+    def expect(cls, config: ModelConfig, weights: Checkpoint) -> tuple[str, ...]:
+        """Compare a checkpoint with what its config says; nothing is left over.
+
+        Raises:
+            ModelError: they do not fit.
+        """
+        return weights.expect(weight_shapes(config), ("lm_head.weight",) if config.tie_embeddings else ())
+
     def __init__(
         self, config: ModelConfig, dtype: torch.dtype, max_model_len: int, kernels: Kernels, group: Group
     ) -> None:
@@ -120,7 +132,7 @@ class Model:
         self.config = config
         self.dtype = dtype
         with Checkpoint(config.path) as weights:
-            weights.expect(weight_shapes(config), ("lm_head.weight",) if config.tie_embeddings else ())
+            self.expect(config, weights)
             self._embedding = weights.read("model.decoder.embed_tokens.weight", dtype)
             self._positions = weights.read("model.decoder.embed_positions.weight", dtype)[_OFFSET:].contiguous()
             norm = "model.decoder.final_layer_norm"

@@ -1,6 +1,5 @@
 """Weights in `.bin` files, as torch saves them."""
 
-import pickle
 import zipfile
 from hashlib import sha256
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from parlay.errors import ModelError
+from parlay.errors import ModelError, brief
 
 _SAMPLE = 256  # elements
 
@@ -25,11 +24,11 @@ class Pickled:
         try:
             # Nothing but tensors is unpickled. Older files than zip archives cannot be mapped and are read whole.
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-        except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-            reason = str(error).split("\n")[0]
+        except Exception as error:  # a damaged file makes torch raise almost anything
+            reason = brief(str(error).split("\n")[0]) or type(error).__name__
             raise ModelError(f"{file} cannot be read as a file of tensors alone: {reason}") from None
-        if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
-            raise ModelError(f"{file} holds something else than tensors by name")
+        if not isinstance(content, dict) or not all(isinstance(n, str) and _plain(t) for n, t in content.items()):
+            raise ModelError(f"{file} holds something else than plain tensors by name")
         self._tensors: dict[str, Tensor] = content
 
     def keys(self) -> list[str]:
@@ -52,6 +51,18 @@ class Pickled:
             sample = values[len(values) // 2 :][:_SAMPLE].contiguous().view(torch.uint8)
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode() + sample.numpy().tobytes())
         return digest.digest()
+
+
+def _plain(value: object) -> bool:
+    """Whether this is a tensor that lies in memory as it is; a small file can describe huge ones that do not."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and not value.is_quantized
+        and not value.is_complex()
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    )
 
 
 class _Shape:

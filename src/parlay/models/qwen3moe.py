@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from parlay.errors import ModelError
+from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.decoder import Decoder
 from parlay.models.qwen2 import last_windows
@@ -20,7 +20,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     step = config.count("decoder_sparse_step", 1)
     dense = config.raw.get("mlp_only_layers") or []
     if not isinstance(dense, list):
-        raise ModelError(f"{config_file(config.path)}: mlp_only_layers must list layers, not {dense!r}")
+        raise ModelError(f"{config_file(config.path)}: mlp_only_layers must list layers, not {shown(dense)}")
     experts = Experts(
         count=config.count("num_experts", config.raw.get("num_local_experts", 128)),
         chosen=config.count("num_experts_per_tok", 8),

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from parlay.errors import ModelError
+from parlay.errors import ModelError, brief, shown
 from parlay.models.style import Rotary
 
 _ORIGINAL = "original_max_position_embeddings"
@@ -33,18 +33,27 @@ def read_rotary(path: Path, raw: dict[str, Any], layers: str = "full_attention")
     Raises:
         ModelError: a kind of scaling that is not served, or keys that are missing or no numbers above 0.
     """
+    try:
+        return _read(path, raw, layers)
+    except KeyError as error:
+        raise ModelError(f"{config_file(path)} lacks the key {error} for its rotary embedding") from None
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ModelError(f"{config_file(path)}: the rotary embedding cannot be read: {brief(str(error))}") from None
+
+
+def _read(path: Path, raw: dict[str, Any], layers: str) -> Rotary:
     # transformers 5 writes `rope_parameters`; earlier files have `rope_theta` beside `rope_scaling`.
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if isinstance(scaling, dict) and isinstance(scaling.get(layers), dict):
         scaling = scaling[layers]
     if not isinstance(scaling, dict):
-        raise ModelError(f"{config_file(path)}: rope_scaling must be an object, not {scaling!r}")
+        raise ModelError(f"{config_file(path)}: rope_scaling must be an object, not {shown(scaling)}")
     scaling = dict(scaling)
     theta = float(scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
     kind = str(scaling.pop("rope_type", None) or scaling.pop("type", None) or "default")
     kind = {"su": "longrope"}.get(kind, kind)
     if kind not in KINDS:
-        raise ModelError(f"{path}: rope_type {kind!r} is not served; {', '.join(KINDS)} are")
+        raise ModelError(f"{path}: rope_type {shown(kind)} is not served; {', '.join(KINDS)} are")
     partial = scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
     needed, optional = KINDS[kind]
     if _ORIGINAL in needed and kind != "llama3":
@@ -58,9 +67,9 @@ def read_rotary(path: Path, raw: dict[str, Any], layers: str = "full_attention")
         numbers.setdefault("factor", float(raw.get("max_position_embeddings", 2048)) / float(numbers[_ORIGINAL]))
     for key, value in {**numbers, "partial_rotary_factor": partial}.items():
         if not isinstance(value, int | float) or not (0 < value < math.inf or value is False):
-            raise ModelError(f"{config_file(path)}: {key} must be a number above 0 and finite, not {value!r}")
+            raise ModelError(f"{config_file(path)}: {key} must be a number above 0 and finite, not {shown(value)}")
     if partial > 1:
-        raise ModelError(f"{config_file(path)}: partial_rotary_factor must be at most 1, not {partial!r}")
+        raise ModelError(f"{config_file(path)}: partial_rotary_factor must be at most 1, not {shown(partial)}")
     lists = {key: _factors(path, scaling, key) for key in ("short_factor", "long_factor") if kind == "longrope"}
     return Rotary(
         theta=theta,

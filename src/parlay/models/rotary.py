@@ -35,7 +35,12 @@ def cos_sin_table(config: ModelConfig, length: int, rotary: Rotary | None = None
     dim = int(config.head_dim * rotary.partial)
     if dim < 2 or dim % 2:
         raise ModelError(f"{config.path}: partial_rotary_factor={rotary.partial} of {config.head_dim} columns is odd")
-    frequencies, size = _frequencies(config, rotary, dim, length)
+    try:
+        frequencies, size = _frequencies(config, rotary, dim, length)
+    except (ArithmeticError, ValueError):  # each number is sound, but not all of them together
+        frequencies, size = torch.tensor(math.nan), 1.0
+    if not frequencies.isfinite().all() or not math.isfinite(size):
+        raise ModelError(f"{config.path}: the numbers of the rotary embedding ({rotary.kind}) give no frequencies")
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies[None, :]
     return torch.cat((angles.cos() * size, angles.sin() * size), dim=1).contiguous()
 

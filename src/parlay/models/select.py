@@ -1,5 +1,6 @@
 """From a name to a model: find the files, read its config, pick the family, load."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -7,12 +8,13 @@ import torch
 from torch import Tensor
 
 from parlay.dist.group import ALONE, Group
-from parlay.errors import ConfigError, ModelError, nearest
+from parlay.errors import ConfigError, ModelError, brief, nearest, shown
 from parlay.kernels.base import Kernels
 from parlay.log import logger
 from parlay.models.config import ModelConfig, read_config
 from parlay.models.context import ForwardContext
 from parlay.models.hub import DEFAULT, Hub, fetch, is_hub_id
+from parlay.models.loader import Checkpoint
 from parlay.registry import Registry
 from parlay.types.cache import CacheSpec
 
@@ -49,14 +51,29 @@ families = Registry(
 
 
 class Model(Protocol):
-    """What a family file's `Model` offers.
+    """What a family file's `Model` offers. `weight_shapes` and `expect` need no instance.
 
     Beside it the file has `describe(config)`, which returns the config with the family's style, or raises a
     ModelError that names a key with a value that the family does not serve.
+
+    Attributes:
+        config, dtype: what it was made with.
+        leftovers: names of the checkpoint's tensors that are no part of the model but may be of use to a proposer.
     """
 
     config: ModelConfig
     dtype: torch.dtype
+    leftovers: tuple[str, ...]
+
+    @staticmethod
+    def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor that is read."""
+        ...
+
+    @classmethod
+    def expect(cls, config: ModelConfig, weights: Checkpoint) -> tuple[str, ...]:
+        """Compare a checkpoint's headers with the config; return the leftovers, or raise a ModelError."""
+        ...
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """Return hidden states after the final norm, `[rows, hidden]`."""
@@ -72,27 +89,39 @@ def embedded_models() -> list[str]:
     return sorted(p.parent.name for p in ASSETS.glob("*/config.json"))
 
 
-def find_model(name: str, hub: Hub = DEFAULT) -> Path:
+def find_model(name: str, hub: Hub = DEFAULT, weights: bool = True) -> Path:
     """Return the directory or GGUF file of a model: embedded, on disk (`./name` means only that), or from the hub.
 
     Args:
-        name: of an embedded model, a directory, a GGUF file, or `owner/model`.
+        name: of an embedded model, a directory, a GGUF file, or a name on the hub.
         hub: how to fetch the last.
+        weights: False if only the tokenizer is needed.
 
     Raises:
         ModelError: there is none.
+        ConfigError: a revision of what is not on the hub.
     """
-    if name in embedded_models():
-        return ASSETS / name
-    path = Path(name)
-    if path.is_dir() or path.is_file():
+    path = ASSETS / name if name in embedded_models() else Path(name)
+    if _exists(path):
+        if hub.revision is not None:
+            raise ConfigError(
+                f"revision={shown(hub.revision)} picks a version of a model on a hub, but {shown(name)} is on this "
+                "machine already; leave revision out"
+            )
         return path
     if is_hub_id(name):
-        return fetch(name, hub)
+        return fetch(name, hub, weights)
     raise ModelError(
-        f"there is no model {name!r}: give a directory with a config.json, a GGUF file, the name of an "
+        f"there is no model {shown(name)}: give a directory with a config.json, a GGUF file, the name of an "
         "embedded model or, as owner/model, of one on the hub" + nearest(name, embedded_models())
     )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.is_dir() or path.is_file()
+    except OSError:  # a name that no file can have, or one in a folder that may not be looked into
+        return False
 
 
 def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:
@@ -104,11 +133,12 @@ def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:
 
     Raises:
         ModelError: it cannot be found or read, or its architecture is not served.
+        ConfigError: a revision of what is not on the hub.
     """
     config = read_config(find_model(name, hub))
     if not config.architecture.endswith(_SUFFIX) or _family(config) not in families.names():
         served = ", ".join(families.names())
-        raise ModelError(f"{config.path}: {config.architecture} is not served; these families are: {served}")
+        raise ModelError(f"{config.path}: {brief(config.architecture)} is not served; these families are: {served}")
     described: ModelConfig = families.load(_family(config)).describe(config)
     return described
 
@@ -124,13 +154,30 @@ def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
         logger.warning("%s: float16 is computed as bfloat16, its range being what matters", config.path)
         name = "bfloat16"
     if name not in _DTYPES:
-        raise ConfigError(f"dtype {name!r} is not served{nearest(name, _DTYPES)}")
+        raise ConfigError(f"dtype {shown(name)} is not served{nearest(name, _DTYPES)}")
     return _DTYPES[name]
 
 
 def cache_spec(config: ModelConfig, dtype: torch.dtype) -> CacheSpec:
     """Return what the model's layers keep of a token."""
     return CacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, dtype.itemsize)
+
+
+def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor that a model reads, which follow from its config."""
+    family: type[Model] = families.load(_family(config)).Model
+    return family.weight_shapes(config)
+
+
+def check_weights(config: ModelConfig) -> None:
+    """Compare the headers of a model's files with its config, before anything is made as large as they say.
+
+    Raises:
+        ModelError: files are missing or damaged, or do not fit the config.
+    """
+    family: type[Model] = families.load(_family(config)).Model
+    with Checkpoint(config.path) as weights:
+        family.expect(config, weights)
 
 
 def load_model(

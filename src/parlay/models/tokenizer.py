@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from parlay.errors import ModelError
+from parlay.errors import ModelError, brief
 from parlay.models.gguf_tokenizer import read_gguf_tokenizer
 
 
@@ -25,5 +25,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
         raise ModelError(f"{file} does not exist; text needs a tokenizer in the `tokenizers` format")
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"{file} cannot be read: {error}") from None
+    except BaseException as error:  # the library raises bare Exception, and where it panics something beyond that
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
+from parlay.models.hub import DEFAULT, Hub
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, Span, Verdict
@@ -24,11 +25,15 @@ from parlay.types.plan import Proposal, Span, Verdict
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """The target that a proposer guesses for, before any weights are read."""
+    """The target that a proposer guesses for, before any weights are read.
+
+    `hub` is how a proposer's own model is fetched, at whatever revision its options say.
+    """
 
     config: ModelConfig
     dtype: torch.dtype
     max_model_len: int
+    hub: Hub = DEFAULT
 
 
 @dataclass(frozen=True, slots=True)

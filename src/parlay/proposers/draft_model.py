@@ -12,7 +12,7 @@ Loses when a draft step is not much cheaper than a target step, or when the two 
 
 import filecmp
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
-from parlay.models.select import cache_spec, describe_model, load_model
+from parlay.models.select import cache_spec, check_weights, describe_model, load_model
 from parlay.models.tokenizer import read_tokenizer, tokenizer_file
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.runner.batch import Stretch, flatten, single_rows, table_array
@@ -39,11 +39,13 @@ class Options:
     """Options of `draft_model`, with vLLM's names.
 
     Attributes:
-        model: a directory in Hugging Face format, a GGUF file, or the name of an embedded model.
+        model: as the engine's; also fetched with its `hf_token` into its `download_dir`.
+        revision: branch, tag or commit of a model on the hub.
         draft_tensor_parallel_size: ranks the draft model is split over; only 1 so far.
     """
 
     model: str
+    revision: str | None = None
     draft_tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
@@ -70,8 +72,9 @@ class Proposer(DeviceProposer):
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._target = target
-        self._config = describe_model(options.model)
+        self._config = describe_model(options.model, replace(target.hub, revision=options.revision))
         _check_vocabulary(self._config, target.config)
+        check_weights(self._config)
         self.cache = cache_spec(self._config, target.dtype)
         self.weight_bytes = weight_bytes(self._config, target.dtype)
 

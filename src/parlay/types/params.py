@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import inf
 from numbers import Integral, Real
 from typing import Any
 
-from parlay.errors import ConfigError, RequestError, nearest
+from parlay.errors import ConfigError, RequestError, nearest, shown
 from parlay.types.processor import LogitsProcessor
 from parlay.types.structured import StructuredOutputsParams
 
@@ -36,11 +37,11 @@ class SpeculationOverride:
         k = self.num_speculative_tokens
         if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
             raise RequestError(
-                f"num_speculative_tokens must be an integer of at least 1, not {k!r}; "
+                f"num_speculative_tokens must be an integer of at least 1, not {shown(k)}; "
                 "to decode plainly set enabled to false"
             )
         if self.method is not None and not isinstance(self.method, str):
-            raise RequestError(f"method must be the name of a loaded speculative method, not {self.method!r}")
+            raise RequestError(f"method must be the name of a loaded speculative method, not {shown(self.method)}")
 
     @classmethod
     def parse(cls, value: "SpeculationOverride | Mapping[str, Any]") -> "SpeculationOverride":
@@ -52,11 +53,11 @@ class SpeculationOverride:
         if isinstance(value, SpeculationOverride):
             return value
         if not isinstance(value, Mapping):
-            raise RequestError(f"speculative must be a mapping such as {{'enabled': False}}, not {value!r}")
+            raise RequestError(f"speculative must be a mapping such as {{'enabled': False}}, not {shown(value)}")
         known = {f.name for f in fields(cls)}
         for key in value:
             if key not in known:
-                raise RequestError(f"unknown key {key!r} in speculative{nearest(str(key), known)}")
+                raise RequestError(f"unknown key {shown(key)} in speculative{nearest(key, known)}")
         return cls(**value)
 
 
@@ -227,37 +228,40 @@ class SamplingParams:
         known = {f.name for f in fields(cls)}
         for key in value:
             if key not in known:
-                raise ConfigError(f"unknown sampling parameter {key!r}{nearest(key, known)}")
+                raise ConfigError(f"unknown sampling parameter {shown(key)}{nearest(key, known)}")
         return cls(**value)
 
 
 def _integer(name: str, value: object, low: int, high: int | None = None) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise RequestError(f"{name} must be an integer, not {value!r}")
+        raise RequestError(f"{name} must be an integer, not {shown(value)}")
     number = int(value)
     if number < low or (high is not None and number > high):
         bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise RequestError(f"{name} must be {bounds}, not {number}")
+        raise RequestError(f"{name} must be {bounds}, not {shown(number)}")
     return number
 
 
 def _real(name: str, value: object, low: float, high: float) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise RequestError(f"{name} must be a number, not {value!r}")
-    number = float(value)
+        raise RequestError(f"{name} must be a number, not {shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = inf
     if not low <= number <= high:
-        raise RequestError(f"{name} must be between {low:g} and {high:g}, not {number}")
+        raise RequestError(f"{name} must be between {low:g} and {high:g}, not {shown(number)}")
     return number
 
 
 def _boolean(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise RequestError(f"{name} must be true or false, not {value!r}")
+        raise RequestError(f"{name} must be true or false, not {shown(value)}")
 
 
 def _bias(value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise RequestError(f"logit_bias must be a mapping of token ids to numbers, not {value!r}")
+        raise RequestError(f"logit_bias must be a mapping of token ids to numbers, not {shown(value)}")
     biases = {}
     for key, bias in value.items():
         named = isinstance(key, str) and key.isdecimal() and len(key) < 20  # JSON has only strings as keys
@@ -281,5 +285,5 @@ def _tuple(name: str, value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     if not isinstance(value, Sequence):
-        raise RequestError(f"{name} must be a list, not {value!r}")
+        raise RequestError(f"{name} must be a list, not {shown(value)}")
     return tuple(value)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from parlay.errors import RequestError, nearest
+from parlay.errors import RequestError, nearest, shown
 
 # Characters of a grammar, and lines of one in EBNF. Compilers recurse along rules, and some work grows quadratically.
 LONGEST, MOST_LINES = 1 << 17, 2000
@@ -39,7 +39,7 @@ class StructuredOutputsParams:
     def __post_init__(self) -> None:
         for name in ("json_object", "disable_any_whitespace"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} must be true or false, not {getattr(self, name)!r}")
+                raise RequestError(f"{name} must be true or false, not {shown(getattr(self, name))}")
         given = [name for name in _FORMATS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             asked = " and ".join(given) or "none of them"
@@ -71,11 +71,13 @@ class StructuredOutputsParams:
         if isinstance(value, StructuredOutputsParams):
             return value
         if not isinstance(value, Mapping):
-            raise RequestError(f"structured_outputs must be a mapping such as {{'regex': '[0-9]+'}}, not {value!r}")
+            raise RequestError(
+                f"structured_outputs must be a mapping such as {{'regex': '[0-9]+'}}, not {shown(value)}"
+            )
         known = {f.name for f in fields(cls)}
         for key in value:
             if key not in known:
-                raise RequestError(f"unknown key {key!r} in structured_outputs{nearest(str(key), known)}")
+                raise RequestError(f"unknown key {shown(key)} in structured_outputs{nearest(key, known)}")
         return cls(**value)
 
 
@@ -105,7 +107,7 @@ def _plain(value: object) -> object:
 
 def _choices(choice: object) -> tuple[str, ...]:
     if isinstance(choice, str) or not isinstance(choice, Sequence) or not choice:
-        raise RequestError(f"choice must be a list of at least one string, not {choice!r}"[:200])
+        raise RequestError(f"choice must be a list of at least one string, not {shown(choice)}")
     if not all(isinstance(option, str) and option for option in choice):
         raise RequestError("choice must be strings of at least one character")
     _check_text("choice", "".join(choice))
