@@ -10,7 +10,8 @@ from parlay.dist.group import ALONE, Group
 from parlay.errors import ConfigError, ModelError, nearest
 from parlay.kernels.base import Kernels
 from parlay.log import logger
-from parlay.models.config import ModelConfig, read_config
+from parlay.models import foreign
+from parlay.models.config import ModelConfig, architecture_of, parse_config, read_raw
 from parlay.models.context import ForwardContext
 from parlay.models.hub import DEFAULT, Hub, fetch, is_hub_id
 from parlay.registry import Registry
@@ -29,6 +30,10 @@ families = Registry(
             "config",
             "context",
             "decoder",
+            "foreign",
+            "foreign_attention",
+            "foreign_modules",
+            "foreign_probe",
             "gguf",
             "gguf_config",
             "gguf_names",
@@ -105,12 +110,15 @@ def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:
     Raises:
         ModelError: it cannot be found or read, or its architecture is not served.
     """
-    config = read_config(find_model(name, hub))
-    if not config.architecture.endswith(_SUFFIX) or _family(config) not in families.names():
-        served = ", ".join(families.names())
-        raise ModelError(f"{config.path}: {config.architecture} is not served; these families are: {served}")
-    described: ModelConfig = families.load(_family(config)).describe(config)
-    return described
+    path = find_model(name, hub)
+    raw = read_raw(path)
+    architecture = architecture_of(raw)
+    if architecture.endswith(_SUFFIX) and _family(architecture) in families.names():
+        described: ModelConfig = families.load(_family(architecture)).describe(parse_config(path, raw))
+        return described
+    if path.is_file():
+        raise ModelError(f"{path}: {architecture} is not served; these families are: {', '.join(families.names())}")
+    return foreign.describe(path, raw)
 
 
 def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
@@ -141,9 +149,11 @@ def load_model(
     Raises:
         ModelError: the weights do not fit the config.
     """
-    model: Model = families.load(_family(config)).Model(config, dtype, max_model_len, kernels, group)
+    if config.foreign is not None:
+        return foreign.Model(config, dtype, max_model_len, kernels, group)
+    model: Model = families.load(_family(config.architecture)).Model(config, dtype, max_model_len, kernels, group)
     return model
 
 
-def _family(config: ModelConfig) -> str:
-    return config.architecture.removesuffix(_SUFFIX).lower()
+def _family(architecture: str) -> str:
+    return architecture.removesuffix(_SUFFIX).lower()
