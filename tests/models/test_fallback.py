@@ -312,3 +312,19 @@ def test_without_transformers(checkpoint: Callable[[str], Path], monkeypatch: py
 
 def test_the_end_of_a_text_is_known(checkpoint: Callable[[str], Path]) -> None:
     assert describe_model(str(checkpoint("gpt2"))).eos_token_ids == (EOS,)
+
+
+def test_what_bfloat16_hides_is_not_called_exact(
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = str(checkpoint("olmoe"))
+    llm = LLM(path, max_model_len=32, dtype="bfloat16")
+    assert llm.numerics_id.endswith("/up-to-floating-point")
+    assert "bfloat16 hides what torch's products in layers.0.mlp.gate do" in caplog.text
+    numerics, findings = inspect(path, "bfloat16")
+    assert numerics == llm.engine.numerics
+    assert any(found.row_counts for found in findings.values())

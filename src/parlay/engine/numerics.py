@@ -13,6 +13,7 @@ from parlay.kernels.base import Kernels
 from parlay.kernels.select import select_kernels
 from parlay.kernels.selfcheck import ROW_COUNTS, Case, Finding, check, product_case
 from parlay.kernels.trust import Trust, settle
+from parlay.models import foreign
 from parlay.models.config import ModelConfig
 from parlay.models.loader import digest_weights
 from parlay.models.select import Model, describe_model, load_model, resolve_dtype
@@ -97,8 +98,8 @@ def inspect(
     kernels, trust = settle(select_kernels(), cases(config, resolved), threads)
     everything = cases(config, resolved, _WHOLE)
     findings = check(kernels, everything, threads, sorted({*range(1, 65), *ROW_COUNTS, 500, 513, 1000}), tick)
-    if config.foreign is not None:
-        loaded = load_model(config, resolved, min(config.max_position, _SHORT), kernels)
+    loaded = config.foreign and load_model(config, resolved, min(config.max_position, _SHORT), kernels)
+    if isinstance(loaded, foreign.Model):
         trust = trust_model(loaded, kernels, trust, threads)
         findings |= check_whole(loaded, _identity(config.path), kernels, threads, ROW_COUNTS, tick)
     return describe_numerics(config, resolved, kernels.name, trust, 1), findings
@@ -106,7 +107,7 @@ def inspect(
 
 def trust_model(model: Model, kernels: Kernels, trust: Trust, threads: int) -> Trust:
     """Return how far a model can be trusted: as far as its kernels, unless another library has a part in it."""
-    if model.config.foreign is None:
+    if not isinstance(model, foreign.Model):
         return trust
     return judge_whole(model, _identity(model.config.path), kernels, trust, threads)
 

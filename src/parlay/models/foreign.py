@@ -77,7 +77,11 @@ def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
 
 
 class Model:
-    """A class of the transformers library with its weights, rebuilt."""
+    """A class of the transformers library with its weights, rebuilt.
+
+    Attributes:
+        rest: modules that hold matrices of their own, other than embeddings: their products are torch's.
+    """
 
     def __init__(
         self, config: ModelConfig, dtype: torch.dtype, max_model_len: int, kernels: Kernels, group: Group
@@ -108,6 +112,12 @@ class Model:
         with torch.no_grad():
             expected = model(input_ids=tokens[None], use_cache=False).logits[0].float()
         self._base, self._causal = _rebuild(model, kernels, dtype)
+        self.rest = tuple(
+            name
+            for name, module in self._base.named_modules()
+            if not isinstance(module, nn.Embedding)
+            and any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+        )
         self._places = {model.get_submodule(layer.name): Place(i, layer.window) for i, layer in enumerate(layers)}
         # From here on a call of the whole is a call of the head alone, with what it does to logits.
         setattr(model, model.base_model_prefix, _Given())
