@@ -324,7 +324,18 @@ def test_what_bfloat16_hides_is_not_called_exact(
     path = str(checkpoint("olmoe"))
     llm = LLM(path, max_model_len=32, dtype="bfloat16")
     assert llm.numerics_id.endswith("/up-to-floating-point")
-    assert "bfloat16 hides what torch's products in layers.0.mlp.gate do" in caplog.text
+    assert "bfloat16 hides what torch's " in caplog.text
     numerics, findings = inspect(path, "bfloat16")
     assert numerics == llm.engine.numerics
     assert any(found.row_counts for found in findings.values())
+
+
+def test_the_survey_names_what_torch_computes(checkpoint: Callable[[str], Path]) -> None:
+    rest = {
+        name: runner_of(checkpoint(name)).model.rest for name in ("olmo2", "gpt2", "cohere", "vaultgemma", "olmoe")
+    }
+    assert rest["olmo2"] == rest["gpt2"] == rest["cohere"] == ()
+    assert rest["vaultgemma"] == ("tanh",)
+    assert {"mm", "topk"} <= set(rest["olmoe"])
+    twins = runner_of(checkpoint("olmo2"), kernels="reference")
+    assert twins.model.rest == (), "what kernels do is theirs"

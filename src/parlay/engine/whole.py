@@ -5,7 +5,8 @@ So the model itself is run: a few tokens one by one, and the same tokens in pass
 often as the pass has room for. Every pass writes the same keys and values to the same slots.
 
 Data that cancel cannot be had here, and rounding to bfloat16 hides most differences between orders of summation.
-Where torch multiplies matrices, rows in bfloat16 therefore count as dependent without having been seen to be so.
+Where torch does more than is known to be row-invariant, rows in bfloat16 therefore count as dependent without having
+been seen to be so.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ def judge_whole(model: Model, identity: str, kernels: Kernels, trust: Trust, thr
             "PROMISE 1 DOES NOT HOLD TO THE BIT HERE: %s is computed by another library in part, and %s, so tokens "
             "are the same up to floating point only; `parlay verify` shows more",
             model.config.path,
-            f"bfloat16 hides what torch's products in {model.rest[0]} do"
+            f"bfloat16 hides what torch's {', '.join(model.rest)} may do to a row"
             if _blind(model)
             else f"a row has other bits among {finding.row_counts[0]} rows than alone",
         )

@@ -20,9 +20,10 @@ from parlay.errors import ModelError
 from parlay.kernels.base import AttentionView, Kernels
 from parlay.models.config import ModelConfig, architecture_of, check_sizes, read_ids
 from parlay.models.context import Buffers, ForwardContext, LayerCache
-from parlay.models.foreign_attention import KEYWORD, Call, Place, attend, register
+from parlay.models.foreign_attention import KEYWORD, Call, PagedAttention, Place, attend, register
 from parlay.models.foreign_modules import Head, RotaryTable, is_linear, is_rotary, replacement, weight_of
 from parlay.models.foreign_probe import Layer, Unserved, probe
+from parlay.models.foreign_survey import Survey
 from parlay.models.loader import Checkpoint
 from parlay.models.style import Foreign, Rotary
 
@@ -80,7 +81,7 @@ class Model:
     """A class of the transformers library with its weights, rebuilt.
 
     Attributes:
-        rest: modules that hold matrices of their own, other than embeddings: their products are torch's.
+        rest: operations of torch in a pass that are not known to be row-invariant, by their names.
     """
 
     def __init__(
@@ -112,16 +113,14 @@ class Model:
         with torch.no_grad():
             expected = model(input_ids=tokens[None], use_cache=False).logits[0].float()
         self._base, self._causal = _rebuild(model, kernels, dtype)
-        self.rest = tuple(
-            name
-            for name, module in self._base.named_modules()
-            if not isinstance(module, nn.Embedding)
-            and any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
-        )
-        self._places = {model.get_submodule(layer.name): Place(i, layer.window) for i, layer in enumerate(layers)}
+        places = {model.get_submodule(layer.name): Place(i, layer.window) for i, layer in enumerate(layers)}
+        self._attention = PagedAttention(places)
         # From here on a call of the whole is a call of the head alone, with what it does to logits.
         setattr(model, model.base_model_prefix, _Given())
         self._try(tokens, expected)
+        with Survey(self._causal, self._base, self._attention) as survey:
+            self._logits_in_pieces(tokens, (len(tokens),))
+        self.rest = survey.rest
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """Run rows through the layers, storing their keys and values.
@@ -133,7 +132,7 @@ class Model:
         Returns:
             Hidden states after the final norm, `[rows, hidden]`.
         """
-        call = {KEYWORD: Call(context, self._places)}
+        call = {KEYWORD: Call(context, self._attention)}
         positions = context.positions[None].long()
         with torch.no_grad():
             output = self._base(input_ids=tokens[None], position_ids=positions, use_cache=False, **call)

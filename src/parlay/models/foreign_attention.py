@@ -31,12 +31,56 @@ class Place:
     window: int
 
 
+class PagedAttention(nn.Module):
+    """The attention of all layers. A module, so that a pass can be watched without what happens in here."""
+
+    def __init__(self, places: Mapping[nn.Module, Place]) -> None:
+        """Take every attention module of a model with its place."""
+        super().__init__()
+        self._places = places
+
+    def forward(
+        self,
+        context: ForwardContext,
+        module: nn.Module,
+        parts: tuple[Tensor, Tensor, Tensor],
+        scale: float,
+        cap: float,
+    ) -> Tensor:
+        """Store keys and values, then let each row attend to what its view shows.
+
+        Args:
+            context: where the rows stand and what they see.
+            module: the layer's.
+            parts: queries `[1, H, T, D]`, keys and values `[1, KV, T, D]`.
+            scale: factor on scores.
+            cap: bound that they approach; 0 is none.
+
+        Returns:
+            `[1, T, H, D]`.
+        """
+        kernels, buffers, place = context.kernels, context.buffers, self._places[module]
+        cache = context.cache[place.index]
+        _, heads, rows, head_dim = parts[0].shape
+        kv_heads = parts[1].shape[1]
+        qkv = buffers("qkv", (heads + 2 * kv_heads) * head_dim)
+        spaces = qkv.view(rows, heads + 2 * kv_heads, head_dim).tensor_split((heads, heads + kv_heads), dim=1)
+        for space, part in zip(spaces, parts, strict=True):
+            space.copy_(part[0].transpose(0, 1))
+        query = buffers("query", heads * head_dim).view(rows, heads, head_dim)
+        nothing = torch.zeros(1, 0)  # turns: the class has rotated them
+        kernels.rotary_store(qkv, context.positions, context.slots, nothing, query, cache.key, cache.value)
+        mixed = torch.empty((rows, heads * head_dim), dtype=qkv.dtype)
+        kernels.attention(query, cache.key, cache.value, context.view, scale, mixed, place.window, cap)
+        return mixed.view(1, rows, heads, head_dim)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a forward pass tells attention: where the rows stand, and which module is which layer."""
+    """What a forward pass hands on to attention: where the rows stand, and what computes."""
 
     context: ForwardContext
-    places: Mapping[nn.Module, Place]
+    attention: PagedAttention
 
 
 def register(name: str, function: Callable[..., Any]) -> None:
@@ -61,17 +105,17 @@ def attend(
     parlay: Call | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Store keys and values, then let each row attend to what its view shows.
+    """Answer a class of the library that calls for attention.
 
     Args:
         module: the layer that calls.
         query: `[1, H, T, D]`, rotated.
         key: `[1, KV, T, D]`, rotated.
         value: `[1, KV, T, D]`.
-        attention_mask: None, for the view says what is seen.
+        attention_mask: None, for the context says what is seen.
         scaling: factor on scores; None is `D ** -0.5`.
-        softcap: bound that scores approach.
-        parlay: the pass's own.
+        softcap: bound that scores approach; None is none.
+        parlay: what the pass handed on.
         others: what the probe has looked at when the model was described.
 
     Returns:
@@ -79,21 +123,6 @@ def attend(
     """
     if parlay is None or attention_mask is not None:
         raise ModelError(f"{type(module).__name__} calls attention in another way than it did when it was tried")
-    context, place = parlay.context, parlay.places[module]
-    kernels, buffers, cache = context.kernels, context.buffers, context.cache[place.index]
-    _, heads, rows, head_dim = query.shape
-    kv_heads = key.shape[1]
-    qkv = buffers("qkv", (heads + 2 * kv_heads) * head_dim)
-    parts = qkv.view(rows, heads + 2 * kv_heads, head_dim).tensor_split((heads, heads + kv_heads), dim=1)
-    for part, tensor in zip(parts, (query, key, value), strict=True):
-        part.copy_(tensor[0].transpose(0, 1))
-    turned = buffers("query", heads * head_dim).view(rows, heads, head_dim)
-    # No column turns here: the class has rotated them.
-    nothing = torch.zeros(1, 0)
-    kernels.rotary_store(qkv, context.positions, context.slots, nothing, turned, cache.key, cache.value)
-    mixed = torch.empty((rows, heads * head_dim), dtype=qkv.dtype)
-    scale = head_dim**-0.5 if scaling is None else scaling
-    kernels.attention(
-        turned, cache.key, cache.value, context.view, scale, mixed, place.window, 0.0 if softcap is None else softcap
-    )
-    return mixed.view(1, rows, heads, head_dim), None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    mixed: Tensor = parlay.attention(parlay.context, module, (query, key, value), scale, softcap or 0.0)
+    return mixed, None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from parlay.errors import ModelError
 from parlay.kernels.base import Activation, Kernels
+from parlay.models.foreign_attention import PagedAttention
 
 _CLOSE = 1e-5  # float32, for values near 1
 _ACTIVATION_PACKAGES = ("transformers.activations", "torch.nn.modules.activation")
@@ -95,6 +96,23 @@ class Normalise(nn.Module):
         return out.view(x.shape)
 
 
+class NormaliseHeads(nn.Module):
+    """A norm of the last dimension, with a weight of its own for each head, by the kernels in float32."""
+
+    def __init__(self, weight: Tensor, norm: Norm) -> None:
+        """Take a weight `[heads, D]` and a float32 norm without one."""
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised `x` `[..., heads, D]`."""
+        rows = x.reshape(-1, x.shape[-1]).float().contiguous()
+        out = torch.empty_like(rows)
+        self._norm(rows, out)
+        return (out.view(x.shape) * self.weight.float()).to(x.dtype)
+
+
 class RotaryTable(nn.Module):
     """What a rotary embedding gives for each position, computed once and then looked up.
 
@@ -130,6 +148,10 @@ class RotaryTable(nn.Module):
                 raise ModelError(f"{type(self._rotary).__name__} gives something else than a row for each position")
             parts.append([tensor[0, :step] for tensor in tensors])
         return [torch.cat(columns)[: self._length].contiguous() for columns in zip(*parts, strict=True)]
+
+
+OWN = (Linear, Head, Activate, Normalise, NormaliseHeads, PagedAttention)
+"""Modules whose rows are independent by the kernels' contract."""
 
 
 def is_rotary(module: nn.Module) -> bool:
@@ -176,7 +198,7 @@ def replacement(module: nn.Module, kernels: Kernels, dtype: torch.dtype) -> nn.M
         return None
     if not parameters:
         return _activation(module, kernels) if type(module).__module__ in _ACTIVATION_PACKAGES else None
-    if all(p.dim() == 1 and p.dtype is dtype for p in parameters.values()) and "weight" in parameters:
+    if all(p.dim() <= 2 and p.dtype is dtype for p in parameters.values()) and "weight" in parameters:
         return _norm(module, kernels)
     return None
 
@@ -198,33 +220,38 @@ def _norm(module: nn.Module, kernels: Kernels) -> nn.Module | None:
     weight = module.get_parameter("weight").detach()
     bias = getattr(module, "bias", None)
     bias = torch.zeros_like(weight) if bias is None else bias.detach()
-    width = weight.shape[0]
     # Off centre, for there the two kinds differ; small too, for there eps matters.
-    x = torch.randn(6, width, generator=torch.Generator().manual_seed(width)) + 1
+    x = torch.randn(6, *weight.shape, generator=torch.Generator().manual_seed(weight.numel())) + 1
     x[3:] *= eps**0.5
     try:
         with torch.no_grad():
             expected = copy.deepcopy(module).float()(x)
     except (TypeError, RuntimeError):
         return None
-
-    def kinds(weight: Tensor, bias: Tensor) -> list[Norm]:
-        def layer(x: Tensor, out: Tensor) -> None:
-            kernels.layer_norm(x, weight, bias, eps, out)
-
-        def rms(x: Tensor, out: Tensor) -> None:
-            kernels.rms_norm(x, weight, eps, out)
-
-        def rms_plus_one(x: Tensor, out: Tensor) -> None:
-            kernels.rms_norm(x, weight, eps, out, plus_one=True)
-
-        return [layer] if bias.any() else [layer, rms, rms_plus_one]
-
-    own, tried = kinds(weight, bias), kinds(weight.float(), bias.float())
+    if weight.dim() > 1:
+        ones = torch.ones(weight.shape[-1])
+        plain = [NormaliseHeads(weight, norm) for norm in _norms(kernels, eps, ones, torch.zeros_like(ones))]
+        return next((n for n in plain if not bias.any() and _close(n(x), expected)), None)
+    own, tried = (_norms(kernels, eps, w, b) for w, b in ((weight, bias), (weight.float(), bias.float())))
     for norm, trial in zip(own, tried, strict=True):
         if _close(Normalise(weight.float(), trial)(x), expected):
             return Normalise(weight, norm)
     return None
+
+
+def _norms(kernels: Kernels, eps: float, weight: Tensor, bias: Tensor) -> list[Norm]:
+    """Return the kinds of norms that there are, with these weights."""
+
+    def layer(x: Tensor, out: Tensor) -> None:
+        kernels.layer_norm(x, weight, bias, eps, out)
+
+    def rms(x: Tensor, out: Tensor) -> None:
+        kernels.rms_norm(x, weight, eps, out)
+
+    def rms_plus_one(x: Tensor, out: Tensor) -> None:
+        kernels.rms_norm(x, weight, eps, out, plus_one=True)
+
+    return [layer] if bias.any() else [layer, rms, rms_plus_one]
 
 
 def _close(a: Tensor, b: Any) -> bool:

@@ -34,6 +34,7 @@ families = Registry(
             "foreign_attention",
             "foreign_modules",
             "foreign_probe",
+            "foreign_survey",
             "gguf",
             "gguf_config",
             "gguf_names",
