@@ -63,7 +63,7 @@ def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
         head_dim=first.head_dim,
         rms_norm_eps=1e-6,
         rotary=Rotary(theta=10000.0),  # the class's own affair
-        tie_embeddings=bool(config.tie_word_embeddings),
+        tie_embeddings=bool(getattr(config, "tie_word_embeddings", True)),
         max_position=int(getattr(config, "max_position_embeddings", None) or 2048),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         eos_token_ids=read_ids(raw.get("eos_token_id", getattr(config, "eos_token_id", None))),
