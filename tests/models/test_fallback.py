@@ -180,7 +180,18 @@ def test_what_looks_at_other_rows_is_refused(
 
     forward = Olmo2MLP.forward
     monkeypatch.setattr(Olmo2MLP, "forward", lambda self, x: forward(self, x + x.roll(1, dims=1)))
-    with pytest.raises(ModelError, match=r"in pieces.*something besides attention"):
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(ModelError, match=r"in pieces, so something besides attention"):
+            runner_of(checkpoint("olmo2"), dtype)
+
+
+def test_what_looks_into_modules_is_refused(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2MLP
+
+    monkeypatch.setattr(Olmo2MLP, "forward", lambda self, x: x @ self.up_proj.weight.T @ self.up_proj.weight)
+    with pytest.raises(ModelError, match="its class does not run with parlay's modules"):
         runner_of(checkpoint("olmo2"))
 
 

@@ -30,7 +30,7 @@ from parlay.models.style import Foreign, Rotary
 _TRIAL = 13  # tokens
 _BLOCK = 16
 # Root mean square of a row's difference from the class's own logits, over the logits' spread.
-_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 
 
 def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
@@ -110,16 +110,25 @@ class Model:
         _fix_frequencies(model, max_model_len)
         tokens = torch.randint(config.vocab_size, (_TRIAL,), generator=torch.Generator().manual_seed(0))
         tokens = tokens[:max_model_len]
-        with torch.no_grad():
-            expected = model(input_ids=tokens[None], use_cache=False).logits[0].float()
-        self._base, self._causal = _rebuild(model, kernels, dtype)
-        places = {model.get_submodule(layer.name): Place(i, layer.window) for i, layer in enumerate(layers)}
-        self._attention = PagedAttention(places)
-        # From here on a call of the whole is a call of the head alone, with what it does to logits.
-        setattr(model, model.base_model_prefix, _Given())
-        self._try(tokens, expected)
-        with Survey(self._causal, self._base, self._attention) as survey:
-            self._logits_in_pieces(tokens, (len(tokens),))
+        try:
+            with torch.no_grad():
+                expected = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+            self._base, self._causal = _rebuild(model, kernels, dtype)
+            places = {model.get_submodule(layer.name): Place(i, layer.window) for i, layer in enumerate(layers)}
+            self._attention = PagedAttention(places)
+            # From here on a call of the whole is a call of the head alone, with what it does to logits.
+            setattr(model, model.base_model_prefix, _Given())
+            self._try(tokens, expected)
+            with Survey(self._causal, self._base, self._attention) as survey:
+                self._logits_in_pieces(tokens, (len(tokens),))
+        except ModelError:
+            raise
+        except Exception as error:  # a class may look into the modules that were replaced
+            raise _unserved(
+                config.path,
+                config.architecture,
+                f"its class does not run with parlay's modules ({_first_line(error)})",
+            ) from error
         self.rest = survey.rest
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
@@ -146,19 +155,30 @@ class Model:
         return found.float().contiguous()
 
     def _try(self, tokens: Tensor, expected: Tensor) -> None:
-        """Compare logits, computed whole and in pieces, with those of the class as it was."""
+        """Compare logits with those of the class as it was, and those computed in pieces with the whole."""
+        tolerance = _TOLERANCES[self.dtype]
         spread = max(float(expected.std()), 1e-6)
-        for cuts in ((len(tokens),), (*range(1, len(tokens), 5), len(tokens))):
-            found = self._logits_in_pieces(tokens, cuts)
-            error = (found - expected).pow(2).mean(1).sqrt().median() / spread
-            # Not a number is no less than any tolerance.
-            if not error < _TOLERANCES[self.dtype]:
-                raise ModelError(
-                    f"{self.config.path}: {self.config.architecture} is not served: its logits"
-                    f"{' computed in pieces' if len(cuts) > 1 else ''} differ from transformers' by "
-                    f"{float(error):.2g} of their spread, so something besides attention and position_ids tells "
-                    "rows apart"
-                )
+        whole = self._logits_in_pieces(tokens, (len(tokens),))
+        pieces = self._logits_in_pieces(tokens, (*range(1, len(tokens), 5), len(tokens)))
+
+        def differ(a: Tensor, b: Tensor) -> float:
+            # Of most rows: in a mixture of experts a near tie may fall otherwise.
+            return float((a - b).pow(2).mean(1).sqrt().median()) / spread
+
+        # Not a number is no less than any tolerance.
+        if not differ(whole, expected) < tolerance:
+            raise _unserved(
+                self.config.path,
+                self.config.architecture,
+                f"its logits differ from transformers' by {differ(whole, expected):.2g} of their spread",
+            )
+        if not differ(pieces, whole) < tolerance / 10:
+            raise _unserved(
+                self.config.path,
+                self.config.architecture,
+                "its logits change when a text is computed in pieces, so something besides attention and "
+                "position_ids tells rows apart",
+            )
 
     def _logits_in_pieces(self, tokens: Tensor, ends: tuple[int, ...]) -> Tensor:
         config = self.config

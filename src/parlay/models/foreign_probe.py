@@ -87,6 +87,8 @@ def probe(cls: Any, config: Any) -> tuple[list[Layer], nn.Module]:
         kind = getattr(module, "rope_type", None)
         if kind is not None:
             module.rope_type = dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default"
+    if model.base_model is model:
+        raise Unserved("its layers cannot be told from its head")
     record = _Record()
     _run(model, record)
     names = {module: name for name, module in model.named_modules()}
