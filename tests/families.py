@@ -131,6 +131,41 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# Classes that no family file serves.
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "olmo2": ("Olmo2", {}),
+    "olmo2-dynamic": ("Olmo2", rope("dynamic", factor=4.0) | {"max_position_embeddings": 32}),
+    "olmo2-longrope": ("Olmo2", rope("longrope", original_max_position_embeddings=32, factor=4.0, **FACTORS)),
+    "gpt2": ("GPT2", {"head_dim": None, "tie_word_embeddings": True}),
+    "gptneox": ("GPTNeoX", {"head_dim": None}),
+    "gptbigcode": ("GPTBigCode", {"head_dim": None, "multi_query": True}),
+    "starcoder2": ("Starcoder2", {"head_dim": None, "sliding_window": 11}),
+    "cohere": ("Cohere", {"logit_scale": 0.25, "tie_word_embeddings": True, "use_qk_norm": True}),
+    "cohere2": (
+        "Cohere2",
+        {
+            "logit_scale": 0.25,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+        },
+    ),
+    "glm": ("Glm", {}),
+    "smollm3": ("SmolLM3", {}),
+    "exaone4": ("Exaone4", {"sliding_window": 9, "sliding_window_pattern": 2}),
+    "phi": ("Phi", {"head_dim": None}),
+    "gemma": ("Gemma", {"tie_word_embeddings": True}),
+    "vaultgemma": (
+        "VaultGemma",
+        {
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 13,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
+}
+
 
 def write_family(
     path: Path, name: str, *, seed: int = 0, noise: float = 0.0, calm: float = 1.0, scale: float = 1.0, **more: Any
@@ -141,12 +176,13 @@ def write_family(
     """
     import transformers
 
-    prefix, changes = FAMILIES[name]
+    prefix, changes = (FAMILIES | OTHERS)[name]
     suffix = "TextConfig" if prefix == "Gemma3" else "Config"
     values = {k: v for k, v in {**SMALL, **changes, **more}.items() if v is not None or k not in ("head_dim",)}
     config = getattr(transformers, prefix + suffix)(**values)
     torch.manual_seed(0)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config).float()
+    suffix = "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, prefix + suffix)(config).float()
     generator = torch.Generator().manual_seed(seed)
     disturbance = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 from parlay import env
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.engine.memory import count_blocks
-from parlay.engine.numerics import cases, describe_numerics
+from parlay.engine.numerics import cases, describe_numerics, trust_model
 from parlay.engine.request import Counts, Request
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.stats import EngineStats
@@ -78,6 +78,7 @@ class Engine:
         kernels, trust = settle(select_kernels(config.device), cases(model_config, dtype), env.threads())
         kernels.set_threads(env.threads())
         model = load_model(model_config, dtype, self.max_model_len, kernels)
+        trust = trust_model(model, kernels, trust, env.threads())
         # A proposer that follows every row of the target has a token more to run for each request that emits.
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
         proposer.load(Runtime(kernels, num_blocks, config.block_size, max_rows))

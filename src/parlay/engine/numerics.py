@@ -8,13 +8,17 @@ from pathlib import Path
 import torch
 
 from parlay import env
+from parlay.engine.whole import check_whole, judge_whole
+from parlay.kernels.base import Kernels
 from parlay.kernels.select import select_kernels
 from parlay.kernels.selfcheck import ROW_COUNTS, Case, Finding, check, product_case
 from parlay.kernels.trust import Trust, settle
+from parlay.models import foreign
 from parlay.models.config import ModelConfig
 from parlay.models.loader import digest_weights
-from parlay.models.select import describe_model, resolve_dtype
+from parlay.models.select import Model, describe_model, load_model, resolve_dtype
 
+_SHORT = 1024  # positions, which the self-check does not nearly use
 _WHOLE = 1 << 22  # elements: all of a small model's weights, slices of a large one's
 
 
@@ -64,7 +68,7 @@ def describe_numerics(
     return Numerics(
         model=_identity(config.path),
         dtype=str(dtype).removeprefix("torch."),
-        kernels=kernels,
+        kernels=kernels if config.foreign is None else f"{kernels}+{config.foreign.library}",
         torch=torch.__version__,
         tensor_parallel_size=tensor_parallel_size,
         bits=trust.bits,
@@ -92,10 +96,20 @@ def inspect(
     resolved = resolve_dtype(dtype, config)
     threads = env.threads()
     kernels, trust = settle(select_kernels(), cases(config, resolved), threads)
-    numerics = describe_numerics(config, resolved, kernels.name, trust, 1)
     everything = cases(config, resolved, _WHOLE)
     findings = check(kernels, everything, threads, sorted({*range(1, 65), *ROW_COUNTS, 500, 513, 1000}), tick)
-    return numerics, findings
+    loaded = config.foreign and load_model(config, resolved, min(config.max_position, _SHORT), kernels)
+    if isinstance(loaded, foreign.Model):
+        trust = trust_model(loaded, kernels, trust, threads)
+        findings |= check_whole(loaded, _identity(config.path), kernels, threads, ROW_COUNTS, tick)
+    return describe_numerics(config, resolved, kernels.name, trust, 1), findings
+
+
+def trust_model(model: Model, kernels: Kernels, trust: Trust, threads: int) -> Trust:
+    """Return how far a model can be trusted: as far as its kernels, unless another library has a part in it."""
+    if not isinstance(model, foreign.Model):
+        return trust
+    return judge_whole(model, _identity(model.config.path), kernels, trust, threads)
 
 
 def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list[Case]:

@@ -6,7 +6,7 @@ rounding errors of its order. On other data a difference in float32's last bit h
 Random numbers come from integers, so that all machines compute on the same bits.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -21,8 +21,8 @@ ROW_COUNTS = (
     *(11, 12, 13, 15, 16, 17, 18, 19, 23, 24, 25, 31, 32, 33, 36, 37, 47, 48, 49, 63, 64, 65, 95, 96, 97),
     *(127, 128, 129, 191, 192, 193, 255, 256, 257, 320),
 )
-_DISTINCT = 7
-_FEW = (2, 3, 4, 5, 8, 13, 17, 50)  # for operations that know no blocks of rows
+DISTINCT = 7  # rows
+FEW = (2, 3, 4, 5, 8, 13, 17, 50)  # for operations that know no blocks of rows
 _KEYS = 160
 _BLOCK = 16
 
@@ -34,8 +34,8 @@ class Case:
     """One operation at one shape.
 
     Attributes:
-        operation: a method of `Kernels`: `linear`, `logits`, `rms_norm`, `act_mul` or `attention`.
-        sizes: K and N of a product, the width of a norm or activation, or H, KV and D of attention.
+        operation: a method of `Kernels`: `linear`, `logits`, `rms_norm`, `act_mul` or `attention`; or a whole model.
+        sizes: K and N of a product, the width of a norm or activation, H, KV and D of attention, or a model's layers.
         dtype: of inputs and weights.
     """
 
@@ -92,17 +92,36 @@ def check(
         tick: called with a label before every case.
     """
     around = {count + d for count in kernels.switches for d in (-1, 0, 1) if count + d > 0}
-    counts = {False: _FEW, True: tuple(sorted({*row_counts, *around}))}
+    counts = {False: FEW, True: tuple(sorted({*row_counts, *around}))}
     made = {case: _OPERATIONS[case.operation](kernels, case) for case in cases}
+    return compare(kernels, made, threads, lambda case: counts[case.operation in ("linear", "logits")], tick)
+
+
+def compare(
+    kernels: Kernels,
+    made: Mapping[Case, Rows],
+    threads: int,
+    counts: Callable[[Case], Sequence[int]],
+    tick: Callable[[str], None] = lambda label: None,
+) -> dict[Case, Finding]:
+    """Do what `check` does for anything that computes rows.
+
+    Args:
+        kernels: likewise.
+        made: what computes each case's rows, given the numbers of the distinct ones, which come in order first.
+        threads: likewise.
+        counts: sizes of the calls for a case.
+        tick: likewise.
+    """
     _set_threads(kernels, 1)
-    alone = {case: torch.cat([rows(torch.tensor([i])) for i in range(_DISTINCT)]) for case, rows in made.items()}
+    alone = {case: torch.cat([rows(torch.tensor([i])) for i in range(DISTINCT)]) for case, rows in made.items()}
     _set_threads(kernels, threads)
     findings = {}
     for case, rows in made.items():
         tick(str(case))
         bad = []
-        for count in counts[case.operation in ("linear", "logits")]:
-            chosen = torch.arange(count) % _DISTINCT
+        for count in counts(case):
+            chosen = torch.arange(count) % DISTINCT
             if not _same_bits(rows(chosen), alone[case][chosen]):
                 bad.append(count)
         findings[case] = Finding(tuple(bad), crc32(_words(alone[case]).numpy().tobytes()))
@@ -142,7 +161,7 @@ def _cancelling(inputs: int) -> tuple[Tensor, Tensor]:
 def _product(kernels: Kernels, case: Case) -> Rows:
     inputs, outputs = case.sizes
     index, sign = _cancelling(inputs)
-    x = (_random(1, _DISTINCT, inputs)[:, index] * sign).to(case.dtype)
+    x = (_random(1, DISTINCT, inputs)[:, index] * sign).to(case.dtype)
     weight = _random(2, outputs, inputs)[:, index].to(case.dtype).contiguous()
     head = case.operation == "logits"
     packed = kernels.pack_head(weight) if head else kernels.pack_linear(weight)
@@ -158,7 +177,7 @@ def _product(kernels: Kernels, case: Case) -> Rows:
 
 def _norm(kernels: Kernels, case: Case) -> Rows:
     (width,) = case.sizes
-    x, weight = _random(1, _DISTINCT, width).to(case.dtype), _random(2, width).to(case.dtype)
+    x, weight = _random(1, DISTINCT, width).to(case.dtype), _random(2, width).to(case.dtype)
 
     def rows(chosen: Tensor) -> Tensor:
         out = torch.empty(len(chosen), width, dtype=case.dtype)
@@ -170,7 +189,7 @@ def _norm(kernels: Kernels, case: Case) -> Rows:
 
 def _activation(kernels: Kernels, case: Case) -> Rows:
     (width,) = case.sizes
-    gate_up = _random(1, _DISTINCT, 2 * width).to(case.dtype)
+    gate_up = _random(1, DISTINCT, 2 * width).to(case.dtype)
 
     def rows(chosen: Tensor) -> Tensor:
         out = torch.empty(len(chosen), width, dtype=case.dtype)
@@ -190,8 +209,8 @@ def _attention(kernels: Kernels, case: Case) -> Rows:
         x.view(_KEYS // _BLOCK, _BLOCK, kv_heads, head_dim).transpose(1, 2).to(case.dtype).contiguous()
         for x in (keys, values)
     )
-    query = _random(3, _DISTINCT, heads, head_dim).to(case.dtype)
-    last = torch.full((_DISTINCT,), _KEYS, dtype=torch.int32)
+    query = _random(3, DISTINCT, heads, head_dim).to(case.dtype)
+    last = torch.full((DISTINCT,), _KEYS, dtype=torch.int32)
     last[:3] = torch.tensor((1, _BLOCK + 1, _KEYS - 3))
     table = torch.arange(_KEYS // _BLOCK, dtype=torch.int32)[None]
 

@@ -5,7 +5,7 @@ The memory is one small JSON file. It may be lost, damaged or not writable: then
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -75,15 +75,22 @@ def settle(kernels: Kernels, cases: Sequence[Case], threads: int) -> tuple[Kerne
 
 def judge(kernels: Kernels, cases: Sequence[Case], threads: int) -> Trust:
     """Return what the self-check says, running it only for cases whose finding is not remembered."""
+    return summarise(recall(kernels, cases, threads, lambda missing: selfcheck.check(kernels, missing, threads)))
+
+
+def recall(
+    kernels: Kernels, cases: Sequence[Case], threads: int, check: Callable[[list[Case]], dict[Case, Finding]]
+) -> dict[Case, Finding]:
+    """Return what is remembered of each case, running `check` for those of which nothing is."""
     file = _file()
     setting = _setting(kernels.name, kernels.switches, threads)
     known = _read(file).get(setting, {})
     missing = [case for case in dict.fromkeys(cases) if str(case) not in known]
     if missing:
-        fresh = {str(case): finding for case, finding in selfcheck.check(kernels, missing, threads).items()}
+        fresh = {str(case): finding for case, finding in check(missing).items()}
         known |= fresh
         _write(file, setting, fresh)
-    return summarise({case: known[str(case)] for case in cases})
+    return {case: known[str(case)] for case in cases}
 
 
 def summarise(findings: dict[Case, Finding]) -> Trust:

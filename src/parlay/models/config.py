@@ -10,7 +10,7 @@ from typing import Any
 from parlay.errors import ModelError, brief, shown
 from parlay.models.gguf_config import read_gguf_config
 from parlay.models.rope import config_file, longest, read_rotary
-from parlay.models.style import Experts, Rotary, Style
+from parlay.models.style import Experts, Foreign, Rotary, Style
 
 # What some families call differently.
 _OTHER_NAMES = {"intermediate_size": "ffn_dim"}
@@ -25,7 +25,8 @@ MOST_LAYERS = 1 << 10
 class ModelConfig:
     """The shape of a decoder-only model, in a Hugging Face `config.json`'s words. Sizes are element counts.
 
-    `raw` is that file's content, for what only one family asks; `style` is what came of it.
+    `raw` is that file's content, for what only one family asks; `style` is what came of it. `foreign` is there where
+    no family of parlay's but a class of another library computes the model.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
     style: Style = field(default_factory=Style)
+    foreign: Foreign | None = None
 
     def only(self, **served: Any) -> None:
         """Refuse other values of some keys than these; a key that is missing passes.
@@ -110,8 +112,8 @@ class ModelConfig:
         """
         if experts.count * self.num_layers > _MOST_EXPERTS:
             raise ModelError(
-                f"{config_file(self.path)}: {experts.count} experts in each of {self.num_layers} layers are more than the "
-                f"{_MOST_EXPERTS} that are served"
+                f"{config_file(self.path)}: {experts.count} experts in each of {self.num_layers} layers are more "
+                f"than the {_MOST_EXPERTS} that are served"
             )
         if experts.chosen > experts.count:
             raise ModelError(
@@ -121,6 +123,8 @@ class ModelConfig:
 
     def products(self) -> list[tuple[str, tuple[int, int], int]]:
         """Return the linear layers: name, (outputs, inputs), and how many of them a row goes through."""
+        if self.foreign is not None:
+            return list(self.foreign.products)
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         hidden, inner = self.hidden_size, self.intermediate_size
         up = ("gate up", (2 * inner, hidden)) if self.style.gated else ("up", (inner, hidden))
@@ -143,13 +147,22 @@ def read_config(path: Path) -> ModelConfig:
         ModelError: no or unreadable `config.json` or GGUF file, missing keys, sizes that contradict each other, or an
             architecture or option that parlay does not serve.
     """
+    return parse_config(path, read_raw(path))
+
+
+def read_raw(path: Path) -> dict[str, Any]:
+    """Return the content of a model's `config.json`, or what stands for it in a GGUF file.
+
+    Raises:
+        ModelError: it is missing or unreadable, or the weights are quantised.
+    """
     raw = read_gguf_config(path) if path.is_file() else read_json(path / "config.json")
     generation = path / "generation_config.json"
     if generation.is_file():
         raw = {**raw, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id"}}
     if raw.get("quantization_config"):
         raise ModelError(f"{path} holds quantised weights, which are not served yet; use an unquantised checkpoint")
-    return parse_config(path, raw)
+    return raw
 
 
 def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
@@ -168,7 +181,7 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
         heads, hidden = _size(raw, "num_attention_heads"), _size(raw, "hidden_size")
         config = ModelConfig(
             path=path,
-            architecture=_architecture(raw),
+            architecture=architecture_of(raw),
             vocab_size=_size(raw, "vocab_size"),
             hidden_size=hidden,
             intermediate_size=_size(raw, "intermediate_size"),
@@ -181,15 +194,21 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
             tie_embeddings=_tied(raw),
             max_position=longest(rotary, _size(raw, "max_position_embeddings", 2048)),
             dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
-            eos_token_ids=_ids(raw.get("eos_token_id")),
+            eos_token_ids=read_ids(raw.get("eos_token_id")),
             raw=raw,
         )
     except KeyError as error:
         raise ModelError(f"{config_file(path)} lacks the key {error}") from None
     except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
         raise ModelError(f"{config_file(path)} cannot be read: {brief(str(error))}") from None
-    _check_sizes(config)
+    check_sizes(config)
     return config
+
+
+def architecture_of(raw: dict[str, Any]) -> str:
+    """Return the name of the class that a config is for."""
+    names = raw.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else "an unnamed architecture"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -219,11 +238,6 @@ def _size(raw: dict[str, Any], key: str, default: int | None = None) -> int:
     return value
 
 
-def _architecture(raw: dict[str, Any]) -> str:
-    names = raw.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else "an unnamed architecture"
-
-
 def _tied(raw: dict[str, Any]) -> bool:
     value = raw.get("tie_word_embeddings", False)
     if not isinstance(value, bool):
@@ -231,14 +245,24 @@ def _tied(raw: dict[str, Any]) -> bool:
     return value
 
 
-def _ids(value: Any) -> tuple[int, ...]:
+def read_ids(value: Any) -> tuple[int, ...]:
+    """Return token ids that a config gives as one, several or none.
+
+    Raises:
+        TypeError: they are something else.
+    """
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int and token >= 0 for token in ids):
         raise TypeError(f"eos_token_id must be a token id or several, not {shown(value)}")
     return tuple(ids)
 
 
-def _check_sizes(config: ModelConfig) -> None:
+def check_sizes(config: ModelConfig) -> None:
+    """Refuse sizes that contradict each other or are not served.
+
+    Raises:
+        ModelError: it names the size.
+    """
     file = config_file(config.path)
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim", "max_position")
     for name in sizes:

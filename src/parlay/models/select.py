@@ -11,7 +11,8 @@ from parlay.dist.group import ALONE, Group
 from parlay.errors import ConfigError, ModelError, brief, nearest, shown
 from parlay.kernels.base import Kernels
 from parlay.log import logger
-from parlay.models.config import ModelConfig, read_config
+from parlay.models import foreign
+from parlay.models.config import ModelConfig, architecture_of, parse_config, read_raw
 from parlay.models.context import ForwardContext
 from parlay.models.hub import DEFAULT, Hub, fetch, is_hub_id
 from parlay.models.loader import Checkpoint
@@ -31,6 +32,11 @@ families = Registry(
             "config",
             "context",
             "decoder",
+            "foreign",
+            "foreign_attention",
+            "foreign_modules",
+            "foreign_probe",
+            "foreign_survey",
             "gguf",
             "gguf_config",
             "gguf_names",
@@ -64,6 +70,12 @@ class Model(Protocol):
     config: ModelConfig
     dtype: torch.dtype
     leftovers: tuple[str, ...]
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, max_model_len: int, kernels: Kernels, group: Group
+    ) -> None:
+        """Read the weights."""
+        ...
 
     @staticmethod
     def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
@@ -135,12 +147,16 @@ def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:
         ModelError: it cannot be found or read, or its architecture is not served.
         ConfigError: a revision of what is not on the hub.
     """
-    config = read_config(find_model(name, hub))
-    if not config.architecture.endswith(_SUFFIX) or _family(config) not in families.names():
+    path = find_model(name, hub)
+    raw = read_raw(path)
+    architecture = architecture_of(raw)
+    if architecture.endswith(_SUFFIX) and _family(architecture) in families.names():
+        described: ModelConfig = families.load(_family(architecture)).describe(parse_config(path, raw))
+        return described
+    if path.is_file():
         served = ", ".join(families.names())
-        raise ModelError(f"{config.path}: {brief(config.architecture)} is not served; these families are: {served}")
-    described: ModelConfig = families.load(_family(config)).describe(config)
-    return described
+        raise ModelError(f"{path}: {brief(architecture)} is not served; these families are: {served}")
+    return foreign.describe(path, raw)
 
 
 def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
@@ -165,8 +181,7 @@ def cache_spec(config: ModelConfig, dtype: torch.dtype) -> CacheSpec:
 
 def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """Return the name and shape of every tensor that a model reads, which follow from its config."""
-    family: type[Model] = families.load(_family(config)).Model
-    return family.weight_shapes(config)
+    return _class(config).weight_shapes(config)
 
 
 def check_weights(config: ModelConfig) -> None:
@@ -175,9 +190,8 @@ def check_weights(config: ModelConfig) -> None:
     Raises:
         ModelError: files are missing or damaged, or do not fit the config.
     """
-    family: type[Model] = families.load(_family(config)).Model
     with Checkpoint(config.path) as weights:
-        family.expect(config, weights)
+        _class(config).expect(config, weights)
 
 
 def load_model(
@@ -188,9 +202,15 @@ def load_model(
     Raises:
         ModelError: the weights do not fit the config.
     """
-    model: Model = families.load(_family(config)).Model(config, dtype, max_model_len, kernels, group)
-    return model
+    return _class(config)(config, dtype, max_model_len, kernels, group)
 
 
-def _family(config: ModelConfig) -> str:
-    return config.architecture.removesuffix(_SUFFIX).lower()
+def _class(config: ModelConfig) -> type[Model]:
+    if config.foreign is not None:
+        return foreign.Model
+    family: type[Model] = families.load(_family(config.architecture)).Model
+    return family
+
+
+def _family(architecture: str) -> str:
+    return architecture.removesuffix(_SUFFIX).lower()

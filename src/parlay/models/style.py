@@ -92,3 +92,16 @@ class Style:
     logit_divisor: float = 1.0
     logit_cap: float = 0.0
     experts: Experts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """What is known of a model that a class of another library computes.
+
+    Attributes:
+        library: its name and version, on which the bits of the results depend.
+        products: linear layers as in `ModelConfig.products`.
+    """
+
+    library: str
+    products: tuple[tuple[str, tuple[int, int], int], ...]

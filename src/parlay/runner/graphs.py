@@ -37,7 +37,7 @@ class Graphs:
         self._cache = cache
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._buffers = Buffers(_MOST_ROWS, model.dtype)  # of all recordings, for one runs at a time
-        self._usable = True
+        self._usable = model.config.foreign is None  # what another library computes cannot be recorded
 
     def forward(self, batch: Batch) -> Tensor:
         """Return hidden states `[rows, hidden]` of a batch; they stand until the next pass."""

@@ -1,0 +1,375 @@
+"""Models without a family file: their logits against the transformers library, exactness, and what is refused."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from asking import Ask, accepted, assert_same, run
+from checkpoints import EOS
+from families import FACTORS, OTHERS, SMALL, reference, rope, write_family
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from parlay import LLM, ModelError, SamplingParams
+from parlay.engine import whole
+from parlay.engine.numerics import inspect
+from parlay.kernels.select import select_kernels
+from parlay.models import foreign_modules
+from parlay.models.foreign_modules import Linear, RotaryTable
+from parlay.models.select import describe_model, load_model
+from parlay.runner.batch import Stretch, flatten
+from parlay.runner.footprint import weight_bytes
+from parlay.runner.runner import ModelRunner
+
+LENGTH = 40
+CUTS = ([], [1, 2, 19], list(range(1, LENGTH)))
+# In the others torch computes products and hyperbolic tangents, which may or may not be exact on a machine.
+EXACT = tuple(name for name in OTHERS if name not in ("olmoe", "vaultgemma"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Checkpoints by name, each written once."""
+    written: dict[str, Path] = {}
+
+    def write(name: str) -> Path:
+        if name not in written:
+            written[name] = write_family(tmp_path_factory.mktemp(name), name)
+        return written[name]
+
+    return write
+
+
+def runner_of(path: Path, dtype: torch.dtype = torch.float32, kernels: str | None = None) -> ModelRunner:
+    chosen = select_kernels(force=kernels)
+    return ModelRunner(load_model(describe_model(str(path)), dtype, LENGTH, chosen), chosen, 8, 16)
+
+
+def logits_in_pieces(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> Tensor:
+    parts = []
+    for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
+        hidden = runner.forward(flatten([Stretch(tokens[start:end], start, tuple(range(7, -1, -1)))], 16))
+        parts.append(runner.logits(hidden, range(end - start)).clone())
+    return torch.cat(parts)
+
+
+def tokens_of(seed: int = 0) -> list[int]:
+    return torch.randint(0, 257, (LENGTH,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_equal_to_transformers(
+    checkpoint: Callable[[str], Path], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, tokens = checkpoint(name), tokens_of()
+    expected = reference(path, tokens)
+    assert expected.std() > 0.3
+    runner = runner_of(path)
+    for cuts in CUTS:
+        torch.testing.assert_close(logits_in_pieces(runner, tokens, cuts), expected, atol=1e-4, rtol=0)
+    assert not runner._graphs._graphs
+    assert not [record for record in caplog.records if record.name.startswith("parlay")]
+
+
+def test_the_twins_serve_it_too(checkpoint: Callable[[str], Path]) -> None:
+    path, tokens = checkpoint("exaone4"), tokens_of()
+    twins = runner_of(path, kernels="reference")
+    torch.testing.assert_close(logits_in_pieces(twins, tokens, [33]), reference(path, tokens), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", EXACT)
+def test_pieces_give_the_same_bits(checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype) -> None:
+    runner, tokens = runner_of(checkpoint(name), dtype), tokens_of(1)
+    expected = logits_in_pieces(runner, tokens, [])
+    for cuts in CUTS[1:]:
+        assert torch.equal(logits_in_pieces(runner, tokens, cuts), expected)
+
+
+@pytest.mark.parametrize("name", ["olmo2", "gpt2", "cohere"])
+def test_bfloat16_is_near(checkpoint: Callable[[str], Path], name: str) -> None:
+    path, tokens = checkpoint(name), tokens_of(2)
+    found, expected = logits_in_pieces(runner_of(path, torch.bfloat16), tokens, []), reference(path, tokens)
+    assert (found - expected).pow(2).mean(1).sqrt().median() < 0.05 * expected.std()
+
+
+def test_known_modules_are_replaced(checkpoint: Callable[[str], Path]) -> None:
+    """Of what computes, embeddings alone stay torch's, whatever a norm is called and however a weight is stored."""
+    for name in ("olmo2", "gpt2", "starcoder2", "gemma", "phi"):
+        model: Any = load_model(describe_model(str(checkpoint(name))), torch.float32, LENGTH, select_kernels())
+        leaves = [type(module) for module in model._base.modules() if not list(module.children())]
+        left = {kind.__name__ for kind in leaves if not kind.__module__.startswith("parlay")}
+        assert all("Embedding" in kind or kind == "Dropout" for kind in left), name
+
+
+def test_speculation_changes_no_token(tmp_path: Path) -> None:
+    """Exact by the self-check; then ids and logprobs bit by bit: with n-grams, with a draft model, in any company."""
+    shape: dict[str, Any] = {"seed": 2, "calm": 0.3}
+    target = write_family(tmp_path / "target", "olmo2", **shape)
+    draft = write_family(tmp_path / "draft", "olmo2", noise=0.05, **shape)
+    options = {"model": str(target), "max_model_len": 96}
+    plain = LLM(**options, enable_prefix_caching=False)
+    assert plain.engine.numerics.exact
+    assert plain.numerics_id.endswith("/exact")
+    assert "+transformers-" in plain.numerics_id
+    prompts = [tuple(tokens_of(seed)[:12]) * repeats for seed, repeats in ((0, 1), (1, 2), (2, 3))]
+    asks = [
+        Ask(prompt, SamplingParams(max_tokens=24, temperature=t, seed=7, logprobs=2, ignore_eos=True))
+        for prompt in prompts
+        for t in (0.0, 0.8)
+    ]
+    expected = [completion for ask in asks for completion in run(plain, [ask])]
+    assert_same(run(plain, asks), expected)
+    for speculative in (
+        {"method": "ngram", "prompt_lookup_min": 1},
+        {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 4},
+    ):
+        llm = LLM(**options, speculative_config=speculative, max_num_batched_tokens=16)
+        assert llm.numerics_id == plain.numerics_id
+        found = run(llm, asks)
+        assert_same(found, expected)
+        assert speculative["method"] == "ngram" or accepted(found) > 0
+
+
+def test_the_whole_model_is_checked_once(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = str(checkpoint("gptneox"))
+    first = LLM(path, max_model_len=32).numerics_id
+    numerics, findings = inspect(path)
+    assert str(numerics) == first
+    assert any("transformers" in str(case) for case in findings)
+    assert not any(found.row_counts for found in findings.values())
+    monkeypatch.setattr(whole, "check_whole", None)
+    assert LLM(path, max_model_len=32).numerics_id == first
+
+
+def test_rows_that_depend_on_their_number_are_said_aloud(
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forward = Linear.forward
+
+    def uneven(self: Linear, x: Tensor) -> Tensor:
+        return forward(self, x) * (1 + 1e-6 * (x.shape[1] > 3))
+
+    monkeypatch.setattr(foreign_modules.Linear, "forward", uneven)
+    llm = LLM(str(checkpoint("gptneox")), max_model_len=32)
+    assert not llm.engine.numerics.exact
+    assert llm.numerics_id.endswith("/up-to-floating-point")
+    assert "PROMISE 1 DOES NOT HOLD TO THE BIT HERE" in caplog.text
+    assert "among 4 rows" in caplog.text
+    _, findings = inspect(str(checkpoint("gptneox")))
+    (bad,) = (found for found in findings.values() if found.row_counts)
+    assert bad.row_counts[:3] == (4, 5, 6)
+    assert llm.generate("it serves all the same", SamplingParams(max_tokens=4), use_tqdm=False)
+
+
+def test_what_looks_at_other_rows_is_refused(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2MLP
+
+    forward = Olmo2MLP.forward
+    monkeypatch.setattr(Olmo2MLP, "forward", lambda self, x: forward(self, x + x.roll(1, dims=1)))
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(ModelError, match=r"in pieces, so something besides attention"):
+            runner_of(checkpoint("olmo2"), dtype)
+
+
+def test_what_looks_into_modules_is_refused(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2MLP
+
+    monkeypatch.setattr(Olmo2MLP, "forward", lambda self, x: x @ self.up_proj.weight.T @ self.up_proj.weight)
+    with pytest.raises(ModelError, match="its class does not run with parlay's modules"):
+        runner_of(checkpoint("olmo2"))
+
+
+def test_what_computes_something_else_is_refused(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = Linear.forward
+    monkeypatch.setattr(foreign_modules.Linear, "forward", lambda self, x: 1.1 * forward(self, x))
+    with pytest.raises(ModelError, match="Starcoder2ForCausalLM is not served: its logits differ"):
+        runner_of(checkpoint("starcoder2"))
+
+
+def damaged(path: Path, to: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    (to / "config.json").write_text((path / "config.json").read_text())
+    save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
+    return to
+
+
+NAME = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(NAME), f"lacks the tensor '{NAME}'"),
+        (lambda t: t.update(more=torch.zeros(3)), "its config does not explain: 'more'"),
+        (lambda t: t.update({NAME: torch.zeros(3, 64)}), "do not fit its config"),
+        (lambda t: t[NAME].fill_(float("nan")), f"tensor '{NAME}' holds values that are infinite or not numbers"),
+    ],
+)
+def test_weights_that_do_not_fit(
+    checkpoint: Callable[[str], Path], tmp_path: Path, change: Callable[[dict[str, Tensor]], None], message: str
+) -> None:
+    path = damaged(checkpoint("olmo2"), tmp_path, change)
+    with pytest.raises(ModelError, match=message):
+        runner_of(path)
+
+
+def test_pickled_weights_and_memory(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    path = checkpoint("olmo2")
+    config = describe_model(str(path))
+    tensors = load_file(path / "model.safetensors")
+    assert weight_bytes(config, torch.bfloat16) == 2 * sum(t.numel() for t in tensors.values())
+    assert {shape for _, shape, _ in config.products()} == {(64, 64), (32, 64), (96, 64), (64, 96)}
+    (tmp_path / "config.json").write_text((path / "config.json").read_text())
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    tokens = tokens_of()
+    expected = logits_in_pieces(runner_of(path), tokens, [])
+    assert torch.equal(logits_in_pieces(runner_of(tmp_path), tokens, []), expected)
+
+
+def write_config(path: Path, prefix: str, suffix: str, changes: dict[str, Any]) -> str:
+    import transformers
+
+    config = getattr(transformers, f"{prefix}Config")(**changes)
+    config.architectures = [prefix + suffix]
+    config.save_pretrained(path)
+    return str(path)
+
+
+REFUSALS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
+    ("Mamba", "ForCausalLM", {}, "it is recurrent"),
+    ("Rwkv", "ForCausalLM", {}, "it is recurrent"),
+    ("RecurrentGemma", "ForCausalLM", {}, "it is recurrent"),
+    ("Jamba", "ForCausalLM", {}, "it is recurrent"),
+    (
+        "Lfm2",
+        "ForCausalLM",
+        {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+        "of the kind 'conv'",
+    ),
+    ("T5", "ForConditionalGeneration", {}, "it is an encoder and a decoder"),
+    ("Bert", "ForMaskedLM", {}, "it is no decoder-only model"),
+    ("Bert", "LMHeadModel", {}, "not causal|neither causal"),
+    ("Bloom", "ForCausalLM", {}, "attention does not go through transformers' attention interface"),
+    ("Mpt", "ForCausalLM", {}, "attention does not go through transformers' attention interface"),
+    ("GptOss", "ForCausalLM", {"num_hidden_layers": 2}, "it asks attention for sinks"),
+    ("DeepseekV3", "ForCausalLM", {"num_hidden_layers": 2}, "values have another width than its keys|columns"),
+    ("StableLm", "ForCausalLM", {"num_hidden_layers": 2}, "do not hand arguments of a call on to attention"),
+    ("Olmo2", "ForCausalLM", {"num_hidden_layers": 2, "hidden_size": 40, "num_attention_heads": 4}, "10 columns"),
+    ("DiffLlama", "ForCausalLM", {"num_hidden_layers": 2}, "several times in a layer"),
+    ("Qwen2VL", "ForConditionalGeneration", {}, "it is no decoder-only model"),
+)
+
+
+@pytest.mark.parametrize(("prefix", "suffix", "changes", "message"), REFUSALS, ids=str)
+def test_refusals_say_why(tmp_path: Path, prefix: str, suffix: str, changes: dict[str, Any], message: str) -> None:
+    path = write_config(tmp_path, prefix, suffix, changes)
+    with pytest.raises(ModelError, match=f"{prefix}{suffix} is not served: .*({message})") as caught:
+        describe_model(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_convolutions_are_refused(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2MLP
+
+    made = Olmo2MLP.__init__
+
+    def with_convolution(self: Any, config: Any) -> None:
+        made(self, config)
+        self.mix = torch.nn.Conv1d(8, 8, 3)
+
+    monkeypatch.setattr(Olmo2MLP, "__init__", with_convolution)
+    with pytest.raises(ModelError, match="it is convolutional"):
+        describe_model(str(checkpoint("olmo2")))
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('ran')\n")
+    config = {
+        **SMALL,
+        "model_type": "evil",
+        "architectures": ["EvilForCausalLM"],
+        "auto_map": {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilForCausalLM"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="EvilForCausalLM is not served: transformers cannot read its config"):
+        describe_model(str(tmp_path))
+
+
+def test_without_transformers(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(checkpoint("olmo2"))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModelError, match=r"pip install 'parlay\[transformers\]'"):
+        describe_model(path)
+
+
+def test_the_end_of_a_text_is_known(checkpoint: Callable[[str], Path]) -> None:
+    assert describe_model(str(checkpoint("gpt2"))).eos_token_ids == (EOS,)
+
+
+def test_what_bfloat16_hides_is_not_called_exact(
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = str(checkpoint("olmoe"))
+    llm = LLM(path, max_model_len=32, dtype="bfloat16")
+    assert llm.numerics_id.endswith("/up-to-floating-point")
+    assert "bfloat16 hides what torch's " in caplog.text
+    monkeypatch.setattr("parlay.engine.numerics.ROW_COUNTS", (2, 5))  # torch's experts are slow
+    numerics, findings = inspect(path, "bfloat16")
+    assert numerics == llm.engine.numerics
+    assert any(found.row_counts for found in findings.values())
+
+
+def test_the_survey_names_what_torch_computes(checkpoint: Callable[[str], Path]) -> None:
+    rest = {
+        name: runner_of(checkpoint(name)).model.rest for name in ("olmo2", "gpt2", "cohere", "vaultgemma", "olmoe")
+    }
+    assert rest["olmo2"] == rest["gpt2"] == rest["cohere"] == ()
+    assert rest["vaultgemma"] == ("tanh",)
+    assert {"mm", "topk"} <= set(rest["olmoe"])
+    twins = runner_of(checkpoint("olmo2"), kernels="reference")
+    assert twins.model.rest == (), "what kernels do is theirs"
+
+
+@pytest.mark.parametrize("kind", ["default", "dynamic", "longrope"])
+def test_rotary_tables(kind: str) -> None:
+    """As one call that reaches the last position would have it, whatever is asked for and however long the table."""
+    import transformers
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2RotaryEmbedding
+
+    numbers = {"longrope": {"original_max_position_embeddings": 32, **FACTORS}}.get(kind, {})
+    shape = SMALL | {"max_position_embeddings": 64} | rope(kind, factor=4.0, **numbers)
+    config = transformers.Olmo2Config(**shape)
+    x, everything = torch.zeros(1, 1, 64), torch.arange(300)[None]
+    expected = Olmo2RotaryEmbedding(config)(x, everything)
+    table = RotaryTable(Olmo2RotaryEmbedding(config), 300)
+    some = torch.tensor([[250, 3, 3, 127, 0]])
+    for found, whole_table, right in zip(table(x, some), table(x, everything), expected, strict=True):
+        torch.testing.assert_close(whole_table, right, atol=1e-6, rtol=0)
+        assert torch.equal(found, whole_table[:, some[0]])
+    if kind == "default":
+        shorter = RotaryTable(Olmo2RotaryEmbedding(config), 131)
+        for part, right in zip(shorter(x, everything[:, :131]), table(x, everything), strict=True):
+            assert torch.equal(part, right[:, :131])
