@@ -125,7 +125,10 @@ class Own(Processor):
             if not isinstance(logits, Tensor) or logits.shape != row.shape:
                 raise RequestError(f"the logits processor {name} must return a tensor like the logits it is given")
             if logits is not row:
-                row.copy_(logits)
+                try:
+                    row.copy_(logits)
+                except RuntimeError as error:  # a sparse one, say
+                    raise RequestError(f"the logits processor {name} returned no plain tensor: {error}") from error
 
 
 class Allow(Processor):
