@@ -5,6 +5,7 @@ The oracle gets its logits through a processor of the user's own, and goes token
 
 import dataclasses
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -200,7 +201,14 @@ def test_a_function_that_fails_costs_the_others_nothing(make_llm: MakeLLM, metho
 
 
 @pytest.mark.parametrize(
-    "returned", [lambda logits: None, lambda logits: logits[:5], lambda logits: logits.to_sparse()]
+    "returned",
+    [
+        lambda logits: None,
+        lambda logits: logits[:5],
+        lambda logits: logits.to_sparse(),
+        lambda logits: logits.fill_(-math.inf),
+        lambda logits: logits * math.nan,
+    ],
 )
 def test_a_function_that_returns_something_else(make_llm: MakeLLM, returned: Any) -> None:
     def odd(output: list[int], logits: torch.Tensor) -> Any:

@@ -114,7 +114,7 @@ class Own(Processor):
         """Call them in order, each with a list of its own.
 
         Raises:
-            RequestError: one of them raises, or does not return as many logits as it was given.
+            RequestError: one of them raises, does not return as many logits as it was given, or leaves nothing to draw from.
         """
         for function in self._functions:
             name = getattr(function, "__name__", type(function).__name__)
@@ -129,6 +129,10 @@ class Own(Processor):
                     row.copy_(logits)
                 except RuntimeError as error:  # a sparse one, say
                     raise RequestError(f"the logits processor {name} returned no plain tensor: {error}") from error
+            if not float(row.max()) > -np.inf:  # the largest of a row with NaN is NaN
+                raise RequestError(
+                    f"the logits processor {name} left no token to emit, or values that are no numbers"
+                )
 
 
 class Allow(Processor):
