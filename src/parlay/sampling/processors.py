@@ -114,7 +114,8 @@ class Own(Processor):
         """Call them in order, each with a list of its own.
 
         Raises:
-            RequestError: one of them raises, does not return as many logits as it was given, or leaves nothing to draw from.
+            RequestError: one of them raises, does not return as many logits as it was given, or leaves nothing to
+                draw from.
         """
         for function in self._functions:
             name = getattr(function, "__name__", type(function).__name__)
