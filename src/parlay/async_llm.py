@@ -107,7 +107,7 @@ class AsyncLLM:
         Args:
             messages: mappings with `role` and `content`.
             sampling_params: how tokens are chosen.
-            **options: `priority`, `tenant`, `timeout` and `final_only` as in `generate`; others as in `LLM.chat_prompt`.
+            **options: those of `generate`; others as in `LLM.chat_prompt`.
         """
         more = {name: options.pop(name) for name in _REQUEST_OPTIONS if name in options}
         outputs = self.generate(self._llm.chat_prompt(messages, **options), sampling_params, **more)
