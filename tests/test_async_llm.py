@@ -92,6 +92,16 @@ def test_a_slow_reader_misses_no_tokens(make: MakeAsync) -> None:
     assert seen[-1] == 100
 
 
+def test_only_the_final_output(make: MakeAsync) -> None:
+    async def main() -> list[RequestOutput]:
+        async with make("ngram") as llm:
+            return [output async for output in llm.generate(PROMPT, LONG, final_only=True)]
+
+    (output,) = asyncio.run(main())
+    assert output.finished
+    assert len(output.outputs[0].token_ids) == 100
+
+
 def test_cancelling_aborts(make: MakeAsync) -> None:
     async def main() -> None:
         async with make("draft_model") as llm:

@@ -10,6 +10,8 @@ from parlay import env as _env
 from parlay.errors import (
     CapacityError,
     ConfigError,
+    EngineDeadError,
+    EngineFaultError,
     ModelError,
     ParlayError,
     RequestError,
@@ -31,6 +33,8 @@ __all__ = [
     "CapacityError",
     "CompletionOutput",
     "ConfigError",
+    "EngineDeadError",
+    "EngineFaultError",
     "Logprob",
     "ModelError",
     "ParlayError",

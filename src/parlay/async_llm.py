@@ -19,6 +19,8 @@ from parlay.log import logger
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 
+_REQUEST_OPTIONS = ("priority", "tenant", "timeout", "final_only")
+
 
 class AsyncLLM:
     """A target model that serves many requests at once to coroutines. Close it, or use it as a context manager.
@@ -65,6 +67,7 @@ class AsyncLLM:
         priority: int = 0,
         tenant: str = "",
         timeout: float | None = None,
+        final_only: bool = False,
     ) -> AsyncIterator[RequestOutput]:
         """Yield what one prompt's completions have, as they grow; the last output is finished.
 
@@ -77,12 +80,13 @@ class AsyncLLM:
             priority: lower runs first among the waiting.
             tenant: requests of different tenants share no cache.
             timeout: seconds after which the request is aborted.
+            final_only: yield the last output alone, which costs less.
 
         Raises:
             RequestError: the prompt cannot be served, or fails on the way.
             ParlayError: the engine was closed, or has failed.
         """
-        stream = _Stream(prompt, asyncio.get_running_loop())
+        stream = _Stream(prompt, asyncio.get_running_loop(), final_only)
         params = sampling_params or SamplingParams()
         more = {"priority": priority, "tenant": tenant, "timeout": timeout}
         self._submit(lambda: self._begin(stream, params, more), stream)
@@ -103,9 +107,9 @@ class AsyncLLM:
         Args:
             messages: mappings with `role` and `content`.
             sampling_params: how tokens are chosen.
-            **options: `priority`, `tenant` and `timeout` as in `generate`; others as in `LLM.chat_prompt`.
+            **options: those of `generate`; others as in `LLM.chat_prompt`.
         """
-        more = {name: options.pop(name) for name in ("priority", "tenant", "timeout") if name in options}
+        more = {name: options.pop(name) for name in _REQUEST_OPTIONS if name in options}
         outputs = self.generate(self._llm.chat_prompt(messages, **options), sampling_params, **more)
         try:
             async for output in outputs:
@@ -199,7 +203,7 @@ class AsyncLLM:
         finished = all(r.finish_reason is not None for r in stream.requests)
         if finished:
             self._forget(stream)
-        if finished or stream.wanted:
+        if finished or (stream.wanted and not stream.final_only):
             stream.put(self._llm.output(stream.prompt, stream.requests))
 
 
@@ -207,12 +211,14 @@ class _Stream:
     """One request's way from the engine's thread to the event loop that asked.
 
     Attributes:
+        final_only: whether the reader wants no other output than the final one.
         wanted: whether the reader has taken the last output; until then only the final one is worth making.
         left: whether the reader is gone.
     """
 
-    def __init__(self, prompt: Prompt, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, prompt: Prompt, loop: asyncio.AbstractEventLoop, final_only: bool = False) -> None:
         self.prompt = prompt
+        self.final_only = final_only
         self.requests: list[Request] = []
         self.wanted = True
         self.left = False

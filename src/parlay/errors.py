@@ -4,6 +4,8 @@ ParlayError
  ├─ ConfigError      an option is unknown, out of range, or contradicts another
  ├─ ModelError       a model cannot be found, read, or served
  ├─ RequestError     one request cannot be served; others are unaffected
+ │   └─ EngineFaultError  the engine failed on that one request, by no fault of whoever sent it
+ ├─ EngineDeadError  the engine's process died or is being restarted; the same request may be sent again
  └─ CapacityError    memory does not suffice for what was asked
 """
 
@@ -25,6 +27,14 @@ class ModelError(ParlayError):
 
 class RequestError(ParlayError, ValueError):
     """One request cannot be served; the others of its batch are unaffected."""
+
+
+class EngineFaultError(RequestError):
+    """The engine failed on one request, by no fault of whoever sent it; others are unaffected."""
+
+
+class EngineDeadError(ParlayError):
+    """The engine's process died, or is being started; the same request may be sent again."""
 
 
 class CapacityError(ParlayError, MemoryError):

@@ -204,7 +204,7 @@ class LLM:
         try:
             if isinstance(prompt, RequestError):
                 raise prompt
-            content = _content(prompt)
+            content = content_of(prompt)
         except RequestError:
             self.engine.refuse()
             raise
@@ -244,7 +244,7 @@ class LLM:
         """Return what submitted requests of one prompt have so far, or why there are none."""
         return RequestOutput(
             request_id=requests[0].request_id if requests else None,
-            prompt=_prompt_text(prompt),
+            prompt=text_of(prompt),
             prompt_token_ids=requests[0].prompt_tokens if requests else (),
             outputs=tuple(self.engine.completion(r, j) for j, r in enumerate(best(requests) if requests else ())),
             finished=all(r.finish_reason is not None for r in requests),
@@ -269,7 +269,7 @@ def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
     return [messages] if alone else list(messages)  # type: ignore[list-item,arg-type]
 
 
-def _content(prompt: Prompt) -> str | Sequence[int]:
+def content_of(prompt: Prompt) -> str | Sequence[int]:
     """Return what to encode, or the token ids where there are any."""
     if not isinstance(prompt, Mapping):
         return prompt
@@ -279,7 +279,8 @@ def _content(prompt: Prompt) -> str | Sequence[int]:
     return content
 
 
-def _prompt_text(prompt: Prompt | RequestError) -> str | None:
+def text_of(prompt: Prompt | RequestError) -> str | None:
+    """Return a prompt's text, if it was given as text."""
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     return text if isinstance(text, str) else None
 

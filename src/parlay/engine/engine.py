@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import index
 from time import perf_counter
 
 import torch
@@ -13,10 +12,10 @@ from parlay.engine.memory import count_blocks
 from parlay.engine.numerics import cases, describe_numerics, trust_model
 from parlay.engine.request import Counts, Request, check_place
 from parlay.engine.scheduler import Scheduler
-from parlay.engine.stats import EngineStats
+from parlay.engine.stats import EngineStats, StatsSnapshot
 from parlay.engine.step import Worker, drive
-from parlay.engine.tokenizer import Detokenizer, TextCodec
-from parlay.errors import ConfigError, RequestError, nearest
+from parlay.engine.tokenizer import Detokenizer, TextCodec, check_prompt, logprob_tables
+from parlay.errors import ConfigError, EngineFaultError, RequestError, brief, nearest
 from parlay.kernels.select import select_kernels
 from parlay.kernels.trust import settle
 from parlay.kv.pool import BlockPool
@@ -34,7 +33,7 @@ from parlay.sampling.processors import prepare
 from parlay.sampling.seeds import mix
 from parlay.types.output import CompletionOutput, Logprob, RequestMetrics
 from parlay.types.params import SamplingParams, SpeculationOverride
-from parlay.types.plan import TokenLogprobs
+from parlay.types.plan import SpanError, TokenLogprobs
 from parlay.types.processor import RowProcessor
 from parlay.types.structured import StructuredOutputsParams
 
@@ -49,6 +48,8 @@ class Engine:
         stats: counters since start.
         numerics: everything that the bits of a token may depend on besides the request.
         numerics_id: its name.
+        vocab_size: token ids are below.
+        methods: speculative methods that a request may name.
     """
 
     def __init__(self, config: EngineConfig, speculative: SpeculativeConfig | None = None) -> None:
@@ -83,10 +84,10 @@ class Engine:
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
         proposer.load(Runtime(kernels, num_blocks, config.block_size, max_rows))
 
-        self._methods = (SpeculativeConfig().method, speculative.method)
-        self._vocab_size = model_config.vocab_size
+        self.methods = (SpeculativeConfig().method, speculative.method)
+        self.vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)
-        self._grammars = Grammars(self.codec.tokenizer.to_str, self._vocab_size, sorted(self._eos))
+        self._grammars = Grammars(self.codec.tokenizer.to_str, self.vocab_size, sorted(self._eos))
         self._worker = Worker(
             kernels,
             ModelRunner(model, kernels, num_blocks, config.block_size),
@@ -94,12 +95,12 @@ class Engine:
             processed_logprobs=config.logprobs_mode == "processed_logprobs",
         )
         self._pool = BlockPool(num_blocks, config.block_size)
+        self.stats = EngineStats()
         self._scheduler = Scheduler(
-            config, self._pool, proposer, speculative.num_speculative_tokens or proposer.default_length
+            config, self._pool, proposer, speculative.num_speculative_tokens or proposer.default_length, self.stats
         )
         self._arrivals = 0
         self._next_id = 0
-        self.stats = EngineStats()
         self.numerics = describe_numerics(model_config, dtype, kernels.name, trust, config.tensor_parallel_size)
         self.numerics_id = str(self.numerics)
         logger.info("numerics id: %s", self.numerics_id)
@@ -111,26 +112,7 @@ class Engine:
             RequestError: it is empty, holds ids outside the vocabulary, or leaves no room for output.
         """
         ids = self.codec.encode(prompt) if isinstance(prompt, str) else prompt
-        if isinstance(ids, bytes):
-            raise RequestError("a prompt is text or token ids, not bytes; decode it first")
-        try:
-            tokens = tuple(index(token) for token in ids)
-        except TypeError:
-            raise RequestError(
-                "a prompt is text, a sequence of integer token ids, or a mapping with just one of them as "
-                "'prompt' or 'prompt_token_ids'"
-            ) from None
-        if not tokens:
-            raise RequestError("the prompt is empty; it needs at least one token")
-        for token in tokens:
-            if not 0 <= token < self._vocab_size:
-                raise RequestError(f"prompt token {token} is not an id between 0 and {self._vocab_size - 1}")
-        if len(tokens) >= self.max_model_len:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens, which leaves no room for output within "
-                f"max_model_len={self.max_model_len}; shorten it"
-            )
-        return tokens
+        return check_prompt(ids, self.vocab_size, self.max_model_len)
 
     def add(
         self,
@@ -160,9 +142,9 @@ class Engine:
         tokens = self.encode(prompt)
         self._check_ids(params)
         wish = params.speculative
-        if isinstance(wish, SpeculationOverride) and wish.method not in (None, *self._methods):
+        if isinstance(wish, SpeculationOverride) and wish.method not in (None, *self.methods):
             raise RequestError(
-                f"the speculative method {wish.method!r} is not loaded{nearest(str(wish.method), self._methods)}; "
+                f"the speculative method {wish.method!r} is not loaded{nearest(str(wish.method), self.methods)}; "
                 "name it in speculative_config when the engine is started"
             )
         form = params.structured_outputs
@@ -210,22 +192,22 @@ class Engine:
         }
         for name, tokens in named.items():
             for token in tokens:
-                if token >= self._vocab_size:
-                    raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self._vocab_size}")
+                if token >= self.vocab_size:
+                    raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self.vocab_size}")
 
     def _processor(
         self, prompt: tuple[int, ...], params: SamplingParams, constraint: Constraint | None
     ) -> RowProcessor | None:
         bad_words = [spelling for word in params.bad_words for spelling in self.codec.spellings(word)]
         for token in (token for word in bad_words for token in word):
-            if token >= self._vocab_size:
-                raise RequestError(f"bad_words needs token {token}, beyond the vocabulary of {self._vocab_size}")
+            if token >= self.vocab_size:
+                raise RequestError(f"bad_words needs token {token}, beyond the vocabulary of {self.vocab_size}")
         return prepare(
             params,
             prompt=prompt,
             ends=self._eos | frozenset(params.stop_token_ids),
             bad_words=bad_words,
-            vocab_size=self._vocab_size,
+            vocab_size=self.vocab_size,
             further=[constraint] if constraint else [],
         )
 
@@ -234,13 +216,48 @@ class Engine:
         self._arrivals += 1
 
     def step(self) -> list[Request]:
-        """Run one step; returns the requests that emitted tokens or finished."""
+        """Run one step; returns the requests that emitted tokens or finished.
+
+        A request that makes the step fail is aborted, its `error` says so, and the step is lost to the others: they
+        will emit in a later one what they would have emitted in this.
+        """
         began = perf_counter()
-        before = self._scheduler.emitted
-        moved, times = drive(self._scheduler, self._worker)
+        emitted, drafting = self._scheduler.emitted, self._scheduler.drafting
+        unfinished = list(self._scheduler.requests)
+        try:
+            moved, times = drive(self._scheduler, self._worker)
+        except SpanError as error:
+            self._fail(error)
+            return [r for r in unfinished if r.finish_reason is not None]
         if times is not None:
-            self.stats.add(times, perf_counter() - began, self._scheduler.emitted - before)
+            drafted = self._scheduler.drafting - drafting
+            self.stats.add(times, perf_counter() - began, self._scheduler.emitted - emitted, drafted)
         return moved
+
+    def _fail(self, error: SpanError) -> None:
+        """Abort the request that made a step fail, if that leaves the engine whole."""
+        request = next((r for r in self._scheduler.requests if r.request_id == error.request_id), None)
+        if request is None:
+            raise error
+        cause = error.__cause__
+        logger.error("the engine failed on request %d, which is aborted", error.request_id, exc_info=cause)
+        request.error = EngineFaultError(
+            f"the engine failed on this request ({type(cause).__name__}: {brief(str(cause))}); "
+            "others are unaffected, please report it"
+        )
+        self._scheduler.finish(request, "abort", perf_counter())
+        self.check()
+
+    def snapshot(self) -> StatsSnapshot:
+        """Return what was counted since start, and how full the engine is."""
+        running, waiting = self._scheduler.load
+        return StatsSnapshot.of(
+            self.stats,
+            running=running,
+            waiting=waiting,
+            blocks=self._pool.num_blocks,
+            blocks_used=self._pool.num_blocks - self._pool.available,
+        )
 
     def abort(self, request: Request) -> None:
         """End a request now; harmless if it has ended."""
@@ -269,13 +286,13 @@ class Engine:
         tokens = request.output_tokens
         return CompletionOutput(
             index=number,
-            text=_text(request, tokens),
+            text=text_of(request),
             token_ids=tuple(tokens),
             sources=tuple(request.sources),
             logprobs=None if request.params.logprobs is None else self._logprobs(tokens, request.logprobs),
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
-            metrics=_metrics(request.counts, len(tokens)),
+            metrics=metrics_of(request),
         )
 
     def prompt_logprobs(self, request: Request) -> tuple[dict[int, Logprob] | None, ...] | None:
@@ -285,15 +302,11 @@ class Engine:
         return None, *self._logprobs(request.prompt_tokens[1:], request.prompt_logprobs)
 
     def _logprobs(self, tokens: Sequence[int], entries: Sequence[TokenLogprobs]) -> tuple[dict[int, Logprob], ...]:
-        positions = []
-        for token, entry in zip(tokens, entries, strict=True):
-            table = {t: Logprob(p, rank, self.codec.token_text(t)) for rank, (t, p) in enumerate(entry.top, start=1)}
-            table.setdefault(token, Logprob(entry.logprob, entry.rank, self.codec.token_text(token)))
-            positions.append(table)
-        return tuple(positions)
+        return tuple(logprob_tables(self.codec, tokens, entries))
 
 
-def _text(request: Request, tokens: list[int]) -> str:
+def text_of(request: Request) -> str:
+    """Return what of a request's text is certain; it only ever grows."""
     if request.detokenizer is None:
         return ""
     if request.finish_reason is None:
@@ -302,10 +315,13 @@ def _text(request: Request, tokens: list[int]) -> str:
         return request.detokenizer.text
     # A token that ends the output is no part of the text unless asked for.
     cut = request.finish_reason == "stop" and not request.params.include_stop_str_in_output
+    tokens = request.output_tokens
     return request.detokenizer.complete(tokens[:-1] if cut else tokens)
 
 
-def _metrics(counts: Counts, emitted: int) -> RequestMetrics:
+def metrics_of(request: Request) -> RequestMetrics:
+    """Return what happened to a request so far."""
+    counts, emitted = request.counts, len(request.tokens) - len(request.prompt_tokens)
     deepest = max(counts.per_position, default=-1)
     return RequestMetrics(
         drafts=counts.drafts,

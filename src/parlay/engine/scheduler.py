@@ -6,15 +6,17 @@ much of the gap as its row budget allows. Drafts are further rows of requests wh
 
 import itertools
 from collections.abc import Iterable, Iterator
+from time import perf_counter
 
 from parlay.config import EngineConfig
 from parlay.engine.request import Request
 from parlay.engine.shape import shape
+from parlay.engine.stats import EngineStats
 from parlay.kv.pool import BlockPool
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.output import FinishReason
-from parlay.types.plan import Plan, Proposal, ProposerState, Span, StepOutput, Verdict
+from parlay.types.plan import Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
 
 # The further layer group whose keys and values blocks may hold besides the target's.
 _PROPOSER = "proposer"
@@ -26,12 +28,23 @@ class Scheduler:
     Attributes:
         pool: the cache blocks.
         emitted: tokens emitted since start.
+        drafting: seconds that a host proposer took since start.
+        stats: counters, of which those about requests are kept here.
     """
 
-    def __init__(self, config: EngineConfig, pool: BlockPool, proposer: Proposer, draft_length: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        pool: BlockPool,
+        proposer: Proposer,
+        draft_length: int,
+        stats: EngineStats | None = None,
+    ) -> None:
         self._config = config
         self.pool = pool
         self.emitted = 0
+        self.drafting = 0.0
+        self.stats = stats or EngineStats()
         self._host = proposer if isinstance(proposer, HostProposer) else None
         self._device = isinstance(proposer, DeviceProposer)
         self._draft_length = draft_length
@@ -44,6 +57,11 @@ class Scheduler:
         """Every unfinished request, running ones first."""
         return itertools.chain(self._running, self._waiting)
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many requests run and how many wait."""
+        return len(self._running), len(self._waiting)
+
     def add(self, request: Request) -> None:
         """Queue a request behind those of its priority and before those of a lower one."""
         request.tokens = list(request.prompt_tokens)
@@ -55,6 +73,7 @@ class Scheduler:
     def finish(self, request: Request, reason: FinishReason, now: float) -> None:
         """End a request and give back everything it holds; a step in flight will ignore it."""
         request.finish_reason = reason
+        self.stats.finished[reason] += 1
         request.counts.finished = now
         request.table.release()
         if self._host:
@@ -82,6 +101,9 @@ class Scheduler:
 
         Known tokens come first: of running requests, then of waiting ones. Drafts share what rows and blocks are
         left, so that nobody waits for somebody else's guesses.
+
+        Raises:
+            SpanError: the draft of one request could not be made; plan again without the request.
         """
         rows: dict[Request, int] = {}  # known tokens that each request runs
         waiting = len(self._waiting)
@@ -123,6 +145,7 @@ class Scheduler:
         request.table.release()
         request.computed, request.proposer, request.draft = 0, ProposerState(), NO_DRAFT
         request.counts.preemptions += 1
+        self.stats.preemptions += 1
         self._running.remove(request)
         place = sum(r.priority < request.priority for r in self._waiting)
         self._waiting.insert(place, request)
@@ -143,6 +166,8 @@ class Scheduler:
                 return
             if not request.counts.preemptions:
                 request.counts.cached_tokens = request.computed
+                self.stats.prompt_tokens += len(request.prompt_tokens)
+                self.stats.cached_tokens += request.computed
             self._waiting.remove(request)
             self._running.append(request)
 
@@ -158,9 +183,7 @@ class Scheduler:
             limit = self._limit(request)
             draft, budget = NO_DRAFT, min(limit, next_share) if self._device else 0
             if sample and limit > 0:
-                draft = self._draft(request, min(limit, left // drafting))
-                if request.constraint is not None:
-                    draft = self._shape(request, draft, min(request.remaining - 1, left // drafting))
+                draft = self._guess(request, min(limit, left // drafting), left // drafting)
                 # Room for what a device proposer may write: after the token that the target adds, its own guesses.
                 most = end + len(draft) + (1 + budget if budget > 0 else 0)
                 if not request.table.grow(min(most, request.longest)):
@@ -173,10 +196,24 @@ class Scheduler:
         """How many nodes a draft may have: the target always adds a token of its own."""
         return min(request.draft_limit(self._draft_length), request.remaining - 1)
 
+    def _guess(self, request: Request, limit: int, room: int) -> Draft:
+        """Return a draft of at most `limit` nodes, or of `room` where a grammar forces some."""
+        try:
+            draft = self._draft(request, limit)
+            if request.constraint is None:
+                return draft
+            return self._shape(request, draft, min(request.remaining - 1, room))
+        except Exception as error:
+            raise SpanError(request.request_id) from error
+
     def _draft(self, request: Request, limit: int) -> Draft:
         if limit < 1:
             return NO_DRAFT
-        draft = self._host.propose(request.request_id, limit) if self._host else request.draft
+        if self._host is None:
+            return request.draft.cut(limit)
+        began = perf_counter()
+        draft = self._host.propose(request.request_id, limit)
+        self.drafting += perf_counter() - began
         return draft.cut(limit)
 
     def _shape(self, request: Request, draft: Draft, room: int) -> Draft:
@@ -215,6 +252,9 @@ class Scheduler:
 
         Returns:
             The requests that emitted tokens or finished, in the plan's order.
+
+        Raises:
+            SpanError: one request could not be committed; those after it have lost the step.
         """
         assert output.plan_id == plan.plan_id, "an answer to another plan"
         by_id = {r.request_id: r for r in self._running}
@@ -223,10 +263,13 @@ class Scheduler:
             request = by_id.get(span.request_id)
             if request is None:  # aborted or preempted while the step was in flight
                 continue
-            self._advance(request, span, verdict, proposal)
-            if span.sample:
-                self._emit(request, span, verdict, now)
-                moved.append(request)
+            try:
+                self._advance(request, span, verdict, proposal)
+                if span.sample:
+                    self._emit(request, span, verdict, now)
+                    moved.append(request)
+            except Exception as error:
+                raise SpanError(request.request_id) from error
         return moved
 
     def _advance(self, request: Request, span: Span, verdict: Verdict, proposal: Proposal) -> None:
@@ -250,19 +293,24 @@ class Scheduler:
         counts.drafted += len(span.draft)
         sources = [span.draft.source[node] for node in verdict.path] + ["target"]
         known = len(request.tokens) - len(verdict.tokens)
+        reason = None
         for depth, token in enumerate(verdict.tokens):
             self.emitted += 1
             request.sources.append(sources[depth])
-            if depth < len(verdict.path):
-                counts.accepted += 1
-                counts.per_position[depth] += 1
             if verdict.logprobs is not None:
                 request.logprobs.append(verdict.logprobs[depth])
             reason = self._ends(request, token, known + depth + 1)
             if reason is not None:
                 del request.tokens[known + depth + 1 :]
-                self.finish(request, reason, now)
-                return
+                break
+        # What is confirmed beyond the token that ends the request does not count.
+        path = verdict.path[: len(request.tokens) - known]
+        counts.accepted += len(path)
+        counts.per_position.update(range(len(path)))
+        self.stats.judge(span.draft.source, path)
+        if reason is not None:
+            self.finish(request, reason, now)
+            return
         if verdict.error is not None:
             request.error = verdict.error
             self.finish(request, "abort", now)

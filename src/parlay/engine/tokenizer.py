@@ -1,6 +1,7 @@
 """Text to tokens and back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,16 @@ from parlay.errors import ModelError, RequestError, brief
 from parlay.models.config import read_json
 from parlay.models.gguf_tokenizer import read_gguf_tokenizer
 from parlay.models.tokenizer import read_tokenizer
+from parlay.types.output import Logprob
+from parlay.types.plan import TokenLogprobs
 
 
 class TextCodec:
-    """A model's tokenizer and chat template."""
+    """A model's tokenizer and chat template.
+
+    Attributes:
+        path: where they were read from.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read `tokenizer.json` and, if present, `tokenizer_config.json` and `chat_template.jinja` in a directory.
@@ -23,6 +30,7 @@ class TextCodec:
         Raises:
             ModelError: there is no `tokenizer.json`, or a file cannot be read or has a tokenizer that is not served.
         """
+        self.path = path
         self._config: dict[str, Any]
         if path.is_file():
             self.tokenizer, self._config = read_gguf_tokenizer(path)
@@ -147,6 +155,44 @@ class Detokenizer:
         """Return the final text of a whole completion, with what an incomplete last character decodes to."""
         whole = self._codec.decode(tokens, skip_special_tokens=self._skip)
         return whole if whole.startswith(self.text) else self.text + self._pieces.rest
+
+
+def check_prompt(ids: Iterable[int], vocab_size: int, max_model_len: int) -> tuple[int, ...]:
+    """Return a prompt's token ids.
+
+    Raises:
+        RequestError: there are none, some outside the vocabulary, or so many that no room is left for output.
+    """
+    if isinstance(ids, bytes):
+        raise RequestError("a prompt is text or token ids, not bytes; decode it first")
+    try:
+        tokens = tuple(index(token) for token in ids)
+    except TypeError:
+        raise RequestError(
+            "a prompt is text, a sequence of integer token ids, or a mapping with just one of them as "
+            "'prompt' or 'prompt_token_ids'"
+        ) from None
+    if not tokens:
+        raise RequestError("the prompt is empty; it needs at least one token")
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"prompt token {token} is not an id between 0 and {vocab_size - 1}")
+    if len(tokens) >= max_model_len:
+        raise RequestError(
+            f"the prompt has {len(tokens)} tokens, which leaves no room for output within "
+            f"max_model_len={max_model_len}; shorten it"
+        )
+    return tokens
+
+
+def logprob_tables(
+    codec: TextCodec, tokens: Sequence[int], entries: Sequence[TokenLogprobs]
+) -> Iterator[dict[int, Logprob]]:
+    """Yield for each token what is reported of it: its own log-probability and those of the most likely ones."""
+    for token, entry in zip(tokens, entries, strict=True):
+        table = {t: Logprob(p, rank, codec.token_text(t)) for rank, (t, p) in enumerate(entry.top, start=1)}
+        table.setdefault(token, Logprob(entry.logprob, entry.rank, codec.token_text(token)))
+        yield table
 
 
 def _text(value: Any) -> str:

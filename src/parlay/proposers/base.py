@@ -108,4 +108,7 @@ class DeviceProposer(Proposer):
             verdicts: what verification decided, in the same order.
             hidden: the target's hidden states after its final norm, `[rows, hidden]`, in the order of the spans'
                 tokens and nodes.
+
+        Raises:
+            SpanError: one span is to blame; the step is then lost to all, and is planned again without it.
         """

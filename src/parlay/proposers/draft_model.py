@@ -29,7 +29,7 @@ from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.sampler import draw, filter_tensors, seed_tensor, temperature_tensor
 from parlay.types.draft import Draft
-from parlay.types.plan import Proposal, ProposerState, Span, Verdict
+from parlay.types.plan import Proposal, ProposerState, Span, SpanError, Verdict
 
 EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-draft"}
 
@@ -147,7 +147,10 @@ class Proposer(DeviceProposer):
             for i, chain in enumerate(chains[:active]):
                 if chain.span.processor is not None:
                     path = [*emitted[i], *(int(tokens[i]) for tokens in steps)]
-                    chain.span.processor.guide(chain.span.output, path, logits[i])
+                    try:
+                        chain.span.processor.guide(chain.span.output, path, logits[i])
+                    except Exception as error:
+                        raise SpanError(chain.span.request_id) from error
             steps.append(
                 draw(
                     kernels,

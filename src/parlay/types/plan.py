@@ -8,6 +8,14 @@ from parlay.types.params import SamplingParams
 from parlay.types.processor import RowProcessor
 
 
+class SpanError(Exception):
+    """Something unforeseen happened while one request's part of a step was at hand; its cause says what."""
+
+    def __init__(self, request_id: int) -> None:
+        super().__init__(f"request {request_id}")
+        self.request_id = request_id
+
+
 @dataclass(frozen=True, slots=True)
 class ProposerState:
     """How far a device proposer's own cache layers have come for one request.

@@ -25,7 +25,7 @@ from parlay.sampling.sampler import (
 )
 from parlay.types.draft import ROOT
 from parlay.types.params import SamplingParams
-from parlay.types.plan import Span, TokenLogprobs, Verdict
+from parlay.types.plan import Span, SpanError, TokenLogprobs, Verdict
 from parlay.verify.tree import children, depths
 
 
@@ -42,6 +42,9 @@ def verify(
 
     Returns:
         One verdict a span; empty for spans that do not sample.
+
+    Raises:
+        SpanError: one span could not be decided.
     """
     choices = _choices(kernels, spans, logits)
     verdicts = []
@@ -49,7 +52,11 @@ def verify(
     for span in spans:
         if span.sample:
             rows = logits[first_row : first_row + 1 + len(span.draft)]
-            verdicts.append(_walk(kernels, span, rows, next(choices), processed_logprobs))
+            own = next(choices)
+            try:
+                verdicts.append(_walk(kernels, span, rows, own, processed_logprobs))
+            except Exception as error:
+                raise SpanError(span.request_id) from error
             first_row += 1 + len(span.draft)
         else:
             verdicts.append(Verdict())

@@ -1,0 +1,358 @@
+"""An engine in a process of its own, as the front sees it: `AsyncLLM`'s interface, and what a server needs besides.
+
+Everything happens on one event loop. The engine's death fails what is open; it is then started anew, with delays that
+grow while it does not come up.
+"""
+
+import asyncio
+import atexit
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Literal
+
+from parlay.config import EngineConfig, SpeculativeConfig, modernise
+from parlay.engine.chat import ChatOptions
+from parlay.engine.stats import StatsSnapshot
+from parlay.engine.tokenizer import TextCodec, check_prompt
+from parlay.errors import EngineDeadError, ParlayError
+from parlay.llm import Messages, Prompt, content_of, text_of
+from parlay.log import logger
+from parlay.sampling.seeds import mix
+from parlay.server.link import EngineLink
+from parlay.server.protocol import Abort, Add, Failure, Outputs, Ready, Report, Stop, plain_params
+from parlay.server.stream import Stream
+from parlay.types.output import RequestOutput
+from parlay.types.params import SamplingParams
+
+State = Literal["starting", "ready", "restarting", "closed"]
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0  # seconds before a restart; doubled after each that fails
+_STEADY = 60.0  # seconds after which an engine counts as healthy again
+_GRACE = 5.0  # seconds for the process to end by itself
+_DIED = "the engine died and is being restarted; send the request again"
+_LONG = 1 << 15  # characters of a prompt that are encoded beside the event loop instead of on it
+
+
+class EngineClient:
+    """An engine in its own process. Start it, close it, or use it as a context manager; all on one event loop.
+
+    Example:
+        >>> async with EngineClient("tiny-code", speculative_config={"method": "ngram"}) as engine:
+        ...     async for output in engine.generate("def fibonacci(n):", SamplingParams(max_tokens=32)):
+        ...         print(output.outputs[0].text)
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str] = "tiny-code",
+        *,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
+        **options: Any,
+    ) -> None:
+        """Check the options, which are those of `LLM`, and start nothing yet.
+
+        Raises:
+            ConfigError: an unknown option, or one out of range.
+        """
+        options, speculative_config = modernise(options, speculative_config, stacklevel=2)
+        self._config = EngineConfig.parse(
+            {"model": fspath(model) if isinstance(model, PathLike) else model, **options}
+        )
+        self._speculative = SpeculativeConfig.parse(speculative_config)
+        self._state: State = "starting"
+        self._link: EngineLink | None = None
+        self._ready: Ready | None = None
+        self._codec: TextCodec | None = None
+        self._stats = StatsSnapshot()
+        self._streams: dict[int, Stream] = {}
+        self._arrivals, self._keys = count(), count()
+        self._came_up: asyncio.Future[None] | None = None  # by the life of the engine that is being started
+        self._revival: asyncio.Task[None] | None = None
+        self._quiet: asyncio.Event | None = None  # set when the last stream has gone, while closing
+        self._delay, self._up_since = _FIRST_DELAY, 0.0
+        self.restarts = 0
+
+    # ------------------------------------------------------------------------------------------------ what it is
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called: `served_model_name`, or else `model`."""
+        return self._config.model_name
+
+    @property
+    def numerics_id(self) -> str:
+        """Names everything that the bits of a token depend on besides its request: equal ids, equal tokens."""
+        return self._facts.numerics_id
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output together."""
+        return self._facts.max_model_len
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Speculative methods that a request may name."""
+        return self._facts.methods
+
+    @property
+    def codec(self) -> TextCodec:
+        """The model's tokenizer and chat template, in this process."""
+        if self._codec is None:
+            raise EngineDeadError(self._absence())
+        return self._codec
+
+    @property
+    def state(self) -> State:
+        """`starting` until the engine is first loaded, `ready`, `restarting` after its death, or `closed`."""
+        return self._state
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine's process; None where there is none."""
+        return None if self._link is None else self._link.pid
+
+    def stats(self) -> StatsSnapshot:
+        """Return the newest snapshot, at most about 0.1 s old; it counts from the engine's last start."""
+        return self._stats
+
+    @property
+    def _facts(self) -> Ready:
+        if self._ready is None:
+            raise EngineDeadError(self._absence())
+        return self._ready
+
+    def _absence(self) -> str:
+        """Say why nothing can be asked now."""
+        return {
+            "starting": "the engine is being started; send the request again",
+            "restarting": _DIED,
+            "closed": "the engine was closed; start another",
+        }[self._state]
+
+    # ------------------------------------------------------------------------------------------------ its life
+
+    async def start(self) -> None:
+        """Start the process and wait until its engine is loaded. To be called once.
+
+        Raises:
+            ConfigError, ModelError, CapacityError: as `LLM` does; the client is then closed.
+            EngineDeadError: the process died while it started.
+        """
+        atexit.register(self._kill)  # before multiprocessing's own, which would wait for the process
+        try:
+            await self._launch()
+        except BaseException:
+            await self.close()
+            raise
+        if self._state == "starting":
+            self._state = "ready"
+
+    async def _launch(self) -> None:
+        """Start a process and wait for what becomes of it."""
+        self._came_up = asyncio.get_running_loop().create_future()
+        self._link = EngineLink(self._config, self._speculative, self._take, self._ended)
+        await self._came_up
+        if self._codec is None:
+            self._codec = await asyncio.to_thread(TextCodec, Path(self._facts.tokenizer))
+        if self._link is None:
+            raise EngineDeadError("the engine's process died as soon as it had started; see what it wrote to stderr")
+
+    def _ended(self) -> None:
+        """The process is gone."""
+        link, self._link = self._link, None
+        if self._came_up is not None and not self._came_up.done():
+            how = "" if link is None else f" (exit code {link.exit_code})"
+            self._came_up.set_exception(
+                EngineDeadError(f"the engine's process died while it started{how}; see what it wrote to stderr")
+            )
+        elif self._state == "ready":
+            logger.error("the engine's process died (exit code %s) and is being restarted", link and link.exit_code)
+            self._state = "restarting"
+            self._revival = asyncio.get_running_loop().create_task(self._revive())
+        self._fail_all(EngineDeadError(_DIED))
+
+    async def _revive(self) -> None:
+        now = asyncio.get_running_loop().time
+        if now() - self._up_since > _STEADY:
+            self._delay = _FIRST_DELAY
+        while True:
+            delay, self._delay = self._delay, min(2 * self._delay, _LONGEST_DELAY)
+            await asyncio.sleep(delay)
+            self.restarts += 1
+            try:
+                await self._launch()
+            except ParlayError as error:
+                logger.error("the engine cannot be restarted: %s", error)
+                if self._link is not None:
+                    await self._link.ended(_GRACE)
+            else:
+                self._state, self._up_since = "ready", now()
+                return
+
+    async def close(self, drain_seconds: float = 0.0) -> None:
+        """Accept nothing any more, let open requests finish for a while, then end the process. May be called again.
+
+        Args:
+            drain_seconds: what is open after these fails with `ParlayError`.
+        """
+        served, self._state = self._state == "ready", "closed"
+        if self._revival is not None:
+            self._revival.cancel()
+            await asyncio.wait([self._revival])
+        if self._streams and self._link is not None:
+            self._quiet = asyncio.Event()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._quiet.wait(), drain_seconds)
+        self._fail_all(ParlayError(self._absence()))
+        if (link := self._link) is not None:
+            if served:
+                link.send(Stop())
+            else:  # it may be loading, and hear nothing
+                link.kill()
+            await link.ended(_GRACE)
+        atexit.unregister(self._kill)
+
+    def _kill(self) -> None:
+        if self._link is not None:
+            self._link.abandon()
+
+    async def __aenter__(self) -> "EngineClient":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        timeout: float | None = None,
+        final_only: bool = False,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield what one prompt's completions have, as they grow; the last output is finished.
+
+        As `AsyncLLM.generate`, but for `logits_processors`, which are refused. With `best_of` above `n` there is one
+        output, since only the end decides.
+
+        Args:
+            prompt: text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
+            sampling_params: how tokens are chosen.
+            priority: lower runs first among the waiting.
+            tenant: requests of different tenants share no cache.
+            timeout: seconds after which the request is aborted.
+            final_only: yield the last output alone, which costs less.
+
+        Raises:
+            RequestError: the prompt cannot be served.
+            EngineDeadError: the engine is not there, or died; the same request may be sent again.
+            ParlayError: the engine was closed.
+        """
+        key, ordinal = next(self._keys), next(self._arrivals)
+        params = sampling_params or SamplingParams()
+        self._check_present()
+        tokens = await self._tokens(prompt)
+        self._check_present()  # encoding may have taken its time
+        stream = Stream(self.codec, text_of(prompt), tokens, params)
+        if params.seed is None:
+            # Arrivals are counted here, so that a restart does not begin anew.
+            params = replace(params, seed=mix(self._config.seed, ordinal + 1))
+        assert self._link is not None
+        self._link.send(Add(key, tokens, plain_params(params), priority, tenant, timeout, final_only))
+        self._streams[key] = stream
+        try:
+            while True:
+                output = await stream.next()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._leave(key, stream)
+
+    async def chat(
+        self, messages: Messages, sampling_params: SamplingParams | None = None, **options: Any
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield what the answers to one conversation have, as they grow; otherwise as `generate`.
+
+        Args:
+            messages: mappings with `role` and `content`.
+            sampling_params: how tokens are chosen.
+            **options: those of `generate`; others as in `LLM.chat_prompt`.
+        """
+        names = ("priority", "tenant", "timeout", "final_only")
+        more = {name: options.pop(name) for name in names if name in options}
+        text = self.codec.chat(messages, ChatOptions.parse(options))
+        prompt = {"prompt": text, "prompt_token_ids": self.codec.encode(text, add_special_tokens=False)}
+        outputs = self.generate(prompt, sampling_params, **more)
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            await outputs.aclose()  # type: ignore[attr-defined]
+
+    def _check_present(self) -> None:
+        if self._state == "closed":
+            raise ParlayError(self._absence())
+        if self._state != "ready":
+            raise EngineDeadError(self._absence())
+
+    async def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        content = content_of(prompt)
+        if isinstance(content, str):
+            encode = self.codec.encode
+            content = await asyncio.to_thread(encode, content) if len(content) > _LONG else encode(content)
+        return check_prompt(content, self._facts.vocab_size, self._facts.max_model_len)
+
+    def _leave(self, key: int, stream: Stream) -> None:
+        """Forget a request whose reader is gone; the engine forgets it within a step."""
+        if self._streams.pop(key, None) is not None and not stream.ended and self._link is not None:
+            self._link.send(Abort(key))
+        if not self._streams and self._quiet is not None:
+            self._quiet.set()
+
+    def _fail_all(self, error: ParlayError) -> None:
+        for stream in self._streams.values():
+            stream.fail(error)
+        self._streams.clear()
+
+    def _take(self, report: Report) -> None:
+        """Hand what the engine says to whom it concerns."""
+        if isinstance(report, Outputs):
+            self._take_outputs(report)
+        elif self._came_up is None or self._came_up.done():
+            pass  # nobody waits any more
+        elif isinstance(report, Ready):
+            self._ready = report
+            self._came_up.set_result(None)
+        else:
+            self._came_up.set_exception(report.error())
+
+    def _take_outputs(self, outputs: Outputs) -> None:
+        touched = {}
+        for scores in outputs.prompts:
+            if (stream := self._streams.get(scores.key)) is not None:
+                stream.add_scores(scores)
+        for delta in outputs.deltas:
+            if (stream := self._streams.get(delta.key)) is not None:
+                stream.add(delta)
+                touched[delta.key] = stream
+        for stream in touched.values():
+            stream.wake()
+        for failure in outputs.failures:
+            self._fail(failure)
+        if outputs.stats is not None:
+            self._stats = outputs.stats
+
+    def _fail(self, failure: Failure) -> None:
+        stream = None if failure.key is None else self._streams.get(failure.key)
+        if stream is not None:
+            stream.fail(failure.error())

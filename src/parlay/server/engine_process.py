@@ -1,0 +1,65 @@
+"""The engine's process: loads an engine, serves the front that started it, ends with it."""
+
+import os
+import shutil
+import signal
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+from threading import Thread
+
+import zmq
+
+from parlay import log
+from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.errors import ParlayError
+from parlay.log import logger
+from parlay.server.protocol import Failure, Ready, encode
+
+COMMANDS, REPORTS = "commands", "reports"  # the sockets' files
+MESSAGES = 8  # that may be under way to the front, on either side
+
+
+def main(folder: str, config: EngineConfig, speculative: SpeculativeConfig) -> None:
+    """Serve the front that has bound the sockets in `folder`, until it says stop or dies.
+
+    A model that cannot be served is reported to the front. An engine that fails ends the process, which the front
+    notices.
+    """
+    # The front decides when to end: a terminal's interrupt and a service manager's SIGTERM reach both processes.
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
+    Thread(target=_die_with_parent, args=(folder,), name="parlay-watch", daemon=True).start()
+    context = zmq.Context()
+    commands, reports = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    commands.setsockopt(zmq.RCVHWM, 0)
+    reports.setsockopt(zmq.SNDHWM, MESSAGES)
+    try:
+        commands.connect(f"ipc://{folder}/{COMMANDS}")
+        reports.connect(f"ipc://{folder}/{REPORTS}")
+        try:
+            log.configure()
+            from parlay.engine.engine import Engine  # loads torch, by now with the watch set
+            from parlay.server.engine_server import EngineServer
+
+            engine = Engine(config, speculative)
+        except Exception as error:
+            if not isinstance(error, ParlayError):
+                logger.exception("the engine could not start")
+            reports.send(encode(Failure.of(error, "the engine could not start")))
+            return
+        tokenizer = str(engine.codec.path)
+        reports.send(
+            encode(Ready(engine.numerics_id, engine.max_model_len, engine.vocab_size, tokenizer, engine.methods))
+        )
+        EngineServer(engine, commands, reports).run()
+    finally:
+        context.destroy(linger=1000)
+
+
+def _die_with_parent(folder: str) -> None:
+    """End the process when its parent does, whatever it is doing, and tidy up: nobody else is left to."""
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)

@@ -1,0 +1,210 @@
+"""Serves one front with an engine: commands in, one message a step out.
+
+Commands are taken between steps, so that an abort frees its blocks within one. While the front cannot take a message,
+nothing piles up: what a request has besides what was told of it is worked out when a message can be sent, and the
+next one then tells of several steps at once.
+"""
+
+from collections.abc import Sequence
+from time import monotonic
+
+import zmq
+
+from parlay.engine.engine import Engine, metrics_of, text_of
+from parlay.engine.request import Request, best
+from parlay.errors import RequestError
+from parlay.log import logger
+from parlay.server.protocol import (
+    Abort,
+    Add,
+    Command,
+    Delta,
+    Failure,
+    Outputs,
+    PromptScores,
+    decode_command,
+    encode,
+    plain_metrics,
+    plain_scores,
+)
+from parlay.types.params import SamplingParams
+
+_STATS_SECONDS = 0.1  # between two snapshots while the engine is busy
+
+
+class EngineServer:
+    """Serves one front with an engine."""
+
+    def __init__(self, engine: Engine, commands: "zmq.Socket[bytes]", reports: "zmq.Socket[bytes]") -> None:
+        """Use an engine that nobody else uses, a PULL socket for commands and a PUSH socket for reports."""
+        self._engine = engine
+        self._commands = commands
+        self._reports = reports
+        self._told: dict[int, _Told] = {}  # by the front's key
+        self._by_request: dict[int, _Told] = {}
+        self._news: dict[Request, _Told] = {}  # what moved and was not told yet, in order
+        self._failures: list[Failure] = []
+        self._unsent: bytes | None = None
+        self._stats_due, self._stats_sent = True, 0.0
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        while self._obey():
+            if self._engine.busy:
+                self._stats_due = True
+                for request in self._engine.step():
+                    self._moved(request)
+            self._tell()
+
+    # ------------------------------------------------------------------------------------------------ commands
+
+    def _obey(self) -> bool:
+        """Carry out the commands that came in, waiting for one if there is nothing else to do; False to stop."""
+        if not self._engine.busy:
+            poller = zmq.Poller()
+            poller.register(self._commands, zmq.POLLIN)
+            if self._unsent is not None:
+                poller.register(self._reports, zmq.POLLOUT)
+            poller.poll()
+        while True:
+            try:
+                command = decode_command(self._commands.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return True
+            if not self._carry_out(command):
+                return False
+
+    def _carry_out(self, command: Command) -> bool:
+        self._stats_due = True
+        if isinstance(command, Add):
+            try:
+                self._add(command)
+            except Exception as error:  # the engine is as it was: only this request is wrong
+                if not isinstance(error, RequestError):
+                    logger.exception("a request could not be added")
+                self._failures.append(Failure.of(error, "the engine cannot take this request", command.key))
+        elif isinstance(command, Abort):
+            self._abandon(command.key)
+        else:
+            return False
+        return True
+
+    def _add(self, add: Add) -> None:
+        params = SamplingParams(**add.params)
+        requests = self._engine.add(add.prompt, params, priority=add.priority, tenant=add.tenant, timeout=add.timeout)
+        told = self._told[add.key] = _Told(add, requests)
+        self._by_request.update((request.request_id, told) for request in requests)
+
+    def _abandon(self, key: int) -> None:
+        told = self._told.get(key)
+        if told is not None:
+            for request in told.requests:
+                self._engine.abort(request)
+            self._forget(told)
+
+    def _forget(self, told: "_Told") -> None:
+        del self._told[told.key]
+        for request in told.requests:
+            del self._by_request[request.request_id]
+            self._news.pop(request, None)
+
+    # ------------------------------------------------------------------------------------------------- reports
+
+    def _moved(self, request: Request) -> None:
+        told = self._by_request.get(request.request_id)
+        if told is None:  # another completion of the same prompt has failed
+            return
+        if request.error is not None:
+            self._failures.append(Failure.of(request.error, "", told.key))
+            self._abandon(told.key)
+        elif not told.final_only:
+            self._news[request] = told
+        elif all(r.finish_reason is not None for r in told.requests):
+            self._news.update(dict.fromkeys(told.shown(), told))
+
+    def _tell(self) -> None:
+        """Send what is new, unless the front is behind; what moves until then goes along with it."""
+        if self._unsent is None:
+            self._unsent = self._message()
+        while self._unsent is not None:
+            try:
+                self._reports.send(self._unsent, zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._unsent = self._message()
+
+    def _message(self) -> bytes | None:
+        busy, now = self._engine.busy, monotonic()
+        stats = None
+        if self._stats_due and (not busy or now - self._stats_sent >= _STATS_SECONDS):
+            stats, self._stats_due, self._stats_sent = self._engine.snapshot(), False, now
+        if not (self._news or self._failures or stats):
+            return None
+        deltas, prompts = [], []
+        for request, told in self._news.items():
+            deltas.append(told.delta(request))
+            scores = told.prompt_scores()
+            if scores is not None:
+                prompts.append(scores)
+        message = encode(Outputs(deltas, prompts, self._failures, stats))
+        news, self._news, self._failures = self._news, {}, []
+        for told in dict.fromkeys(news.values()):
+            if told.finished:
+                self._forget(told)
+        return message
+
+
+class _Told:
+    """What the front knows of a request so far.
+
+    Attributes:
+        key: what the front calls it.
+        requests: its completions, as many as are sampled.
+        final_only: whether it is told of only once; so it is where only the end decides what its user gets.
+    """
+
+    def __init__(self, add: Add, requests: Sequence[Request]) -> None:
+        self.key = add.key
+        self.requests = requests
+        params = requests[0].params
+        self.final_only = add.final_only or params.candidates > params.n
+        self._tokens = dict.fromkeys(requests, 0)
+        self._text = dict.fromkeys(requests, 0)
+        self._scores_due = params.prompt_logprobs is not None
+        self._index = {request: index for index, request in enumerate(requests)}
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its completions have."""
+        return all(request.finish_reason is not None for request in self.requests)
+
+    def shown(self) -> list[Request]:
+        """Return those completions that its user gets, all finished, and number them so."""
+        chosen = best(self.requests)
+        self._index = {request: index for index, request in enumerate(chosen)}
+        return chosen
+
+    def delta(self, request: Request) -> Delta:
+        """Return what is new of one completion, which then is known."""
+        known, seen, text = self._tokens[request], self._text[request], text_of(request)
+        self._tokens[request] = len(request.tokens) - len(request.prompt_tokens)
+        self._text[request] = len(text)
+        return Delta(
+            self.key,
+            self.requests[0].request_id,
+            self._index[request],
+            request.tokens[len(request.prompt_tokens) + known :],
+            text[seen:],
+            request.sources[known:],
+            None if request.params.logprobs is None else plain_scores(request.logprobs[known:]),
+            request.finish_reason,
+            request.stop_reason,
+            plain_metrics(metrics_of(request)),
+        )
+
+    def prompt_scores(self) -> PromptScores | None:
+        """Return the prompt's log-probabilities, once, when all are computed."""
+        if not self._scores_due or self.requests[0].scoring_prompt:
+            return None
+        self._scores_due = False
+        return PromptScores(self.key, plain_scores(self.requests[0].prompt_logprobs))

@@ -1,0 +1,208 @@
+"""What the front and the engine's process tell each other: msgpack, one message a step.
+
+Everything is plain data. What the front need not know of is not sent: of a request's progress only what is new, of
+log-probabilities only numbers, since both sides have the tokenizer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from parlay import errors
+from parlay.engine.stats import StatsSnapshot
+from parlay.errors import ParlayError, RequestError
+from parlay.types.output import FinishReason, RequestMetrics
+from parlay.types.params import SamplingParams
+from parlay.types.plan import TokenLogprobs
+
+_DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
+
+# In the order of the fields of `TokenLogprobs` and of `RequestMetrics`.
+Scores = tuple[float, int, tuple[tuple[int, float], ...]]
+Metrics = tuple[int, int, int, tuple[int, ...], int, int, int, int, float, float, float]
+
+
+class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Queue a prompt.
+
+    Attributes:
+        key: what the front calls the request.
+        prompt: token ids.
+        params: those fields of `SamplingParams` that differ from their defaults.
+        priority, tenant, timeout: as in `AsyncLLM.generate`.
+        final_only: tell nothing before the request has finished.
+    """
+
+    key: int
+    prompt: tuple[int, ...]
+    params: dict[str, Any]
+    priority: int = 0
+    tenant: str = ""
+    timeout: float | None = None
+    final_only: bool = False
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """End a request; it will not be mentioned again."""
+
+    key: int
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """End the process."""
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The engine is loaded.
+
+    Attributes:
+        numerics_id: of the engine.
+        max_model_len: longest sequence, prompt and output together.
+        vocab_size: token ids are below.
+        tokenizer: where the tokenizer's files are.
+        methods: speculative methods that a request may name.
+    """
+
+    numerics_id: str
+    max_model_len: int
+    vocab_size: int
+    tokenizer: str
+    methods: tuple[str, ...]
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Why the engine cannot start or, with a key, why one request has no answer.
+
+    Attributes:
+        kind: name of a class in `parlay.errors`.
+        message: the sentence.
+        key: the request.
+    """
+
+    kind: str
+    message: str
+    key: int | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, what: str, key: int | None = None) -> "Failure":
+        """Describe an error; `what` begins the sentence about one that nobody raised on purpose."""
+        if isinstance(error, ParlayError):
+            return cls(type(error).__name__, str(error), key)
+        return cls(ParlayError.__name__, f"{what} ({type(error).__name__}: {errors.brief(str(error))})", key)
+
+    def error(self) -> ParlayError:
+        """Return the error to raise in the front."""
+        kind = getattr(errors, self.kind, None)
+        return (kind if isinstance(kind, type) and issubclass(kind, ParlayError) else ParlayError)(self.message)
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """What one completion has besides what was told before.
+
+    Attributes:
+        key: the request.
+        request_id: what the engine calls it.
+        index: which of its completions.
+        tokens: further tokens.
+        text: further text.
+        sources: who supplied the tokens.
+        logprobs: of the tokens, when asked for.
+        finish_reason, stop_reason: as in `CompletionOutput`.
+        metrics: all of them, as they are now.
+    """
+
+    key: int
+    request_id: int
+    index: int
+    tokens: list[int]
+    text: str
+    sources: list[str]
+    logprobs: list[Scores] | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+    metrics: Metrics
+
+
+class PromptScores(msgspec.Struct, frozen=True, array_like=True):
+    """The log-probabilities of a prompt's second token and those after it."""
+
+    key: int
+    scores: list[Scores]
+
+
+class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What came of one step, of several where the front was behind, or of a command."""
+
+    deltas: list[Delta]
+    prompts: list[PromptScores]
+    failures: list[Failure]
+    stats: StatsSnapshot | None = None
+
+
+Command = Add | Abort | Stop
+Report = Ready | Failure | Outputs
+
+_encoder = msgspec.msgpack.Encoder()
+_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def encode(message: Command | Report) -> bytes:
+    """Return a message as bytes.
+
+    Raises:
+        RequestError: it holds an integer beyond 64 bits, or text that is not valid Unicode.
+    """
+    try:
+        return _encoder.encode(message)
+    except OverflowError:
+        raise RequestError("a request's integers must fit into 64 bits; give smaller ones") from None
+    except UnicodeEncodeError:
+        raise RequestError("a text in the request is not valid Unicode; decode it with the right encoding") from None
+
+
+def decode_command(data: bytes) -> Command:
+    """Return what the front says."""
+    return _commands.decode(data)
+
+
+def decode_report(data: bytes) -> Report:
+    """Return what the engine's process says."""
+    return _reports.decode(data)
+
+
+def plain_params(params: SamplingParams) -> dict[str, Any]:
+    """Return parameters as plain data, such as `SamplingParams(**data)` takes.
+
+    Raises:
+        RequestError: they hold Python functions.
+    """
+    if params.logits_processors:
+        raise RequestError(
+            "logits_processors are Python functions, which cannot be sent to the engine's process; "
+            "leave them out, or use LLM or AsyncLLM"
+        )
+    values = ((name, getattr(params, name)) for name in _DEFAULTS)
+    return {name: _plain(value) for name, value in values if value != _DEFAULTS[name]}
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+_metrics = attrgetter(*(f.name for f in fields(RequestMetrics)))
+_scores = attrgetter(*(f.name for f in fields(TokenLogprobs)))
+
+
+def plain_metrics(metrics: RequestMetrics) -> Metrics:
+    """Return metrics as `RequestMetrics(*values)` takes them."""
+    values: Metrics = _metrics(metrics)
+    return values
+
+
+def plain_scores(entries: Sequence[TokenLogprobs]) -> list[Scores]:
+    """Return log-probabilities as `TokenLogprobs(*values)` takes them."""
+    return [_scores(entry) for entry in entries]
