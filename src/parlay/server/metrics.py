@@ -1,0 +1,233 @@
+"""What `/metrics` tells, in Prometheus' text format; under vLLM's names (since 0.10) where the meaning is the same.
+
+Counters come from the newest snapshot of the engine, so that a step costs nothing here; an engine that was started
+anew counts on from where the last one stopped. Families are made when asked for, by a collector of our own: metric
+objects of the library would add a `_created` series to each counter, which readers that go by a name's beginning,
+`vllm bench serve` among them, would add up with it.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from math import inf
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from parlay.types.output import RequestMetrics
+from parlay.types.snapshot import EngineSnapshot
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+# vLLM's borders.
+_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+_FIRST_TOKEN += (20, 40, 80, 160, 640, 2560)
+_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+# Small models on a quick machine: several tokens in a few milliseconds, which vLLM's borders do not tell apart.
+_PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, *_PER_TOKEN)
+_REQUEST = (0.01, 0.025, 0.05, 0.1, 0.2, *_REQUEST)
+
+# Name to help text, borders.
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "vllm:time_to_first_token_seconds": ("From a request's arrival to its first token.", _FIRST_TOKEN),
+    "vllm:inter_token_latency_seconds": (
+        "From one token to the next; tokens of one step share its time.",
+        _PER_TOKEN,
+    ),
+    "vllm:request_time_per_output_token_seconds": ("Mean time of a request's tokens after the first.", _PER_TOKEN),
+    "vllm:e2e_request_latency_seconds": ("From a request's arrival to its end.", _REQUEST),
+    "vllm:request_queue_time_seconds": ("From a request's arrival to its first cache block.", _REQUEST),
+    "vllm:request_prefill_time_seconds": ("From a request's first cache block to its first token.", _REQUEST),
+    "vllm:request_decode_time_seconds": ("From a request's first token to its end.", _REQUEST),
+    "vllm:request_inference_time_seconds": ("From a request's first cache block to its end.", _REQUEST),
+}
+
+# Name to help text, further labels. Exposed with `_total` at the end.
+_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "vllm:prompt_tokens": ("Tokens of admitted prompts.", ()),
+    "vllm:generation_tokens": ("Tokens emitted.", ()),
+    "vllm:num_preemptions": ("Requests that lost their cache blocks and were computed again.", ()),
+    "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", ()),
+    "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", ()),
+    "vllm:spec_decode_num_drafts": ("Steps of requests that verified a draft.", ()),
+    "vllm:spec_decode_num_draft_tokens": ("Guesses verified.", ()),
+    "vllm:spec_decode_num_accepted_tokens": ("Guesses confirmed.", ()),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": ("Guesses confirmed, by position in the draft.", ("position",)),
+    "parlay:forward_passes": ("Forward passes of the target.", ("method",)),
+    "parlay:steps_without_draft": ("Steps of requests for which nobody guessed anything.", ("method",)),
+    "parlay:draft_tokens": ("Guesses verified, by who guessed.", ("method",)),
+    "parlay:tokens_saved": ("Guesses confirmed, by who guessed: tokens without a step of their own.", ("method",)),
+    "parlay:step_seconds": (
+        "Where steps spend their time: draft, forward (target), verify, schedule.",
+        ("method", "phase"),
+    ),
+}
+
+_GAUGES = {
+    "vllm:num_requests_running": "Requests that hold cache blocks.",
+    "vllm:num_requests_waiting": "Requests that wait for cache blocks.",
+    "vllm:kv_cache_usage_perc": "Share of the cache blocks that requests hold, 0 to 1.",
+    "parlay:engine_start_time_seconds": "Unix time at which the engine started.",
+}
+
+_RESTARTS = "parlay:engine_restarts"
+_SUCCESS = "vllm:request_success"
+
+# A counter's name and the values of its further labels.
+_Key = tuple[str, tuple[str, ...]]
+
+
+class Metrics:
+    """Keeps what was counted and observed. Belongs to the event loop's thread alone."""
+
+    def __init__(self, model_name: str) -> None:
+        """Start at zero; `model_name` labels every series."""
+        self._labels = (model_name, "0")
+        self._snapshot: EngineSnapshot | None = None
+        self._carried: Counter[_Key] = Counter()  # what engines before this one counted
+        self._restarts = 0
+        self._finished = dict.fromkeys(FINISH_REASONS, 0)
+        self._histograms = {name: _Histogram(borders) for name, (_, borders) in _HISTOGRAMS.items()}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def update(self, snapshot: EngineSnapshot) -> None:
+        """Take the engine's newest counters and state."""
+        last = self._snapshot
+        if last is not None and last.started != snapshot.started:
+            self._carried.update(_counts(last))
+            self._restarts += 1
+        self._snapshot = snapshot
+
+    def observe_first_token(self, seconds: float) -> None:
+        """Note how long a request waited for its first token."""
+        self._histograms["vllm:time_to_first_token_seconds"].observe(seconds)
+
+    def observe_tokens(self, count: int, seconds: float) -> None:
+        """Note `count` tokens that came together, `seconds` after the token before them."""
+        if count > 0:
+            self._histograms["vllm:inter_token_latency_seconds"].observe(seconds / count, count)
+
+    def observe_finished(self, reason: str, metrics: RequestMetrics | None = None) -> None:
+        """Note a request's end.
+
+        Args:
+            reason: one of `FINISH_REASONS`.
+            metrics: the engine's record of the request, if it knew it; stretches it did not reach are left out.
+        """
+        self._finished[reason] += 1
+        if metrics is None:
+            return
+        arrival, admitted, first, end = metrics.arrival, metrics.admitted, metrics.first_token, metrics.finished
+        for name, since, until in (
+            ("vllm:e2e_request_latency_seconds", arrival, end),
+            ("vllm:request_queue_time_seconds", arrival, admitted),
+            ("vllm:request_prefill_time_seconds", admitted, first),
+            ("vllm:request_decode_time_seconds", first, end),
+            ("vllm:request_inference_time_seconds", admitted, end),
+        ):
+            if since and until:
+                self._histograms[name].observe(until - since)
+        if first and end and metrics.emitted > 1:
+            per_token = (end - first) / (metrics.emitted - 1)
+            self._histograms["vllm:request_time_per_output_token_seconds"].observe(per_token)
+
+    def expose(self) -> bytes:
+        """Return the text for `/metrics`; its type is `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family, for prometheus_client; an engine that has said nothing yet has no series."""
+        labels = ("model_name", "engine")
+        for name, value in zip(_GAUGES, _state(self._snapshot), strict=True):
+            gauge = GaugeMetricFamily(name, _GAUGES[name], labels=labels)
+            if value is not None:
+                gauge.add_metric(self._labels, value)
+            yield gauge
+        counts = Counter(self._carried)
+        if self._snapshot is not None:
+            counts.update(_counts(self._snapshot))
+        for name, (text, further) in _COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=(*labels, *further))
+            for (counted, values), value in counts.items():
+                if counted == name:
+                    counter.add_metric((*self._labels, *values), value)
+            yield counter
+        restarts = CounterMetricFamily(_RESTARTS, "How often the engine was started anew.", labels=labels)
+        restarts.add_metric(self._labels, self._restarts)
+        yield restarts
+        success = CounterMetricFamily(_SUCCESS, "Requests that ended.", labels=(*labels, "finished_reason"))
+        for reason, value in self._finished.items():
+            success.add_metric((*self._labels, reason), value)
+        yield success
+        for name, histogram in self._histograms.items():
+            family = HistogramMetricFamily(name, _HISTOGRAMS[name][0], labels=labels)
+            family.add_metric(self._labels, histogram.buckets(), histogram.sum)
+            yield family
+
+
+def names() -> set[str]:
+    """Return the names of all series, as queries use them."""
+    counters = {f"{name}_total" for name in (*_COUNTERS, _RESTARTS, _SUCCESS)}
+    return counters | set(_GAUGES) | {f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "sum", "count")}
+
+
+class _Histogram:
+    def __init__(self, borders: tuple[float, ...]) -> None:
+        self._borders = (*borders, inf)
+        self._counts = [0] * len(self._borders)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._borders, value)] += times
+        self.sum += value * times
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """Return each upper border with how many values do not exceed it."""
+        total, result = 0, []
+        for border, count in zip(self._borders, self._counts, strict=True):
+            total += count
+            result.append(("+Inf" if border == inf else str(float(border)), total))
+        return result
+
+
+def _state(snapshot: EngineSnapshot | None) -> tuple[float | None, ...]:
+    """Return the values of `_GAUGES`."""
+    if snapshot is None:
+        return (None,) * len(_GAUGES)
+    return snapshot.running, snapshot.waiting, snapshot.cache_usage, snapshot.started
+
+
+def _counts(snapshot: EngineSnapshot) -> dict[_Key, float]:
+    """Return the values of `_COUNTERS`."""
+    method = snapshot.method
+    plain: dict[str, float] = {
+        "vllm:prompt_tokens": snapshot.prompt_tokens,
+        "vllm:generation_tokens": snapshot.emitted,
+        "vllm:num_preemptions": snapshot.preemptions,
+        "vllm:prefix_cache_queries": snapshot.looked_up_tokens,
+        "vllm:prefix_cache_hits": snapshot.cached_tokens,
+        "vllm:spec_decode_num_drafts": snapshot.drafts,
+        "vllm:spec_decode_num_draft_tokens": sum(n for _, n in snapshot.drafted),
+        "vllm:spec_decode_num_accepted_tokens": sum(n for _, n in snapshot.accepted),
+    }
+    phases = {
+        "draft": snapshot.draft_seconds,
+        "forward": snapshot.forward_seconds,
+        "verify": snapshot.verify_seconds,
+        "schedule": snapshot.schedule_seconds,
+    }
+    by_position = enumerate(snapshot.accepted_per_position)
+    return {
+        **{(name, ()): value for name, value in plain.items()},
+        **{("vllm:spec_decode_num_accepted_tokens_per_pos", (str(i),)): n for i, n in by_position},
+        ("parlay:forward_passes", (method,)): snapshot.forward_passes,
+        ("parlay:steps_without_draft", (method,)): snapshot.undrafted,
+        **{("parlay:draft_tokens", (source,)): n for source, n in snapshot.drafted},
+        **{("parlay:tokens_saved", (source,)): n for source, n in snapshot.accepted},
+        **{("parlay:step_seconds", (method, phase)): seconds for phase, seconds in phases.items()},
+    }
