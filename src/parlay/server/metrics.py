@@ -22,14 +22,19 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
-# vLLM's borders.
-_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
-_FIRST_TOKEN += (20, 40, 80, 160, 640, 2560)
-_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_REQUEST = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-# Small models on a quick machine: several tokens in a few milliseconds, which vLLM's borders do not tell apart.
-_PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, *_PER_TOKEN)
-_REQUEST = (0.01, 0.025, 0.05, 0.1, 0.2, *_REQUEST)
+# vLLM's borders, and below them some for small models on a quick machine.
+_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+_PER_TOKEN = (
+    *(0.0005, 0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
+)
+_REQUEST = (
+    *(0.01, 0.025, 0.05, 0.1, 0.2),
+    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),
+)
 
 # Name to help text, borders.
 _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
