@@ -20,7 +20,6 @@ from parlay.proposers.select import proposers
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
 from parlay.types.plan import ProposerState, Span, TokenLogprobs, Verdict
-from parlay.types.snapshot import EngineSnapshot
 
 SOURCE = Path(parlay.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -34,7 +33,7 @@ CONFIGS = [
     parlay.RequestMetrics,
     parlay.CompletionOutput,
     *(proposers.load(name).Options for name in proposers.names()),
-    *(CacheSpec, Draft, EngineSnapshot, EngineStats, ProposerState, Span, TokenLogprobs, Verdict),
+    *(CacheSpec, Draft, EngineStats, ProposerState, Span, TokenLogprobs, Verdict),
 ]
 
 

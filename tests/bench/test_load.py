@@ -240,21 +240,17 @@ def test_acceptance_of_more_than_nine_positions_keeps_their_order() -> None:
 
 
 def test_the_metrics_page_of_ours_is_understood() -> None:
-    from parlay.server.metrics import Metrics
-    from parlay.types.snapshot import EngineSnapshot
+    from types import SimpleNamespace
 
-    metrics = Metrics('a "model"')
-    metrics.update(
-        EngineSnapshot(
-            started=1.0,
-            method="ngram",
-            drafts=4,
-            drafted=(("ngram", 16),),
-            accepted=(("ngram", 8),),
-            accepted_per_position=(5, 3),
-        )
+    from parlay.server.metrics import PrometheusMetrics
+
+    guesses = SimpleNamespace(drafted=16, accepted=8, accepted_per_position=(5, 3))
+    names = (
+        "steps emitted forward verify propose schedule preemptions prompt_tokens cached_tokens running waiting blocks"
     )
-    found = acceptance("", metrics.expose().decode())
+    engine = SimpleNamespace(turns=9, undrafted=5, methods={"ngram": guesses}, **dict.fromkeys(names.split(), 0))
+    metrics = PrometheusMetrics('a "model" in {braces}', "ngram", lambda: engine)
+    found = acceptance("", metrics.expose()[0].decode())
     assert found is not None
     assert (found["drafts"], found["drafted"], found["accepted"]) == (4, 16, 8)
     assert found["by_position"] == [1.25, 0.75]

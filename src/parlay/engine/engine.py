@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import index
-from time import perf_counter, time
+from time import perf_counter
 
 import torch
 
@@ -36,7 +36,6 @@ from parlay.types.output import CompletionOutput, Logprob, RequestMetrics
 from parlay.types.params import SamplingParams, SpeculationOverride
 from parlay.types.plan import TokenLogprobs
 from parlay.types.processor import RowProcessor
-from parlay.types.snapshot import EngineSnapshot
 from parlay.types.structured import StructuredOutputsParams
 
 
@@ -101,7 +100,6 @@ class Engine:
         self._arrivals = 0
         self._next_id = 0
         self.stats = EngineStats()
-        self._started = time()
         self.numerics = describe_numerics(model_config, dtype, kernels.name, trust, config.tensor_parallel_size)
         self.numerics_id = str(self.numerics)
         logger.info("numerics id: %s", self.numerics_id)
@@ -256,36 +254,6 @@ class Engine:
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks, as running out of them would; its output must not change."""
         self._scheduler.preempt(request)
-
-    def snapshot(self) -> EngineSnapshot:
-        """Return the counters since start and the state now, for who watches from elsewhere."""
-        stats, tally = self.stats, self._scheduler.tally
-        running, waiting = self._scheduler.lengths
-        return EngineSnapshot(
-            started=self._started,
-            method=self._methods[-1],
-            running=running,
-            waiting=waiting,
-            cache_usage=1 - self._pool.available / self._pool.num_blocks,
-            forward_passes=stats.steps,
-            prompt_tokens=tally.prompt_tokens,
-            cached_tokens=tally.cached_tokens,
-            looked_up_tokens=tally.looked_up_tokens,
-            emitted=stats.emitted,
-            preemptions=tally.preemptions,
-            drafts=tally.drafts,
-            undrafted=tally.undrafted,
-            drafted=tuple(tally.drafted.items()),
-            accepted=tuple(tally.accepted.items()),
-            accepted_per_position=tuple(
-                tally.per_position[i] for i in range(max(tally.per_position, default=-1) + 1)
-            ),
-            draft_seconds=stats.propose + tally.host_seconds,
-            forward_seconds=stats.forward,
-            verify_seconds=stats.verify,
-            # A clock's grain must not make a counter fall.
-            schedule_seconds=max(0.0, stats.schedule - tally.host_seconds),
-        )
 
     def check(self) -> None:
         """Recount every cache block.

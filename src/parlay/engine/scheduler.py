@@ -5,13 +5,11 @@ much of the gap as its row budget allows. Drafts are further rows of requests wh
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from time import perf_counter
+from collections.abc import Iterable, Iterator
 
 from parlay.config import EngineConfig
 from parlay.engine.request import Request
 from parlay.engine.shape import shape
-from parlay.engine.stats import Tally
 from parlay.kv.pool import BlockPool
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer
 from parlay.types.draft import NO_DRAFT, Draft
@@ -28,14 +26,12 @@ class Scheduler:
     Attributes:
         pool: the cache blocks.
         emitted: tokens emitted since start.
-        tally: what else happened since start.
     """
 
     def __init__(self, config: EngineConfig, pool: BlockPool, proposer: Proposer, draft_length: int) -> None:
         self._config = config
         self.pool = pool
         self.emitted = 0
-        self.tally = Tally()
         self._host = proposer if isinstance(proposer, HostProposer) else None
         self._device = isinstance(proposer, DeviceProposer)
         self._draft_length = draft_length
@@ -47,11 +43,6 @@ class Scheduler:
     def requests(self) -> Iterable[Request]:
         """Every unfinished request, running ones first."""
         return itertools.chain(self._running, self._waiting)
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """How many requests run, and how many wait."""
-        return len(self._running), len(self._waiting)
 
     def add(self, request: Request) -> None:
         """Queue a request behind those of its priority and before those of a lower one."""
@@ -87,7 +78,7 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------------- planning
 
     def plan(self, now: float = 0.0) -> Plan:
-        """Choose the spans of the next step and reserve their blocks; `now` is noted for who is admitted.
+        """Choose the spans of the next step and reserve their blocks; whoever gets the first ones got them `now`.
 
         Known tokens come first: of running requests, then of waiting ones. Drafts share what rows and blocks are
         left, so that nobody waits for somebody else's guesses.
@@ -132,7 +123,6 @@ class Scheduler:
         request.table.release()
         request.computed, request.proposer, request.draft = 0, ProposerState(), NO_DRAFT
         request.counts.preemptions += 1
-        self.tally.preemptions += 1
         self._running.remove(request)
         place = sum(r.priority < request.priority for r in self._waiting)
         self._waiting.insert(place, request)
@@ -152,18 +142,10 @@ class Scheduler:
                 request.computed, request.proposer = 0, ProposerState()
                 return
             if not request.counts.preemptions:
-                request.counts.cached_tokens = request.computed
                 request.counts.admitted = now
-                self._count_prompt(request)
+                request.counts.cached_tokens = request.computed
             self._waiting.remove(request)
             self._running.append(request)
-
-    def _count_prompt(self, request: Request) -> None:
-        length = len(request.prompt_tokens)
-        self.tally.prompt_tokens += length
-        self.tally.cached_tokens += request.computed
-        if self._config.enable_prefix_caching and not request.scoring_prompt:
-            self.tally.looked_up_tokens += length
 
     def _spans(self, rows: dict[Request, int]) -> Iterator[Span]:
         """Yield the spans, with drafts where rows and blocks are left: to each request an equal share."""
@@ -195,17 +177,8 @@ class Scheduler:
     def _draft(self, request: Request, limit: int) -> Draft:
         if limit < 1:
             return NO_DRAFT
-        if self._host is None:
-            return request.draft.cut(limit)
-        began = perf_counter()
-        draft = self._host.propose(request.request_id, limit)
-        self.tally.host_seconds += perf_counter() - began
+        draft = self._host.propose(request.request_id, limit) if self._host else request.draft
         return draft.cut(limit)
-
-    def _observe(self, host: HostProposer, request: Request, tokens: Sequence[int]) -> None:
-        began = perf_counter()
-        host.observe(request.request_id, tokens)
-        self.tally.host_seconds += perf_counter() - began
 
     def _shape(self, request: Request, draft: Draft, room: int) -> Draft:
         """Return a draft without what the request's grammar forbids, and with what it forces."""
@@ -276,7 +249,6 @@ class Scheduler:
         counts.steps += 1
         counts.drafts += len(span.draft) > 0
         counts.drafted += len(span.draft)
-        self._count_draft(span)
         sources = [span.draft.source[node] for node in verdict.path] + ["target"]
         known = len(request.tokens) - len(verdict.tokens)
         for depth, token in enumerate(verdict.tokens):
@@ -285,8 +257,6 @@ class Scheduler:
             if depth < len(verdict.path):
                 counts.accepted += 1
                 counts.per_position[depth] += 1
-                self.tally.per_position[depth] += 1
-                self.tally.accepted[sources[depth]] += 1
             if verdict.logprobs is not None:
                 request.logprobs.append(verdict.logprobs[depth])
             reason = self._ends(request, token, known + depth + 1)
@@ -299,15 +269,8 @@ class Scheduler:
             self.finish(request, "abort", now)
             return
         if self._host and request.draft_limit(self._draft_length):
-            self._observe(self._host, request, verdict.tokens)
+            self._host.observe(request.request_id, verdict.tokens)
         request.table.trim(max(len(request.tokens), request.proposer.computed + request.proposer.ahead))
-
-    def _count_draft(self, span: Span) -> None:
-        if len(span.draft):
-            self.tally.drafts += 1
-            self.tally.drafted.update(span.draft.source)
-        else:
-            self.tally.undrafted += 1
 
     def _ends(self, request: Request, token: int, known: int) -> FinishReason | None:
         """Return why the request ends with this token, if it does."""

@@ -1,7 +1,6 @@
 """Counters of an engine's life."""
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from parlay.types.plan import StepTimes
 
@@ -38,23 +37,3 @@ class EngineStats:
     def reset(self) -> None:
         """Start counting anew."""
         self.__init__()  # type: ignore[misc]
-
-
-@dataclass(slots=True)
-class Tally:
-    """What the scheduler counts over all requests since start; see `EngineSnapshot` for the meanings.
-
-    Attributes:
-        host_seconds: spent in a proposer on the host.
-    """
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    looked_up_tokens: int = 0
-    preemptions: int = 0
-    drafts: int = 0
-    undrafted: int = 0
-    drafted: Counter[str] = field(default_factory=Counter)
-    accepted: Counter[str] = field(default_factory=Counter)
-    per_position: Counter[int] = field(default_factory=Counter)
-    host_seconds: float = 0.0

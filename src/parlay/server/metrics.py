@@ -1,26 +1,29 @@
 """What `/metrics` tells, in Prometheus' text format; under vLLM's names (since 0.10) where the meaning is the same.
 
-Counters come from the newest snapshot of the engine, so that a step costs nothing here; an engine that was started
-anew counts on from where the last one stopped. Families are made when asked for, by a collector of our own: metric
-objects of the library would add a `_created` series to each counter, which readers that go by a name's beginning,
-`vllm bench serve` among them, would add up with it.
+Counters come from the engine's newest snapshot, so that a step costs nothing here; an engine that was started anew
+counts on from where the last one stopped. Families are made when asked for, by a collector of our own: metric objects
+of the library would add a `_created` series to each counter, which readers that go by a name's beginning, `vllm bench
+serve` among them, would add up with it.
 """
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from parlay.server.observed import Ended, EngineCounts
 from parlay.types.output import RequestMetrics
-from parlay.types.snapshot import EngineSnapshot
-
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
+# Any other path is `other`: what clients make up must not become series.
+ENDPOINTS = (
+    *("/", "/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"),
+    *("/health", "/ready", "/version", "/metrics"),
+)
 
 # vLLM's borders, and below them some for small models on a quick machine.
 _FIRST_TOKEN = (
@@ -56,7 +59,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "vllm:prompt_tokens": ("Tokens of admitted prompts.", ()),
     "vllm:generation_tokens": ("Tokens emitted.", ()),
     "vllm:num_preemptions": ("Requests that lost their cache blocks and were computed again.", ()),
-    "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", ()),
+    "vllm:prefix_cache_queries": ("Prompt tokens that the prefix cache might have had.", ()),
     "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", ()),
     "vllm:spec_decode_num_drafts": ("Steps of requests that verified a draft.", ()),
     "vllm:spec_decode_num_draft_tokens": ("Guesses verified.", ()),
@@ -76,57 +79,70 @@ _GAUGES = {
     "vllm:num_requests_running": "Requests that hold cache blocks.",
     "vllm:num_requests_waiting": "Requests that wait for cache blocks.",
     "vllm:kv_cache_usage_perc": "Share of the cache blocks that requests hold, 0 to 1.",
-    "parlay:engine_start_time_seconds": "Unix time at which the engine started.",
 }
 
 _RESTARTS = "parlay:engine_restarts"
 _SUCCESS = "vllm:request_success"
+_HTTP = "parlay:http_requests"
 
 # A counter's name and the values of its further labels.
 _Key = tuple[str, tuple[str, ...]]
 
 
-class Metrics:
+class PrometheusMetrics:
     """Keeps what was counted and observed. Belongs to the event loop's thread alone."""
 
-    def __init__(self, model_name: str) -> None:
-        """Start at zero; `model_name` labels every series."""
+    def __init__(
+        self,
+        model_name: str,
+        method: str,
+        snapshot: Callable[[], EngineCounts],
+        restarts: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Start at zero.
+
+        Args:
+            model_name: labels every series.
+            method: the proposer that is loaded; labels what is nobody's guess in particular.
+            snapshot: gives the engine's newest counters.
+            restarts: gives how often the engine was started anew.
+        """
         self._labels = (model_name, "0")
-        self._snapshot: EngineSnapshot | None = None
+        self._method = method
+        self._read = snapshot
+        self._restarts = restarts
+        self._counts: dict[_Key, float] = {}
         self._carried: Counter[_Key] = Counter()  # what engines before this one counted
-        self._restarts = 0
-        self._finished = dict.fromkeys(FINISH_REASONS, 0)
+        self._ended = dict.fromkeys(FINISH_REASONS, 0)
+        self._http: Counter[tuple[str, str]] = Counter()
         self._histograms = {name: _Histogram(borders) for name, (_, borders) in _HISTOGRAMS.items()}
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def update(self, snapshot: EngineSnapshot) -> None:
-        """Take the engine's newest counters and state."""
-        last = self._snapshot
-        if last is not None and last.started != snapshot.started:
-            self._carried.update(_counts(last))
-            self._restarts += 1
-        self._snapshot = snapshot
-
-    def observe_first_token(self, seconds: float) -> None:
+    def observe_first(self, seconds: float) -> None:
         """Note how long a request waited for its first token."""
         self._histograms["vllm:time_to_first_token_seconds"].observe(seconds)
 
-    def observe_tokens(self, count: int, seconds: float) -> None:
-        """Note `count` tokens that came together, `seconds` after the token before them."""
-        if count > 0:
-            self._histograms["vllm:inter_token_latency_seconds"].observe(seconds / count, count)
+    def observe_step(self, seconds: float, tokens: int) -> None:
+        """Note `tokens` that came together, `seconds` after those before them."""
+        if tokens > 0:
+            self._histograms["vllm:inter_token_latency_seconds"].observe(seconds / tokens, tokens)
 
-    def observe_finished(self, reason: str, metrics: RequestMetrics | None = None) -> None:
-        """Note a request's end.
+    def observe_end(self, ended: Ended) -> None:
+        """Note a request's end: each completion the engine knew, or one error where the server is to blame."""
+        self._refresh()
+        endpoint = ended.endpoint if ended.endpoint in ENDPOINTS else "other"
+        self._http[endpoint, str(ended.status)] += 1
+        completions = [one for output in ended.outputs for one in output.outputs]
+        for one in completions:
+            # A client that left has its request aborted without another output.
+            self._ended["error" if ended.status >= 500 else one.finish_reason or "abort"] += 1
+            self._observe_request(one.metrics)
+        if ended.status >= 500 and not completions:
+            self._ended["error"] += 1
 
-        Args:
-            reason: one of `FINISH_REASONS`.
-            metrics: the engine's record of the request, if it knew it; stretches it did not reach are left out.
-        """
-        self._finished[reason] += 1
-        if metrics is None:
-            return
+    def _observe_request(self, metrics: RequestMetrics) -> None:
+        """Note a request's stretches, as far as it came."""
         arrival, admitted, first, end = metrics.arrival, metrics.admitted, metrics.first_token, metrics.finished
         for name, since, until in (
             ("vllm:e2e_request_latency_seconds", arrival, end),
@@ -141,21 +157,30 @@ class Metrics:
             per_token = (end - first) / (metrics.emitted - 1)
             self._histograms["vllm:request_time_per_output_token_seconds"].observe(per_token)
 
-    def expose(self) -> bytes:
-        """Return the text for `/metrics`; its type is `CONTENT_TYPE`."""
-        return generate_latest(self._registry)
+    def _refresh(self) -> EngineCounts:
+        """Read the engine's counters; if one fell, another engine began to count and the last one's are carried."""
+        snapshot = self._read()
+        counts = _counts(snapshot, self._method)
+        if any(counts.get(key, 0) < value for key, value in self._counts.items()):
+            self._carried.update(self._counts)
+        self._counts = counts
+        return snapshot
+
+    def expose(self) -> tuple[bytes, str]:
+        """Return the page that a scraper reads, and its content type."""
+        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family, for prometheus_client; an engine that has said nothing yet has no series."""
+        """Yield every family, for prometheus_client."""
         labels = ("model_name", "engine")
-        for name, value in zip(_GAUGES, _state(self._snapshot), strict=True):
-            gauge = GaugeMetricFamily(name, _GAUGES[name], labels=labels)
-            if value is not None:
-                gauge.add_metric(self._labels, value)
+        snapshot = self._refresh()
+        usage = snapshot.blocks_used / snapshot.blocks if snapshot.blocks else 0.0
+        for (name, text), value in zip(_GAUGES.items(), (snapshot.running, snapshot.waiting, usage), strict=True):
+            gauge = GaugeMetricFamily(name, text, labels=labels)
+            gauge.add_metric(self._labels, value)
             yield gauge
         counts = Counter(self._carried)
-        if self._snapshot is not None:
-            counts.update(_counts(self._snapshot))
+        counts.update(self._counts)
         for name, (text, further) in _COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=(*labels, *further))
             for (counted, values), value in counts.items():
@@ -163,12 +188,16 @@ class Metrics:
                     counter.add_metric((*self._labels, *values), value)
             yield counter
         restarts = CounterMetricFamily(_RESTARTS, "How often the engine was started anew.", labels=labels)
-        restarts.add_metric(self._labels, self._restarts)
+        restarts.add_metric(self._labels, self._restarts())
         yield restarts
         success = CounterMetricFamily(_SUCCESS, "Requests that ended.", labels=(*labels, "finished_reason"))
-        for reason, value in self._finished.items():
+        for reason, value in self._ended.items():
             success.add_metric((*self._labels, reason), value)
         yield success
+        http = CounterMetricFamily(_HTTP, "Answers of the server.", labels=(*labels, "endpoint", "status"))
+        for (endpoint, status), value in self._http.items():
+            http.add_metric((*self._labels, endpoint, status), value)
+        yield http
         for name, histogram in self._histograms.items():
             family = HistogramMetricFamily(name, _HISTOGRAMS[name][0], labels=labels)
             family.add_metric(self._labels, histogram.buckets(), histogram.sum)
@@ -177,7 +206,7 @@ class Metrics:
 
 def names() -> set[str]:
     """Return the names of all series, as queries use them."""
-    counters = {f"{name}_total" for name in (*_COUNTERS, _RESTARTS, _SUCCESS)}
+    counters = {f"{name}_total" for name in (*_COUNTERS, _RESTARTS, _SUCCESS, _HTTP)}
     return counters | set(_GAUGES) | {f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "sum", "count")}
 
 
@@ -200,39 +229,33 @@ class _Histogram:
         return result
 
 
-def _state(snapshot: EngineSnapshot | None) -> tuple[float | None, ...]:
-    """Return the values of `_GAUGES`."""
-    if snapshot is None:
-        return (None,) * len(_GAUGES)
-    return snapshot.running, snapshot.waiting, snapshot.cache_usage, snapshot.started
-
-
-def _counts(snapshot: EngineSnapshot) -> dict[_Key, float]:
+def _counts(snapshot: EngineCounts, method: str) -> dict[_Key, float]:
     """Return the values of `_COUNTERS`."""
-    method = snapshot.method
     plain: dict[str, float] = {
         "vllm:prompt_tokens": snapshot.prompt_tokens,
         "vllm:generation_tokens": snapshot.emitted,
         "vllm:num_preemptions": snapshot.preemptions,
-        "vllm:prefix_cache_queries": snapshot.looked_up_tokens,
+        "vllm:prefix_cache_queries": snapshot.prompt_tokens,
         "vllm:prefix_cache_hits": snapshot.cached_tokens,
-        "vllm:spec_decode_num_drafts": snapshot.drafts,
-        "vllm:spec_decode_num_draft_tokens": sum(n for _, n in snapshot.drafted),
-        "vllm:spec_decode_num_accepted_tokens": sum(n for _, n in snapshot.accepted),
+        "vllm:spec_decode_num_drafts": snapshot.turns - snapshot.undrafted,
+        "vllm:spec_decode_num_draft_tokens": sum(m.drafted for m in snapshot.methods.values()),
+        "vllm:spec_decode_num_accepted_tokens": sum(m.accepted for m in snapshot.methods.values()),
     }
     phases = {
-        "draft": snapshot.draft_seconds,
-        "forward": snapshot.forward_seconds,
-        "verify": snapshot.verify_seconds,
-        "schedule": snapshot.schedule_seconds,
+        "draft": snapshot.propose,
+        "forward": snapshot.forward,
+        "verify": snapshot.verify,
+        "schedule": snapshot.schedule,
     }
-    by_position = enumerate(snapshot.accepted_per_position)
+    positions: Counter[int] = Counter()
+    for guesses in snapshot.methods.values():
+        positions.update(dict(enumerate(guesses.accepted_per_position)))
     return {
         **{(name, ()): value for name, value in plain.items()},
-        **{("vllm:spec_decode_num_accepted_tokens_per_pos", (str(i),)): n for i, n in by_position},
-        ("parlay:forward_passes", (method,)): snapshot.forward_passes,
+        **{("vllm:spec_decode_num_accepted_tokens_per_pos", (str(i),)): n for i, n in sorted(positions.items())},
+        ("parlay:forward_passes", (method,)): snapshot.steps,
         ("parlay:steps_without_draft", (method,)): snapshot.undrafted,
-        **{("parlay:draft_tokens", (source,)): n for source, n in snapshot.drafted},
-        **{("parlay:tokens_saved", (source,)): n for source, n in snapshot.accepted},
+        **{("parlay:draft_tokens", (source,)): m.drafted for source, m in snapshot.methods.items()},
+        **{("parlay:tokens_saved", (source,)): m.accepted for source, m in snapshot.methods.items()},
         **{("parlay:step_seconds", (method, phase)): seconds for phase, seconds in phases.items()},
     }
