@@ -18,8 +18,11 @@ _ENGINE_ONLY = frozenset({"seed"})
 _PYTHON_ONLY = frozenset({"logits_processors"})
 
 
-def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True) -> None:
-    """Add the flags of an engine, of speculation and, unless the command has its own, of sampling."""
+def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True, **defaults: object) -> None:
+    """Add the flags of an engine, of speculation and, unless the command has its own, of sampling.
+
+    `defaults` are the command's own, as `make_params` will be given them.
+    """
     parser.add_argument(
         "--speculative-config",
         metavar="JSON",
@@ -27,7 +30,7 @@ def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True) -
     )
     add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
     if sampling:
-        add_flags(parser, SamplingParams, skip=_PYTHON_ONLY)
+        add_flags(parser, SamplingParams, _PYTHON_ONLY, defaults)
 
 
 def make_llm(options: argparse.Namespace) -> "LLM":
