@@ -5,6 +5,7 @@ Variables:
     PARLAY_ISA       `avx512bf16`, `avx512`, `avx2` or `baseline`: instruction set of the native kernels.
     PARLAY_THREADS   threads for compute (default: one per available core).
     PARLAY_LOG       level of the `parlay` logger (default: WARNING).
+    OPENAI_API_KEY   key that `parlay bench serve` sends.
     XDG_CACHE_HOME   in its folder `parlay`, results of the self-check are kept (default: ~/.cache).
 
 Variables of other libraries that may alter the bits of their results are read too, never set: see `ARITHMETIC`.
@@ -65,6 +66,11 @@ def threads() -> int:
 def arithmetic() -> dict[str, str]:
     """Return those variables of `ARITHMETIC` that are set."""
     return {name: os.environ[name] for name in ARITHMETIC if os.environ.get(name)}
+
+
+def api_key() -> str | None:
+    """Return the key for somebody else's server, or None."""
+    return os.environ.get("OPENAI_API_KEY") or None
 
 
 def cache_dir() -> Path | None:

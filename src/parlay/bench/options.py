@@ -1,8 +1,10 @@
 """What the benchmarks of serving are asked; imports nothing heavy, so that flags can be made from it."""
 
 from dataclasses import dataclass
+from math import inf
+from typing import Literal
 
-from parlay.errors import ConfigError
+from parlay.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,96 @@ class ThroughputOptions:
         """How many prompts an iteration has."""
         return self.num_prompts
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Requests that come when they come, whether or not the server keeps up.
+
+    Attributes:
+        base_url: where the server is, with or without `/v1`; no proxy is used.
+        model: what to ask for; without it the server's first.
+        endpoint: `completions` or `chat`.
+        num_prompts: requests to send; 100 unless a duration is given.
+        duration: seconds during which requests are sent, in place of a number of them or as a further limit.
+        request_rate: requests a second on average; inf sends all at once.
+        burstiness: shape of the gamma distribution of the pauses: 1 is Poisson, less comes in bursts, more is even.
+        max_concurrency: requests open at once; others wait in the client, which the report shows.
+        input_len: tokens a prompt on average, counted by the embedded model's tokenizer.
+        output_len: most tokens an answer, on average.
+        range_ratio: how far lengths are spread: evenly between 1 - this and 1 + this times the average.
+        ignore_eos: have answers run to their full length (parlay and vLLM know this; it is not in OpenAI's protocol).
+        temperature: of sampling; 0 is greedy.
+        seed: of arrivals, lengths, prompts and the requests' own seeds.
+        num_warmups: requests before those that count, one after the other.
+        timeout: seconds after which a request is given up.
+        goodput: limits in milliseconds that make a request a good one, as `ttft:200`: time to first token (ttft),
+            mean time of a token after it (tpot), longest pause between events (itl), whole request (e2el).
+    """
+
+    base_url: str = "http://127.0.0.1:8000"
+    model: str | None = None
+    endpoint: Literal["completions", "chat"] = "completions"
+    num_prompts: int | None = None
+    duration: float | None = None
+    request_rate: float = inf
+    burstiness: float = 1.0
+    max_concurrency: int | None = None
+    input_len: int = 128
+    output_len: int = 64
+    range_ratio: float = 0.5
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    seed: int = 0
+    num_warmups: int = 1
+    timeout: float = 600.0
+    goodput: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("num_prompts", "max_concurrency", "input_len", "output_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        for name in ("request_rate", "burstiness", "timeout", "duration"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be above 0, not {value}")
+        for name in ("burstiness", "timeout", "duration"):
+            if getattr(self, name) == inf:
+                raise ConfigError(f"{name} must be finite")
+        if not 0 <= self.range_ratio < 1:
+            raise ConfigError(f"range_ratio must be at least 0 and below 1, not {self.range_ratio}")
+        if self.num_warmups < 0:
+            raise ConfigError(f"num_warmups must be at least 0, not {self.num_warmups}")
+        if self.request_rate == inf and self.num_prompts is None and self.duration is not None:
+            raise ConfigError("without a request_rate, a duration holds any number of requests; give num_prompts")
+        self.limits()
+
+    def lengths(self, average: int) -> tuple[int, int]:
+        """Return the shortest and longest of lengths that are spread around an average."""
+        spread = round(average * self.range_ratio)
+        return max(1, average - spread), average + spread
+
+    def limits(self) -> dict[str, float]:
+        """Return the limits for a good request, in milliseconds.
+
+        Raises:
+            ConfigError: one is no known name with a number above 0.
+        """
+        limits: dict[str, float] = {}
+        for text in self.goodput:
+            name, _, value = text.partition(":")
+            if name not in GOODPUT:
+                raise ConfigError(f"goodput knows no {name!r}{nearest(name, GOODPUT)}; write it as in ttft:200")
+            try:
+                limits[name] = float(value)
+            except ValueError:
+                limits[name] = 0.0
+            if not limits[name] > 0:
+                raise ConfigError(f"goodput needs milliseconds above 0 after {name}:, not {value!r}")
+        return limits
+
+
+GOODPUT = ("ttft", "tpot", "itl", "e2el")
 
 ServingOptions = LatencyOptions | ThroughputOptions
 

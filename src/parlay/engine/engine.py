@@ -333,6 +333,7 @@ def metrics_of(request: Request) -> RequestMetrics:
         preemptions=counts.preemptions,
         cached_tokens=counts.cached_tokens,
         arrival=counts.arrival,
+        admitted=counts.admitted,
         first_token=counts.first_token,
         finished=counts.finished,
     )

@@ -28,6 +28,7 @@ class Counts:
     preemptions: int = 0
     cached_tokens: int = 0
     arrival: float = 0.0
+    admitted: float = 0.0
     first_token: float = 0.0
     finished: float = 0.0
 

@@ -96,8 +96,8 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------------------------- planning
 
-    def plan(self) -> Plan:
-        """Choose the spans of the next step and reserve their blocks.
+    def plan(self, now: float = 0.0) -> Plan:
+        """Choose the spans of the next step and reserve their blocks; whoever gets the first ones got them `now`.
 
         Known tokens come first: of running requests, then of waiting ones. Drafts share what rows and blocks are
         left, so that nobody waits for somebody else's guesses.
@@ -113,7 +113,7 @@ class Scheduler:
                 self._reserve(request, rows)
         # If blocks ran out, whoever was preempted would only take them away again.
         if len(self._waiting) == waiting:
-            self._admit(rows)
+            self._admit(rows, now)
         return Plan(next(self._plan_ids), tuple(self._spans(rows)))
 
     def _rows_left(self, rows: dict[Request, int]) -> int:
@@ -150,7 +150,7 @@ class Scheduler:
         place = sum(r.priority < request.priority for r in self._waiting)
         self._waiting.insert(place, request)
 
-    def _admit(self, rows: dict[Request, int]) -> None:
+    def _admit(self, rows: dict[Request, int], now: float) -> None:
         """Start waiting requests while there are rows, and blocks that nobody has to be preempted for."""
         for request in list(self._waiting):
             if not self._rows_left(rows) or len(self._running) == self._config.max_num_seqs:
@@ -165,6 +165,7 @@ class Scheduler:
                 request.computed, request.proposer = 0, ProposerState()
                 return
             if not request.counts.preemptions:
+                request.counts.admitted = now
                 request.counts.cached_tokens = request.computed
                 self.stats.prompt_tokens += len(request.prompt_tokens)
                 self.stats.cached_tokens += request.computed

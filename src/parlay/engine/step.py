@@ -79,8 +79,9 @@ def drive(scheduler: Scheduler, worker: Worker) -> tuple[list[Request], StepTime
     Returns:
         The requests that emitted tokens or finished, and where the time went; None if there was nothing to run.
     """
-    expired = scheduler.expire(perf_counter())
-    plan = scheduler.plan()
+    now = perf_counter()
+    expired = scheduler.expire(now)
+    plan = scheduler.plan(now)
     if not plan.spans:
         return expired, None
     output = worker.execute(plan)

@@ -30,7 +30,7 @@ class RequestMetrics:
         emitted: tokens emitted.
         preemptions: how often the request lost its blocks and was computed again.
         cached_tokens: prompt tokens found in the prefix cache on admission.
-        arrival, first_token, finished: clock readings; 0 while not reached.
+        arrival, admitted, first_token, finished: clock readings; 0 while not reached.
     """
 
     drafts: int = 0
@@ -42,6 +42,7 @@ class RequestMetrics:
     preemptions: int = 0
     cached_tokens: int = 0
     arrival: float = 0.0
+    admitted: float = 0.0
     first_token: float = 0.0
     finished: float = 0.0
 

@@ -1,0 +1,261 @@
+"""What `/metrics` tells, in Prometheus' text format; under vLLM's names (since 0.10) where the meaning is the same.
+
+Counters come from the engine's newest snapshot, so that a step costs nothing here; an engine that was started anew
+counts on from where the last one stopped. Families are made when asked for, by a collector of our own: metric objects
+of the library would add a `_created` series to each counter, which readers that go by a name's beginning, `vllm bench
+serve` among them, would add up with it.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from math import inf
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from parlay.server.observed import Ended, EngineCounts
+from parlay.types.output import RequestMetrics
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+# Any other path is `other`: what clients make up must not become series.
+ENDPOINTS = (
+    *("/", "/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"),
+    *("/health", "/ready", "/version", "/metrics"),
+)
+
+# vLLM's borders, and below them some for small models on a quick machine.
+_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+_PER_TOKEN = (
+    *(0.0005, 0.001, 0.0025, 0.005),
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
+)
+_REQUEST = (
+    *(0.01, 0.025, 0.05, 0.1, 0.2),
+    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),
+)
+
+# Name to help text, borders.
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "vllm:time_to_first_token_seconds": ("From a request's arrival to its first token.", _FIRST_TOKEN),
+    "vllm:inter_token_latency_seconds": (
+        "From one token to the next; tokens of one step share its time.",
+        _PER_TOKEN,
+    ),
+    "vllm:request_time_per_output_token_seconds": ("Mean time of a request's tokens after the first.", _PER_TOKEN),
+    "vllm:e2e_request_latency_seconds": ("From a request's arrival to its end.", _REQUEST),
+    "vllm:request_queue_time_seconds": ("From a request's arrival to its first cache block.", _REQUEST),
+    "vllm:request_prefill_time_seconds": ("From a request's first cache block to its first token.", _REQUEST),
+    "vllm:request_decode_time_seconds": ("From a request's first token to its end.", _REQUEST),
+    "vllm:request_inference_time_seconds": ("From a request's first cache block to its end.", _REQUEST),
+}
+
+# Name to help text, further labels. Exposed with `_total` at the end.
+_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "vllm:prompt_tokens": ("Tokens of admitted prompts.", ()),
+    "vllm:generation_tokens": ("Tokens emitted.", ()),
+    "vllm:num_preemptions": ("Requests that lost their cache blocks and were computed again.", ()),
+    "vllm:prefix_cache_queries": ("Prompt tokens that the prefix cache might have had.", ()),
+    "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", ()),
+    "vllm:spec_decode_num_drafts": ("Steps of requests that verified a draft.", ()),
+    "vllm:spec_decode_num_draft_tokens": ("Guesses verified.", ()),
+    "vllm:spec_decode_num_accepted_tokens": ("Guesses confirmed.", ()),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": ("Guesses confirmed, by position in the draft.", ("position",)),
+    "parlay:forward_passes": ("Forward passes of the target.", ("method",)),
+    "parlay:steps_without_draft": ("Steps of requests for which nobody guessed anything.", ("method",)),
+    "parlay:draft_tokens": ("Guesses verified, by who guessed.", ("method",)),
+    "parlay:tokens_saved": ("Guesses confirmed, by who guessed: tokens without a step of their own.", ("method",)),
+    "parlay:step_seconds": (
+        "Where steps spend their time: draft, forward (target), verify, schedule.",
+        ("method", "phase"),
+    ),
+}
+
+_GAUGES = {
+    "vllm:num_requests_running": "Requests that hold cache blocks.",
+    "vllm:num_requests_waiting": "Requests that wait for cache blocks.",
+    "vllm:kv_cache_usage_perc": "Share of the cache blocks that requests hold, 0 to 1.",
+}
+
+_RESTARTS = "parlay:engine_restarts"
+_SUCCESS = "vllm:request_success"
+_HTTP = "parlay:http_requests"
+
+# A counter's name and the values of its further labels.
+_Key = tuple[str, tuple[str, ...]]
+
+
+class PrometheusMetrics:
+    """Keeps what was counted and observed. Belongs to the event loop's thread alone."""
+
+    def __init__(
+        self,
+        model_name: str,
+        method: str,
+        snapshot: Callable[[], EngineCounts],
+        restarts: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Start at zero.
+
+        Args:
+            model_name: labels every series.
+            method: the proposer that is loaded; labels what is nobody's guess in particular.
+            snapshot: gives the engine's newest counters.
+            restarts: gives how often the engine was started anew.
+        """
+        self._labels = (model_name, "0")
+        self._method = method
+        self._read = snapshot
+        self._restarts = restarts
+        self._counts: dict[_Key, float] = {}
+        self._carried: Counter[_Key] = Counter()  # what engines before this one counted
+        self._ended = dict.fromkeys(FINISH_REASONS, 0)
+        self._http: Counter[tuple[str, str]] = Counter()
+        self._histograms = {name: _Histogram(borders) for name, (_, borders) in _HISTOGRAMS.items()}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def observe_first(self, seconds: float) -> None:
+        """Note how long a request waited for its first token."""
+        self._histograms["vllm:time_to_first_token_seconds"].observe(seconds)
+
+    def observe_step(self, seconds: float, tokens: int) -> None:
+        """Note `tokens` that came together, `seconds` after those before them."""
+        if tokens > 0:
+            self._histograms["vllm:inter_token_latency_seconds"].observe(seconds / tokens, tokens)
+
+    def observe_end(self, ended: Ended) -> None:
+        """Note a request's end: each completion the engine knew, or one error where the server is to blame."""
+        self._refresh()
+        endpoint = ended.endpoint if ended.endpoint in ENDPOINTS else "other"
+        self._http[endpoint, str(ended.status)] += 1
+        completions = [one for output in ended.outputs for one in output.outputs]
+        for one in completions:
+            # A client that left has its request aborted without another output.
+            self._ended["error" if ended.status >= 500 else one.finish_reason or "abort"] += 1
+            self._observe_request(one.metrics)
+        if ended.status >= 500 and not completions:
+            self._ended["error"] += 1
+
+    def _observe_request(self, metrics: RequestMetrics) -> None:
+        """Note a request's stretches, as far as it came."""
+        arrival, admitted, first, end = metrics.arrival, metrics.admitted, metrics.first_token, metrics.finished
+        for name, since, until in (
+            ("vllm:e2e_request_latency_seconds", arrival, end),
+            ("vllm:request_queue_time_seconds", arrival, admitted),
+            ("vllm:request_prefill_time_seconds", admitted, first),
+            ("vllm:request_decode_time_seconds", first, end),
+            ("vllm:request_inference_time_seconds", admitted, end),
+        ):
+            if since and until:
+                self._histograms[name].observe(until - since)
+        if first and end and metrics.emitted > 1:
+            per_token = (end - first) / (metrics.emitted - 1)
+            self._histograms["vllm:request_time_per_output_token_seconds"].observe(per_token)
+
+    def _refresh(self) -> EngineCounts:
+        """Read the engine's counters; if one fell, another engine began to count and the last one's are carried."""
+        snapshot = self._read()
+        counts = _counts(snapshot, self._method)
+        if any(counts.get(key, 0) < value for key, value in self._counts.items()):
+            self._carried.update(self._counts)
+        self._counts = counts
+        return snapshot
+
+    def expose(self) -> tuple[bytes, str]:
+        """Return the page that a scraper reads, and its content type."""
+        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family, for prometheus_client."""
+        labels = ("model_name", "engine")
+        snapshot = self._refresh()
+        usage = snapshot.blocks_used / snapshot.blocks if snapshot.blocks else 0.0
+        for (name, text), value in zip(_GAUGES.items(), (snapshot.running, snapshot.waiting, usage), strict=True):
+            gauge = GaugeMetricFamily(name, text, labels=labels)
+            gauge.add_metric(self._labels, value)
+            yield gauge
+        counts = Counter(self._carried)
+        counts.update(self._counts)
+        for name, (text, further) in _COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=(*labels, *further))
+            for (counted, values), value in counts.items():
+                if counted == name:
+                    counter.add_metric((*self._labels, *values), value)
+            yield counter
+        restarts = CounterMetricFamily(_RESTARTS, "How often the engine was started anew.", labels=labels)
+        restarts.add_metric(self._labels, self._restarts())
+        yield restarts
+        success = CounterMetricFamily(_SUCCESS, "Requests that ended.", labels=(*labels, "finished_reason"))
+        for reason, value in self._ended.items():
+            success.add_metric((*self._labels, reason), value)
+        yield success
+        http = CounterMetricFamily(_HTTP, "Answers of the server.", labels=(*labels, "endpoint", "status"))
+        for (endpoint, status), value in self._http.items():
+            http.add_metric((*self._labels, endpoint, status), value)
+        yield http
+        for name, histogram in self._histograms.items():
+            family = HistogramMetricFamily(name, _HISTOGRAMS[name][0], labels=labels)
+            family.add_metric(self._labels, histogram.buckets(), histogram.sum)
+            yield family
+
+
+def names() -> set[str]:
+    """Return the names of all series, as queries use them."""
+    counters = {f"{name}_total" for name in (*_COUNTERS, _RESTARTS, _SUCCESS, _HTTP)}
+    return counters | set(_GAUGES) | {f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "sum", "count")}
+
+
+class _Histogram:
+    def __init__(self, borders: tuple[float, ...]) -> None:
+        self._borders = (*borders, inf)
+        self._counts = [0] * len(self._borders)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._borders, value)] += times
+        self.sum += value * times
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """Return each upper border with how many values do not exceed it."""
+        total, result = 0, []
+        for border, count in zip(self._borders, self._counts, strict=True):
+            total += count
+            result.append(("+Inf" if border == inf else str(float(border)), total))
+        return result
+
+
+def _counts(snapshot: EngineCounts, method: str) -> dict[_Key, float]:
+    """Return the values of `_COUNTERS`."""
+    plain: dict[str, float] = {
+        "vllm:prompt_tokens": snapshot.prompt_tokens,
+        "vllm:generation_tokens": snapshot.emitted,
+        "vllm:num_preemptions": snapshot.preemptions,
+        "vllm:prefix_cache_queries": snapshot.prompt_tokens,
+        "vllm:prefix_cache_hits": snapshot.cached_tokens,
+        "vllm:spec_decode_num_drafts": snapshot.turns - snapshot.undrafted,
+        "vllm:spec_decode_num_draft_tokens": sum(m.drafted for m in snapshot.methods.values()),
+        "vllm:spec_decode_num_accepted_tokens": sum(m.accepted for m in snapshot.methods.values()),
+    }
+    phases = {
+        "draft": snapshot.propose,
+        "forward": snapshot.forward,
+        "verify": snapshot.verify,
+        "schedule": snapshot.schedule,
+    }
+    positions: Counter[int] = Counter()
+    for guesses in snapshot.methods.values():
+        positions.update(dict(enumerate(guesses.accepted_per_position)))
+    return {
+        **{(name, ()): value for name, value in plain.items()},
+        **{("vllm:spec_decode_num_accepted_tokens_per_pos", (str(i),)): n for i, n in sorted(positions.items())},
+        ("parlay:forward_passes", (method,)): snapshot.steps,
+        ("parlay:steps_without_draft", (method,)): snapshot.undrafted,
+        **{("parlay:draft_tokens", (source,)): m.drafted for source, m in snapshot.methods.items()},
+        **{("parlay:tokens_saved", (source,)): m.accepted for source, m in snapshot.methods.items()},
+        **{("parlay:step_seconds", (method, phase)): seconds for phase, seconds in phases.items()},
+    }

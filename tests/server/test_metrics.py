@@ -1,0 +1,258 @@
+"""What `/metrics` tells: names, types, values, and that no counter ever falls."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import write_llama
+from prometheus_client.parser import text_string_to_metric_families
+
+from parlay import LLM, SamplingParams
+from parlay.server.metrics import PrometheusMetrics, names
+from parlay.types.output import CompletionOutput, RequestMetrics, RequestOutput
+
+
+@dataclass(frozen=True)
+class Guesses:
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    steps: int = 0
+    emitted: int = 0
+    forward: float = 0.0
+    verify: float = 0.0
+    propose: float = 0.0
+    schedule: float = 0.0
+    turns: int = 0
+    undrafted: int = 0
+    methods: dict[str, Guesses] = field(default_factory=dict)
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    blocks_used: int = 0
+
+
+@dataclass(frozen=True)
+class End:
+    endpoint: str = "/v1/completions"
+    status: int = 200
+    outputs: tuple[RequestOutput, ...] = ()
+
+
+SNAPSHOT = Snapshot(
+    steps=9,
+    emitted=30,
+    forward=2.0,
+    verify=0.25,
+    propose=0.5,
+    schedule=0.125,
+    turns=12,
+    undrafted=4,
+    methods={"ngram": Guesses(20, 10, (6, 4)), "grammar": Guesses(3, 3, (2, 1))},
+    preemptions=1,
+    prompt_tokens=40,
+    cached_tokens=16,
+    running=2,
+    waiting=3,
+    blocks=8,
+    blocks_used=2,
+)
+
+
+class Engine:
+    """Tells what a test says."""
+
+    def __init__(self) -> None:
+        self.snapshot, self.restarts = Snapshot(), 0
+
+    def metrics(self) -> PrometheusMetrics:
+        return PrometheusMetrics("tiny", "ngram", lambda: self.snapshot, lambda: self.restarts)
+
+
+def ended(*metrics: RequestMetrics, reason: Any = "stop", **more: Any) -> End:
+    completions = tuple(
+        CompletionOutput(i, "", (), (), finish_reason=reason, metrics=m) for i, m in enumerate(metrics)
+    )
+    return End(outputs=(RequestOutput(0, None, (1,), completions),), **more)
+
+
+# From vLLM's documentation of its production metrics, with `_total` where they are counters.
+SHARED = {
+    "vllm:num_requests_running": "gauge",
+    "vllm:num_requests_waiting": "gauge",
+    "vllm:kv_cache_usage_perc": "gauge",
+    "vllm:prompt_tokens": "counter",
+    "vllm:generation_tokens": "counter",
+    "vllm:num_preemptions": "counter",
+    "vllm:prefix_cache_queries": "counter",
+    "vllm:prefix_cache_hits": "counter",
+    "vllm:request_success": "counter",
+    "vllm:spec_decode_num_drafts": "counter",
+    "vllm:spec_decode_num_draft_tokens": "counter",
+    "vllm:spec_decode_num_accepted_tokens": "counter",
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "counter",
+    "vllm:time_to_first_token_seconds": "histogram",
+    "vllm:inter_token_latency_seconds": "histogram",
+    "vllm:e2e_request_latency_seconds": "histogram",
+    "vllm:request_queue_time_seconds": "histogram",
+}
+
+
+def read(metrics: PrometheusMetrics) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Return every series by name and the values of its labels besides the model's."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.expose()[0].decode()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("model_name") == "tiny"
+            assert labels.pop("engine") == "0"
+            key = (sample.name, tuple(labels[name] for name in sorted(labels)))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def test_names_and_types() -> None:
+    engine = Engine()
+    engine.snapshot = SNAPSHOT
+    metrics = engine.metrics()
+    metrics.observe_end(End())
+    content, kind = metrics.expose()
+    assert kind.startswith("text/plain; version=0.0.4")
+    families = list(text_string_to_metric_families(content.decode()))
+    types = {family.name: family.type for family in families}
+    assert {name: types.get(name) for name in SHARED} == SHARED
+    assert all(family.documentation for family in families)
+    assert {sample.name for family in families for sample in family.samples} == names()
+    assert b"_created" not in content
+
+
+def test_values() -> None:
+    engine = Engine()
+    engine.snapshot, engine.restarts = SNAPSHOT, 2
+    found = read(engine.metrics())
+    assert found["vllm:num_requests_running", ()] == 2
+    assert found["vllm:num_requests_waiting", ()] == 3
+    assert found["vllm:kv_cache_usage_perc", ()] == 0.25
+    assert found["vllm:prompt_tokens_total", ()] == 40
+    assert found["vllm:generation_tokens_total", ()] == 30
+    assert found["vllm:num_preemptions_total", ()] == 1
+    assert found["vllm:prefix_cache_hits_total", ()] == 16
+    assert found["vllm:spec_decode_num_drafts_total", ()] == 8
+    assert found["vllm:spec_decode_num_draft_tokens_total", ()] == 23
+    assert found["vllm:spec_decode_num_accepted_tokens_total", ()] == 13
+    assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total", ("0",)] == 8
+    assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total", ("1",)] == 5
+    assert found["parlay:forward_passes_total", ("ngram",)] == 9
+    assert found["parlay:steps_without_draft_total", ("ngram",)] == 4
+    assert found["parlay:draft_tokens_total", ("grammar",)] == 3
+    assert found["parlay:tokens_saved_total", ("ngram",)] == 10
+    assert found["parlay:engine_restarts_total", ()] == 2
+    seconds = {key[1][1]: value for key, value in found.items() if key[0] == "parlay:step_seconds_total"}
+    assert seconds == {"draft": 0.5, "forward": 2.0, "verify": 0.25, "schedule": 0.125}
+
+
+def test_no_counter_falls_when_the_engine_starts_anew() -> None:
+    engine, last = Engine(), {}
+    metrics = engine.metrics()
+    told = [replace(SNAPSHOT, emitted=10), replace(SNAPSHOT, emitted=30)]
+    told += [replace(SNAPSHOT, emitted=5), Snapshot(emitted=6), Snapshot(), Snapshot(emitted=9)]
+    emitted = []
+    for snapshot in told:
+        engine.snapshot = snapshot
+        for _ in range(2):  # the newest one may be read again and again
+            found = {key: value for key, value in read(metrics).items() if key[0].endswith("_total")}
+            assert set(last) <= set(found)
+            assert all(found[key] >= value for key, value in last.items())
+            last = found
+        emitted.append(found["vllm:generation_tokens_total", ()])
+    # From 5 to 6 other counters fell: that was another engine, too.
+    assert emitted == [10, 30, 35, 41, 41, 50]
+
+
+def test_what_was_counted_between_two_scrapes_is_kept() -> None:
+    engine = Engine()
+    metrics = engine.metrics()
+    for emitted in (40, 7):  # the engine dies after 40 tokens, the next one has made 7 when somebody looks
+        engine.snapshot = Snapshot(emitted=emitted)
+        metrics.observe_end(End())
+    assert read(metrics)["vllm:generation_tokens_total", ()] == 47
+
+
+def test_observations() -> None:
+    metrics = Engine().metrics()
+    metrics.observe_first(0.05)
+    metrics.observe_step(0.08, 4)
+    metrics.observe_step(5.0, 0)
+    whole = RequestMetrics(emitted=11, arrival=10.0, admitted=10.5, first_token=11.0, finished=13.0)
+    metrics.observe_end(ended(whole))
+    metrics.observe_end(ended(RequestMetrics(arrival=20.0, finished=21.0), reason="abort"))
+    found = read(metrics)
+    sums = {name[5:-12]: value for (name, _), value in found.items() if name.endswith("_seconds_sum")}
+    assert sums == pytest.approx(
+        {
+            "time_to_first_token": 0.05,
+            "inter_token_latency": 0.08,
+            "e2e_request_latency": 3.0 + 1.0,
+            "request_queue_time": 0.5,
+            "request_prefill_time": 0.5,
+            "request_decode_time": 2.0,
+            "request_inference_time": 2.5,
+            "request_time_per_output_token": 0.2,
+        }
+    )
+    assert found["vllm:inter_token_latency_seconds_count", ()] == 4
+    assert found["vllm:inter_token_latency_seconds_bucket", ("0.01",)] == 0
+    assert found["vllm:inter_token_latency_seconds_bucket", ("0.025",)] == 4
+    assert found["vllm:inter_token_latency_seconds_bucket", ("+Inf",)] == 4
+
+
+def test_ends() -> None:
+    metrics, nothing = Engine().metrics(), RequestMetrics()
+    metrics.observe_end(ended(nothing, nothing))  # n = 2
+    metrics.observe_end(ended(nothing, reason="length"))
+    metrics.observe_end(ended(nothing, reason=None, status=499))  # the client left
+    metrics.observe_end(ended(nothing, reason=None, status=503))  # the engine died
+    metrics.observe_end(End(status=503))
+    metrics.observe_end(End(status=400))
+    metrics.observe_end(End("/wp-admin/setup.php", 404))
+    metrics.observe_end(End("/wp-admin/login.php", 404))
+    found = read(metrics)
+    reasons = {key[1][0]: value for key, value in found.items() if key[0] == "vllm:request_success_total"}
+    assert reasons == {"stop": 2, "length": 1, "abort": 1, "error": 2}
+    http = {key[1]: value for key, value in found.items() if key[0] == "parlay:http_requests_total"}
+    api = "/v1/completions"
+    assert http == {(api, "200"): 2, (api, "499"): 1, (api, "503"): 2, (api, "400"): 1, ("other", "404"): 2}
+
+
+def test_a_border_belongs_to_its_bucket() -> None:
+    metrics = Engine().metrics()
+    metrics.observe_first(0.02)
+    metrics.observe_first(1e9)
+    found = read(metrics)
+    assert found["vllm:time_to_first_token_seconds_bucket", ("0.01",)] == 0
+    assert found["vllm:time_to_first_token_seconds_bucket", ("0.02",)] == 1
+    assert found["vllm:time_to_first_token_seconds_bucket", ("2560.0",)] == 1
+    assert found["vllm:time_to_first_token_seconds_bucket", ("+Inf",)] == 2
+
+
+def test_two_servers_in_one_process() -> None:
+    one, other = Engine().metrics(), Engine().metrics()
+    one.observe_end(ended(RequestMetrics()))
+    assert read(other)["vllm:request_success_total", ("stop",)] == 0
+
+
+def test_a_request_knows_when_it_got_its_first_block(tmp_path: Path) -> None:
+    llm = LLM(str(write_llama(tmp_path, scale=2.0)), max_num_seqs=2)
+    outputs = llm.generate([[5, 6, 7]] * 4, SamplingParams(max_tokens=8, ignore_eos=True), use_tqdm=False)
+    every = [output.metrics for output in outputs]
+    assert all(m.arrival <= m.admitted < m.first_token < m.finished for m in every)
+    assert min(m.admitted for m in every[2:]) > every[0].first_token  # two at once: the others waited
