@@ -4,7 +4,8 @@ ParlayError
  ├─ ConfigError      an option is unknown, out of range, or contradicts another
  ├─ ModelError       a model cannot be found, read, or served
  ├─ RequestError     one request cannot be served; others are unaffected
- └─ CapacityError    memory does not suffice for what was asked
+ ├─ CapacityError    memory does not suffice for what was asked
+ └─ EngineDeadError  the engine died and is being restarted
 """
 
 from collections.abc import Iterable
@@ -29,6 +30,10 @@ class RequestError(ParlayError, ValueError):
 
 class CapacityError(ParlayError, MemoryError):
     """Memory does not suffice for what was asked."""
+
+
+class EngineDeadError(ParlayError):
+    """The engine died and is being restarted; ask again."""
 
 
 _LONG = 200  # characters of a value that a message shows

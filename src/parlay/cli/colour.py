@@ -1,11 +1,11 @@
 """Text coloured by who guessed each token."""
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+
+from parlay.engine.pieces import Pieces
 
 PLAIN = "target"
 _PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
@@ -37,35 +37,12 @@ class Colourer:
     """Turns a growing completion into pieces of coloured text, never beyond the completion's own text."""
 
     def __init__(self, tokenizer: Tokenizer, palette: Palette, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
         self._palette = palette
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
-        self._ends: deque[tuple[int, str]] = deque()  # where the text of each source's token ends
-        self._decoded = 0
-        self._tokens = 0
-        self._shown = 0
+        self._pieces = Pieces(tokenizer, skip_special_tokens=skip_special_tokens)
 
     def update(self, tokens: Sequence[int], sources: Sequence[str], text: str) -> Text:
-        """Return what `text` has that was not returned before.
-
-        Args:
-            tokens: all tokens so far.
-            sources: who supplied each of them.
-            text: the completion's text so far, which may lag behind the tokens and at last be cut or completed.
-        """
-        for token, source in zip(tokens[self._tokens :], sources[self._tokens :], strict=True):
-            self._decoded += len(self._stream.step(self._tokenizer, token) or "")
-            self._ends.append((self._decoded, self._palette.style(source)))
-        self._tokens = len(tokens)
+        """Return what `text` has that was not returned before; arguments are those of `Pieces.update`."""
         new = Text()
-        while self._ends and self._shown < len(text):
-            end, style = self._ends[0]
-            new.append(text[self._shown : end], style=style)
-            self._shown = max(self._shown, min(end, len(text)))
-            if end > len(text):
-                break
-            self._ends.popleft()
-        if not self._ends:  # an incomplete last character
-            new.append(text[self._shown :])
-            self._shown = max(self._shown, len(text))
+        for piece, source in self._pieces.update(tokens, sources, text):
+            new.append(piece, style=None if source is None else self._palette.style(source))
         return new
