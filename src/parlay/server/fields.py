@@ -30,24 +30,13 @@ REFUSED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
-    """How an answer is streamed.
-
-    Attributes:
-        include_usage: end with a chunk that has the usage of the whole request.
-    """
-
-    include_usage: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What every request for completions may have besides sampling parameters.
 
     Attributes:
         model: whom to ask; the one that is served where left out.
         stream: send the answer while it grows.
-        stream_options: how.
+        stream_options: with `include_usage` true, the last chunk has the usage of the whole request.
         return_sources: give `sources`, which says who guessed each piece of the text.
         return_rejected: give rejected guesses there too, where the engine can tell them.
         return_token_ids: give `token_ids` and `prompt_token_ids`.
@@ -61,7 +50,7 @@ class Asked:
 
     model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: dict[str, bool] | None = None
     return_sources: bool = False
     return_rejected: bool = False
     return_token_ids: bool = False
@@ -75,13 +64,16 @@ class Asked:
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise ConfigError("stream_options is about streamed answers; leave it out or set stream to true")
+        for name in self.stream_options or ():
+            if name != "include_usage":
+                raise ConfigError(f"unknown key {shown(name)} in stream_options{nearest(name, ['include_usage'])}")
         if self.store:
             raise ConfigError("store is not served, since no answer is kept; leave it out")
 
     @property
     def include_usage(self) -> bool:
         """Whether a streamed answer ends with its usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return bool((self.stream_options or {}).get("include_usage"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
