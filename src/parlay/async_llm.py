@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from os import PathLike
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, Literal
 
 from parlay.config import SpeculativeConfig, modernise
 from parlay.engine.request import Request
+from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ParlayError
 from parlay.llm import LLM, Messages, Prompt
 from parlay.log import logger
@@ -53,6 +54,22 @@ class AsyncLLM:
     def model_name(self) -> str:
         """What the model is called: `served_model_name`, or else `model`."""
         return self._llm.model_name
+
+    @property
+    def codec(self) -> TextCodec:
+        """The target's tokenizer and chat template."""
+        return self._llm.engine.codec
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output together."""
+        return self._llm.engine.max_model_len
+
+    @property
+    def state(self) -> Literal["ready", "closed"]:
+        """Whether requests are taken."""
+        with self._lock:
+            return "ready" if self._end is None else "closed"
 
     @property
     def numerics_id(self) -> str:

@@ -6,6 +6,7 @@ Variables:
     PARLAY_THREADS   threads for compute (default: one per available core).
     PARLAY_LOG       level of the `parlay` logger (default: WARNING).
     OPENAI_API_KEY   key that `parlay bench serve` sends.
+    PARLAY_API_KEY   keys of `parlay serve`, separated by commas.
     XDG_CACHE_HOME   in its folder `parlay`, results of the self-check are kept (default: ~/.cache).
 
 Variables of other libraries that may alter the bits of their results are read too, never set: see `ARITHMETIC`.
@@ -112,6 +113,11 @@ def log_level() -> str:
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
         raise ConfigError(f"PARLAY_LOG must be DEBUG, INFO, WARNING, ERROR or CRITICAL, not {level!r}")
     return level
+
+
+def api_keys() -> tuple[str, ...]:
+    """Return the server's keys."""
+    return tuple(key.strip() for key in os.environ.get("PARLAY_API_KEY", "").split(",") if key.strip())
 
 
 def available_memory() -> int:

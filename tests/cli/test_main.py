@@ -11,9 +11,10 @@ from checkpoints import write_llama
 
 from parlay import SamplingParams
 from parlay.cli.colour import Colourer, Palette
-from parlay.cli.flags import attribute_docs, normalise
+from parlay.cli.flags import normalise
 from parlay.cli.main import main
 from parlay.config import EngineConfig
+from parlay.config.docs import attribute_docs
 from parlay.engine.tokenizer import Detokenizer, TextCodec
 
 

@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from parlay.config.docs import attribute_docs
 from parlay.errors import nearest, shown
 
 
@@ -55,21 +56,15 @@ def add_flags(
         default = defaults.get(field.name, None if field.default is MISSING else field.default)
         options["help"] = f"{text} (default: {default})" if default not in (None, ()) else text
         names = (field.name, *field.metadata.get("aliases", ()))
-        _add(group, ["--" + name.replace("_", "-") for name in names], hints[field.name], options)
+        flags = ["--" + name.replace("_", "-") for name in names]
+        if "short" in field.metadata:
+            flags.append(field.metadata["short"])
+        _add(group, flags, hints[field.name], options)
 
 
 def given(cls: type, values: Mapping[str, Any], skip: Collection[str] = ()) -> dict[str, Any]:
     """Return those values of a command line that are fields of a dataclass."""
     return {f.name: values[f.name] for f in fields(cls) if f.name in values and f.name not in skip}
-
-
-def attribute_docs(cls: type) -> dict[str, str]:
-    """Return the text of each attribute in the `Attributes` section of a class's docstring."""
-    section = re.split(r"\n\s*Attributes:\n", cls.__doc__ or "")[-1].split("\n\n")[0]
-    docs: dict[str, str] = {}
-    for name, text in re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", section, re.MULTILINE):
-        docs[name] = re.sub(r"\s+", " ", text).replace("`", "")
-    return docs
 
 
 def normalise(arguments: list[str]) -> list[str]:

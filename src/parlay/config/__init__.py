@@ -2,7 +2,8 @@
 
 from parlay.config.engine import EngineConfig
 from parlay.config.older import modernise
+from parlay.config.server import ServerConfig
 from parlay.config.speculative import SpeculativeConfig
 from parlay.config.strict import build
 
-__all__ = ["EngineConfig", "SpeculativeConfig", "build", "modernise"]
+__all__ = ["EngineConfig", "ServerConfig", "SpeculativeConfig", "build", "modernise"]

@@ -71,7 +71,7 @@ class EngineConfig:
     logprobs_mode: LogprobsMode = "raw_logprobs"
     seed: int = 0
     served_model_name: str | None = None
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: int = field(default=1, metadata={"short": "-tp"})
     device: str = "cpu"
 
     def __post_init__(self) -> None:

@@ -1,0 +1,64 @@
+"""`parlay serve`: the engine behind OpenAI's protocol."""
+
+import argparse
+import asyncio
+import sys
+from typing import Any
+
+from parlay import env
+from parlay.cli.flags import add_flags, given
+from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig
+from parlay.errors import ConfigError
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP, as OpenAI does",
+        description="Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it in order. docs/server.md has "
+        "the endpoints and their fields.",
+    )
+    parser.add_argument("served", nargs="?", metavar="MODEL", help="what --model says (default: tiny-code)")
+    parser.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help='how to speculate, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'',
+    )
+    add_flags(parser, ServerConfig)
+    add_flags(parser, EngineConfig)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Load the model, then serve until told to end."""
+    values = given(EngineConfig, vars(options))
+    served = options.served or values.get("model", EngineConfig().model)
+    if values.setdefault("model", served) != served:
+        raise ConfigError("MODEL and --model are one option; give one of them")
+    config = ServerConfig.parse(given(ServerConfig, vars(options)))
+    speculative = SpeculativeConfig.parse(options.speculative_config)
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"serving needs {error.name}; run: pip install 'parlay[serve]'") from None
+    asyncio.run(_serve(values, speculative, config))
+    return 0
+
+
+async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
+    from parlay.async_llm import AsyncLLM
+    from parlay.server.app import create_app
+    from parlay.server.gate import Gate
+    from parlay.server.keys import read_keys
+    from parlay.server.listen import Server
+
+    keys = read_keys(config, env.api_keys())
+    if config.host not in ("127.0.0.1", "localhost", "::1") and not keys:
+        print("parlay: whoever reaches this address may use the model; --api-key-file closes it", file=sys.stderr)
+    async with AsyncLLM(speculative_config=speculative, **values) as engine:
+        gate = Gate(config.max_open, config.max_open_per_key)
+        methods = tuple(dict.fromkeys((SpeculativeConfig().method, speculative.method)))
+        app = create_app(engine, config, keys=keys, gate=gate, methods=methods)
+        await Server(app, config, gate).serve()

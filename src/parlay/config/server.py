@@ -1,0 +1,109 @@
+"""What an HTTP server is started with."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from parlay.config.strict import build
+from parlay.errors import ConfigError, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Options of the server: where it listens, whom it serves, and how much it takes on.
+
+    Attributes:
+        host: address to listen on; 0.0.0.0 is every one of the machine's.
+        port: port to listen on; 0 takes a free one, which is printed.
+        api_key: a key that clients must send as `Authorization: Bearer KEY`. Others can see the command line: a file
+            or the variable PARLAY_API_KEY (keys separated by commas) is better.
+        api_key_file: a file with a key a line, each after a name of its own for the logs or alone; lines that begin
+            with # are left out.
+        allowed_origins: a web page's origin that browsers may call this server from, such as `https://example.org`,
+            or `*`; by default none but the server's own.
+        shared_cache: let clients with different keys share the prefix cache; the time an answer takes then shows
+            whether someone else sent the same prompt.
+        request_timeout: seconds after which a completion is aborted.
+        shutdown_timeout: seconds that open requests have to finish after SIGTERM.
+        body_timeout: seconds within which a request's head, and then its body, must arrive.
+        keep_alive: seconds that an idle connection is kept.
+        max_connections: connections at once; further ones are closed.
+        max_body_bytes: bytes of a request's body.
+        max_json_depth: how deeply a body may be nested.
+        max_open: completions that may be computed or waiting at once; beyond it clients are told to retry.
+        max_open_per_key: the same for one key; None sets no such limit.
+        max_prompt_tokens: longest prompt; None leaves it to the engine's `max_model_len`.
+        max_prompts: prompts in one request.
+        max_n: completions of one prompt, `best_of` included.
+        max_logprobs: log-probabilities a position.
+        max_stop: stop strings, bad words or stop token ids of a request.
+        max_stop_chars: characters of a stop string or bad word.
+        max_logit_bias: tokens that one request may give a bias.
+        trust_request_chat_template: let clients send a chat template of their own; it runs in a sandbox.
+        log_prompts: write prompts and answers to the log.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: tuple[str, ...] = field(default=(), repr=False)
+    api_key_file: str | None = None
+    allowed_origins: tuple[str, ...] = ()
+    shared_cache: bool = False
+    request_timeout: float = 600.0
+    shutdown_timeout: float = 30.0
+    body_timeout: float = 30.0
+    keep_alive: float = 30.0
+    max_connections: int = 4096
+    max_body_bytes: int = 4 << 20
+    max_json_depth: int = 64
+    max_open: int = 512
+    max_open_per_key: int | None = None
+    max_prompt_tokens: int | None = None
+    max_prompts: int = 128
+    max_n: int = 16
+    max_logprobs: int = 20
+    max_stop: int = 32
+    max_stop_chars: int = 1024
+    max_logit_bias: int = 1024
+    trust_request_chat_template: bool = False
+    log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigError(f"port must be between 0 and 65535, not {shown(self.port)}")
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {shown(value)}")
+        for name in ("request_timeout", "shutdown_timeout", "body_timeout", "keep_alive"):
+            value = getattr(self, name)
+            if not 0 < value < 1e8:
+                raise ConfigError(f"{name} must be a number of seconds above 0, not {shown(value)}")
+        for key in self.api_key:
+            check_key(key)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> "ServerConfig":
+        """Return a config from names and plain values.
+
+        Raises:
+            ConfigError: an unknown option, or one of the wrong type or out of range.
+        """
+        return build(cls, values, "option")
+
+
+_COUNTS = [f.name for f in fields(ServerConfig) if f.name.startswith("max_")]
+
+
+def check_key(key: str) -> str:
+    """Return an API key.
+
+    Raises:
+        ConfigError: it cannot be sent in a header, or anybody could guess it.
+    """
+    if not re.fullmatch("[!-~]{8,}", key):  # the message must not quote it
+        raise ConfigError(
+            "an API key is at least 8 printable ASCII characters without spaces; make one with `openssl rand -hex 24`"
+        )
+    return key

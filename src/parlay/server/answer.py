@@ -1,0 +1,234 @@
+"""An answer's way to the client: whole or as server-sent events, and no further than the client listens."""
+
+import time
+from abc import ABC, abstractmethod
+from asyncio import timeout
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from parlay.config import ServerConfig
+from parlay.llm import Prompt
+from parlay.server.backend import Engine, Metrics
+from parlay.server.choice import usage
+from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error, json_response
+from parlay.server.gate import Gate
+from parlay.server.guard import Account
+from parlay.server.outputs import merge, while_wanted
+from parlay.types.output import RequestOutput
+from parlay.types.params import SamplingParams
+
+# The engine keeps the time itself; this is for one that does not answer at all.
+_GRACE = 10.0
+_EVENT_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What every endpoint works with.
+
+    Attributes:
+        engine: who computes.
+        config: the server's options.
+        gate: who is let in.
+        methods: speculative methods that the engine has loaded.
+        metrics: who counts, if anybody.
+    """
+
+    engine: Engine
+    config: ServerConfig
+    gate: Gate
+    methods: tuple[str, ...] = ()
+    metrics: Metrics | None = None
+
+    @staticmethod
+    def now() -> int:
+        """Return the time in seconds since 1970."""
+        return int(time.time())
+
+    def check_ready(self) -> None:
+        """Refuse work that the engine would not take.
+
+        Raises:
+            ApiError: it is not ready.
+        """
+        state = self.engine.state
+        if state != "ready":
+            raise ApiError(503, f"the engine is {state}; retry a little later")
+
+
+class Shape(ABC):
+    """What one endpoint makes of outputs."""
+
+    @abstractmethod
+    def events(self, number: int, output: RequestOutput) -> Iterable[dict[str, Any]]:
+        """Yield the chunks that show what is new for prompt `number`."""
+
+    @abstractmethod
+    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return the whole answer, but for its usage."""
+
+    @abstractmethod
+    def closing(self) -> dict[str, Any]:
+        """Return a chunk without choices."""
+
+
+class Answer(Response):
+    """Computes an answer while it is sent, so that a client who leaves ends both."""
+
+    def __init__(
+        self,
+        front: Front,
+        prompts: list[Prompt],
+        params: SamplingParams,
+        shape: Shape,
+        *,
+        stream: bool = False,
+        include_usage: bool = False,
+        without_output: bool = False,
+    ) -> None:
+        """Describe it; nothing is computed before it is sent.
+
+        Args:
+            front: what to work with.
+            prompts: what to complete.
+            params: how.
+            shape: what the answer looks like.
+            stream: send events.
+            include_usage: end them with the usage.
+            without_output: the prompt alone is wanted.
+        """
+        self._front = front
+        self._prompts = prompts
+        self._params = params
+        self._shape = shape
+        self._stream = stream
+        self._include_usage = include_usage
+        self._without_output = without_output
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Compute and send, as an ASGI application."""
+        account: Account = scope["state"]["account"]
+        front = self._front
+        began = False
+
+        async def tell(message: Any) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            front.check_ready()
+            with front.gate.admit(account.client.name, len(self._prompts) * self._params.candidates):
+                work = self._events(account, tell) if self._stream else self._whole(account, scope, receive, tell)
+                await while_wanted(work, receive, front.gate.cut)
+        except ClientLeftError:
+            account.status = CLIENT_LEFT
+        except Exception as error:
+            told = as_api_error(error)
+            account.facts["error"] = str(told)
+            if not began:
+                await told.response()(scope, receive, send)
+                return
+            # The status is out: what is left is an event that clients of OpenAI's raise as an error.
+            await send({"type": "http.response.body", "body": _event(told.body)})
+        finally:
+            self._record(account)
+
+    async def _whole(self, account: Account, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._outputs(account)) as growing:
+            async for _ in growing:
+                pass
+        outputs = [account.outputs[i] for i in range(len(self._prompts))]
+        body = self._shape.whole(outputs)
+        body["usage"] = usage(outputs, without_output=self._without_output)
+        await json_response(body)(scope, receive, send)
+
+    async def _events(self, account: Account, send: Send) -> None:
+        # No head before the first output: a request that the engine refuses still gets a status of its own.
+        started = False
+        async with aclosing(self._outputs(account)) as growing:
+            async for number, output in growing:
+                body = b"".join(
+                    _event(chunk | {"usage": None} if self._include_usage else chunk)
+                    for chunk in self._shape.events(number, output)
+                )
+                if not started:
+                    await send({"type": "http.response.start", "status": 200, "headers": list(_EVENT_STREAM)})
+                    started = True
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+        end = b"data: [DONE]\n\n"
+        if self._include_usage:
+            outputs = [account.outputs[i] for i in range(len(self._prompts))]
+            end = (
+                _event({**self._shape.closing(), "usage": usage(outputs, without_output=self._without_output)}) + end
+            )
+        await send({"type": "http.response.body", "body": end})
+
+    async def _outputs(self, account: Account) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """Yield the prompts' outputs as they grow, with their numbers; the account always has the newest.
+
+        Raises:
+            ApiError: there was not enough time.
+        """
+        front = self._front
+        limit = front.config.request_timeout
+        streams = [
+            front.engine.generate(prompt, self._params, tenant=account.client.tenant, timeout=limit)
+            for prompt in self._prompts
+        ]
+        before: dict[int, tuple[float, int]] = {}
+        async with aclosing(merge(streams)) as merged, timeout(limit + _GRACE):
+            async for number, output in merged:
+                account.outputs[number] = output
+                if front.metrics is not None:
+                    _measure(front.metrics, account, before, number, output)
+                if output.error is not None:
+                    raise output.error
+                if any(one.finish_reason == "abort" for one in output.outputs):
+                    raise TimeoutError
+                yield number, output
+
+    def _record(self, account: Account) -> None:
+        took = usage([account.outputs[i] for i in sorted(account.outputs)], without_output=self._without_output)
+        account.facts |= {
+            "stream": self._stream,
+            "prompts": len(self._prompts),
+            "n": self._params.n,
+            "prompt_tokens": took["prompt_tokens"],
+            "completion_tokens": took["completion_tokens"],
+        }
+        if self._front.config.log_prompts:
+            account.facts["log"] = [
+                {
+                    "prompt": output.prompt or list(output.prompt_token_ids),
+                    "texts": [one.text for one in output.outputs],
+                }
+                for _, output in sorted(account.outputs.items())
+            ]
+
+
+def _measure(
+    metrics: Metrics, account: Account, before: dict[int, tuple[float, int]], number: int, output: RequestOutput
+) -> None:
+    now, tokens = time.perf_counter(), sum(len(one.token_ids) for one in output.outputs)
+    if number in before:
+        then, had = before[number]
+        if tokens > had:
+            metrics.observe_step(now - then, tokens - had)
+    elif tokens:
+        metrics.observe_first(now - account.arrival)
+    if tokens:
+        before[number] = now, tokens
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + _encode(chunk) + b"\n\n"

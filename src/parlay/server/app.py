@@ -1,0 +1,186 @@
+"""The application: what is found where."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from parlay import __version__
+from parlay.config import ServerConfig
+from parlay.errors import ParlayError
+from parlay.server import documents
+from parlay.server.answer import Front
+from parlay.server.backend import Engine, Metrics
+from parlay.server.chat import chat
+from parlay.server.completions import complete
+from parlay.server.errors import ApiError, ClientLeftError, as_api_error, json_response
+from parlay.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, check_model
+from parlay.server.gate import Gate
+from parlay.server.guard import Guard
+from parlay.server.keys import Keys
+from parlay.server.tokens import detokenize, tokenize
+
+
+def create_app(
+    engine: Engine,
+    config: ServerConfig | None = None,
+    *,
+    keys: Keys | None = None,
+    gate: Gate | None = None,
+    methods: Sequence[str] = (),
+    metrics: Metrics | None = None,
+    page: tuple[str, str] | None = None,
+) -> ASGIApp:
+    """Return the application, to be run by any ASGI server.
+
+    Args:
+        engine: who computes; starting and closing it is the caller's business.
+        config: options; those about sockets and keys are the caller's business too.
+        keys: who may ask; None lets everybody.
+        gate: who is let in; the caller's, to close it before the end.
+        methods: speculative methods that the engine has loaded.
+        metrics: who counts; None serves no `/metrics`.
+        page: HTML to be found at `/`, and the `Content-Security-Policy` under which browsers show it.
+    """
+    config = config or ServerConfig()
+    front = Front(engine, config, gate or Gate(config.max_open, config.max_open_per_key), tuple(methods), metrics)
+    app = FastAPI(
+        title="parlay",
+        version=__version__,
+        docs_url=None,  # those pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    # All of them: what is not handled here would be answered in other shapes.
+    kinds: tuple[type[Exception], ...] = (Exception, HTTPException, ParlayError, ApiError, ClientLeftError)
+    for kind in kinds:
+        app.add_exception_handler(kind, _told)
+    _add_completions(app, front)
+    _add_facts(app, front)
+    if metrics is not None:
+        _add_metrics(app, metrics)
+    if page is not None:
+        _add_page(app, *page)
+    _describe(app)
+    inner: ASGIApp = app
+    guarded: ASGIApp = Guard(inner, config, keys if keys is not None else Keys(()), metrics)
+    if config.allowed_origins:
+        headers = ["Authorization", "Content-Type", "X-Request-Id"]
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=config.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=headers,
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    return guarded
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    told = as_api_error(error)
+    request.scope["state"]["account"].facts["error"] = str(told)
+    return told.response()
+
+
+def _add_completions(app: FastAPI, front: Front) -> None:
+    @app.post("/v1/completions", summary="Complete prompts", openapi_extra=documents.body_of(CompletionFields))
+    async def completions(request: Request) -> Response:
+        return await complete(front, request)
+
+    @app.post("/v1/chat/completions", summary="Answer a conversation", openapi_extra=documents.body_of(ChatFields))
+    async def chat_completions(request: Request) -> Response:
+        return await chat(front, request)
+
+    @app.post("/tokenize", summary="Text to token ids", openapi_extra=documents.body_of(TokenizeFields))
+    async def to_tokens(request: Request) -> Response:
+        return await tokenize(front, request)
+
+    @app.post("/detokenize", summary="Token ids to text", openapi_extra=documents.body_of(DetokenizeFields))
+    async def to_text(request: Request) -> Response:
+        return await detokenize(front, request)
+
+
+def _add_facts(app: FastAPI, front: Front) -> None:
+    began = front.now()
+
+    def model() -> dict[str, Any]:
+        engine = front.engine
+        return {
+            "id": engine.model_name,
+            "object": "model",
+            "created": began,
+            "owned_by": "parlay",
+            "max_model_len": engine.max_model_len,
+            "parlay": {
+                "numerics_id": engine.numerics_id,
+                "methods": front.methods,
+                "max_model_len": engine.max_model_len,
+            },
+        }
+
+    @app.get("/v1/models", summary="The model that is served")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [model()]})
+
+    # Names on the hub have slashes.
+    @app.get(
+        "/v1/models/{name:path}", summary="One model", openapi_extra={"responses": {"404": {"description": "no"}}}
+    )
+    async def one_model(name: str) -> Response:
+        check_model(name, front.engine.model_name)
+        return json_response(model())
+
+    @app.get(
+        "/health", summary="Whether the server lives", openapi_extra={"responses": {"503": {"description": "no"}}}
+    )
+    async def health() -> Response:
+        state = front.engine.state
+        if state not in ("ready", "starting"):
+            raise ApiError(503, f"the engine is {state}")
+        return json_response({"status": "ok", "engine": state})
+
+    @app.get(
+        "/ready", summary="Whether requests are taken", openapi_extra={"responses": {"503": {"description": "no"}}}
+    )
+    async def ready() -> Response:
+        if front.gate.closing:
+            raise ApiError(503, "the server is shutting down; ask another one")
+        front.check_ready()
+        return json_response({"status": "ready"})
+
+    @app.get("/version", summary="What computes")
+    async def version() -> Response:
+        return json_response({"version": __version__, "numerics_id": front.engine.numerics_id})
+
+
+def _add_metrics(app: FastAPI, metrics: Metrics) -> None:
+    @app.get("/metrics", summary="Counters for Prometheus")
+    async def scrape() -> Response:
+        content, kind = metrics.expose()
+        return Response(content, media_type=kind)
+
+
+def _add_page(app: FastAPI, html: str, policy: str) -> None:
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
+        return Response(html, media_type="text/html", headers=headers)
+
+
+def _describe(app: FastAPI) -> None:
+    """Add the bodies' schemas to the document that FastAPI makes."""
+    make = app.openapi
+
+    def document() -> dict[str, Any]:
+        made = make()
+        made.setdefault("components", {}).setdefault("schemas", {}).update(documents.schemas())
+        for path in made["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)  # every refusal has a status of its own
+        return made
+
+    app.openapi = document  # type: ignore[method-assign]

@@ -1,0 +1,58 @@
+"""A request's body: read within bounds, and decoded to plain values."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from parlay.server.errors import ApiError, ClientLeftError
+
+
+async def read_json(request: Request, max_depth: int) -> dict[str, Any]:
+    """Return the object that the body is, without the fields that are null: OpenAI's clients send those.
+
+    Raises:
+        ApiError: it is no JSON, no object, or nested too deeply.
+        ClientLeftError: the client hung up before it was complete.
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):  # a form could be sent by any web page
+        raise ApiError(415, "the body must be JSON; send it with the header Content-Type: application/json")
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise ClientLeftError from None
+    try:
+        value = msgspec.json.decode(body)
+    except RecursionError:
+        raise _too_deep(max_depth) from None
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {type(value).__name__}")
+    if body.count(b"[") + body.count(b"{") > max_depth:
+        check_depth(value, max_depth)
+    return {name: inner for name, inner in value.items() if inner is not None}
+
+
+def check_depth(value: Any, most: int) -> None:
+    """Refuse what is nested too deeply; without recursion, since that is what the limit is for.
+
+    Raises:
+        ApiError: it is.
+    """
+    level = [value]
+    for _ in range(most + 1):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep(most)
+
+
+def _too_deep(most: int) -> ApiError:
+    return ApiError(400, f"the body is nested more than {most} deep; send a flatter one")

@@ -1,0 +1,210 @@
+"""`/v1/chat/completions`: a conversation, and the answer to it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+
+from parlay.engine.chat import ChatOptions
+from parlay.errors import shown
+from parlay.server.answer import Answer, Front, Shape
+from parlay.server.body import read_json
+from parlay.server.choice import Choice, News
+from parlay.server.completions import check_stream
+from parlay.server.errors import ApiError
+from parlay.server.fields import ChatFields, check_model, make_params, parse
+from parlay.server.logprobs import chat_logprobs, prompt_logprobs
+from parlay.server.prompts import chat_prompt
+from parlay.server.tools import Reader, Tools, read_tools
+from parlay.types.output import RequestOutput
+from parlay.types.params import SamplingParams
+
+
+async def chat(front: Front, request: Request) -> Answer:
+    """Answer a request.
+
+    Raises:
+        ApiError, RequestError: something in the body cannot be served.
+    """
+    body = await read_json(request, front.config.max_json_depth)
+    asked, sampling = parse(ChatFields, body, sampling=True)
+    check_model(asked.model, front.engine.model_name)
+    tools = read_tools(asked)
+    if tools.mode != "none" and asked.return_sources:
+        raise ApiError(400, "return_sources is about text; leave it or tools out", param="return_sources")
+    sampling = _sampling(asked, sampling, tools, front)
+    params = make_params(sampling, front.config)
+    check_stream(asked.stream, params, scored=params.prompt_logprobs is not None)
+    if asked.chat_template is not None and not front.config.trust_request_chat_template:
+        raise ApiError(
+            400, "this server runs no chat template of a client's; leave it out, or start it with "
+            "--trust-request-chat-template", param="chat_template",
+        )  # fmt: skip
+    options = ChatOptions(
+        chat_template=asked.chat_template,
+        # The next message is begun by default, unless the last one is to be continued.
+        add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
+        continue_final_message=asked.continue_final_message,
+        tools=None if tools.mode == "none" else asked.tools,
+        chat_template_kwargs=asked.chat_template_kwargs,
+    )
+    messages = [_message(message) for message in asked.messages]
+    prompt = await chat_prompt(messages, options, front.engine.codec, front.config)
+    shape = ChatShape(front, asked, params, tools)
+    return Answer(front, [prompt], params, shape, stream=asked.stream, include_usage=asked.include_usage)
+
+
+def _sampling(asked: ChatFields, given: dict[str, Any], tools: Tools, front: Front) -> dict[str, Any]:
+    """Return the engine's parameters."""
+    values = dict(given)
+    most = asked.max_completion_tokens
+    if most is not None and values.get("max_tokens", most) != most:
+        raise ApiError(400, "max_completion_tokens and max_tokens are one; give one of them", param="max_tokens")
+    values["max_tokens"] = values.get("max_tokens", most)
+    if asked.logprobs:
+        top = asked.top_logprobs or 0  # here logprobs is a switch; the engine's is a number
+        if not 0 <= top <= front.config.max_logprobs:
+            raise ApiError(
+                400, f"top_logprobs must be between 0 and {front.config.max_logprobs}, not {shown(top)}",
+                param="top_logprobs",
+            )  # fmt: skip
+        values["logprobs"] = top
+    forms = {
+        "response_format": _form(asked.response_format),
+        "tool_choice": None if tools.schema is None else {"json": tools.schema, "disable_any_whitespace": True},
+        "structured_outputs": values.get("structured_outputs"),
+    }
+    wanted = {name: form for name, form in forms.items() if form is not None}
+    if len(wanted) > 1:
+        raise ApiError(
+            400, f"{' and '.join(wanted)} each decide the answer's form; give one", param=next(iter(wanted))
+        )
+    if wanted:
+        (values["structured_outputs"],) = wanted.values()
+    return values
+
+
+def _form(response_format: dict[str, Any] | None) -> dict[str, Any] | None:
+    kind = (response_format or {"type": "text"}).get("type")
+    if response_format is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    described = response_format.get("json_schema")
+    if kind != "json_schema" or not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
+        raise ApiError(
+            400, "response_format is {'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', "
+            "'json_schema': {'name': ..., 'schema': {...}}}", param="response_format",
+        )  # fmt: skip
+    return {"json": described["schema"]}
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message as templates want it: the arguments of earlier calls as values, not as JSON's text."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_call(call) for call in calls]}
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+    except (ValueError, RecursionError):
+        return call
+
+
+@dataclass(slots=True)
+class ChatShape(Shape):
+    """What chat completions look like."""
+
+    front: Front
+    asked: ChatFields
+    params: SamplingParams
+    tools: Tools
+    head: dict[str, Any] = field(init=False)
+    choices: dict[int, Choice] = field(default_factory=dict)
+    readers: dict[int, Reader | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.head = {
+            "id": f"chatcmpl-{uuid4().hex}",
+            "object": "chat.completion.chunk" if self.asked.stream else "chat.completion",
+            "created": self.front.now(),
+            "model": self.front.engine.model_name,
+            "system_fingerprint": self.front.engine.numerics_id,
+        }
+
+    def events(self, number: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """Yield a chunk for each choice that has grown."""
+        for index, news, first in self._news(output):
+            delta: dict[str, Any] = {"role": "assistant"} if first else {}
+            text, calls = self._read(index, news)
+            if text or (first and not calls):
+                delta["content"] = text
+            if calls:
+                delta["tool_calls"] = calls
+            # What is held back is no event of its own.
+            if delta or news.finish or news.logprobs:
+                choice = self._choice(index, output, news, first=first)
+                yield {**self.head, "choices": [{**choice, "delta": delta}]}
+
+    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return all choices."""
+        (output,) = outputs
+        choices = []
+        for index, news, _ in self._news(output):
+            text, calls = self._read(index, news)
+            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            if calls:
+                message["content"] = text or None
+                message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in calls]
+            choices.append({**self._choice(index, output, news, first=True), "message": message})
+        body = {**self.head, "choices": choices}
+        if output.prompt_logprobs is not None:
+            body["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        return body
+
+    def closing(self) -> dict[str, Any]:
+        """Return a chunk without choices."""
+        return {**self.head, "choices": []}
+
+    def _news(self, output: RequestOutput) -> Iterator[tuple[int, News, bool]]:
+        for one in output.outputs:
+            first = one.index not in self.choices
+            if first:
+                self.choices[one.index] = Choice(
+                    self.front.engine.codec.tokenizer,
+                    sources=self.asked.return_sources,
+                    skip_special_tokens=self.params.skip_special_tokens,
+                )
+                self.readers[one.index] = self.tools.reader()
+            state = self.choices[one.index]
+            if not state.finished and ((news := state.update(one)) or first):
+                yield one.index, news, first
+
+    def _read(self, index: int, news: News) -> tuple[str, list[dict[str, Any]]]:
+        reader = self.readers[index]
+        return (news.text, []) if reader is None else reader.feed(news.text, news.finish is not None)
+
+    def _choice(self, index: int, output: RequestOutput, news: News, *, first: bool) -> dict[str, Any]:
+        reader = self.readers[index]
+        finish = news.finish
+        if finish == "stop" and reader is not None and reader.called and self.tools.mode != "named":
+            finish = "tool_calls"
+        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": finish, "stop_reason": news.stop}
+        if self.params.logprobs is not None:
+            choice["logprobs"] = chat_logprobs(news.tokens, news.logprobs, self.params.logprobs)
+        if news.sources is not None:
+            choice["sources"] = news.sources
+        if self.asked.return_token_ids:
+            choice["token_ids"] = news.tokens
+            if first:
+                choice["prompt_token_ids"] = output.prompt_token_ids
+        return choice

@@ -1,0 +1,95 @@
+"""One choice of an answer while it grows: what is new since the last look."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from parlay.engine.shares import Shares
+from parlay.types.output import CompletionOutput, Logprob, RequestOutput
+
+_PLAIN = {"target": "plain", None: "plain"}
+
+Sources = list[tuple[str, str, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a completion has that was not shown before.
+
+    Attributes:
+        text: the next characters.
+        tokens: the next tokens.
+        logprobs: theirs, where asked for.
+        sources: pieces of the text, who guessed each, and that it was accepted; where asked for.
+        finish: why it ended; None while it goes on.
+        stop: the stop string or token that ended it.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[dict[int, Logprob], ...]
+    sources: Sources | None
+    finish: str | None
+    stop: str | int | None
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.logprobs or self.finish)
+
+
+class Choice:
+    """How much of one completion was shown."""
+
+    def __init__(self, tokenizer: Tokenizer, *, sources: bool = False, skip_special_tokens: bool = True) -> None:
+        """Begin with nothing shown; `sources` asks for them."""
+        self._shares = Shares(tokenizer, skip_special_tokens=skip_special_tokens) if sources else None
+        self._characters = 0
+        self._tokens = 0
+        self.finished = False
+
+    def update(self, one: CompletionOutput) -> News:
+        """Return what is new."""
+        pieces = None
+        if self._shares is not None:
+            new = self._shares.update(one.token_ids, one.sources, one.text)
+            pieces = [(text, _PLAIN.get(source) or str(source), True) for text, source in new]
+        text = one.text[self._characters :]
+        news = News(
+            text,
+            one.token_ids[self._tokens :],
+            () if one.logprobs is None else one.logprobs[self._tokens :],
+            pieces,
+            one.finish_reason,
+            one.stop_reason,
+        )
+        # Held back with its text, so that pieces and tokens of one event belong together.
+        if news:
+            self._characters += len(text)
+            self._tokens = len(one.token_ids)
+            self.finished = one.finish_reason is not None
+        return news
+
+
+def usage(outputs: list[RequestOutput], *, without_output: bool = False) -> dict[str, Any]:
+    """Return what a request took, in OpenAI's words.
+
+    Args:
+        outputs: the newest of each prompt.
+        without_output: nothing was asked for beyond the prompt.
+    """
+    ones = [one for output in outputs for one in output.outputs]
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    completion = 0 if without_output else sum(len(one.token_ids) for one in ones)
+    accepted = sum(one.metrics.accepted for one in ones)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(output.metrics.cached_tokens for output in outputs)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(one.metrics.drafted for one in ones) - accepted,
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+        },
+    }

@@ -1,0 +1,137 @@
+"""The OpenAPI document's descriptions of bodies: made from the dataclasses that bodies are read into."""
+
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from parlay.config.docs import attribute_docs
+from parlay.server.fields import SAMPLING, Asked, ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from parlay.types.params import SamplingParams
+
+_REF = "#/components/schemas/{name}"
+
+
+def _number(low: float, high: float) -> dict[str, Any]:
+    return {"type": "number", "minimum": low, "maximum": high}
+
+
+def _integer(low: int, high: int | None = None) -> dict[str, Any]:
+    return {"type": "integer", "minimum": low, **({} if high is None else {"maximum": high})}
+
+
+_IDS = {"type": "array", "items": _integer(0)}
+_TEXT = {"type": "string", "minLength": 1}
+_TEXTS = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
+
+# What JSON can say about each; the rest is said in words.
+_SAMPLING: dict[str, dict[str, Any]] = {
+    "n": _integer(1),
+    "best_of": _integer(1),
+    "presence_penalty": _number(-2, 2),
+    "frequency_penalty": _number(-2, 2),
+    "repetition_penalty": _number(0.01, 100),
+    "temperature": _number(0, 1e5),
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "top_k": _integer(-1),
+    "min_p": _number(0, 1),
+    "seed": _integer(-(1 << 63), (1 << 64) - 1),
+    "max_tokens": _integer(0),
+    "min_tokens": _integer(0),
+    "stop": _TEXTS,
+    "include_stop_str_in_output": {"type": "boolean"},
+    "stop_token_ids": _IDS,
+    "ignore_eos": {"type": "boolean"},
+    "bad_words": _TEXTS,
+    "allowed_token_ids": {**_IDS, "minItems": 1},
+    "logit_bias": {"type": "object", "additionalProperties": _number(-100, 100)},
+    "logprobs": _integer(0),
+    "prompt_logprobs": _integer(0),
+    "skip_special_tokens": {"type": "boolean"},
+    "structured_outputs": {"type": "object"},
+    "speculative": {
+        "type": "object",
+        "properties": {
+            "enabled": {"type": "boolean"},
+            "num_speculative_tokens": _integer(1),
+            "method": {"type": "string"},
+        },
+        "additionalProperties": False,
+    },
+}
+
+_PROMPT = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {**_IDS, "minItems": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+        {"type": "array", "items": {**_IDS, "minItems": 1}, "minItems": 1},
+    ]
+}
+_MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {"role": {"type": "string"}, "content": {"type": "string"}},
+        "required": ["role", "content"],
+    },
+}
+_NEEDED: dict[type, dict[str, dict[str, Any]]] = {
+    CompletionFields: {"prompt": _PROMPT},
+    ChatFields: {"messages": _MESSAGES},
+    DetokenizeFields: {"tokens": _IDS},
+}
+
+ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+
+
+def schemas() -> dict[str, Any]:
+    """Return the schemas that bodies refer to."""
+    classes = [CompletionFields, ChatFields, TokenizeFields, DetokenizeFields]
+    _, found = msgspec.json.schema_components(classes, ref_template=_REF)
+    helps = attribute_docs(SamplingParams)
+    for cls in classes:
+        schema = found[cls.__name__]
+        own = attribute_docs(Asked) | attribute_docs(cls)
+        properties = schema["properties"] | _NEEDED.get(cls, {})
+        if issubclass(cls, Asked):
+            properties = {name: _SAMPLING[name] for name in sorted(SAMPLING)} | properties
+        schema["properties"] = {
+            name: {**value, "description": own.get(name, helps.get(name, ""))} for name, value in properties.items()
+        }
+        schema["required"] = sorted(_NEEDED.get(cls, {}))
+        schema["additionalProperties"] = False
+        schema.pop("description", None)
+    found["Error"] = ERROR
+    return found
+
+
+def body_of(cls: type) -> dict[str, Any]:
+    """Return what a route says of its body and its errors."""
+    schema = {"$ref": _REF.format(name=cls.__name__)}
+    refused = {"content": {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}}
+    answers = {"400": "a field is wrong", "401": "no key", "404": "no such model", "413": "too large"}
+    answers |= {"408": "too slow", "415": "no JSON", "429": "too many", "503": "not ready", "504": "took too long"}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {status: {"description": text, **refused} for status, text in answers.items()},
+    }
+
+
+assert {f.name for f in fields(SamplingParams)} - {"logits_processors"} == set(_SAMPLING)

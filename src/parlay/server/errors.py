@@ -1,0 +1,107 @@
+"""Errors as clients see them: OpenAI's shape, and the status that says whose fault it is."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from parlay.errors import ConfigError, ParlayError, RequestError, brief
+from parlay.log import logger
+
+CLIENT_LEFT = 499  # as nginx has it; only logs and metrics see it
+_RETRY = "1"  # seconds
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded", 503: "engine_not_ready", 504: "timeout"}
+
+
+class ApiError(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Describe it.
+
+        Args:
+            status: HTTP's.
+            message: one sentence with the remedy.
+            param: the field that is wrong.
+            code: a word for programs; None takes the status's usual one.
+            headers: further ones of the answer.
+        """
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code or _CODES.get(status)
+        self.headers = dict(headers or {})
+        if status in (429, 503):
+            self.headers.setdefault("Retry-After", _RETRY)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What the client gets."""
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """Return the answer."""
+        return json_response(self.body, self.status, self.headers)
+
+
+class ClientLeftError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an answer in JSON."""
+    return Response(msgspec.json.encode(content), status, dict(headers or {}), "application/json")
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Return what a client is told about any error; what nobody foresaw goes to the log too."""
+    match error:
+        case ApiError():
+            return error
+        case ClientLeftError():
+            return ApiError(CLIENT_LEFT, "the client hung up")
+        case RequestError() | ConfigError():
+            return ApiError(400, str(error), param=_field(str(error)))
+        case ParlayError():  # the engine was closed, has died, or has no memory
+            return ApiError(503, str(error))
+        case TimeoutError():
+            return ApiError(504, "the request took longer than the server allows; ask for fewer tokens")
+        case HTTPException():
+            return ApiError(error.status_code, _http(error), headers=error.headers)
+    logger.error("a request failed inside the server", exc_info=error)
+    return ApiError(500, f"the server failed on this request ({type(error).__name__}); its log says where")
+
+
+def _http(error: HTTPException) -> str:
+    known = {404: "there is nothing here; /openapi.json lists what there is", 405: "not with this method"}
+    return known.get(error.status_code, brief(str(error.detail)))
+
+
+def _field(message: str) -> str | None:
+    """Return the field that a message of the engine's begins with."""
+    from parlay.server.fields import KNOWN
+
+    found = (word for word in re.findall(r"[a-z]\w*", message) if word in KNOWN)
+    return next(found, "prompt" if "prompt" in message else None)

@@ -1,0 +1,272 @@
+"""The fields of requests: which there are, their types, and what they make of the engine's parameters."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from parlay.config import ServerConfig, build
+from parlay.errors import ConfigError, RequestError, nearest, shown
+from parlay.server.errors import ApiError
+from parlay.types.params import SamplingParams
+
+T = TypeVar("T")
+
+# Functions do not travel.
+SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors"}
+
+REFUSED = {
+    "suffix": "text is completed at its end only; leave suffix out",
+    "prediction": "predicted outputs are not served; leave prediction out, the text is the same without",
+    "functions": "functions is the older form; describe them as tools",
+    "function_call": "function_call is the older form; use tool_choice",
+    "audio": "the model reads and writes text; leave audio out",
+    "web_search_options": "the model searches nothing; leave web_search_options out",
+    "reasoning_effort": "reasoning_effort is not served; give what the template reads as chat_template_kwargs",
+    "verbosity": "verbosity is not served; say in a message how long the answer should be",
+    "use_beam_search": "beam search is not served; best_of samples several and gives the most likely",
+    "logits_processors": "functions cannot be sent; use logit_bias, allowed_token_ids or bad_words",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What every request for completions may have besides sampling parameters.
+
+    Attributes:
+        model: whom to ask; the one that is served where left out.
+        stream: send the answer while it grows.
+        stream_options: with `include_usage` true, the last chunk has the usage of the whole request.
+        return_sources: give `sources`, which says who guessed each piece of the text.
+        return_rejected: give rejected guesses there too, where the engine can tell them.
+        return_token_ids: give `token_ids` and `prompt_token_ids`.
+        user: a label; nothing depends on it.
+        safety_identifier: a label.
+        prompt_cache_key: a label.
+        metadata: labels.
+        store: answers are never stored.
+        service_tier: there is one for all.
+    """
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: dict[str, bool] | None = None
+    return_sources: bool = False
+    return_rejected: bool = False
+    return_token_ids: bool = False
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool = False
+    service_tier: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise ConfigError("stream_options is about streamed answers; leave it out or set stream to true")
+        for name in self.stream_options or ():
+            if name != "include_usage":
+                raise ConfigError(f"unknown key {shown(name)} in stream_options{nearest(name, ['include_usage'])}")
+        if self.store:
+            raise ConfigError("store is not served, since no answer is kept; leave it out")
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a streamed answer ends with its usage."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionFields(Asked):
+    """The body of `/v1/completions`, besides sampling parameters.
+
+    Attributes:
+        prompt: text, token ids, or a list of either.
+        echo: begin the text with the prompt.
+    """
+
+    prompt: Any = None
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFields(Asked):
+    """The body of `/v1/chat/completions`, besides sampling parameters.
+
+    Attributes:
+        messages: with `role` and `content`.
+        logprobs: give log-probabilities.
+        top_logprobs: of this many most likely tokens at each position.
+        max_completion_tokens: another name of `max_tokens`.
+        response_format: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema":
+            {"name": ..., "schema": ...}}`.
+        tools: functions that the model may call, as `{"type": "function", "function": {"name", "parameters"}}`.
+        tool_choice: `none`, `auto`, `required`, or `{"type": "function", "function": {"name"}}`.
+        parallel_tool_calls: whether `required` may give several calls.
+        modalities: `["text"]`.
+        chat_template: a template in place of the model's own, where the server allows it.
+        add_generation_prompt: end the prompt with what begins an answer.
+        continue_final_message: go on with the last message.
+        chat_template_kwargs: further variables that the template reads.
+    """
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    response_format: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    modalities: list[str] | None = None
+    chat_template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        Asked.__post_init__(self)
+        if self.modalities not in (None, ["text"]):
+            raise ConfigError("modalities: the model writes text only; leave it out")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ConfigError("top_logprobs needs logprobs; set logprobs to true")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeFields:
+    """The body of `/tokenize`.
+
+    Attributes:
+        model: whose tokenizer.
+        prompt: text; or give messages.
+        messages: a conversation, put through the chat template.
+        add_special_tokens: those that the tokenizer itself adds; None adds them to a prompt and not to messages.
+        add_generation_prompt: end a conversation with what begins an answer.
+        return_token_strs: give each token's text too.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.messages is None):
+            raise ConfigError("prompt: give either prompt or messages")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetokenizeFields:
+    """The body of `/detokenize`.
+
+    Attributes:
+        model: whose tokenizer.
+        tokens: token ids.
+    """
+
+    tokens: list[int]
+    model: str | None = None
+
+
+KNOWN = SAMPLING | {
+    f.name for cls in (CompletionFields, ChatFields, TokenizeFields, DetokenizeFields) for f in fields(cls)
+}
+
+
+def parse(cls: type[T], body: Mapping[str, Any], *, sampling: bool = False) -> tuple[T, dict[str, Any]]:
+    """Return a body's own fields and, apart, its sampling parameters.
+
+    Args:
+        cls: one of the above.
+        body: what the client sent.
+        sampling: whether sampling parameters have a place in it.
+
+    Raises:
+        ApiError: an unknown field, one that is not served, or one of the wrong type.
+    """
+    own = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    known = own | SAMPLING if sampling else own
+    for name in body:
+        if name in known:
+            continue
+        if sampling and name in REFUSED:
+            raise ApiError(400, REFUSED[name], param=name, code="unsupported_parameter")
+        raise ApiError(
+            400, f"unknown field {shown(name)}{nearest(name, known)}", param=name, code="unknown_parameter"
+        )
+    try:
+        made = build(cls, {name: value for name, value in body.items() if name in own}, "field")
+    except ConfigError as error:
+        raise _named(str(error)) from None
+    return made, {name: value for name, value in body.items() if name not in own}
+
+
+def _named(message: str) -> ApiError:
+    """Return an error of the strict builder's with the field at its front."""
+    found = re.fullmatch(r"field: (.*?) - at `\$\.(\w+)(.*)`", message)
+    if found:
+        what, name, rest = found.groups()
+        return ApiError(400, f"{name}{rest}: {what[:1].lower()}{what[1:]}", param=name)
+    if found := re.fullmatch(r"field '(\w+)' is needed", message):
+        return ApiError(400, f"the field {found[1]} is needed", param=found[1])
+    words = (word for word in re.findall(r"[a-z_]+", message) if word in KNOWN)
+    return ApiError(400, message, param=next(words, None))
+
+
+def make_params(values: Mapping[str, Any], config: ServerConfig) -> SamplingParams:
+    """Return sampling parameters within the server's limits.
+
+    Raises:
+        ApiError: a value is beyond a limit.
+        RequestError: a value is out of range.
+    """
+    _limit(values, "stop", config.max_stop)
+    _limit(values, "bad_words", config.max_stop)
+    _limit(values, "stop_token_ids", config.max_stop)
+    _limit(values, "logit_bias", config.max_logit_bias)
+    params = SamplingParams.parse(values)
+    for name, value in (("n", params.n), ("best_of", params.best_of)):
+        if (value or 0) > config.max_n:
+            raise _beyond(name, f"is {value}", config.max_n)
+    for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if (value or 0) > config.max_logprobs:
+            raise _beyond(name, f"is {value}", config.max_logprobs)
+    for name in ("stop", "bad_words"):
+        longest = max(map(len, getattr(params, name)), default=0)
+        if longest > config.max_stop_chars:
+            raise _beyond(name, f"has a string of {longest} characters", config.max_stop_chars)
+    return params
+
+
+def _limit(values: Mapping[str, Any], name: str, most: int) -> None:
+    value = values.get(name)
+    if isinstance(value, list | dict) and len(value) > most:
+        raise _beyond(name, f"has {len(value)} entries", most)
+
+
+def _beyond(name: str, what: str, most: int) -> ApiError:
+    return ApiError(400, f"{name} {what}, above this server's limit of {most}; ask for less", param=name)
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """Refuse another model than the one that is served.
+
+    Raises:
+        ApiError: it is another.
+    """
+    if asked is not None and asked != served:
+        raise ApiError(
+            404, f"there is no model {shown(asked)} here but {served!r}", param="model", code="model_not_found"
+        )
+
+
+def check_prompt(tokens: int, config: ServerConfig) -> None:
+    """Refuse a prompt that is longer than the server's own limit; the engine knows the model's.
+
+    Raises:
+        RequestError: it is.
+    """
+    if config.max_prompt_tokens is not None and tokens > config.max_prompt_tokens:
+        raise RequestError(f"the prompt has {tokens} tokens and may have {config.max_prompt_tokens}; shorten it")

@@ -1,0 +1,173 @@
+"""What stands before the application: names and logs requests, asks for keys, and bounds bodies in size and time.
+
+Pure ASGI: nothing is buffered and nothing is wrapped in tasks of its own.
+"""
+
+import asyncio
+import re
+import sys
+import time
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from parlay.config import ServerConfig
+from parlay.server.backend import Metrics, Observation
+from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error
+from parlay.server.keys import ANYONE, Keys
+
+OPEN = frozenset({"/", "/health", "/ready"})  # without a key
+_DRAINED = 32  # times the limit: a client that is still sending would not read why its body is refused
+
+
+class Account:
+    """What is known of one request, for its line in the log; in the scope's state under `account`."""
+
+    def __init__(self) -> None:
+        self.request_id = ""
+        self.client = ANYONE
+        self.arrival = time.perf_counter()
+        self.facts: dict[str, Any] = {}  # for the log
+        self.outputs: dict[int, Any] = {}  # the newest of each prompt
+        self.status = CLIENT_LEFT
+
+
+class Guard:
+    """The outermost layer."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, keys: Keys, metrics: Metrics | None = None) -> None:
+        """Stand before `app`."""
+        self._app = app
+        self._config = config
+        self._keys = keys
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        account = Account()
+        account.request_id = _request_id(headers.get(b"x-request-id"))
+        scope.setdefault("state", {})["account"] = account
+        began = False
+
+        async def tell(message: Message) -> None:
+            nonlocal began
+            if message["type"] == "http.response.start":
+                began = True
+                account.status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", account.request_id.encode("latin-1")),
+                    (b"x-content-type-options", b"nosniff"),
+                ]
+            await send(message)
+
+        try:
+            self._identify(scope["path"], headers.get(b"authorization"), account)
+            await self._app(scope, _Body(receive, headers, self._config), tell)
+        except Exception as error:
+            if not began:
+                answer = as_api_error(error)
+                account.facts["error"] = str(answer)
+                await answer.response()(scope, receive, tell)
+        finally:
+            self._close(scope, account)
+
+    def _identify(self, path: str, authorization: str | None, account: Account) -> None:
+        client = self._keys.client(authorization)
+        if client is not None:
+            account.client = client
+        elif path not in OPEN:
+            raise ApiError(
+                401, "the API key is missing or unknown; send Authorization: Bearer KEY",
+                headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
+
+    def _close(self, scope: Scope, account: Account) -> None:
+        seconds = time.perf_counter() - account.arrival
+        path = scope["path"]
+        if self._metrics is not None:
+            outputs = tuple(account.outputs[i] for i in sorted(account.outputs))
+            self._metrics.observe_end(Observation(path, account.status, seconds, outputs))
+        if path in OPEN and account.status < 400:
+            return  # probes come every second
+        log_line(
+            {
+                "time": round(time.time(), 3),
+                "request_id": account.request_id,
+                "key": account.client.name,
+                "method": scope["method"],
+                "path": path,
+                "status": account.status,
+                "seconds": round(seconds, 4),
+                **account.facts,
+            }
+        )
+
+
+class _Body:
+    """A request's `receive` that counts bytes and watches the clock until the body is complete."""
+
+    def __init__(self, receive: Receive, headers: dict[bytes, str], config: ServerConfig) -> None:
+        self._receive = receive
+        self._most = config.max_body_bytes
+        self._seconds = config.body_timeout
+        self._deadline: float | None = None
+        self._count = 0
+        self._complete = False
+        declared = headers.get(b"content-length", "")
+        self._too_large = declared.isdecimal() and int(declared[:20]) > self._most
+        self._asks_first = b"expect" in headers
+
+    async def __call__(self) -> Message:
+        if self._complete:
+            return await self._receive()
+        if self._too_large and self._asks_first:
+            raise self._refusal()
+        message = await self._next()
+        if self._too_large or self._count > self._most:
+            await self._drain(message)
+            raise self._refusal()
+        return message
+
+    async def _next(self) -> Message:
+        now = asyncio.get_running_loop().time()
+        self._deadline = self._deadline or now + self._seconds
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            raise ApiError(
+                408, f"the body did not arrive within {self._seconds:g} s; send it faster",
+                headers={"Connection": "close"},
+            ) from None  # fmt: skip
+        self._count += len(message.get("body", b""))
+        self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    async def _drain(self, message: Message) -> None:
+        while not self._complete and self._count < _DRAINED * self._most:
+            message = await self._next()
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError
+
+    def _refusal(self) -> ApiError:
+        return ApiError(
+            413, f"the body is larger than {self._most} bytes; send less",
+            headers={"Connection": "close"},
+        )  # fmt: skip
+
+
+def _request_id(given: str | None) -> str:
+    """Return the client's own id where it is fit for a log and a header, or a new one."""
+    return given if given is not None and re.fullmatch(r"[\w.:/+=-]{1,128}", given, re.ASCII) else uuid4().hex
+
+
+def log_line(facts: dict[str, Any]) -> None:
+    """Write one line of JSON to stderr."""
+    sys.stderr.write(msgspec.json.encode(facts).decode() + "\n")

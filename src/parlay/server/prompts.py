@@ -1,0 +1,68 @@
+"""From what a body calls a prompt to token ids."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from parlay.config import ServerConfig
+from parlay.engine.chat import ChatOptions
+from parlay.engine.tokenizer import TextCodec
+from parlay.llm import Prompt
+from parlay.server.errors import ApiError
+from parlay.server.fields import check_prompt
+
+T = TypeVar("T")
+_LONG = 4096  # characters that take longer than a task should keep others waiting
+
+
+async def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig) -> list[Prompt]:
+    """Return the prompts of `/v1/completions`: one text, one list of token ids, or a list of either.
+
+    Raises:
+        ApiError: it is something else, or there are too many.
+        RequestError: one is too long, or no text.
+    """
+    many = [value] if isinstance(value, str) or _is_ids(value) else value
+    if not isinstance(many, list) or not many:
+        raise ApiError(400, "prompt must be text, a list of token ids, or a list of those", param="prompt")
+    if len(many) > config.max_prompts:
+        raise ApiError(
+            400, f"prompt has {len(many)} entries, above this server's limit of {config.max_prompts}; split it",
+            param="prompt",
+        )  # fmt: skip
+    prompts: list[Prompt] = []
+    for one in many:
+        if isinstance(one, str):
+            tokens = await apart(len(one), partial(codec.encode, one))
+            prompts.append({"prompt": one, "prompt_token_ids": tokens})
+        elif _is_ids(one):
+            tokens = one
+            prompts.append({"prompt_token_ids": one})
+        else:
+            raise ApiError(400, "prompt must hold texts or lists of token ids, none of them empty", param="prompt")
+        check_prompt(len(tokens), config)
+    return prompts
+
+
+async def chat_prompt(
+    messages: list[dict[str, Any]], options: ChatOptions, codec: TextCodec, config: ServerConfig
+) -> Prompt:
+    """Return the prompt that the chat template makes of a conversation.
+
+    Raises:
+        RequestError: there is no template, or it refuses the messages; or the prompt is too long.
+    """
+    text = await asyncio.to_thread(codec.chat, messages, options)
+    tokens = await apart(len(text), lambda: codec.encode(text, add_special_tokens=False))
+    check_prompt(len(tokens), config)
+    return {"prompt": text, "prompt_token_ids": tokens}
+
+
+async def apart(size: int, work: Callable[[], T]) -> T:
+    """Return what `work` returns; if its input is long, from a thread, so that other requests go on."""
+    return work() if size < _LONG else await asyncio.to_thread(work)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)

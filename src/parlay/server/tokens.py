@@ -1,0 +1,53 @@
+"""`/tokenize` and `/detokenize`: text to token ids and back."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from parlay.engine.chat import ChatOptions
+from parlay.errors import RequestError, shown
+from parlay.server.answer import Front
+from parlay.server.body import read_json
+from parlay.server.errors import json_response
+from parlay.server.fields import DetokenizeFields, TokenizeFields, check_model, parse
+from parlay.server.prompts import apart, chat_prompt
+
+
+async def tokenize(front: Front, request: Request) -> Response:
+    """Return the token ids of a text or a conversation.
+
+    Raises:
+        ApiError, RequestError: something in the body cannot be served.
+    """
+    asked, _ = parse(TokenizeFields, await read_json(request, front.config.max_json_depth))
+    check_model(asked.model, front.engine.model_name)
+    codec = front.engine.codec
+    if asked.messages is not None:
+        options = ChatOptions(add_generation_prompt=asked.add_generation_prompt)
+        prompt = await chat_prompt(asked.messages, options, codec, front.config)
+        assert isinstance(prompt, dict)
+        text = prompt["prompt"]
+    else:
+        text = asked.prompt
+    special = asked.add_special_tokens if asked.add_special_tokens is not None else asked.messages is None
+    tokens = await apart(len(text), lambda: codec.encode(text, add_special_tokens=special))
+    body = {"count": len(tokens), "max_model_len": front.engine.max_model_len, "tokens": tokens}
+    if asked.return_token_strs:
+        body["token_strs"] = [codec.token_text(token) for token in tokens]
+    return json_response(body)
+
+
+async def detokenize(front: Front, request: Request) -> Response:
+    """Return the text of token ids.
+
+    Raises:
+        ApiError, RequestError: something in the body cannot be served.
+    """
+    asked, _ = parse(DetokenizeFields, await read_json(request, front.config.max_json_depth))
+    check_model(asked.model, front.engine.model_name)
+    size = front.engine.codec.tokenizer.get_vocab_size()
+    wrong = next((token for token in asked.tokens if not 0 <= token < size), None)
+    if wrong is not None:
+        raise RequestError(f"tokens holds {shown(wrong)}, which is no id between 0 and {size - 1}")
+    codec = front.engine.codec
+    text = await apart(len(asked.tokens), lambda: codec.decode(asked.tokens, skip_special_tokens=False))
+    return json_response({"prompt": text})

@@ -1,0 +1,259 @@
+"""Every endpoint through OpenAI's own client: answers are the offline engine's."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from serving import Live
+
+from parlay import LLM, AsyncLLM, RequestOutput, SamplingParams
+
+PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"$ref": "#/$defs/city"}},
+            "required": ["city"],
+            "additionalProperties": False,
+            "$defs": {"city": {"enum": ["Paris", "Rome"]}},
+        },
+    },
+}
+MESSAGES = [{"role": "user", "content": "Say something."}]
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    engine = AsyncLLM("tiny-code", speculative_config={"method": "ngram", "num_speculative_tokens": 4})
+    with Live(engine) as server:
+        yield server
+    assert not engine._llm.engine.busy
+    engine._llm.engine.check()
+    asyncio.run(engine.close())
+
+
+@pytest.fixture(scope="module")
+def client(live: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=live.url + "/v1", api_key="any", max_retries=0, timeout=20) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def offline() -> LLM:
+    return LLM("tiny-code")
+
+
+def offline_chat(llm: LLM, params: SamplingParams, messages: Any = MESSAGES) -> RequestOutput:
+    (output,) = llm.chat(messages, params)
+    return output
+
+
+def test_models(client: openai.OpenAI, offline: LLM) -> None:
+    (model,) = client.models.list().data
+    assert model.id == client.models.retrieve("tiny-code").id == "tiny-code"
+    assert model.parlay == {  # type: ignore[attr-defined]
+        "numerics_id": offline.numerics_id,
+        "methods": ["none", "ngram"],
+        "max_model_len": offline.engine.max_model_len,
+    }
+
+
+def test_completions_are_the_offline_ones(client: openai.OpenAI, offline: LLM) -> None:
+    """n, best_of, penalties, bias and log-probabilities; two prompts, one of them token ids."""
+    ids = offline.engine.encode("class Stack:")
+    asked = {"n": 2, "max_tokens": 20, "temperature": 0.8, "seed": 5, "logprobs": 3, "presence_penalty": 0.5}
+    extra = {"best_of": 3, "top_k": 40, "repetition_penalty": 1.1, "bad_words": ["self"], "return_token_ids": True}
+    made = client.completions.create(model="tiny-code", prompt=[PROMPT], **asked, extra_body=extra)  # type: ignore
+    other = client.completions.create(model="tiny-code", prompt=[list(ids)], **asked, extra_body=extra)  # type: ignore
+    params = SamplingParams(**asked, **{k: v for k, v in extra.items() if k != "return_token_ids"})
+    for found, output in zip((made, other), offline.generate([PROMPT, ids], params), strict=True):
+        assert len(found.choices) == 2
+        for choice, one in zip(found.choices, output.outputs, strict=True):
+            assert choice.text == one.text
+            assert tuple(choice.token_ids) == one.token_ids  # type: ignore[attr-defined]
+            assert choice.finish_reason == one.finish_reason
+            logprobs = [table[t].logprob for t, table in zip(one.token_ids, one.logprobs or (), strict=True)]
+            assert choice.logprobs is not None
+            assert choice.logprobs.token_logprobs == logprobs
+        assert found.usage is not None
+        assert found.usage.completion_tokens == sum(len(one.token_ids) for one in output.outputs)
+        assert found.usage.prompt_tokens == len(output.prompt_token_ids)
+
+
+def test_streamed_completions_are_the_whole_ones(live: Live, client: openai.OpenAI, offline: LLM) -> None:
+    asked: dict[str, Any] = {"prompt": [PROMPT, "x = ["], "n": 2, "max_tokens": 40, "temperature": 0.7, "seed": 1}
+    more = {"stop": [":\n", "0, 1"], "logprobs": 1}
+    whole = client.completions.create(model="tiny-code", **asked, **more, extra_body={"return_token_ids": True})
+    texts = [""] * 4
+    tokens: list[list[int]] = [[], [], [], []]
+    logprobs: list[list[float]] = [[], [], [], []]
+    reasons: list[Any] = [None] * 4
+    sources: list[str] = [""] * 4
+    events, extra = 0, {"return_sources": True, "return_token_ids": True}
+    options: Any = {"include_usage": True}
+    for chunk in client.completions.create(
+        model="tiny-code", **asked, **more, stream=True, stream_options=options, extra_body=extra
+    ):
+        events += 1
+        for choice in chunk.choices:
+            assert reasons[choice.index] is None
+            texts[choice.index] += choice.text
+            tokens[choice.index] += choice.token_ids  # type: ignore[attr-defined]
+            logprobs[choice.index] += choice.logprobs.token_logprobs  # type: ignore[union-attr,arg-type]
+            pieces = choice.sources  # type: ignore[attr-defined]
+            assert "".join(text for text, _, accepted in pieces if accepted) == choice.text
+            sources[choice.index] += "".join(who[0] for _, who, _ in pieces)
+            reasons[choice.index] = choice.finish_reason
+        usage = chunk.usage
+    assert texts == [choice.text for choice in whole.choices]
+    assert tokens == [choice.token_ids for choice in whole.choices]  # type: ignore[attr-defined]
+    assert logprobs == [choice.logprobs.token_logprobs for choice in whole.choices]  # type: ignore[union-attr]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert usage is not None
+    assert whole.usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (
+        whole.usage.prompt_tokens,
+        whole.usage.completion_tokens,
+    )
+    details = usage.completion_tokens_details
+    assert details is not None
+    assert details.accepted_prediction_tokens == sum(s.count("n") for s in sources)
+    # A step that accepts guesses is one event; the last one has no choices.
+    assert 0 < details.accepted_prediction_tokens < usage.completion_tokens
+    assert events - 1 <= usage.completion_tokens - details.accepted_prediction_tokens
+
+
+def test_echo_with_logprobs_scores_a_prompt(client: openai.OpenAI, offline: LLM) -> None:
+    """What lm-eval asks for: nothing new, the prompt's log-probabilities."""
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1}
+    made = client.completions.create(model="tiny-code", **asked)
+    (output,) = offline.generate(PROMPT, SamplingParams(max_tokens=1, prompt_logprobs=1))
+    (choice,) = made.choices
+    assert output.prompt_logprobs is not None
+    assert choice.text == PROMPT
+    assert choice.finish_reason == "length"
+    scores = [t and t[i].logprob for i, t in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)]
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs == scores
+    assert choice.logprobs.top_logprobs is not None
+    assert "".join(choice.logprobs.tokens or ()) == PROMPT
+    assert made.usage is not None
+    assert made.usage.completion_tokens == 0
+    streamed = list(client.completions.create(model="tiny-code", **{**asked, "max_tokens": 2}, stream=True))
+    assert "".join(c.choices[0].text for c in streamed).startswith(PROMPT)
+
+
+def test_chat_is_the_offline_one(client: openai.OpenAI, offline: LLM) -> None:
+    asked: dict[str, Any] = {"model": "tiny-code", "messages": MESSAGES, "temperature": 0.5, "seed": 3}
+    made = client.chat.completions.create(**asked, max_completion_tokens=24, logprobs=True, top_logprobs=2, n=2)
+    output = offline_chat(offline, SamplingParams(temperature=0.5, seed=3, max_tokens=24, logprobs=2, n=2))
+    for choice, one in zip(made.choices, output.outputs, strict=True):
+        assert choice.message.content == one.text
+        assert choice.logprobs is not None
+        for found, token, table in zip(choice.logprobs.content or (), one.token_ids, one.logprobs or (), strict=True):
+            assert (found.token, found.logprob) == (table[token].decoded_token, table[token].logprob)
+            assert len(found.top_logprobs) == 2
+    text = [""] * 2
+    options: Any = {"include_usage": True}
+    chunks = list(client.chat.completions.create(**asked, max_tokens=24, n=2, stream=True, stream_options=options))
+    for chunk in chunks:
+        for delta in chunk.choices:
+            text[delta.index] += delta.delta.content or ""
+    assert text == [one.text for one in output.outputs]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == sum(len(one.token_ids) for one in output.outputs)
+
+
+def test_without_speculation_nothing_changes(client: openai.OpenAI) -> None:
+    answers = []
+    for speculative in ({"enabled": False}, {"num_speculative_tokens": 2}, {"method": "ngram"}):
+        made = client.completions.create(
+            model="tiny-code", prompt=PROMPT, max_tokens=60, temperature=0, extra_body={"speculative": speculative}
+        )
+        answers.append(made.choices[0].text)
+        assert made.usage is not None
+        assert made.usage.completion_tokens_details is not None
+        drafted = made.usage.completion_tokens_details.accepted_prediction_tokens
+        assert bool(drafted) is (speculative != {"enabled": False})
+    assert len(set(answers)) == 1
+
+
+def test_response_formats(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    for form in (
+        {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}},
+        {"type": "json_object"},
+        {"type": "text"},
+    ):
+        made = client.chat.completions.create(
+            model="tiny-code", messages=MESSAGES, temperature=0, max_tokens=40, response_format=form,  # type: ignore
+            extra_body={"logit_bias": {"95": 0}},
+        )  # fmt: skip
+        text = made.choices[0].message.content or ""
+        if form["type"] == "json_schema":
+            assert json.loads(text)["a"] in (1, 2)
+        assert (form["type"] != "text") == text.lstrip().startswith("{")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_forced_calls(client: openai.OpenAI, choice: Any, stream: bool) -> None:
+    asked: dict[str, Any] = {"model": "tiny-code", "messages": MESSAGES, "temperature": 0, "max_tokens": 60}
+    asked |= {"tools": [WEATHER], "tool_choice": choice, "parallel_tool_calls": False}
+    if stream:
+        name = arguments = ""
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            (one,) = chunk.choices
+            for call in one.delta.tool_calls or ():
+                assert call.function is not None
+                name += call.function.name or ""
+                arguments += call.function.arguments or ""
+            reason = one.finish_reason
+    else:
+        (whole,) = client.chat.completions.create(**asked).choices
+        assert whole.message.content is None
+        (made,) = whole.message.tool_calls or ()
+        name, arguments, reason = made.function.name, made.function.arguments, whole.finish_reason
+    assert name == "weather"
+    assert json.loads(arguments)["city"] in ("Paris", "Rome")
+    assert reason == ("tool_calls" if choice == "required" else "stop")
+
+
+def test_tokenize_and_back(live: Live, offline: LLM) -> None:
+    made = live.post("/tokenize", {"prompt": PROMPT, "return_token_strs": True}).json()
+    assert tuple(made["tokens"]) == offline.engine.encode(PROMPT)
+    assert "".join(made["token_strs"]) == PROMPT
+    assert made["count"] == len(made["tokens"])
+    assert live.post("/detokenize", {"tokens": made["tokens"]}).json() == {"prompt": PROMPT}
+    chat = live.post("/tokenize", {"messages": MESSAGES}).json()
+    assert tuple(chat["tokens"]) == offline_chat(offline, SamplingParams(max_tokens=1)).prompt_token_ids
+
+
+def test_probes_and_version(live: Live, offline: LLM) -> None:
+    assert live.http.get("/health").status_code == live.http.get("/ready").status_code == 200
+    assert live.http.get("/version").json()["numerics_id"] == offline.numerics_id
+    answer = live.http.get("/version", headers={"X-Request-Id": "mine-1"})
+    assert answer.headers["X-Request-Id"] == "mine-1"
+    assert live.http.get("/version", headers={"X-Request-Id": "bad id"}).headers["X-Request-Id"] != "bad id"
+
+
+def test_the_document_names_every_field(live: Live) -> None:
+    made = live.http.get("/openapi.json").json()
+    body = made["components"]["schemas"]["CompletionFields"]
+    names = {f for f in SamplingParams.__dataclass_fields__ if f != "logits_processors"}
+    assert names | {"prompt", "echo", "return_sources"} <= set(body["properties"])
+    assert all(value["description"] for value in body["properties"].values())
+    assert set(made["paths"]) >= {"/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/models", "/ready"}
+    assert not any("422" in op["responses"] for path in made["paths"].values() for op in path.values())

@@ -1,0 +1,388 @@
+"""What the server refuses, bounds and survives."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from checkpoints import write_llama
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serving import Live, wait_for
+
+from parlay import AsyncLLM
+from parlay.config import ServerConfig
+from parlay.errors import ConfigError, EngineDeadError
+from parlay.server.backend import Observation
+from parlay.server.fields import KNOWN, SAMPLING
+from parlay.server.keys import read_keys
+
+KEYS = ("the-first-key", "the-other-key")
+LONG = {"prompt": [1, 2, 3], "max_tokens": 480, "ignore_eos": True, "temperature": 0}
+
+
+class Watcher:
+    """Metrics that remember."""
+
+    def __init__(self) -> None:
+        self.firsts: list[float] = []
+        self.steps: list[int] = []
+        self.ends: list[Observation] = []
+
+    def observe_first(self, seconds: float) -> None:
+        self.firsts.append(seconds)
+
+    def observe_step(self, seconds: float, tokens: int) -> None:
+        self.steps.append(tokens)
+
+    def observe_end(self, observation: Observation) -> None:
+        self.ends.append(observation)
+
+    def expose(self) -> tuple[bytes, str]:
+        return b"ends %d\n" % len(self.ends), "text/plain"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("serve") / "target", seed=2, scale=7.0, calm=0.2)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[AsyncLLM]:
+    made = AsyncLLM(model, served_model_name="small")
+    yield made
+    made._llm.engine.check()
+    asyncio.run(made.close())
+
+
+@pytest.fixture(scope="module")
+def watcher() -> Watcher:
+    return Watcher()
+
+
+@pytest.fixture(scope="module")
+def live(engine: AsyncLLM, watcher: Watcher) -> Iterator[Live]:
+    limits = {"max_body_bytes": 20_000, "max_json_depth": 20, "body_timeout": 0.5, "max_open": 8, "max_n": 4}
+    with Live(engine, metrics=watcher, page=("<p>", "default-src 'none'"), **limits) as server:
+        yield server
+
+
+def error(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    body = answer.json()["error"]
+    assert set(body) == {"message", "type", "param", "code"}
+    assert "\n" not in body["message"]
+    assert answer.headers["X-Request-Id"]
+    return dict(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"prompt": "x", "max_token": 1}, "max_token", "did you mean 'max_tokens'"),
+        ({"prompt": "x", "suffix": "y"}, "suffix", "leave suffix out"),
+        ({"prompt": "x", "prediction": {}}, "prediction", "not served"),
+        ({"prompt": "x", "logits_processors": []}, "logits_processors", "cannot be sent"),
+        ({"prompt": "x", "temperature": -1}, "temperature", "between 0"),
+        ({"prompt": "x", "temperature": "hot"}, "temperature", "must be a number"),
+        ({"prompt": "x", "stream": "yes"}, "stream", "bool"),
+        ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options", "stream"),
+        ({"prompt": "x", "stream": True, "stream_options": {"x": True}}, "stream_options", "unknown key 'x'"),
+        ({"prompt": "x", "n": 5}, "n", "limit of 4"),
+        ({"prompt": "x", "logprobs": 21}, "logprobs", "limit of 20"),
+        ({"prompt": ["x"] * 9}, None, "may for 8"),
+        ({"prompt": "x", "stop": ["y"] * 10_00}, "stop", "1000 entries"),
+        ({"prompt": "x", "stop": "y" * 1025}, "stop", "1025 characters"),
+        ({"prompt": "x", "logit_bias": {str(i): 0 for i in range(1025)}}, "logit_bias", "1025 entries"),
+        ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias", "between -100"),
+        ({"prompt": "x", "logit_bias": {"99999": 1}}, "logit_bias", "vocabulary"),
+        ({"prompt": "x", "best_of": 2, "stream": True}, "best_of", "streamed"),
+        ({"prompt": "x", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
+        ({"prompt": "x", "speculative": {"method": "ngrm"}}, None, "not loaded"),
+        ({"prompt": "x", "structured_outputs": {"regex": "("}}, "structured_outputs", "regex"),
+        ({"prompt": "x", "store": True}, "store", "no answer is kept"),
+        ({}, "prompt", "needed"),
+        ({"prompt": []}, "prompt", "must be text"),
+        ({"prompt": [[]]}, "prompt", "none of them empty"),
+        ({"prompt": [1, "x"]}, "prompt", "must hold"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": [1 << 40]}, "prompt", "not an id"),
+        ({"prompt": [1] * 600}, "prompt", "leaves no room"),
+        ({"prompt": "x", "metadata": json.loads("[" * 30 + "]" * 30)}, None, "deep"),
+    ],
+)  # fmt: skip
+def test_wrong_fields_are_named(live: Live, body: dict[str, Any], param: str | None, words: str) -> None:
+    settled = "stream" in body or "best_of" in body or "stream_options" in body
+    for asked in [body] if settled else [body, {**body, "stream": True}]:
+        found = error(live.post("/v1/completions", asked), 400)
+        assert words in found["message"]
+        assert found["type"] == "invalid_request_error"
+        if param is not None:
+            assert found["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, None),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user", "content": "x"}], "chat_template": "x"}, "chat_template"),
+        ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "xml"}}, "response_format"),
+        ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "x"}], "functions": []}, "functions"),
+    ],
+)
+def test_wrong_chats_are_named(live: Live, body: dict[str, Any], param: str | None) -> None:
+    found = error(live.post("/v1/chat/completions", body), 400)
+    if param is not None:
+        assert found["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b'{"prompt": "\xff"}', 400),
+        (b'{"prompt": "\\ud800"}', 400),
+        (b'{"prompt": "x", "temperature": NaN}', 400),
+        (b'{"prompt": "x", "temperature": 1e999}', 400),
+        (b'{"prompt": "x", "seed": 1' + b"0" * 5000 + b"}", 400),
+        (b"[" * 10_000, 400),
+        (b" " * 20_001, 413),
+        (b" " * 300_000, 413),
+    ],
+)
+def test_wrong_bodies(live: Live, content: bytes, status: int) -> None:
+    headers = {"Content-Type": "application/json"}
+    error(live.http.post("/v1/completions", content=content, headers=headers), status)
+    # Without a Content-Length too.
+    error(live.http.post("/v1/completions", content=iter([content[:7], content[7:]]), headers=headers), status)
+
+
+def test_statuses(live: Live) -> None:
+    assert error(live.post("/v1/completions", {"prompt": "x", "model": "other"}), 404)["param"] == "model"
+    assert error(live.http.get("/v1/models/other"), 404)["code"] == "model_not_found"
+    error(live.http.get("/nowhere"), 404)
+    assert "POST" in live.http.get("/v1/completions").headers["allow"]
+    error(live.http.get("/v1/completions"), 405)
+    form = live.http.post("/v1/completions", data={"prompt": "x"})
+    error(form, 415)
+    page = live.http.get("/")
+    assert (page.text, page.headers["Content-Security-Policy"]) == ("<p>", "default-src 'none'")
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+
+
+@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_body_makes_the_server_fail(live: Live, data: Any) -> None:
+    names = st.sampled_from(sorted(KNOWN))
+    body = data.draw(st.dictionaries(names | st.text(max_size=5), JSON, max_size=4))
+    if data.draw(st.booleans()):
+        body |= {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [1]}
+        body = {k: v for k, v in body.items() if k in SAMPLING or k in ("prompt", "stop", "echo", "stream")}
+    body["max_tokens"] = 2
+    answer = live.post(data.draw(st.sampled_from(PATHS)), body)
+    assert answer.status_code in (200, 400, 404), answer.text
+    if answer.status_code != 200:
+        error(answer, answer.status_code)
+    assert '"type":"server_error"' not in answer.text
+
+
+def idle(live: Live) -> bool:
+    return live.gate.open == 0 and not live.engine._llm.engine.busy
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_requests(live: Live, watcher: Watcher, stream: bool) -> None:
+    slow = {**LONG, "prompt": [[i, 5] for i in range(8)], "stream": stream}
+    pool = live.engine._llm.engine._pool
+    assert idle(live)
+    body = json.dumps(slow).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with contextlib.closing(socket.create_connection(("127.0.0.1", live.port))) as client:
+        client.sendall(head + body)
+        wait_for(lambda: live.gate.open == 8)
+        # Meanwhile there is room for nobody else, and that is said at once.
+        answer = live.post("/v1/completions", {"prompt": "x"})
+        assert answer.status_code in (200, 429)
+        if answer.status_code == 429:
+            assert error(answer, 429)["code"] == "rate_limit_exceeded"
+            assert answer.headers["Retry-After"]
+        if stream:
+            assert client.recv(10)
+    wait_for(lambda: idle(live))
+    wait_for(lambda: any(end.status in (499, 200) and len(end.outputs) == 8 for end in watcher.ends))
+    newest = [end for end in watcher.ends if len(end.outputs) == 8][-1]
+    assert sum(len(output.outputs[0].token_ids) for output in newest.outputs) < 8 * 480
+    live.engine._llm.engine.check()
+    assert pool is live.engine._llm.engine._pool
+
+
+def test_metrics_are_told(live: Live, watcher: Watcher) -> None:
+    firsts, steps = len(watcher.firsts), sum(watcher.steps)
+    assert live.post("/v1/completions", {**LONG, "max_tokens": 9}).status_code == 200
+    assert len(watcher.firsts) == firsts + 1
+    assert 0 < sum(watcher.steps) - steps < 9
+    assert watcher.ends[-1].endpoint == "/v1/completions"
+    assert live.http.get("/metrics").text.startswith("ends ")
+
+
+def test_slow_bodies_and_slow_heads_are_cut_off(live: Live) -> None:
+    for content, words in (
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b" 408 "),
+        (b"POST /v1/completions HTTP/1.1\r\nHost:", b""),
+    ):
+        with contextlib.closing(socket.create_connection(("127.0.0.1", live.port))) as client:
+            client.settimeout(10)
+            client.sendall(content)
+            got = b""
+            with contextlib.suppress(ConnectionResetError):
+                while more := client.recv(4096):
+                    got += more
+            assert words in got
+
+
+def test_keys(engine: AsyncLLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nalice alices-own-key\n")
+    with Live(engine, api_key=KEYS, api_key_file=str(file), max_open_per_key=2) as live:
+        assert live.http.get("/health").status_code == 200
+        for wrong in ({}, {"Authorization": "Bearer nope"}, {"Authorization": f"Basic {KEYS[0]}"}):
+            assert error(live.http.get("/v1/models", headers=wrong), 401)["code"] == "invalid_api_key"
+        assert live.http.post("/v1/completions", content=b"{" * 50_000).status_code == 401
+        cached = []
+        for key in (*KEYS, "alices-own-key", KEYS[0]):
+            answer = live.post(
+                "/v1/completions", {**LONG, "prompt": [7] * 64, "max_tokens": 1},
+                headers={"Authorization": f"Bearer {key}"},
+            )  # fmt: skip
+            cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert cached[:3] == [0, 0, 0]  # nobody learns what the others asked
+        assert cached[3] > 0
+        busy = {**LONG, "n": 3}
+        error(live.post("/v1/completions", busy, headers={"Authorization": f"Bearer {KEYS[0]}"}), 400)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    assert {line["key"] for line in lines if line["status"] == 200} == {"key1", "key2", "alice"}
+    assert not any(key in json.dumps(lines) for key in (*KEYS, "alices-own-key"))
+    with pytest.raises(ConfigError, match="no keys"):
+        read_keys(ServerConfig(api_key_file=os.devnull))
+    with pytest.raises(ConfigError) as caught:
+        ServerConfig(api_key=("short",))
+    assert "short" not in str(caught.value)
+
+
+def test_prompts_are_logged_only_when_asked(engine: AsyncLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    for asked in (False, True):
+        with Live(engine, log_prompts=asked) as live:
+            assert live.post("/v1/completions", {"prompt": "a secret", "max_tokens": 1}).status_code == 200
+            assert live.post("/v1/completions", {"prompt": "a secret", "max_tokens": 0}).status_code == 400
+        assert ("a secret" in capsys.readouterr().err) is asked
+
+
+def test_other_origins_only_when_allowed(engine: AsyncLLM) -> None:
+    asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    for origins in ((), ("https://example.org",)):
+        with Live(engine, allowed_origins=origins, api_key=KEYS) as live:
+            allowed = live.http.options("/v1/completions", headers=asked).headers.get("access-control-allow-origin")
+            assert allowed == (origins[0] if origins else None)
+
+
+def test_time_limits(engine: AsyncLLM) -> None:
+    with Live(engine, request_timeout=0.02) as live:
+        assert error(live.post("/v1/completions", {**LONG, "n": 8}), 504)["code"] == "timeout"
+        answer = live.post("/v1/completions", {**LONG, "n": 8, "stream": True})
+        assert answer.status_code == 504 or '"code":"timeout"' in answer.text
+
+
+class Dying:
+    """An engine that dies."""
+
+    state = "ready"
+
+    def __init__(self, engine: AsyncLLM) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, *arguments: Any, **more: Any) -> Any:
+        seen = 0
+        async for output in self._engine.generate(*arguments, **more):
+            yield output
+            seen += 1
+            if seen == 2:
+                self.state = "restarting"
+                raise EngineDeadError("the engine died and is being restarted; ask again")
+
+
+def test_an_engine_that_dies(engine: AsyncLLM) -> None:
+    with Live(Dying(engine)) as live:
+        streamed = live.post("/v1/completions", {**LONG, "stream": True})
+        assert streamed.status_code == 200
+        last = json.loads(streamed.text.strip().splitlines()[-1].removeprefix("data: "))
+        assert last["error"]["code"] == "engine_not_ready"
+        for path in ("/health", "/ready"):
+            error(live.http.get(path), 503)
+        answer = live.post("/v1/completions", LONG)
+        assert "restarting" in error(answer, 503)["message"]
+        assert answer.headers["Retry-After"]
+        live.engine.state = "ready"
+        error(live.post("/v1/completions", LONG), 503)
+
+
+def test_sigterm_lets_open_requests_finish(model: Path) -> None:
+    command = [sys.executable, "-m", "parlay.cli.main", "serve", str(model), "--port", "0", "-tp", "1"]
+    command += ["--seed", "42", "--speculative_config", '{"method": "ngram"}', "--served-model-name", "small"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    lines: list[str] = []
+    assert process.stderr is not None
+    reader = threading.Thread(target=lambda: lines.extend(process.stderr))  # type: ignore[arg-type]
+    reader.start()
+    try:
+        wait_for(lambda: any("listening on" in line for line in lines) or process.poll() is not None, 60)
+        url = next(line for line in lines if "listening on" in line).split()[3]
+        body = {**LONG, "model": "small", "n": 8, "stream": True}
+        with httpx.stream("POST", url + "/v1/completions", json=body, timeout=30, trust_env=False) as answer:
+            events = answer.iter_lines()
+            next(events)
+            with httpx.Client(base_url=url, trust_env=False) as other:
+                assert other.get("/ready").status_code == 200
+                process.send_signal(signal.SIGTERM)
+                end = time.monotonic() + 10
+                while other.get("/ready").status_code == 200:
+                    assert time.monotonic() < end
+                assert other.post("/v1/completions", json=LONG).status_code == 503
+            left = [line for line in events if line]
+        assert left[-1] == "data: [DONE]"
+        assert sum('"finish_reason":"length"' in line for line in left) == 8
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        process.stderr.close()
