@@ -40,7 +40,9 @@ def run(options: argparse.Namespace) -> int:
     speculative = SpeculativeConfig.parse(options.speculative_config)
     try:
         import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
+        import zmq  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"serving needs {error.name}; run: pip install 'parlay[serve]'") from None
     asyncio.run(_serve(values, speculative, config))
@@ -48,17 +50,27 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
-    from parlay.async_llm import AsyncLLM
     from parlay.server.app import create_app
+    from parlay.server.client import EngineClient
     from parlay.server.gate import Gate
     from parlay.server.keys import read_keys
     from parlay.server.listen import Server
+    from parlay.server.metrics import PrometheusMetrics
+    from parlay.server.page import content_security_policy, page
 
     keys = read_keys(config, env.api_keys())
     if config.host not in ("127.0.0.1", "localhost", "::1") and not keys:
         print("parlay: whoever reaches this address may use the model; --api-key-file closes it", file=sys.stderr)
-    async with AsyncLLM(speculative_config=speculative, **values) as engine:
+    html = page()
+    async with EngineClient(speculative_config=speculative, **values) as engine:
         gate = Gate(config.max_open, config.max_open_per_key)
-        methods = tuple(dict.fromkeys((SpeculativeConfig().method, speculative.method)))
-        app = create_app(engine, config, keys=keys, gate=gate, methods=methods)
+        app = create_app(
+            engine,
+            config,
+            keys=keys,
+            gate=gate,
+            methods=engine.methods,
+            metrics=PrometheusMetrics(engine.model_name, speculative.method, engine.stats, lambda: engine.restarts),
+            page=(html, content_security_policy(html)),
+        )
         await Server(app, config, gate).serve()
