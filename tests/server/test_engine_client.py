@@ -209,7 +209,7 @@ def test_leaving_frees_blocks(house: House) -> None:
 def test_a_bad_request_costs_the_others_nothing(house: House) -> None:
     bad: list[Any] = ["", [999], {"text": "x"}, [1] * 600, b"x", None, "\ud800"]
     wrong = [SamplingParams(stop_token_ids=[999]), SamplingParams(speculative={"method": "eagle"})]
-    wrong += [SamplingParams(top_k=1 << 70), SamplingParams(logits_processors=[lambda o, x: x])]
+    wrong += [SamplingParams(max_tokens=1 << 70), SamplingParams(logits_processors=[lambda o, x: x])]
 
     async def main() -> list[Any]:
         asked = [last(house.client, p, PARAMS) for p in bad] + [last(house.client, PROMPT, p) for p in wrong]

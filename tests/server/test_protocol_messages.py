@@ -33,7 +33,7 @@ COUNT = st.integers(0, 2**63)
 FLOAT = st.floats(allow_nan=False)
 IDS = st.lists(COUNT, max_size=8)
 SCORES = st.tuples(FLOAT, COUNT, st.lists(st.tuples(COUNT, FLOAT), max_size=3).map(tuple))
-METRICS = st.tuples(*[COUNT] * 3, IDS.map(tuple), *[COUNT] * 4, *[FLOAT] * 3)
+METRICS = st.tuples(*[COUNT] * 3, IDS.map(tuple), *[COUNT] * 4, *[FLOAT] * 4)
 METHODS = st.builds(MethodSnapshot, drafts=COUNT, drafted=COUNT, accepted=COUNT, accepted_per_position=IDS.map(tuple))
 STATS = st.builds(
     StatsSnapshot,
@@ -112,13 +112,13 @@ def test_every_parameter_is_plain_or_refused() -> None:
 
 def test_what_cannot_be_written_is_the_requests_fault() -> None:
     with pytest.raises(RequestError, match="64 bits"):
-        encode(Add(1, (1,), plain_params(SamplingParams(top_k=10**30))))
+        encode(Add(1, (1,), plain_params(SamplingParams(max_tokens=10**30))))
     with pytest.raises(RequestError, match="not valid Unicode"):
-        encode(Add(1, (1,), plain_params(SamplingParams(stop="\ud800"))))
+        encode(Add(1, (1,), {}, tenant="\ud800"))
 
 
 def test_results_in_the_order_of_their_fields() -> None:
-    metrics = RequestMetrics(1, 2, 3, (4, 5), 6, 7, 8, 9, 10.0, 11.0, 12.0)
+    metrics = RequestMetrics(1, 2, 3, (4, 5), 6, 7, 8, 9.0, 10.0, 11.0, 12.0)
     assert RequestMetrics(*plain_metrics(metrics)) == metrics
     entry = TokenLogprobs(-0.5, 3, ((7, -0.1), (8, float("-inf"))))
     assert [TokenLogprobs(*scores) for scores in plain_scores([entry])] == [entry]
