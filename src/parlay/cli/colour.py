@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+
+from parlay.engine.pieces import Pieces
 
 PLAIN = "target"
 _PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
@@ -37,9 +38,8 @@ class Colourer:
     """Turns a growing completion into pieces of coloured text, never beyond the completion's own text."""
 
     def __init__(self, tokenizer: Tokenizer, palette: Palette, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
         self._palette = palette
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._pieces = Pieces(tokenizer, skip_special_tokens=skip_special_tokens)
         self._ends: deque[tuple[int, str]] = deque()  # where the text of each source's token ends
         self._decoded = 0
         self._tokens = 0
@@ -54,7 +54,7 @@ class Colourer:
             text: the completion's text so far, which may lag behind the tokens and at last be cut or completed.
         """
         for token, source in zip(tokens[self._tokens :], sources[self._tokens :], strict=True):
-            self._decoded += len(self._stream.step(self._tokenizer, token) or "")
+            self._decoded += len(self._pieces.add(token))
             self._ends.append((self._decoded, self._palette.style(source)))
         self._tokens = len(tokens)
         new = Text()

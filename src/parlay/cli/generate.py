@@ -40,7 +40,9 @@ def run(options: argparse.Namespace) -> int:
         prompt = llm.chat_prompt([{"role": "user", "content": str(prompt)}])
     printer = Printer(llm, params)
     output: RequestOutput | None = None
-    for output in llm.stream(prompt, params):
+    # Which completions are the best, only the end tells.
+    outputs = llm.stream(prompt, params) if params.candidates == params.n else llm.generate(prompt, params)
+    for output in outputs:
         if params.n == 1:
             printer.show(output.outputs[0])
     assert output is not None

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 # With a single request --seed means that request's seed.
 _ENGINE_ONLY = frozenset({"seed"})
-# Functions cannot be written on a command line.
-_PYTHON_ONLY = frozenset({"logits_processors"})
+# Functions cannot be written on a command line, and log-probabilities are not shown there.
+_PYTHON_ONLY = frozenset({"logits_processors", "logprobs", "prompt_logprobs"})
 
 
 def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True, **defaults: object) -> None:

@@ -1,0 +1,33 @@
+"""Tokens to text, piece by piece."""
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class Pieces:
+    """The text of a sequence of tokens as it comes. What was handed out is never taken back."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._pending: list[int] = []  # tokens whose text was not handed out yet
+
+    def add(self, token: int) -> str:
+        """Return the text that has come with a token, which is empty while a character is incomplete."""
+        self._pending.append(token)
+        try:
+            piece = self._stream.step(self._tokenizer, token) or ""
+        except Exception:
+            # A bare one: where bytes are tokens, some that make no character change how bytes before them decode.
+            # What was handed out stays, and the stream begins anew behind it.
+            piece = self.rest
+            self._stream = DecodeStream(ids=self._pending, skip_special_tokens=self._skip)
+        if piece:
+            self._pending.clear()
+        return piece
+
+    @property
+    def rest(self) -> str:
+        """What the tokens of an incomplete character decode to, should nothing follow."""
+        return str(self._tokenizer.decode(self._pending, skip_special_tokens=self._skip))
