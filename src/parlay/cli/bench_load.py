@@ -89,8 +89,8 @@ def _run(options: argparse.Namespace) -> int:
         print(f"{count} x {error}", file=sys.stderr)
     if row["late"]:
         print(
-            f"{row['late']} of {row['requests']} requests left more than {1e3 * LATE:g} ms late: this client is too "
-            "slow for the rate asked for",
+            f"{row['late']} of {row['requests']} requests left over {1e3 * LATE:g} ms late: the client's machine "
+            "is busy, or too slow for the rate asked for",
             file=sys.stderr,
         )
     # JSON has no infinity.
