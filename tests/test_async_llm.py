@@ -137,6 +137,51 @@ def test_a_bad_request_costs_the_others_nothing(make: MakeAsync, make_llm: MakeL
     assert answer(good) == answer(make_llm().generate(PROMPT, PARAMS)[0])
 
 
+@pytest.mark.parametrize(
+    ("place", "match"),
+    [
+        ({"priority": "high"}, "priority must be an integer, not 'high'"),
+        ({"priority": None}, "priority must be an integer"),
+        ({"priority": float("nan")}, "priority must be an integer"),
+        ({"tenant": None}, "tenant must be text"),
+        ({"tenant": "\ud800"}, "tenant must be valid Unicode"),
+        ({"timeout": "5"}, "timeout must be a number of seconds"),
+        ({"timeout": float("nan")}, "timeout must be a number of seconds"),
+    ],
+    ids=str,
+)
+def test_a_wrong_place_costs_the_others_nothing(make: MakeAsync, place: dict[str, Any], match: str) -> None:
+    async def main() -> list[Any]:
+        async with make("ngram") as llm:
+            asked = [last(llm, PROMPT, PARAMS, **place), last(llm, PROMPT, PARAMS), last(llm, PROMPT, PARAMS)]
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    refused, one, other = asyncio.run(main())
+    assert isinstance(refused, RequestError)
+    with pytest.raises(RequestError, match=match):
+        raise refused
+    assert answer(one) == answer(other)
+
+
+def test_a_request_that_fails_on_the_way_says_why(make: MakeAsync) -> None:
+    def fail(output: list[int], logits: Any) -> Any:
+        raise KeyError("nobody knows")
+
+    async def main() -> tuple[Any, Any]:
+        async with make("ngram") as llm:
+            bad = SamplingParams(n=2, max_tokens=9, logits_processors=[fail])
+            asked = last(llm, PROMPT, bad), last(llm, PROMPT, PARAMS)
+            failed, good = await asyncio.gather(*asked, return_exceptions=True)
+            assert not llm._open
+            assert not llm._by_request
+            return failed, good
+
+    failed, good = asyncio.run(main())
+    assert isinstance(failed, RequestError)
+    assert "raised KeyError: 'nobody knows'" in str(failed)
+    assert good.outputs[0].finish_reason
+
+
 def test_a_deadline(make: MakeAsync) -> None:
     async def main() -> RequestOutput:
         async with make() as llm:

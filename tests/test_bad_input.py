@@ -158,6 +158,12 @@ def test_one_sequence_may_take_the_whole_cache(make_llm: MakeLLM) -> None:
     assert len(output.outputs[0].token_ids) == 24
 
 
+def test_an_unknown_parameter() -> None:
+    for make in (SamplingParams, lambda **params: SamplingParams.parse(params)):
+        with pytest.raises(ConfigError, match=r"unknown sampling parameter 'temprature' .did you mean 'temperature'"):
+            make(temprature=1.0)
+
+
 @pytest.mark.parametrize(
     ("params", "match"),
     [
@@ -200,6 +206,8 @@ def test_one_sequence_may_take_the_whole_cache(make_llm: MakeLLM) -> None:
         ({"stop": ""}, "at least one character"),
         ({"stop": ["a", ""]}, "at least one character"),
         ({"stop": [3]}, "stop must be strings"),
+        ({"stop": "\ud800"}, "stop must be valid Unicode"),
+        ({"bad_words": ["a", "\ud800"]}, "bad_words must be valid Unicode"),
         ({"stop_token_ids": [-1]}, "stop_token_ids must be at least 0"),
         ({"stop_token_ids": ["a"]}, "stop_token_ids must be an integer"),
         ({"speculative": {"num_speculative_tokens": 0}}, "at least 1, not 0; to decode plainly set enabled"),

@@ -96,7 +96,7 @@ class AsyncLLM:
             timeout: seconds after which the request is aborted.
 
         Raises:
-            RequestError: the prompt cannot be served.
+            RequestError: the prompt cannot be served, or fails on the way.
             ParlayError: the engine was closed, or has failed.
         """
         stream = _Stream(prompt, asyncio.get_running_loop())
@@ -208,6 +208,11 @@ class AsyncLLM:
             self._by_request.pop(request.request_id, None)
 
     def _show(self, stream: "_Stream") -> None:
+        failed = next((r.error for r in stream.requests if r.error is not None), None)
+        if failed is not None:
+            self._abandon(stream)
+            stream.put(failed)
+            return
         finished = all(r.finish_reason is not None for r in stream.requests)
         if finished:
             self._forget(stream)

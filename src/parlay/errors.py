@@ -56,7 +56,7 @@ def brief(text: str) -> str:
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the known name closest to `name`, or the list of known names."""
-    names = sorted(known)
+    names = sorted(set(known))
     close = get_close_matches(name, names, n=1) if isinstance(name, str) and len(name) <= _LONG else []
     if close:
         return f" (did you mean {close[0]!r}?)"

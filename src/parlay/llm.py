@@ -97,12 +97,12 @@ class LLM:
             use_tqdm: as in `generate`.
             **template_options: as in `chat_prompt`.
         """
-        many = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        many = _conversations(messages)
         options = ChatOptions.parse(template_options)
         prompts: list[Prompt | RequestError] = []
         for conversation in many:
             try:
-                prompts.append(self._chat_prompt(conversation, options))  # type: ignore[arg-type]
+                prompts.append(self._chat_prompt(conversation, options))
             except RequestError as error:
                 prompts.append(error)
         return self._complete(prompts, _spread(sampling_params, len(many)), use_tqdm)
@@ -262,6 +262,13 @@ def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [many] if many and isinstance(many[0], Integral) else many  # type: ignore[list-item,return-value]
 
 
+def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise RequestError(f"a conversation is a list of messages, not {shown(messages)}")
+    alone = bool(messages) and isinstance(messages[0], Mapping)
+    return [messages] if alone else list(messages)  # type: ignore[list-item,arg-type]
+
+
 def _content(prompt: Prompt) -> str | Sequence[int]:
     """Return what to encode, or the token ids where there are any."""
     if not isinstance(prompt, Mapping):
@@ -280,7 +287,7 @@ def _prompt_text(prompt: Prompt | RequestError) -> str | None:
 def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None:
         params = SamplingParams()
-    many = [params] * count if isinstance(params, SamplingParams | Mapping) else list(params)
+    many = list(params) if isinstance(params, Sequence) else [params] * count
     for own in many:
         if not isinstance(own, SamplingParams):
             raise ConfigError(f"sampling parameters are given as SamplingParams(...), not as {type(own).__name__}")

@@ -47,6 +47,21 @@ def test_generate_reads_stdin_and_gives_n_completions(
     assert " 1 " in out
 
 
+def test_generate_gives_the_best_of_several(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", "abcabc", "--model", str(model), "--max-tokens", "6", "--seed", "3"]
+    assert main([*arguments, "--best-of", "4"]) == 0
+    best = capsys.readouterr().out.strip()
+    assert main([*arguments, "--n", "4", "--best-of", "4"]) == 0
+    assert best
+    assert best in capsys.readouterr().out
+
+
+def test_what_is_not_shown_has_no_flag(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "abc", "--model", str(model), "--logprobs", "2"])
+    assert "unknown flag --logprobs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -3,7 +3,9 @@
 The oracle gets its logits through a processor of the user's own, and goes token by token from there.
 """
 
+import dataclasses
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -198,6 +200,27 @@ def test_a_function_that_fails_costs_the_others_nothing(make_llm: MakeLLM, metho
     assert not llm.engine.busy
 
 
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda logits: None,
+        lambda logits: logits[:5],
+        lambda logits: logits.to_sparse(),
+        lambda logits: logits.fill_(-math.inf),
+        lambda logits: logits * math.nan,
+    ],
+)
+def test_a_function_that_returns_something_else(make_llm: MakeLLM, returned: Any) -> None:
+    def odd(output: list[int], logits: torch.Tensor) -> Any:
+        return returned(logits)
+
+    llm = make_llm("ngram", 3)
+    good, bad = SamplingParams(max_tokens=4), SamplingParams(max_tokens=4, logits_processors=[odd])
+    failed, other = llm.generate([list(PROMPTS[0])] * 2, [bad, good])
+    assert "the logits processor odd" in str(failed.error)
+    assert len(other.outputs[0].token_ids) == 4
+
+
 # ------------------------------------------------------------------------------------------------ log-probabilities
 
 
@@ -322,6 +345,13 @@ def test_a_stop_token_in_the_text(make_llm: MakeLLM, plain: Plain) -> None:
         ask = with_params(base, stop_token_ids=stops, include_stop_str_in_output=include)
         [answer] = run(make_llm("ngram", 3), [ask])
         assert answer.text == whole.text[: first + include]
+
+
+@pytest.mark.parametrize("top_k", [1 << 63, 1 << 70])
+def test_a_top_k_beyond_every_number_keeps_all(make_llm: MakeLLM, top_k: int) -> None:
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=8)
+    ask, all_kept = Ask(PROMPTS[0], dataclasses.replace(params, top_k=top_k)), Ask(PROMPTS[0], params)
+    assert_same(run(make_llm("ngram", 3), [ask]), run(make_llm(), [all_kept]))
 
 
 def test_ids_beyond_the_vocabulary(make_llm: MakeLLM) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from parlay import ConfigError, RequestError
+from parlay import ConfigError, RequestError, SamplingParams
 from parlay.engine.chat import ChatOptions, render
 from parlay.engine.tokenizer import TextCodec
 from parlay.models.select import ASSETS
@@ -166,3 +166,13 @@ def test_any_messages_are_rendered_or_refused(messages: list[dict[str, Any]]) ->
     except RequestError:
         return
     assert [json.loads(line)["role"] for line in text.split("\n") if line] == [m["role"] for m in messages]
+
+
+@pytest.mark.parametrize("messages", ["hello", HELLO[0], None, 5, [5], [HELLO, 5], ["hello"]], ids=str)
+def test_what_is_no_conversation(make_llm: MakeLLM, messages: Any) -> None:
+    def ask() -> None:
+        outputs = make_llm().chat(messages, SamplingParams(max_tokens=1), chat_template=CHATML)
+        raise next(output.error for output in outputs if output.error is not None)
+
+    with pytest.raises(RequestError, match="a conversation is a list of messages, not"):
+        ask()

@@ -7,6 +7,7 @@ import pytest
 from checkpoints import EOS, write_byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from parlay import ModelError, RequestError
 from parlay.engine.tokenizer import Detokenizer, TextCodec
@@ -166,3 +167,50 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelError, match="tokenizer_config"):
         TextCodec(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def bytes_and_words(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    """A tokenizer like Llama's: a few words, and all bytes for what they do not spell."""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    for word in ("\u2581", "a", "b", "\u2581a", "ab", "\u20ac"):
+        vocab[word] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("\u2581", "a"), ("a", "b")], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    path = tmp_path_factory.mktemp("bytes")
+    tokenizer.save(str(path / "tokenizer.json"))
+    return TextCodec(path)
+
+
+def test_bytes_that_make_no_character(bytes_and_words: TextCodec) -> None:
+    """A whole run of bytes decodes anew when one of them turns out wrong; text that is out stays."""
+    first = 3  # the token of byte 0
+    tokens = [first + ord("s"), first + 0xCC, bytes_and_words.tokenizer.token_to_id("ab"), 259, 260]
+    detokenizer = Detokenizer(bytes_and_words, (), skip_special_tokens=True)
+    seen = []
+    for token in tokens:
+        detokenizer.append(token)
+        seen.append(detokenizer.text)
+    assert seen == ["s", "s", "s\ufffdab", "s\ufffdab ", "s\ufffdab a"]
+    assert detokenizer.complete(tokens) == "s\ufffdab a"
+    unfinished = Detokenizer(bytes_and_words, (), skip_special_tokens=True)
+    for token in tokens[:2]:
+        unfinished.append(token)
+    assert (unfinished.text, unfinished.complete(tokens[:2])) == ("s", "s\ufffd")
+
+
+@given(st.lists(st.integers(0, 264), max_size=40), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_any_tokens_have_a_text_that_only_grows(
+    bytes_and_words: TextCodec, tokens: list[int], skip_special_tokens: bool
+) -> None:
+    detokenizer = Detokenizer(bytes_and_words, (), skip_special_tokens)
+    before = ""
+    for token in tokens:
+        detokenizer.append(token)
+        assert detokenizer.text.startswith(before)
+        before = detokenizer.text
+    assert detokenizer.complete(tokens).startswith(before)

@@ -160,6 +160,17 @@ def test_json_that_python_cannot_read(path: Path, name: str, text: str) -> None:
         raise error.value
 
 
+@pytest.mark.parametrize("text", ["x" * 5000, "two\nlines", "", "../.."])
+@pytest.mark.parametrize("key", ["architectures", "model_type"])
+def test_names_of_classes(path: Path, key: str, text: str) -> None:
+    raw = json.loads((path / "config.json").read_text()) | {"architectures": ["NobodysForCausalLM"]}
+    (path / "config.json").write_text(json.dumps(raw | {key: [text] if key == "architectures" else text}))
+    with orderly(), pytest.raises(ModelError, match="is not served") as error:
+        load(path)
+    with orderly():
+        raise error.value
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "bin", "old bin"])
 @examples
 def test_bytes_of_weights(path: Path, kind: str, examples: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from asking import Ask, accepted, assert_same, run
 from checkpoints import EOS
 from families import FACTORS, OTHERS, SMALL, reference, rope, write_family
+from pieces import logits_in_pieces, make_runner, random_tokens, writer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,7 +22,6 @@ from parlay.kernels.select import select_kernels
 from parlay.models import foreign_modules
 from parlay.models.foreign_modules import Linear, RotaryTable
 from parlay.models.select import describe_model, load_model
-from parlay.runner.batch import Stretch, flatten
 from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
 
@@ -34,31 +34,15 @@ EXACT = tuple(name for name in OTHERS if name not in ("olmoe", "vaultgemma"))
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Checkpoints by name, each written once."""
-    written: dict[str, Path] = {}
-
-    def write(name: str) -> Path:
-        if name not in written:
-            written[name] = write_family(tmp_path_factory.mktemp(name), name)
-        return written[name]
-
-    return write
+    return writer(tmp_path_factory.mktemp)
 
 
 def runner_of(path: Path, dtype: torch.dtype = torch.float32, kernels: str | None = None) -> ModelRunner:
-    chosen = select_kernels(force=kernels)
-    return ModelRunner(load_model(describe_model(str(path)), dtype, LENGTH, chosen), chosen, 8, 16)
-
-
-def logits_in_pieces(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> Tensor:
-    parts = []
-    for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
-        hidden = runner.forward(flatten([Stretch(tokens[start:end], start, tuple(range(7, -1, -1)))], 16))
-        parts.append(runner.logits(hidden, range(end - start)).clone())
-    return torch.cat(parts)
+    return make_runner(path, LENGTH, dtype, kernels)
 
 
 def tokens_of(seed: int = 0) -> list[int]:
-    return torch.randint(0, 257, (LENGTH,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return random_tokens(LENGTH, seed)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -10,12 +10,10 @@ import torch
 from asking import Ask, accepted, assert_same, run
 from checkpoints import write_llama
 from families import FAMILIES, reference, write_family
-from torch import Tensor
+from pieces import logits_in_pieces, make_runner, random_tokens, writer
 
 from parlay import LLM, ModelError, SamplingParams
-from parlay.kernels.select import select_kernels
-from parlay.models.select import describe_model, load_model
-from parlay.runner.batch import Stretch, flatten
+from parlay.models.select import describe_model
 from parlay.runner.runner import ModelRunner
 
 LENGTH = 70
@@ -25,32 +23,15 @@ CUTS = ([], [1, 2, 30, 47, 48], list(range(1, LENGTH)))
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Checkpoints by name, each written once."""
-    written: dict[str, Path] = {}
-
-    def write(name: str) -> Path:
-        if name not in written:
-            written[name] = write_family(tmp_path_factory.mktemp(name), name)
-        return written[name]
-
-    return write
+    return writer(tmp_path_factory.mktemp)
 
 
 def runner_of(path: Path, dtype: torch.dtype = torch.float32, kernels: str | None = None) -> ModelRunner:
-    chosen = select_kernels(force=kernels)
-    return ModelRunner(load_model(describe_model(str(path)), dtype, LENGTH, chosen), chosen, 8, 16)
-
-
-def logits_in_pieces(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> Tensor:
-    """Return the logits of all rows, computed in pieces that end at `cuts`."""
-    parts = []
-    for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
-        hidden = runner.forward(flatten([Stretch(tokens[start:end], start, tuple(range(7, -1, -1)))], 16))
-        parts.append(runner.logits(hidden, range(end - start)).clone())
-    return torch.cat(parts)
+    return make_runner(path, LENGTH, dtype, kernels)
 
 
 def tokens_of(seed: int = 0) -> list[int]:
-    return torch.randint(0, 257, (LENGTH,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return random_tokens(LENGTH, seed)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

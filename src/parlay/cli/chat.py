@@ -11,6 +11,7 @@ from parlay.errors import ConfigError, RequestError
 from parlay.types.output import RequestOutput
 
 _HELP = "/reset forgets the conversation, /undo the last exchange; /exit or the end of input leaves"
+_MAX_TOKENS = 512
 
 
 def add_parser(commands: Any) -> None:
@@ -23,7 +24,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="what to tell the model before the conversation")
     parser.add_argument("--chat-template", metavar="TEXT", help="a template in place of the model's own")
-    add_model_flags(parser)
+    add_model_flags(parser, max_tokens=_MAX_TOKENS)
     parser.set_defaults(run=run)
 
 
@@ -31,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     """Load the model, then answer message by message."""
     from rich.console import Console
 
-    params = make_params(options, max_tokens=512)
+    params = make_params(options, max_tokens=_MAX_TOKENS)
     if params.n != 1:
         raise ConfigError("a conversation goes on from one answer; leave --n at 1")
     llm = make_llm(options)

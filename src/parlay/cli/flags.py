@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from parlay.config.docs import attribute_docs
@@ -34,11 +34,16 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def add_flags(parser: argparse.ArgumentParser, cls: type, skip: Collection[str] = ()) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser,
+    cls: type,
+    skip: Collection[str] = (),
+    defaults: Mapping[str, object] = MappingProxyType({}),
+) -> None:
     """Add a flag for every field of a dataclass; help texts are the `Attributes` of its docstring.
 
     Nested values are given as JSON. Flags left out of the command line
-    stay out of the namespace, so that the dataclass's defaults hold.
+    stay out of the namespace, so that the dataclass's defaults hold, or those that a command has of its own.
     """
     hints, helps = get_type_hints(cls), attribute_docs(cls)
     title = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", cls.__name__).lower()
@@ -47,8 +52,8 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, skip: Collection[str] 
         if field.name in skip:
             continue
         options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
-        text = helps.get(field.name, "").replace("%", "%%")
-        default = None if field.default is MISSING else field.default
+        text = helps.get(field.name, "").replace("%", "%%").removesuffix(".")
+        default = defaults.get(field.name, None if field.default is MISSING else field.default)
         options["help"] = f"{text} (default: {default})" if default not in (None, ()) else text
         names = (field.name, *field.metadata.get("aliases", ()))
         flags = ["--" + name.replace("_", "-") for name in names]

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from parlay.llm import Prompt
 
 
+_MAX_TOKENS = 128
+
+
 def add_parser(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
@@ -22,7 +25,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("prompt", nargs="?", help="the prompt; read from stdin when left out or -")
     parser.add_argument("--chat", action="store_true", help="put the prompt through the model's chat template")
-    add_model_flags(parser)
+    add_model_flags(parser, max_tokens=_MAX_TOKENS)
     parser.set_defaults(run=run)
 
 
@@ -30,14 +33,16 @@ def run(options: argparse.Namespace) -> int:
     """Load the model, complete, print."""
     from rich.console import Console
 
-    params = make_params(options, max_tokens=128)
+    params = make_params(options, max_tokens=_MAX_TOKENS)
     llm = make_llm(options)
     prompt: Prompt = _read_stdin() if options.prompt in (None, "-") else options.prompt
     if options.chat:
         prompt = llm.chat_prompt([{"role": "user", "content": str(prompt)}])
     printer = Printer(llm, params)
     output: RequestOutput | None = None
-    for output in llm.stream(prompt, params):
+    # Which completions are the best, only the end tells.
+    outputs = llm.stream(prompt, params) if params.candidates == params.n else llm.generate(prompt, params)
+    for output in outputs:
         if params.n == 1:
             printer.show(output.outputs[0])
     assert output is not None

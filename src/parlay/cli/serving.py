@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 
 # With a single request --seed means that request's seed.
 _ENGINE_ONLY = frozenset({"seed"})
-# Functions cannot be written on a command line.
-_PYTHON_ONLY = frozenset({"logits_processors"})
+# Functions cannot be written on a command line, and log-probabilities are not shown there.
+_PYTHON_ONLY = frozenset({"logits_processors", "logprobs", "prompt_logprobs"})
 
 
-def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True) -> None:
-    """Add the flags of an engine, of speculation and, unless the command has its own, of sampling."""
+def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True, **defaults: object) -> None:
+    """Add the flags of an engine, of speculation and, unless the command has its own, of sampling.
+
+    `defaults` are the command's own, as `make_params` will be given them.
+    """
     parser.add_argument(
         "--speculative-config",
         metavar="JSON",
@@ -27,7 +30,7 @@ def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True) -
     )
     add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
     if sampling:
-        add_flags(parser, SamplingParams, skip=_PYTHON_ONLY)
+        add_flags(parser, SamplingParams, _PYTHON_ONLY, defaults)
 
 
 def make_llm(options: argparse.Namespace) -> "LLM":

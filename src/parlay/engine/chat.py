@@ -59,6 +59,8 @@ def render(
     Raises:
         RequestError: messages of another form, a template that is none, or one that refuses the messages.
     """
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise RequestError(f"a conversation is a list of messages, not {shown(messages)}")
     plain = [_message(m) for m in messages]
     if not plain:
         raise RequestError("a conversation needs at least one message")

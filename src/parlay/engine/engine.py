@@ -11,7 +11,7 @@ from parlay import env
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.engine.memory import count_blocks
 from parlay.engine.numerics import cases, describe_numerics, trust_model
-from parlay.engine.request import Counts, Request
+from parlay.engine.request import Counts, Request, check_place
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.stats import EngineStats
 from parlay.engine.step import Worker, drive
@@ -156,6 +156,7 @@ class Engine:
         # A refused prompt counts too: one script's requests keep their seeds whoever else is refused.
         ordinal = self._arrivals
         self._arrivals += 1
+        check_place(priority, tenant, timeout)
         tokens = self.encode(prompt)
         self._check_ids(params)
         wish = params.speculative

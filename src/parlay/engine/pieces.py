@@ -1,46 +1,33 @@
-"""Which piece of a completion's text came with which token."""
-
-from collections import deque
-from collections.abc import Sequence
+"""Tokens to text, piece by piece."""
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 
 class Pieces:
-    """Cuts a growing completion's text by who supplied each token; never beyond the completion's own text."""
+    """The text of a sequence of tokens as it comes. What was handed out is never taken back."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
-        self._ends: deque[tuple[int, str]] = deque()  # where the text of each token ends, and its source
-        self._decoded = 0
-        self._tokens = 0
-        self._shown = 0
+        self._pending: list[int] = []  # tokens whose text was not handed out yet
 
-    def update(self, tokens: Sequence[int], sources: Sequence[str], text: str) -> list[tuple[str, str | None]]:
-        """Return what `text` has that was not returned before, in pieces with their sources.
+    def add(self, token: int) -> str:
+        """Return the text that has come with a token, which is empty while a character is incomplete."""
+        self._pending.append(token)
+        try:
+            piece = self._stream.step(self._tokenizer, token) or ""
+        except Exception:
+            # A bare one: where bytes are tokens, some that make no character change how bytes before them decode.
+            # What was handed out stays, and the stream begins anew behind it.
+            piece = self.rest
+            self._stream = DecodeStream(ids=self._pending, skip_special_tokens=self._skip)
+        if piece:
+            self._pending.clear()
+        return piece
 
-        Args:
-            tokens: all tokens so far.
-            sources: who supplied each of them.
-            text: the completion's text so far, which may lag behind the tokens and at last be cut or completed. What
-                an incomplete last character decodes to is a piece without a source.
-        """
-        for token, source in zip(tokens[self._tokens :], sources[self._tokens :], strict=True):
-            self._decoded += len(self._stream.step(self._tokenizer, token) or "")
-            self._ends.append((self._decoded, source))
-        self._tokens = len(tokens)
-        new: list[tuple[str, str | None]] = []
-        while self._ends and self._shown < len(text):
-            end, source = self._ends[0]
-            if piece := text[self._shown : end]:
-                new.append((piece, source))
-            self._shown = max(self._shown, min(end, len(text)))
-            if end > len(text):
-                break
-            self._ends.popleft()
-        if not self._ends and self._shown < len(text):
-            new.append((text[self._shown :], None))
-            self._shown = len(text)
-        return new
+    @property
+    def rest(self) -> str:
+        """What the tokens of an incomplete character decode to, should nothing follow."""
+        return str(self._tokenizer.decode(self._pending, skip_special_tokens=self._skip))

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
-
 from parlay.engine.chat import ChatOptions, render
+from parlay.engine.pieces import Pieces
 from parlay.errors import ModelError, RequestError, brief
 from parlay.models.config import read_json
 from parlay.models.gguf_tokenizer import read_gguf_tokenizer
@@ -115,13 +114,13 @@ class Detokenizer:
         self._skip = skip_special_tokens
         self._include = include_stop
         self._immune = min_tokens
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._pieces = Pieces(codec.tokenizer, skip_special_tokens=skip_special_tokens)
         self._hold = max(map(len, stop), default=1) - 1
         self.text = ""
 
     def append(self, token: int) -> str | None:
         """Add a token; return the stop string that it completes, after cutting the text before or behind it."""
-        piece = self._stream.step(self._codec.tokenizer, token)
+        piece = self._pieces.add(token)
         immune, self._immune = self._immune > 0, self._immune - 1
         if not piece:
             return None
@@ -147,7 +146,7 @@ class Detokenizer:
     def complete(self, tokens: Sequence[int]) -> str:
         """Return the final text of a whole completion, with what an incomplete last character decodes to."""
         whole = self._codec.decode(tokens, skip_special_tokens=self._skip)
-        return whole if whole.startswith(self.text) else self.text
+        return whole if whole.startswith(self.text) else self.text + self._pieces.rest
 
 
 def _text(value: Any) -> str:

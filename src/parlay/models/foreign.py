@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from parlay.dist.group import Group
-from parlay.errors import ModelError
+from parlay.errors import ModelError, brief
 from parlay.kernels.base import AttentionView, Kernels
 from parlay.models.config import ModelConfig, architecture_of, check_sizes, read_ids
 from parlay.models.context import Buffers, ForwardContext, LayerCache
@@ -238,7 +238,7 @@ def _class(path: Path, raw: dict[str, Any]) -> tuple[Any, Any]:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
     except ImportError:
         raise ModelError(
-            f"{path}: {architecture} has no family here and needs the transformers library; "
+            f"{path}: {brief(architecture)} has no family here and needs the transformers library; "
             "pip install 'parlay[transformers]'"
         ) from None
     try:
@@ -347,11 +347,11 @@ def _library() -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return brief((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def _unserved(path: Path, architecture: str, reason: str) -> ModelError:
     return ModelError(
-        f"{path}: {architecture} is not served: {reason}; parlay's own families are, and decoders whose every layer "
-        "attends through transformers' attention interface"
+        f"{path}: {brief(architecture)} is not served: {brief(reason)}; parlay's own families are, and decoders "
+        "whose every layer attends through transformers' attention interface"
     )

@@ -114,7 +114,8 @@ class Own(Processor):
         """Call them in order, each with a list of its own.
 
         Raises:
-            RequestError: one of them raises, or does not return as many logits as it was given.
+            RequestError: one of them raises, does not return as many logits as it was given, or leaves nothing to
+                draw from.
         """
         for function in self._functions:
             name = getattr(function, "__name__", type(function).__name__)
@@ -125,7 +126,14 @@ class Own(Processor):
             if not isinstance(logits, Tensor) or logits.shape != row.shape:
                 raise RequestError(f"the logits processor {name} must return a tensor like the logits it is given")
             if logits is not row:
-                row.copy_(logits)
+                try:
+                    row.copy_(logits)
+                except RuntimeError as error:  # a sparse one, say
+                    raise RequestError(f"the logits processor {name} returned no plain tensor: {error}") from error
+            if not float(row.max()) > -np.inf:  # the largest of a row with NaN is NaN
+                raise RequestError(
+                    f"the logits processor {name} left no token to emit, or values that are no numbers"
+                )
 
 
 class Allow(Processor):

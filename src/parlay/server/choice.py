@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from parlay.engine.pieces import Pieces
+from parlay.engine.attribution import Attribution
 from parlay.types.output import CompletionOutput, Logprob, RequestOutput
 
 _PLAIN = {"target": "plain", None: "plain"}
@@ -42,7 +42,7 @@ class Choice:
 
     def __init__(self, tokenizer: Tokenizer, *, sources: bool = False, skip_special_tokens: bool = True) -> None:
         """Begin with nothing shown; `sources` asks for them."""
-        self._pieces = Pieces(tokenizer, skip_special_tokens=skip_special_tokens) if sources else None
+        self._pieces = Attribution(tokenizer, skip_special_tokens=skip_special_tokens) if sources else None
         self._characters = 0
         self._tokens = 0
         self.finished = False

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import wraps
 from math import inf
 from numbers import Integral, Real
 from typing import Any
@@ -15,6 +16,7 @@ COLDEST, HOTTEST = 1e-5, 1e5
 # Each completion is a request of its own; each reported log-probability is kept until the end.
 MOST_COMPLETIONS, MOST_LOGPROBS = 1024, 1000
 MOST_BIAS = 100.0
+MOST_KEPT = (1 << 63) - 1  # a step holds top_k in 64 bits, and no vocabulary is larger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,27 @@ class SpeculationOverride:
         return cls(**value)
 
 
+def _check_names(cls: type, values: Mapping[str, Any]) -> None:
+    known = {f.name for f in fields(cls)}
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"unknown sampling parameter {shown(key)}{nearest(key, known)}")
+
+
+def _names_checked(cls: type) -> type:
+    """Return a dataclass whose constructor says which name was meant, as `parse` does."""
+    construct = cls.__init__  # type: ignore[misc]
+
+    @wraps(construct)
+    def checked(self: object, *positional: Any, **values: Any) -> None:
+        _check_names(cls, values)
+        construct(self, *positional, **values)
+
+    cls.__init__ = checked  # type: ignore[misc]
+    return cls
+
+
+@_names_checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one request's tokens are chosen. Names and defaults are vLLM's where both have the parameter.
@@ -111,6 +134,7 @@ class SamplingParams:
         speculative: this request's own wish about speculation.
 
     Raises:
+        ConfigError: an unknown name; the message suggests the nearest known one.
         RequestError: a value is out of range.
     """
 
@@ -154,7 +178,7 @@ class SamplingParams:
         fix("top_p", _real("top_p", self.top_p, 0.0, 1.0))
         if self.top_p == 0.0:
             raise RequestError("top_p must be above 0; for the most likely token alone set temperature to 0")
-        fix("top_k", _integer("top_k", self.top_k, -1))
+        fix("top_k", min(_integer("top_k", self.top_k, -1), MOST_KEPT))
         fix("min_p", _real("min_p", self.min_p, 0.0, 1.0))
         if self.seed is not None:
             fix("seed", _integer("seed", self.seed, -(1 << 63), (1 << 64) - 1))
@@ -225,10 +249,7 @@ class SamplingParams:
             ConfigError: an unknown key; the message suggests the nearest known one.
             RequestError: a value is out of range.
         """
-        known = {f.name for f in fields(cls)}
-        for key in value:
-            if key not in known:
-                raise ConfigError(f"unknown sampling parameter {shown(key)}{nearest(key, known)}")
+        _check_names(cls, value)
         return cls(**value)
 
 
@@ -265,7 +286,7 @@ def _bias(value: object) -> dict[int, float]:
     biases = {}
     for key, bias in value.items():
         named = isinstance(key, str) and key.isdecimal() and len(key) < 20  # JSON has only strings as keys
-        token = _integer("logit_bias", int(key) if named else key, 0)
+        token = _integer("a token id in logit_bias", int(key) if named else key, 0)
         biases[token] = _real(f"logit_bias of token {token}", bias, -MOST_BIAS, MOST_BIAS)
     return biases
 
@@ -274,6 +295,10 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else _tuple(name, value)
     if not all(isinstance(s, str) and s for s in strings):
         raise RequestError(f"{name} must be strings of at least one character")
+    try:
+        "".join(strings).encode()
+    except UnicodeEncodeError:
+        raise RequestError(f"{name} must be valid Unicode text; decode it with the right encoding") from None
     return strings
 
 
