@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from parlay.engine.shares import Shares
+from parlay.engine.attribution import Attribution
 
 PLAIN = "target"
 _PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
@@ -38,11 +38,11 @@ class Colourer:
 
     def __init__(self, tokenizer: Tokenizer, palette: Palette, *, skip_special_tokens: bool = True) -> None:
         self._palette = palette
-        self._shares = Shares(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._attribution = Attribution(tokenizer, skip_special_tokens=skip_special_tokens)
 
     def update(self, tokens: Sequence[int], sources: Sequence[str], text: str) -> Text:
-        """Return what `text` has that was not returned before; arguments are those of `Shares.update`."""
+        """Return what `text` has that was not returned before; arguments are those of `Attribution.update`."""
         new = Text()
-        for piece, source in self._shares.update(tokens, sources, text):
+        for piece, source in self._attribution.update(tokens, sources, text):
             new.append(piece, style=None if source is None else self._palette.style(source))
         return new

@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from parlay.engine.shares import Shares
+from parlay.engine.attribution import Attribution
 from parlay.types.output import CompletionOutput, Logprob, RequestOutput
 
 _PLAIN = {"target": "plain", None: "plain"}
@@ -42,7 +42,7 @@ class Choice:
 
     def __init__(self, tokenizer: Tokenizer, *, sources: bool = False, skip_special_tokens: bool = True) -> None:
         """Begin with nothing shown; `sources` asks for them."""
-        self._shares = Shares(tokenizer, skip_special_tokens=skip_special_tokens) if sources else None
+        self._pieces = Attribution(tokenizer, skip_special_tokens=skip_special_tokens) if sources else None
         self._characters = 0
         self._tokens = 0
         self.finished = False
@@ -50,8 +50,8 @@ class Choice:
     def update(self, one: CompletionOutput) -> News:
         """Return what is new."""
         pieces = None
-        if self._shares is not None:
-            new = self._shares.update(one.token_ids, one.sources, one.text)
+        if self._pieces is not None:
+            new = self._pieces.update(one.token_ids, one.sources, one.text)
             pieces = [(text, _PLAIN.get(source) or str(source), True) for text, source in new]
         text = one.text[self._characters :]
         news = News(

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from parlay.engine.pieces import Pieces
 
 
-class Shares:
+class Attribution:
     """Cuts a growing completion's text by who supplied each token; never beyond the completion's own text."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
