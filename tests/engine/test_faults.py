@@ -83,7 +83,7 @@ def test_a_step_that_nobody_is_to_blame_for_is_the_engines(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = make_llm()
-    monkeypatch.setattr(Scheduler, "plan", lambda self: 1 // 0)
+    monkeypatch.setattr(Scheduler, "plan", lambda self, now: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         llm.generate(PROMPTS, PARAMS)
 

@@ -182,7 +182,9 @@ class Answer(Response):
         front = self._front
         limit = front.config.request_timeout
         streams = [
-            front.engine.generate(prompt, self._params, tenant=account.client.tenant, timeout=limit)
+            front.engine.generate(
+                prompt, self._params, tenant=account.client.tenant, timeout=limit, final_only=not self._stream
+            )
             for prompt in self._prompts
         ]
         before: dict[int, tuple[float, int]] = {}
@@ -224,6 +226,11 @@ def _measure(
         then, had = before[number]
         if tokens > had:
             metrics.observe_step(now - then, tokens - had)
+    elif output.finished and tokens:  # all at once: the engine knows when they came
+        for one in output.outputs:
+            times = one.metrics
+            metrics.observe_first(times.first_token - times.arrival)
+            metrics.observe_step(times.finished - times.first_token, times.emitted - 1)
     elif tokens:
         metrics.observe_first(now - account.arrival)
     if tokens:

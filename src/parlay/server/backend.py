@@ -41,8 +41,9 @@ class Engine(Protocol):
         priority: int = 0,
         tenant: str = "",
         timeout: float | None = None,
+        final_only: bool = False,
     ) -> AsyncIterator[RequestOutput]:
-        """Yield everything that one prompt's completions have so far, until they are finished."""
+        """Yield everything that one prompt's completions have so far, until they are finished; or just the last."""
 
 
 @dataclass(frozen=True, slots=True)
