@@ -8,6 +8,7 @@ from math import fsum
 from parlay.engine.tokenizer import Detokenizer
 from parlay.errors import RequestError, shown
 from parlay.kv.table import BlockTable
+from parlay.proposers.prediction import Follower
 from parlay.sampling.grammar import Constraint
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.output import FinishReason
@@ -46,6 +47,8 @@ class Request:
         stop_ids: token ids that end the output.
         processor: what changes its logits before a token is drawn; None where nothing does.
         constraint: the link of it that knows which guesses are permitted; None where everything is.
+        prediction: how far it has come along the output that its user predicts; None where there is none, or none
+            that may be used, and when it has ended.
         priority: lower runs first among the waiting.
         tenant: requests of different tenants share no cache.
         deadline: on the engine's clock; past it the request is aborted. None for no limit.
@@ -67,6 +70,7 @@ class Request:
     table: BlockTable
     processor: RowProcessor | None = None
     constraint: Constraint | None = None
+    prediction: Follower | None = None
     priority: int = 0
     tenant: str = ""
     deadline: float | None = None

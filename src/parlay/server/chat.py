@@ -17,7 +17,7 @@ from parlay.server.completions import check_stream
 from parlay.server.errors import ApiError
 from parlay.server.fields import ChatFields, check_model, make_params, parse
 from parlay.server.logprobs import chat_logprobs, prompt_logprobs
-from parlay.server.prompts import chat_prompt
+from parlay.server.prompts import chat_prompt, predicted
 from parlay.server.tools import Reader, Tools, read_tools
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
@@ -36,6 +36,7 @@ async def chat(front: Front, request: Request) -> Answer:
     if tools.mode != "none" and asked.return_sources:
         raise ApiError(400, "return_sources is about text; leave it or tools out", param="return_sources")
     sampling = _sampling(asked, sampling, tools, front)
+    sampling["prediction"] = await predicted(asked, front.engine.codec, front.config)
     params = make_params(sampling, front.config)
     check_stream(asked.stream, params, scored=params.prompt_logprobs is not None)
     if asked.chat_template is not None and not front.config.trust_request_chat_template:
