@@ -306,6 +306,7 @@ class Engine:
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             metrics=metrics_of(request),
+            rejected=tuple(request.rejected) if request.params.return_rejected else None,
         )
 
     def prompt_logprobs(self, request: Request) -> tuple[dict[int, Logprob] | None, ...] | None:

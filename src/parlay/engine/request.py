@@ -11,7 +11,7 @@ from parlay.kv.table import BlockTable
 from parlay.proposers.prediction import Follower
 from parlay.sampling.grammar import Constraint
 from parlay.types.draft import NO_DRAFT, Draft
-from parlay.types.output import FinishReason
+from parlay.types.output import FinishReason, Rejected
 from parlay.types.params import SamplingParams, SpeculationOverride
 from parlay.types.plan import ProposerState, TokenLogprobs
 from parlay.types.processor import RowProcessor
@@ -57,6 +57,7 @@ class Request:
         computed: how many of them the target's cache layers hold.
         proposer: how far a device proposer's cache layers have come.
         draft: nodes to verify in the next step.
+        rejected: guesses that were not confirmed, where the request asks for them.
         prompt_logprobs: of the prompt's second token and those after it, as far as computed.
         error: why it was aborted, if that was its own doing.
     """
@@ -81,6 +82,7 @@ class Request:
     proposer: ProposerState = field(default_factory=ProposerState)
     draft: Draft = NO_DRAFT
     sources: list[str] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: RequestError | None = None

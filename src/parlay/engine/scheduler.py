@@ -16,7 +16,7 @@ from parlay.kv.pool import BlockPool
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer
 from parlay.proposers.prediction import DEFAULT_LENGTH
 from parlay.types.draft import NO_DRAFT, Draft
-from parlay.types.output import FinishReason
+from parlay.types.output import FinishReason, Rejected
 from parlay.types.plan import Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
 
 # The further layer group whose keys and values blocks may hold besides the target's.
@@ -334,6 +334,10 @@ class Scheduler:
         counts.accepted += len(path)
         counts.per_position.update(range(len(path)))
         self.stats.judge(span.draft.source, path)
+        if request.params.return_rejected:
+            at = known - len(request.prompt_tokens) + len(path)
+            nodes = enumerate(zip(span.draft.tokens, span.draft.source, strict=True))
+            request.rejected.extend(Rejected(at, *guess) for node, guess in nodes if node not in path)
         if reason is not None:
             self.finish(request, reason, now)
             return

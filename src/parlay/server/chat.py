@@ -33,8 +33,10 @@ async def chat(front: Front, request: Request) -> Answer:
     asked, sampling = parse(ChatFields, body, sampling=True)
     check_model(asked.model, front.engine.model_name)
     tools = read_tools(asked)
-    if tools.mode != "none" and asked.return_sources:
-        raise ApiError(400, "return_sources is about text; leave it or tools out", param="return_sources")
+    wishes = {"return_sources": asked.return_sources, "return_rejected": sampling.get("return_rejected")}
+    for name, wanted in wishes.items():
+        if tools.mode != "none" and wanted:
+            raise ApiError(400, f"{name} is about text; leave it or tools out", param=name)
     sampling = _sampling(asked, sampling, tools, front)
     sampling["prediction"] = await predicted(asked, front.engine.codec, front.config)
     params = make_params(sampling, front.config)
@@ -182,7 +184,7 @@ class ChatShape(Shape):
             if first:
                 self.choices[one.index] = Choice(
                     self.front.engine.codec.tokenizer,
-                    sources=self.asked.return_sources,
+                    sources=self.asked.return_sources or self.params.return_rejected,
                     skip_special_tokens=self.params.skip_special_tokens,
                 )
                 self.readers[one.index] = self.tools.reader()

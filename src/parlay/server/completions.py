@@ -103,7 +103,7 @@ class CompletionShape(Shape):
             if index not in self.choices:
                 self.choices[index] = Choice(
                     self.front.engine.codec.tokenizer,
-                    sources=self.asked.return_sources,
+                    sources=self.asked.return_sources or self.params.return_rejected,
                     skip_special_tokens=self.params.skip_special_tokens,
                 )
             state = self.choices[index]

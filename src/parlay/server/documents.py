@@ -57,6 +57,7 @@ _SAMPLING: dict[str, dict[str, Any]] = {
         },
         "additionalProperties": False,
     },
+    "return_rejected": {"type": "boolean"},
 }
 
 _PROMPT = {

@@ -58,7 +58,6 @@ class Asked:
         stream: send the answer while it grows.
         stream_options: with `include_usage` true, the last chunk has the usage of the whole request.
         return_sources: give `sources`, which says who guessed each piece of the text.
-        return_rejected: give rejected guesses there too, where the engine can tell them.
         return_token_ids: give `token_ids` and `prompt_token_ids`.
         prediction: a text that the answer will mostly repeat, `{"type": "content", "content": ...}`; it makes the
             answer come faster and changes nothing in it.
@@ -74,7 +73,6 @@ class Asked:
     stream: bool = False
     stream_options: dict[str, bool] | None = None
     return_sources: bool = False
-    return_rejected: bool = False
     return_token_ids: bool = False
     prediction: Prediction | None = None
     user: str | None = None

@@ -134,6 +134,7 @@ class SamplingParams:
         prediction: a text that the output will mostly repeat, such as a file before an edit, or its token ids. It
             makes a good guess fast and changes no token; any engine takes it, also one without a proposer.
         speculative: this request's own wish about speculation.
+        return_rejected: tell which guesses were rejected, and where.
 
     Raises:
         ConfigError: an unknown name; the message suggests the nearest known one.
@@ -166,6 +167,7 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     prediction: str | Sequence[int] | None = None
     speculative: SpeculationOverride | Mapping[str, Any] | None = None
+    return_rejected: bool = False
 
     def __post_init__(self) -> None:
         def fix(name: str, value: Any) -> None:
@@ -194,7 +196,7 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 fix(name, _integer(name, getattr(self, name), 0, MOST_LOGPROBS))
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "return_rejected"):
             _boolean(name, getattr(self, name))
         fix("stop", _strings("stop", self.stop))
         fix("bad_words", _strings("bad_words", self.bad_words))
