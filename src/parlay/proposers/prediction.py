@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from parlay.types.draft import NO_DRAFT, Draft
 
-DEFAULT_LENGTH = 16  # nodes a draft when the user does not say; a prediction is right more often than other guesses
+DEFAULT_LENGTH = 12  # nodes a draft when the user does not say; a prediction is right more often than other guesses
 SHORTEST, LONGEST = 2, 4  # n-grams that are looked up
 _TRUST = 2  # tokens guessed for each that agrees, after a look-up
 
