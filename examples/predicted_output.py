@@ -7,7 +7,7 @@ def main() -> None:
     llm = LLM("tiny-code", max_model_len=512)
     prompt = "def area(width, height):\n"
     before = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=96))[0].outputs[0].text
-    edited = before.replace("return", "yield", 1)
+    edited = before[:120] + "something else" + before[140:]
     for prediction in (None, before, edited):
         params = SamplingParams(temperature=0.0, max_tokens=96, prediction=prediction, return_rejected=True)
         (one,) = llm.generate(prompt, params)[0].outputs

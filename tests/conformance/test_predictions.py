@@ -161,6 +161,31 @@ def test_what_is_foreseen_takes_as_many_steps_as_the_budget_needs(
     assert short.metrics.steps == 20
 
 
+def test_a_draft_model_rests_while_the_prediction_holds(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes on where it ends, its gap closed."""
+    llm = make_llm("draft_model", 4)
+    params = {"temperature": 0.7, "seed": 4, "max_tokens": 60, "ignore_eos": True}
+    (first,) = run(make_llm(), [Ask((1, 2, 3), SamplingParams(**params))])
+    proposer: Any = llm.engine._worker._proposer
+    propose, budgets = proposer.propose, []
+
+    def look(spans: Any, *more: Any) -> Any:
+        for span in spans:
+            budgets.append(span.budget)
+            # Its layers hold its own guesses alone, and these stand in for them.
+            assert "prediction" not in span.draft.source or span.proposer.ahead == 0
+        return propose(spans, *more)
+
+    monkeypatch.setattr(proposer, "propose", look)
+    said = list(first.token_ids)
+    for prediction in (said, said[:30], [*said[:10], 0, 0, *said[18:40]]):
+        budgets.clear()
+        (again,) = run(llm, [Ask((1, 2, 3), SamplingParams(**params, prediction=prediction))])
+        assert again.token_ids == first.token_ids
+        assert again.sources.count("prediction") > 15
+        assert ("draft_model" in again.sources) == any(budgets) == (prediction is not said)
+
+
 def test_a_text_is_as_good_as_its_tokens(make_llm: MakeLLM) -> None:
     llm = make_llm()
     text = "what was foreseen"

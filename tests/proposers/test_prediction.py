@@ -44,7 +44,7 @@ def _edited(text: list[int], edits: list[tuple[int, int, list[int]]]) -> list[in
     return text
 
 
-TOKENS = st.lists(st.integers(0, 3), max_size=40) | st.lists(st.integers(0, 300), max_size=40)
+TOKENS = st.lists(st.integers(0, 3), min_size=12, max_size=60) | st.lists(st.integers(0, 300), max_size=40)
 EDITS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 4), st.lists(st.integers(0, 3), max_size=4)), max_size=3
 )
