@@ -74,6 +74,15 @@ class Counts(Protocol):
         """Guess what follows a text, of which the last `depth` tokens are looked at; otherwise as `guess`."""
 
 
+def make_tree(depth: int) -> Counts:
+    """Return an empty tree of strings of up to `depth` tokens: the native one where it was built."""
+    try:
+        from parlay.kernels import _native
+    except ImportError:
+        return SuffixTree(depth)
+    return _native.SuffixTrie(depth)
+
+
 class SuffixTree:
     """The obvious form of `Counts`."""
 
