@@ -148,6 +148,8 @@ class Engine:
         tokens = self.encode(prompt)
         self._check_ids(params)
         prediction = self._prediction(params)
+        if prediction is not None:
+            params = replace(params, prediction=None)  # plans carry parameters about, and need no text
         wish = params.speculative
         if isinstance(wish, SpeculationOverride) and wish.method not in (None, *self.methods):
             raise RequestError(
