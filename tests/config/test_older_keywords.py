@@ -47,7 +47,7 @@ def test_a_draft_model() -> None:
     left, config, said = quietly(DRAFT)
     assert left == {}
     assert config == {"model": "some/draft", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}
-    assert SpeculativeConfig.parse(config).method == "draft_model"
+    assert SpeculativeConfig.parse(config).method == "auto"
     assert len(said) == 4
     assert said[-1].startswith("use_v2_block_manager is an older keyword; nothing is needed")
 

@@ -127,7 +127,8 @@ class Rig:
         """
         config = EngineConfig(enable_prefix_caching=False)
         blocks = batch * -(-(context + room + length + 2) // config.block_size)
-        proposer.load(Runtime(kernels.inner, blocks, config.block_size, config.max_num_batched_tokens + batch))
+        max_rows = config.max_num_batched_tokens + batch
+        proposer.load(Runtime(kernels.inner, blocks, config.block_size, max_rows, model))
         self._host = _TimedHost(proposer) if isinstance(proposer, HostProposer) else None
         self._model, self._kernels = model, kernels
         self._scheduler = Scheduler(config, BlockPool(blocks, config.block_size), self._host or proposer, length)

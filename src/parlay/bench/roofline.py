@@ -22,7 +22,7 @@ from parlay.errors import ConfigError
 from parlay.kernels.select import select_kernels
 from parlay.models.select import Model, describe_model, load_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
-from parlay.proposers.select import make_proposer
+from parlay.proposers.select import make_proposer, settle_method
 
 _NODES = (4, 8, 16)
 _BATCH = 8
@@ -82,6 +82,7 @@ def measure(
         raise ConfigError(f"context={context} leaves no room within the model's {longest} positions; lower it")
     dtype = resolve_dtype("auto", config)
     target = TargetInfo(config, dtype, longest)
+    speculative = speculative and settle_method(speculative)
     proposer = None if speculative is None else make_proposer(speculative, target)
     machine = Machine()
     torch.set_num_threads(env.threads())

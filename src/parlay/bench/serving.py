@@ -52,7 +52,8 @@ def measure(
     """
     llms = {PLAIN: LLM(**{"enable_prefix_caching": False, **engine})}
     if speculative is not None:
-        llms[speculative.method] = LLM(**{"enable_prefix_caching": False, **engine}, speculative_config=speculative)
+        llm = LLM(**{"enable_prefix_caching": False, **engine}, speculative_config=speculative)
+        llms[llm.engine.methods[-1]] = llm
     limit, needed = llms[PLAIN].engine.max_model_len, options.lengths()[1] + options.output_len
     if needed > limit:
         raise ConfigError(f"prompts and completions of {needed} tokens exceed the context of {limit}; shorten them")

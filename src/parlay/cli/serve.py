@@ -70,7 +70,7 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
             keys=keys,
             gate=gate,
             methods=engine.methods,
-            metrics=PrometheusMetrics(engine.model_name, speculative.method, engine.stats, lambda: engine.restarts),
+            metrics=PrometheusMetrics(engine.model_name, engine.methods[-1], engine.stats, lambda: engine.restarts),
             page=(html, content_security_policy(html)),
         )
         await Server(app, config, gate).serve()

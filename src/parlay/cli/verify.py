@@ -41,12 +41,13 @@ def run(options: argparse.Namespace) -> int:
     from parlay.config import SpeculativeConfig
     from parlay.engine.numerics import inspect
     from parlay.errors import ConfigError
+    from parlay.proposers.select import settle_method
 
     if options.max_tokens < 1:
         raise ConfigError(f"--max-tokens must be at least 1, not {options.max_tokens}")
     speculative = None
     if options.speculative_config is not None:
-        config = SpeculativeConfig.parse(options.speculative_config)
+        config = settle_method(SpeculativeConfig.parse(options.speculative_config))
         speculative = {"none": SpeculativeConfig(), config.method: config}
     console = Console(highlight=False, soft_wrap=True)
     with Console(stderr=True).status("loading") as status:

@@ -7,13 +7,15 @@ from typing import Any
 
 from parlay.errors import ConfigError, shown
 
+DETECTED = "auto"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
     """Which proposer guesses, how far, and its own options.
 
     Attributes:
-        method: name of a module in `parlay.proposers`.
+        method: name of a module in `parlay.proposers`, or "auto": what the checkpoint `model` is for.
         num_speculative_tokens: at most this many nodes a draft; None takes the proposer's own default.
         options: keys that the proposer's `Options` declares; checked when the proposer is found.
     """
@@ -53,7 +55,7 @@ class SpeculativeConfig:
         options = dict(value)
         method = options.pop("method", None)
         if method is None and "model" in options:
-            method = "draft_model"
+            method = DETECTED
         if not isinstance(method, str):
             raise ConfigError("speculative_config needs a 'method', for example {'method': 'ngram'}")
         k = options.pop("num_speculative_tokens", None)

@@ -26,7 +26,7 @@ from parlay.models.hub import Hub
 from parlay.models.select import cache_spec, check_weights, describe_model, find_model, load_model, resolve_dtype
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.proposers.prediction import Follower, Prediction
-from parlay.proposers.select import make_proposer
+from parlay.proposers.select import make_proposer, settle_method
 from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.grammar import Constraint, Grammars
@@ -61,9 +61,9 @@ class Engine:
             ModelError: a model cannot be found, read or served.
             CapacityError: memory does not suffice for one sequence.
         """
-        speculative = speculative or SpeculativeConfig()
         self.config = config
         hub = Hub(token=config.hf_token, cache_dir=config.download_dir)
+        speculative = settle_method(speculative or SpeculativeConfig(), hub)
         model_config = describe_model(config.model, replace(hub, revision=config.revision))
         dtype = resolve_dtype(config.dtype, model_config)
         self.max_model_len = _model_len(config, model_config.max_position)
@@ -83,7 +83,7 @@ class Engine:
         trust = trust_model(model, kernels, trust, env.threads())
         # A proposer that follows every row of the target has a token more to run for each request that emits.
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
-        proposer.load(Runtime(kernels, num_blocks, config.block_size, max_rows))
+        proposer.load(Runtime(kernels, num_blocks, config.block_size, max_rows, model))
 
         self.methods = (SpeculativeConfig().method, speculative.method)
         self.vocab_size = model_config.vocab_size

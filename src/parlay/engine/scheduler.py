@@ -60,6 +60,7 @@ class Scheduler:
         self.stats = stats or EngineStats()
         self._host = proposer if isinstance(proposer, HostProposer) else None
         self._device = isinstance(proposer, DeviceProposer)
+        self._follows = proposer.cache is not None  # it wants to see every token
         self._draft_length = draft_length
         self._longest_draft = max(draft_length, predicted_length or DEFAULT_LENGTH)
         self._plan_ids = itertools.count()
@@ -267,7 +268,7 @@ class Scheduler:
             scored=request.prompt_tokens[request.computed + 1 : end + 1] if request.scoring_prompt else (),
             remaining=request.remaining,
             proposer=request.proposer,
-            behind=tuple(request.tokens[request.proposer.computed : end]) if budget else (),
+            behind=tuple(request.tokens[request.proposer.computed : end]) if budget and self._follows else (),
             budget=budget,
         )
 

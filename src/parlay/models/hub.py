@@ -12,6 +12,7 @@ from parlay.errors import ModelError
 _PART = r"[A-Za-z0-9_][\w.-]*"
 _ID = re.compile(rf"([A-Za-z0-9][\w.-]*/{_PART})(?:/((?:{_PART}/)*{_PART}\.gguf)|:([A-Za-z]\w*))?", re.ASCII)
 # Copies of the weights in forms that nobody here reads, and what lies in folders.
+_PICKLED = ("pytorch_model*.bin", "medusa_lm_head.pt")
 _IGNORED = ("*/*", "consolidated*")
 
 
@@ -73,7 +74,7 @@ def fetch(name: str, hub: Hub, weights: bool = True) -> Path:
         return folder / found[0]
     path = _download(repository, hub, ["*.json", "*.jinja", *["*.safetensors"] * weights], _IGNORED)
     if weights and not any(path.glob("*.safetensors")):
-        path = _download(repository, hub, ["*.json", "*.jinja", "pytorch_model*.bin"], _IGNORED)
+        path = _download(repository, hub, ["*.json", "*.jinja", *_PICKLED], _IGNORED)
     return path
 
 

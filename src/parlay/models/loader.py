@@ -23,6 +23,7 @@ from parlay.models.gguf_names import GGUFWeights
 from parlay.models.pickled import Pickled
 
 _SAMPLE = 256  # bytes
+_PICKLED = (".bin", ".pt")
 _NAME = 255  # characters of a file's name
 
 
@@ -47,7 +48,7 @@ class Checkpoint:
                 self._where[name] = file
 
     def _open(self, file: Path) -> Any:
-        if file.suffix == ".bin":
+        if file.suffix in _PICKLED:
             return Pickled(file)
         try:
             opened = GGUFWeights(file) if file == self._path else safe_open(file, framework="pt")
@@ -64,6 +65,11 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all tensors, sorted."""
+        return sorted(self._where)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape without reading it."""
@@ -134,7 +140,7 @@ def digest_weights(path: Path) -> bytes:
             return gguf.digest()
     digest = sha256()
     for file in _weight_files(path):
-        if file.suffix == ".bin":
+        if file.suffix in _PICKLED:
             digest.update(Pickled(file).digest())
             continue
         try:
@@ -163,7 +169,14 @@ def _weight_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     # The first of these that is there is what the directory holds.
-    known = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+    known = (
+        "model.safetensors.index.json",
+        "model.safetensors",
+        "pytorch_model.bin.index.json",
+        "pytorch_model.bin",
+        "medusa_lm_head.safetensors",
+        "medusa_lm_head.pt",
+    )
     first = path / next((name for name in known if (path / name).exists()), "model.safetensors")
     files = [first]
     if first.suffix == ".json":

@@ -41,6 +41,7 @@ families = Registry(
             "gguf_config",
             "gguf_names",
             "gguf_tokenizer",
+            "heads",
             "hub",
             "layers",
             "loader",

@@ -2,7 +2,8 @@
 
 A module of this folder is a proposer when it has
     Options     a frozen dataclass of its own keys in `speculative_config`;
-    EMBEDDED    values of those keys under which it serves the embedded target, for the demo and the benchmarks;
+    EMBEDDED    values of those keys under which it serves the embedded target, for the demo and the benchmarks, or
+                None as long as there are no weights for that;
     Proposer    a subclass of `HostProposer` or `DeviceProposer`.
 Nothing outside this folder asks for its name: what it needs it declares as data.
 """
@@ -10,7 +11,7 @@ Nothing outside this folder asks for its name: what it needs it declares as data
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.hub import DEFAULT, Hub
+from parlay.models.select import Model
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, Span, Verdict
@@ -44,12 +46,14 @@ class Runtime:
         kernels: the operations to run with.
         num_blocks, block_size: the pool that its cache layers share with the target's.
         max_rows: rows it may run in one step to catch up.
+        target: the target, whose head a proposer may borrow.
     """
 
     kernels: Kernels
     num_blocks: int
     block_size: int
     max_rows: int
+    target: Model
 
 
 class Proposer(ABC):
@@ -61,7 +65,7 @@ class Proposer(ABC):
         weight_bytes: memory that weights of its own will take.
     """
 
-    default_length: ClassVar[int] = 5
+    default_length: int = 5
     cache: CacheSpec | None = None
     weight_bytes: int = 0
 
@@ -116,3 +120,10 @@ class DeviceProposer(Proposer):
         Raises:
             SpanError: one span is to blame; the step is then lost to all, and is planned again without it.
         """
+
+
+def draft_length(span: Span, verdict: Verdict) -> int:
+    """Return how many tokens are worth drafting after what was just emitted; 0 if the request has ended."""
+    if not span.sample or verdict.error is not None or verdict.tokens[-1] in span.stop_ids:
+        return 0
+    return min(span.budget, span.remaining - len(verdict.tokens) - 1)

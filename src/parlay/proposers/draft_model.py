@@ -23,7 +23,7 @@ from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.select import cache_spec, check_weights, describe_model, load_model
 from parlay.models.tokenizer import read_tokenizer, tokenizer_file
-from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
+from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo, draft_length
 from parlay.runner.batch import Stretch, flatten, single_rows, table_array
 from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
@@ -93,7 +93,7 @@ class Proposer(DeviceProposer):
         for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
             if not span.budget:
                 continue
-            length = _draft_length(span, verdict)
+            length = draft_length(span, verdict)
             valid = span.proposer.computed + _confirmed(span.proposer.ahead, verdict.path)
             if span.sample and length < 1:
                 proposals[i] = Proposal(state=ProposerState(valid))
@@ -164,13 +164,6 @@ class Proposer(DeviceProposer):
             active = sum(chain.length > step + 1 for chain in chains)
         columns = [tokens.tolist() for tokens in steps]
         return [[columns[s][i] for s in range(chain.length)] for i, chain in enumerate(chains)]
-
-
-def _draft_length(span: Span, verdict: Verdict) -> int:
-    """How many tokens are worth drafting after what was just emitted; 0 if the request has ended."""
-    if not span.sample or verdict.error is not None or verdict.tokens[-1] in span.stop_ids:
-        return 0
-    return min(span.budget, span.remaining - len(verdict.tokens) - 1)
 
 
 def _confirmed(ahead: int, path: tuple[int, ...]) -> int:

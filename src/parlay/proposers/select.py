@@ -1,15 +1,22 @@
 """From a speculative config to a proposer."""
 
+from dataclasses import fields, replace
+
 from parlay.config import SpeculativeConfig, build
+from parlay.config.speculative import DETECTED
+from parlay.errors import ConfigError, ModelError, shown
+from parlay.models.hub import DEFAULT, Hub
+from parlay.models.select import find_model
 from parlay.proposers.base import Proposer, TargetInfo
+from parlay.proposers.detect import detect
 from parlay.registry import Registry
 
-_HELPERS = frozenset({"base", "prediction", "select", "suffix_tree"})
+_HELPERS = frozenset({"base", "detect", "heads", "prediction", "select", "suffix_tree"})
 proposers = Registry("parlay.proposers", "speculative method", hidden=_HELPERS)
 
 
 def embedded_configs(length: int | None = None) -> dict[str, SpeculativeConfig]:
-    """Return for every proposer a config under which it serves the embedded target, plain decoding first.
+    """Return for every proposer that can serve the embedded target how it does so, plain decoding first.
 
     Args:
         length: nodes a draft, for proposers that draft; None takes each one's default.
@@ -17,13 +24,57 @@ def embedded_configs(length: int | None = None) -> dict[str, SpeculativeConfig]:
     configs = {}
     for name in sorted(proposers.names(), key=lambda name: name != SpeculativeConfig().method):
         module = proposers.load(name)
+        if module.EMBEDDED is None:
+            continue
         own = length if module.Proposer.default_length else None
         configs[name] = SpeculativeConfig(method=name, num_speculative_tokens=own, options=module.EMBEDDED)
     return configs
 
 
+def settle_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> SpeculativeConfig:
+    """Return a config whose method is known, and is what its checkpoint is for.
+
+    Args:
+        config: as the user gave it.
+        hub: how a checkpoint is fetched, at whatever revision the config says.
+
+    Raises:
+        ConfigError: the checkpoint is for another method than the one that was named.
+        ModelError: there is no checkpoint, or only other engines can serve it.
+    """
+    name, revision = config.options.get("model"), config.options.get("revision")
+    if config.method != DETECTED and not _reads_checkpoint(config.method):
+        return config
+    if not isinstance(name, str) or not isinstance(revision, str | None):
+        # Whose type is wrong is for the options to say.
+        return replace(config, method="draft_model") if config.method == DETECTED else config
+    found = detect(find_model(name, replace(hub, revision=revision)))
+    if found is not None and found not in proposers.names():
+        served = ", ".join(method for method in proposers.names() if _reads_checkpoint(method))
+        raise ModelError(
+            f"{shown(name)} is a draft head for the method {shown(found)}, which cannot be served yet; give a "
+            f"checkpoint for one of these: {served}"
+        )
+    if config.method == DETECTED:
+        return replace(config, method=found or "draft_model")
+    if found not in (None, config.method):
+        raise ConfigError(
+            f"{shown(name)} is a checkpoint for the method {found!r}, not {config.method!r}; correct the method or "
+            "leave it out"
+        )
+    return config
+
+
+def _reads_checkpoint(method: str) -> bool:
+    return any(option.name == "model" for option in fields(proposers.load(method).Options))
+
+
 def make_proposer(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
     """Find a proposer by name and check its options; no weights are read.
+
+    Args:
+        config: with a method that `settle_method` has seen.
+        target: what it guesses for.
 
     Raises:
         ConfigError: an unknown method or option, or options that do not fit.

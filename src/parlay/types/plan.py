@@ -48,7 +48,8 @@ class Span:
         scored: tokens of the prompt whose log-probabilities are asked for; the i-th follows the i-th of `tokens`.
         remaining: how many tokens the request may still emit.
         proposer: the device proposer's progress before this step.
-        behind: known tokens from `proposer.computed` up to and including the last of `tokens`.
+        behind: known tokens from `proposer.computed` up to and including the last of `tokens`; empty for a proposer
+            without cache layers.
         budget: upper bound for the draft that the device proposer makes at the end of this step; with 0 it leaves
             the request alone, and its gap grows.
     """

@@ -1,0 +1,80 @@
+"""Checkpoints of draft heads: a `config.json` of a few keys, and tensors that mean nothing without their target."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parlay.errors import ModelError, shown
+from parlay.models.config import ModelConfig, read_json
+from parlay.models.hub import DEFAULT, Hub
+from parlay.models.select import find_model
+
+_MOST = (1 << 31) - 1  # of any size; beyond are only damaged files
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """Where a draft head lies, and what its `config.json` says."""
+
+    path: Path
+    raw: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """Return a key that holds a whole number of at least `least`.
+
+        Raises:
+            ModelError: it holds something else, or is missing and has no default.
+        """
+        value = self.raw.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise ModelError(f"{self.path / 'config.json'} lacks the key {key!r}")
+        if type(value) is not int or not least <= value <= _MOST:
+            raise ModelError(
+                f"{self.path / 'config.json'}: {key} must be a whole number of at least {least}, not {shown(value)}"
+            )
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a key that holds true or false.
+
+        Raises:
+            ModelError: it holds something else.
+        """
+        value = self.raw.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise ModelError(f"{self.path / 'config.json'}: {key} must be true or false, not {shown(value)}")
+        return value
+
+    def check_target(self, target: ModelConfig, *, hidden: int | None = None, vocab: int | None = None) -> None:
+        """Refuse a head that was made for another target.
+
+        Args:
+            target: the one it is to guess for.
+            hidden: width of the hidden states that the head reads, if known.
+            vocab: how many tokens it knows, if known.
+
+        Raises:
+            ModelError: the head's sizes are not the target's.
+        """
+        for size, of, what in (
+            (hidden, target.hidden_size, "hidden states of width"),
+            (vocab, target.vocab_size, "a vocabulary of"),
+        ):
+            if size is not None and size != of:
+                raise ModelError(
+                    f"the draft head {self.path} needs {what} {size} but the target {target.path} has {of}; "
+                    "the head was made for another target"
+                )
+
+
+def read_head(name: str, hub: Hub = DEFAULT) -> HeadConfig:
+    """Find a draft head by directory or by its name on the hub, reading no weights.
+
+    Raises:
+        ModelError: there is none, or its `config.json` cannot be read.
+        ConfigError: a revision of what is not on the hub.
+    """
+    path = find_model(name, hub)
+    return HeadConfig(path, read_json(path / "config.json"))

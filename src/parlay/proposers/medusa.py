@@ -1,0 +1,194 @@
+"""Medusa: a head for each of the next tokens, all on the last hidden state.
+
+Idea: Cai et al. 2024 (arXiv 2401.10774). Head i guesses the token after next but i, by itself: it knows neither the
+newest token nor what the other heads guess. A head is residual blocks of the target's width and then either an output
+layer of its own (the first generation) or the target's (the second), which is far smaller. Here each head's likeliest
+token makes a chain.
+
+Costs one pass over the heads a step, whatever the draft's length. Loses where a guess depends on those before it.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.errors import ModelError
+from parlay.kernels.linear import LinearWeight
+from parlay.models.loader import Checkpoint
+from parlay.proposers.base import Runtime
+from parlay.proposers.heads import MOST_ROWS, HeadProposer, Options, take_best
+
+__all__ = ["EMBEDDED", "Options", "Proposer"]
+
+EMBEDDED: Mapping[str, Any] | None = None
+_MAP = "token_map"
+# The authors' names: head.layer, output layers after the blocks'. Theirs and vLLM's may stand below a module's.
+_OURS = re.compile(r"(medusa_head\.)?(\d{1,6})\.(\d{1,6})\.linear\.weight")
+_VLLMS = re.compile(r"(medusa_heads\.)?blocks\.(\d{1,6})\.layers\.(\d{1,6})\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Names of tensors, whichever form the file has.
+
+    Attributes:
+        blocks: of each head the names of its blocks' linear layers, less `.weight`.
+        outputs: of each head its output layer's; empty where heads use the target's.
+        biased: whether the blocks have biases.
+        mapped: whether outputs are a choice of the vocabulary, listed in `token_map`.
+    """
+
+    blocks: tuple[tuple[str, ...], ...]
+    outputs: tuple[str, ...]
+    biased: bool
+    mapped: bool
+
+
+def read_layout(names: Sequence[str], one_output: bool = False) -> _Layout | None:
+    """Return the layout of a file of Medusa heads, or None if it is something else.
+
+    Heads and layers are counted here: configs commonly give too few heads, and leave the key for biases out.
+
+    Args:
+        names: of its tensors.
+        one_output: whether the heads share one output layer of their own.
+    """
+    for pattern in (_OURS, _VLLMS):
+        found = [match for match in map(pattern.fullmatch, names) if match]
+        if not found:
+            continue
+        prefix = found[0][1] or ""
+        heads, layers = (range(len({int(match[i]) for match in found})) for i in (2, 3))
+        if pattern is _OURS:
+            blocks = tuple(tuple(f"{prefix}{i}.{j}.linear" for j in layers) for i in heads)
+            outputs = tuple(f"{prefix}{i}.{len(layers)}.weight" for i in heads)
+        else:
+            blocks = tuple(tuple(f"{prefix}blocks.{i}.layers.{j}" for j in layers) for i in heads)
+            outputs = tuple(f"{prefix}lm_heads.{i}.weight" for i in heads)
+            if one_output:
+                shared = f"{prefix}lm_head.weight"
+                outputs = (shared if shared in names else outputs[0],) * len(heads)
+        known = set(names)
+        return _Layout(
+            blocks=blocks,
+            outputs=outputs if known & set(outputs) else (),
+            biased=any(f"{block}.bias" in known for own in blocks for block in own),
+            mapped=_MAP in known,
+        )
+    return None
+
+
+class Proposer(HeadProposer):
+    """Drafts the chain of every head's likeliest token."""
+
+    source = "medusa"
+
+    def describe(self, weights: Checkpoint) -> int:  # noqa: D102
+        head, target = self.head, self._target
+        layout = read_layout(weights.names, head.flag("original_lm_head", False))
+        if layout is None:
+            raise ModelError(f"{head.path} holds no Medusa heads: no tensor of theirs is in its weights")
+        self._layout = layout
+        width, vocab = target.config.hidden_size, target.config.vocab_size
+        head.check_target(
+            target.config,
+            hidden=head.count("hidden_size", width),
+            vocab=head.count("vocab_size", vocab),
+        )
+        first = f"{layout.blocks[0][0]}.weight"
+        if first in weights.names:
+            head.check_target(target.config, hidden=sum(weights.shape(first)[-1:]))
+        self._vocab = vocab
+        shapes: dict[str, tuple[int, ...]] = {}
+        for block in (block for own in layout.blocks for block in own):
+            shapes[f"{block}.weight"] = (width, width)
+            if layout.biased or head.flag("medusa_fc_bias", False):
+                shapes[f"{block}.bias"] = (width,)
+        choice: dict[str, tuple[int, ...]] = {}
+        if layout.outputs:
+            self._vocab = head.count("truncated_vocab_size", sum(weights.shape(_MAP)) if layout.mapped else vocab)
+            if layout.mapped or self._vocab != vocab:
+                choice[_MAP] = (self._vocab,)
+            # Whole output layers may come with a choice too; they are cut when they are read.
+            stored = next((sum(weights.shape(name)[:1]) for name in layout.outputs if name in weights.names), vocab)
+            if stored not in (vocab, self._vocab):
+                head.check_target(target.config, vocab=stored)
+            shapes |= dict.fromkeys(layout.outputs, (stored, width))
+        weights.expect(shapes | choice)
+        own = {name: (self._vocab, width) if name in layout.outputs else shape for name, shape in shapes.items()}
+        numbers = sum(map(math.prod, own.values()))
+        self.weight_bytes = numbers * target.dtype.itemsize + MOST_ROWS * self._vocab * 4
+        return len(layout.blocks)
+
+    def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
+        dtype, kernels, layout = self._target.dtype, runtime.kernels, self._layout
+        self._chosen = self._read_map(weights) if layout.mapped and layout.outputs else None
+        self._blocks: list[list[tuple[LinearWeight, Tensor | None]]] = [
+            [
+                (
+                    kernels.pack_linear(weights.read(f"{block}.weight", dtype)),
+                    weights.read(f"{block}.bias", dtype) if layout.biased else None,
+                )
+                for block in own
+            ]
+            for own in layout.blocks
+        ]
+        packed: dict[str, LinearWeight] = {}
+        for name in dict.fromkeys(layout.outputs):
+            weight = weights.read(name, dtype)
+            if self._chosen is not None and weight.shape[0] != self._vocab:
+                weight = weight[self._chosen]
+            packed[name] = kernels.pack_head(weight)
+        self._outputs = [packed[name] for name in layout.outputs]
+        self._logits_of_target = runtime.target.logits
+        width = self._hidden.shape[1]
+        self._states = torch.zeros((self.default_length, MOST_ROWS, width), dtype=dtype)
+        self._spare = torch.zeros((MOST_ROWS, width), dtype=dtype)
+        self._each = torch.arange(MOST_ROWS, dtype=torch.int32)
+        self._logits = torch.zeros((MOST_ROWS if layout.outputs else 0, self._vocab))
+
+    def _read_map(self, weights: Checkpoint) -> Tensor:
+        chosen = weights.read(_MAP, torch.int64)
+        vocab = self._target.config.vocab_size
+        if not bool(((chosen >= 0) & (chosen < vocab)).all()):
+            raise ModelError(f"{self.head.path}: {_MAP} names tokens beyond the target's {vocab}")
+        return chosen
+
+    def guess(self, step: int, rows: int) -> None:  # noqa: D102
+        kernels, before, state = self._kernels, self._hidden[:rows], self._states[step, :rows]
+        layers = self._blocks[step]
+        for j, (weight, bias) in enumerate(layers):
+            # Written in turns, so that nothing is read where it is written, and the last one where it belongs.
+            after = state if (len(layers) - j) % 2 else self._spare[:rows]
+            kernels.linear(before, weight, after)
+            if bias is not None:
+                kernels.add_bias(after, bias)
+            kernels.activate(after, "silu")
+            kernels.add_embedding(after, before, self._each[:rows])  # row by row the sum of both
+            before = after
+        if self._outputs:
+            logits = self._logits[:rows]
+            kernels.logits(state, self._outputs[step], logits)
+            take_best(kernels, logits, self._tokens[step + 1, :rows], self._probs[step + 1, :rows])
+
+    def finish(self, counts: Sequence[int]) -> None:
+        """Apply the target's output layer to all heads' states at once, or name chosen tokens by their ids."""
+        if not self._outputs:
+            states = torch.cat([self._states[i, :count] for i, count in enumerate(counts)])
+            tokens, probs = torch.empty(len(states), dtype=torch.int32), torch.empty(len(states))
+            for first in range(0, len(states), MOST_ROWS):
+                some = slice(first, first + MOST_ROWS)
+                take_best(self._kernels, self._logits_of_target(states[some]), tokens[some], probs[some])
+            first = 0
+            for i, count in enumerate(counts, 1):
+                self._tokens[i, :count] = tokens[first : first + count]
+                self._probs[i, :count] = probs[first : first + count]
+                first += count
+        elif self._chosen is not None:
+            for i, count in enumerate(counts, 1):
+                self._tokens[i, :count] = self._chosen[self._tokens[i, :count]].int()
