@@ -8,6 +8,7 @@ import pytest
 import torch
 from asking import Ask, assert_whole, daily_seed, run
 from checkpoints import write_llama
+from heads import FITTED, fitted
 from hypothesis import settings
 
 from parlay import LLM, CompletionOutput
@@ -84,6 +85,8 @@ def drafts(method: str) -> bool:
 
 def proposer_options(method: str, pair: Pair) -> dict[str, Any]:
     """Return what a proposer cannot do without, or does little without on random texts."""
+    if method in FITTED:
+        return {"model": str(fitted(method, pair.target))}
     known = {"draft_model": {"model": str(pair.draft)}, "ngram": {"prompt_lookup_min": 1, "prompt_lookup_max": 3}}
     return known.get(method, {})
 

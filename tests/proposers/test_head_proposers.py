@@ -1,0 +1,344 @@
+"""Proposers that draft from the last hidden state: whatever came before, it is the right one.
+
+A draft follows from the tokens that are known and from nothing else. So every draft that an engine makes, by whatever
+way it came there, is compared with the reference's on hidden states of the whole text computed at once.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from asking import Ask, accepted, assert_same, assert_whole, run, with_params
+from conftest import MakeLLM, Pair, Plain
+from heads import (
+    fitted,
+    medusa_logits,
+    medusa_states,
+    mlp_chain,
+    mlp_config,
+    random_medusa,
+    random_mlp,
+    write_head,
+    write_medusa,
+)
+from safetensors.torch import load_file
+from torch import Tensor
+
+from parlay import LLM, CapacityError, ConfigError, RequestOutput, SamplingParams
+from parlay.engine.engine import Engine
+from parlay.engine.request import Request
+from parlay.proposers import heads as shared
+from parlay.proposers.heads import HeadProposer
+from parlay.runner.batch import Stretch, flatten
+from parlay.types.draft import Draft
+
+METHODS = ("medusa", "mlp_speculator")
+Known = tuple[int, ...]
+Twin = Callable[[Tensor, Tensor], tuple[list[Tensor], list[Tensor]]]
+
+
+def twin(path: Path, llm: LLM) -> Twin:
+    """Return what drafts, slowly, from hidden states and tokens: the guesses, and the logits that chose them."""
+    config = json.loads((path / "config.json").read_text())
+    if "n_predict" in config:
+        tensors = load_file(path / "model.safetensors")
+        return lambda hidden, token: mlp_chain(config, tensors, hidden, token)
+    weights = torch.load(path / "medusa_lm_head.pt")
+    count = len({name.split(".")[0] for name in weights})
+
+    def medusa(hidden: Tensor, token: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        if "0.1.weight" in weights:
+            logits = medusa_logits(weights, hidden, count, 1)
+        else:
+            logits = [llm.engine._worker._runner.model.logits(s) for s in medusa_states(weights, hidden, count, 1)]
+        return [row.argmax(-1) for row in logits], logits
+
+    return medusa
+
+
+def assert_right(llm: LLM, path: Path, drafts: dict[Known, Draft]) -> None:
+    """Compare drafts, by the known tokens that each follows, with the reference's."""
+    runner, propose = llm.engine._worker._runner, twin(path, llm)
+    for known, draft in drafts.items():
+        blocks = range(-(-len(known) // runner.block_size))
+        text = flatten([Stretch(known[:-1], 0, blocks)], runner.block_size)
+        tokens, logits = propose(runner.forward(text)[-1:], torch.tensor(known[-1:]))
+        assert draft.tokens == tuple(int(t) for t in tokens[: len(draft)]), f"after {len(known)} tokens"
+        assert draft.is_chain
+        probs = [float(row.softmax(-1)[0, token]) for row, token in zip(logits, draft.tokens, strict=False)]
+        assert draft.probs == pytest.approx(probs, rel=1e-3)
+
+
+class Watch:
+    """Notes every draft that is about to be verified; meddles too, if asked."""
+
+    def __init__(self, meddle: Callable[[Engine, list[Request]], None] | None = None) -> None:
+        self.drafts: dict[Known, Draft] = {}
+        self._meddle = meddle
+
+    def __call__(self, engine: Engine, requests: list[Request]) -> None:
+        if self._meddle is not None:
+            self._meddle(engine, requests)
+        for request in requests:
+            if request.finish_reason is None and len(request.draft):
+                self.drafts[tuple(request.tokens)] = request.draft
+
+
+def asks(temperature: float = 0.7, **changes: Any) -> list[Ask]:
+    lengths = (1, 2, 16, 17, 33, 40)
+    return [
+        Ask(
+            tuple((7 * i * j + j) % 256 for j in range(length)),
+            SamplingParams(
+                **{
+                    "temperature": temperature,
+                    "seed": i,
+                    "max_tokens": 21,
+                    "logprobs": 0,
+                    "ignore_eos": True,
+                    **changes,
+                }
+            ),
+        )
+        for i, length in enumerate(lengths)
+    ]
+
+
+def head_of(llm: LLM) -> HeadProposer:
+    proposer = llm.engine._worker._proposer
+    assert isinstance(proposer, HeadProposer)
+    return proposer
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 7},
+        {"max_num_batched_tokens": 23, "block_size": 3},
+        {"block_size": 1},
+        {"max_num_seqs": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_in_chunks_and_blocks_of_any_size(
+    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, options: dict[str, int]
+) -> None:
+    llm, watch = make_llm(method, 5, **options), Watch()
+    answers = run(llm, asks(), watch)
+    assert_same(answers, plain("float32", asks()))
+    assert accepted(answers) > 5
+    assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_from_a_cached_prefix(make_llm: MakeLLM, models: dict[str, Pair], method: str) -> None:
+    """Speculation on or off when it was computed; all but one token of some prompts; several completions of one."""
+    llm = make_llm(method, 4, block_size=4)
+    first = run(llm, asks(speculative={"enabled": False}))
+    watch = Watch()
+    whole = [Ask(ask.prompt + a.token_ids[:8], ask.params) for ask, a in zip(asks(), first, strict=True)]
+    answers = run(llm, [*asks(), *whole, *[with_params(ask, n=3) for ask in asks()]], watch)
+    assert sum(a.metrics.cached_tokens for a in answers) > 300
+    assert any(a.metrics.cached_tokens == len(ask.prompt) - 1 for ask, a in zip(whole, answers[6:], strict=False))
+    assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_after_preemption(
+    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, caching: bool
+) -> None:
+    steps = count()
+
+    def preempt(engine: Engine, requests: list[Request]) -> None:
+        running = [r for r in requests if r.table.blocks]
+        if next(steps) % 3 == 2 and running:
+            engine.preempt(running[-1])
+
+    llm, watch = make_llm(method, 4, block_size=4, enable_prefix_caching=caching), Watch(preempt)
+    answers = run(llm, asks(), watch)
+    assert_same(answers, plain("float32", asks()))
+    assert sum(a.metrics.preemptions for a in answers) > 1
+    assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_switched_off_and_on_again(make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str) -> None:
+    steps = count()
+
+    def switch(engine: Engine, requests: list[Request]) -> None:
+        step = next(steps)
+        for i, request in enumerate(requests):
+            wish = [None, {"enabled": False}, {"num_speculative_tokens": 1}, None][(step + i) // 2 % 4]
+            request.params = replace(request.params, speculative=wish)
+
+    llm, watch = make_llm(method, 4), Watch(switch)
+    answers = run(llm, asks(), watch)
+    assert_same(answers, plain("float32", asks()))
+    lengths = {len(draft) for draft in watch.drafts.values()}
+    assert {1, 4} <= lengths
+    assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_when_blocks_run_out(make_llm: MakeLLM, models: dict[str, Pair], method: str) -> None:
+    llm, watch = make_llm(method, 4, block_size=4, max_model_len=64, num_blocks=18), Watch()
+    answers = run(llm, asks(), watch)
+    assert any(a.metrics.preemptions for a in answers)
+    assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
+
+
+@pytest.mark.parametrize("outputs", [True, False], ids=["own head", "the target's head"])
+@pytest.mark.parametrize("method", METHODS)
+def test_more_requests_than_a_turn_takes(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, outputs: bool
+) -> None:
+    for module in ("heads", "medusa", "mlp_speculator"):
+        monkeypatch.setattr(f"parlay.proposers.{module}.MOST_ROWS", 2)
+    if method == "medusa":
+        path = write_medusa(tmp_path, random_medusa(outputs=outputs))
+    else:
+        path = write_head(
+            tmp_path, mlp_config(tie_weights=not outputs), random_mlp(mlp_config(tie_weights=not outputs))
+        )
+    llm, watch = make_llm(speculative_config={"model": str(path)}), Watch()
+    run(llm, asks(), watch)
+    assert len(watch.drafts) > 60
+    assert_right(llm, path, watch.drafts)
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+@pytest.mark.parametrize("method", METHODS)
+def test_recorded_or_not(
+    make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, method: str, kernels: str
+) -> None:
+    monkeypatch.setenv("PARLAY_KERNELS", kernels)
+    llm, watch = make_llm(method, 3), Watch()
+    run(llm, asks(max_tokens=7)[:4] if kernels == "reference" else asks(), watch)
+    assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
+
+
+def test_where_drafts_begin() -> None:
+    """Only for requests that go on, from the row of the last confirmed node, the longest first."""
+    from parlay.types.plan import Span, Verdict
+
+    def span(tokens: int, nodes: int = 0, **changes: Any) -> Span:
+        given = {"sample": True, "remaining": 9, "budget": 4, **changes}
+        return Span(0, (1,) * tokens, 0, (), 0, SamplingParams(), draft=Draft.chain([2] * nodes, "x"), **given)
+
+    spans = [
+        span(3),  # rows 0 to 2
+        span(1, 4),  # 3 to 7
+        span(1, 4, budget=2),  # 8 to 12
+        span(5, sample=False),  # 13 to 17
+        span(1, budget=0),
+        span(1, remaining=2),
+        span(1, remaining=1),
+        span(1, stop_ids=frozenset({9})),
+        span(2, 2, remaining=5),  # 22 to 25
+    ]
+    verdicts = [
+        Verdict((5,)),
+        Verdict((5, 6, 7), (0, 2)),
+        Verdict((8,)),
+        Verdict(),
+        Verdict((5,)),
+        Verdict((5,)),
+        Verdict((5,)),
+        Verdict((9,)),
+        Verdict((4, 4, 3), (0, 1)),
+    ]
+    found = [(s.index, s.row, s.token, s.length) for s in shared.starts(spans, verdicts, 3)]
+    assert found == [(0, 2, 5, 3), (1, 6, 7, 3), (2, 8, 8, 2), (8, 25, 3, 1)]
+
+
+# --------------------------------------------------------------------------------------------------- lengths, memory
+
+
+@pytest.mark.parametrize(("asked", "most"), [(None, 3), (2, 2), (8, 3)])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_draft_is_as_long_as_the_head_can_guess(
+    make_llm: MakeLLM, tmp_path: Path, method: str, asked: int | None, most: int
+) -> None:
+    head = random_medusa() if method == "medusa" else random_mlp(mlp_config())
+    path = write_medusa(tmp_path, head) if method == "medusa" else write_head(tmp_path, mlp_config(), head)
+    config = {"model": str(path)} | ({} if asked is None else {"num_speculative_tokens": asked})
+    watch = Watch()
+    run(make_llm(speculative_config=config), asks(), watch)
+    assert max(len(draft) for draft in watch.drafts.values()) == most
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_memory_is_accounted_for(make_llm: MakeLLM, models: dict[str, Pair], method: str) -> None:
+    llm = make_llm(method)
+    stored = fitted(method, models["float32"].target)
+    numbers = sum(
+        t.numel()
+        for t in (
+            torch.load(stored / "medusa_lm_head.pt")
+            if method == "medusa"
+            else load_file(stored / "model.safetensors")
+        ).values()
+    )
+    own = head_of(llm).weight_bytes
+    assert numbers * 4 < own < numbers * 4 + 100_000
+    with pytest.raises(CapacityError, match="weights"):
+        make_llm(method, gpu_memory_utilization=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_of_a_request_is_kept(make_llm: MakeLLM, method: str) -> None:
+    llm = make_llm(method, 4)
+    head = head_of(llm)
+    before = sum(v.numel() for v in vars(head).values() if isinstance(v, Tensor))
+    for stop in (2, 5, 99):
+        steps = count()
+
+        def abort(engine: Engine, requests: list[Request], stop: int = stop, steps: Any = steps) -> None:
+            if next(steps) == stop:
+                for request in requests:
+                    engine.abort(request)
+
+        run(llm, asks(), abort)
+        assert_whole(llm.engine)
+    assert sum(v.numel() for v in vars(head).values() if isinstance(v, Tensor)) == before
+    assert all(isinstance(v, int) for key in head._passes for v in key)
+    assert len(head._passes) <= 4 * len(asks())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_method_is_found_and_named(make_llm: MakeLLM, models: dict[str, Pair], method: str) -> None:
+    path = fitted(method, models["float32"].target)
+    llm = make_llm(speculative_config={"model": str(path), "num_speculative_tokens": 2})
+    assert llm.engine.methods == ("none", method)
+    outputs: list[RequestOutput] = llm.generate([asks()[4].prompt], asks()[4].params)
+    assert set(outputs[0].outputs[0].sources) <= {"target", method}
+    assert llm.engine.snapshot().methods[method].drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({}, "'model' is needed"),
+        ({"model": 3}, "model"),
+        ({"model": "x", "draft_tensor_parallel_size": 2}, "leave it at 1"),
+        ({"model": "x", "modle": "y"}, "did you mean 'model'"),
+        ({"model": "x", "num_speculative_tokens": 0}, "at least 1"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_bad_options(
+    make_llm: MakeLLM, models: dict[str, Pair], method: str, options: dict[str, Any], match: str
+) -> None:
+    if options.get("model") == "x":
+        options = {**options, "model": str(fitted(method, models["float32"].target))}
+    with pytest.raises(ConfigError, match=match):
+        make_llm(speculative_config={"method": method, **options})
