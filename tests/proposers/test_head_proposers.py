@@ -259,6 +259,18 @@ def test_where_drafts_begin() -> None:
     assert found == [(0, 2, 5, 3), (1, 6, 7, 3), (2, 8, 8, 2), (8, 25, 3, 1)]
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+@pytest.mark.parametrize("method", METHODS)
+def test_states_that_are_no_numbers(make_llm: MakeLLM, method: str, value: float) -> None:
+    """Guesses are tokens then too, and their probabilities can be reckoned with."""
+    head = head_of(make_llm(method, 4))
+    start = shared.Start(index=0, row=1, token=3, length=4)
+    (draft,) = head._draft([start], torch.full((2, 64), value))
+    assert all(0 <= token < 257 for token in draft.tokens)
+    assert draft.probs is not None
+    assert all(0 <= p <= 1 for p in draft.probs)
+
+
 # --------------------------------------------------------------------------------------------------- lengths, memory
 
 
