@@ -178,17 +178,18 @@ class Proposer(HeadProposer):
 
     def finish(self, counts: Sequence[int]) -> None:
         """Apply the target's output layer to all heads' states at once, or name chosen tokens by their ids."""
+        if self._outputs and self._chosen is None:
+            return
+        rows, heads = counts[0], len(counts)
+        made = torch.arange(rows) < torch.tensor(counts).unsqueeze(1)  # [heads, rows]
+        guessed = self._tokens[1 : heads + 1, :rows]
         if not self._outputs:
-            states = torch.cat([self._states[i, :count] for i, count in enumerate(counts)])
+            states = self._states[:heads, :rows][made]
             tokens, probs = torch.empty(len(states), dtype=torch.int32), torch.empty(len(states))
             for first in range(0, len(states), MOST_ROWS):
                 some = slice(first, first + MOST_ROWS)
                 take_best(self._kernels, self._logits_of_target(states[some]), tokens[some], probs[some])
-            first = 0
-            for i, count in enumerate(counts, 1):
-                self._tokens[i, :count] = tokens[first : first + count]
-                self._probs[i, :count] = probs[first : first + count]
-                first += count
-        elif self._chosen is not None:
-            for i, count in enumerate(counts, 1):
-                self._tokens[i, :count] = self._chosen[self._tokens[i, :count]].int()
+            guessed[made] = tokens
+            self._probs[1 : heads + 1, :rows][made] = probs
+        if self._chosen is not None:
+            guessed[made] = self._chosen[guessed[made]].int()
