@@ -191,9 +191,9 @@ class Engine:
             "logit_bias": params.logit_bias or (),
         }
         for name, tokens in named.items():
-            for token in tokens:
-                if token >= self.vocab_size:
-                    raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self.vocab_size}")
+            token = max(tokens, default=0)
+            if token >= self.vocab_size:
+                raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self.vocab_size}")
 
     def _processor(
         self, prompt: tuple[int, ...], params: SamplingParams, constraint: Constraint | None

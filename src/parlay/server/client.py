@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import count
 from os import PathLike, fspath
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
@@ -51,9 +52,17 @@ class EngineClient:
         model: str | PathLike[str] = "tiny-code",
         *,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
+        engine_timeout: float = 120.0,
         **options: Any,
     ) -> None:
         """Check the options, which are those of `LLM`, and start nothing yet.
+
+        Args:
+            model: as in `LLM`.
+            speculative_config: as in `LLM`.
+            engine_timeout: seconds without a word, while requests are open, after which the process counts as hung
+                and is replaced; longer than the longest step.
+            **options: as in `LLM`.
 
         Raises:
             ConfigError: an unknown option, or one out of range.
@@ -74,6 +83,9 @@ class EngineClient:
         self._revival: asyncio.Task[None] | None = None
         self._quiet: asyncio.Event | None = None  # set when the last stream has gone, while closing
         self._delay, self._up_since = _FIRST_DELAY, 0.0
+        self._patience = engine_timeout
+        self._watch: asyncio.TimerHandle | None = None  # while requests are open
+        self._heard = 0.0
         self.restarts = 0
 
     # ------------------------------------------------------------------------------------------------ what it is
@@ -185,7 +197,7 @@ class EngineClient:
             self.restarts += 1
             try:
                 await self._launch()
-            except ParlayError as error:
+            except Exception as error:  # whatever it is may be over by the next time
                 logger.error("the engine cannot be restarted: %s", error)
                 if self._link is not None:
                     await self._link.ended(_GRACE)
@@ -269,6 +281,7 @@ class EngineClient:
         assert self._link is not None
         self._link.send(Add(key, tokens, plain_params(params), priority, tenant, timeout, final_only))
         self._streams[key] = stream
+        self._keep_watch()
         try:
             while True:
                 output = await stream.next()
@@ -316,16 +329,39 @@ class EngineClient:
         """Forget a request whose reader is gone; the engine forgets it within a step."""
         if self._streams.pop(key, None) is not None and not stream.ended and self._link is not None:
             self._link.send(Abort(key))
-        if not self._streams and self._quiet is not None:
+        if self._streams:
+            return
+        if self._quiet is not None:
             self._quiet.set()
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
 
     def _fail_all(self, error: ParlayError) -> None:
         for stream in self._streams.values():
             stream.fail(error)
         self._streams.clear()
 
+    def _keep_watch(self) -> None:
+        """Look now and then, while requests are open, whether the engine is."""
+        if self._watch is None:
+            self._heard = monotonic()
+            self._watch = asyncio.get_running_loop().call_later(self._patience, self._look)
+
+    def _look(self) -> None:
+        self._watch = None
+        if self._link is None or all(stream.ended for stream in self._streams.values()):
+            return
+        left = self._heard + self._patience - monotonic()
+        if left > 0:
+            self._watch = asyncio.get_running_loop().call_later(left, self._look)
+        else:
+            logger.error("the engine has said nothing for %g s and is killed", self._patience)
+            self._link.kill()
+
     def _take(self, report: Report) -> None:
         """Hand what the engine says to whom it concerns."""
+        self._heard = monotonic()
         if isinstance(report, Outputs):
             self._take_outputs(report)
         elif self._came_up is None or self._came_up.done():

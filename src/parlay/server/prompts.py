@@ -1,19 +1,16 @@
 """From what a body calls a prompt to token ids."""
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from parlay.config import ServerConfig
 from parlay.engine.chat import ChatOptions
 from parlay.engine.tokenizer import TextCodec
 from parlay.llm import Prompt
+from parlay.server.apart import apart
 from parlay.server.errors import ApiError
 from parlay.server.fields import check_prompt
-
-T = TypeVar("T")
-_LONG = 4096  # characters that take longer than a task should keep others waiting
 
 
 async def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig) -> list[Prompt]:
@@ -59,10 +56,5 @@ async def chat_prompt(
     return {"prompt": text, "prompt_token_ids": tokens}
 
 
-async def apart(size: int, work: Callable[[], T]) -> T:
-    """Return what `work` returns; if its input is long, from a thread, so that other requests go on."""
-    return work() if size < _LONG else await asyncio.to_thread(work)
-
-
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+    return isinstance(value, list) and set(map(type, value)) == {int}
