@@ -211,6 +211,16 @@ class Engine:
             further=[constraint] if constraint else [],
         )
 
+    def prepare(self, params: SamplingParams) -> None:
+        """Do what takes long in adding a request with these parameters; any thread may, while the engine steps.
+
+        Raises:
+            RequestError: as `add`.
+        """
+        form = params.structured_outputs
+        if isinstance(form, StructuredOutputsParams):
+            self._grammars.compile(form)
+
     def refuse(self) -> None:
         """Count a prompt that was refused before it could be added; see `add`."""
         self._arrivals += 1
