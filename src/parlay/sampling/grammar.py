@@ -43,6 +43,7 @@ class Grammars:
         self._ends = tuple(sorted(ends))
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[StructuredOutputsParams, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
 
     def start(self, asked: StructuredOutputsParams) -> "Constraint":
         """Return a constraint that stands at the beginning of an answer.
@@ -50,13 +51,24 @@ class Grammars:
         Raises:
             RequestError: the form cannot be kept, is out of bounds or malformed, or no text has it.
         """
-        matcher = self._compiled.get(asked)
-        if matcher is None:
-            matcher = self._compiled[asked] = _compile(self._tokens(), asked)
+        return Constraint(self.compile(asked), self._ends)
+
+    def compile(self, asked: StructuredOutputsParams) -> "LLMatcher":
+        """Return a matcher that stands at the beginning of an answer, to be copied; any thread may ask.
+
+        Raises:
+            RequestError: as `start`.
+        """
+        with self._lock:
+            if asked in self._compiled:
+                self._compiled.move_to_end(asked)
+                return self._compiled[asked]
+        matcher = _compile(self._tokens(), asked)
+        with self._lock:
+            self._compiled[asked] = matcher
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(asked)
-        return Constraint(matcher, self._ends)
+        return matcher
 
     def _tokens(self) -> "LLTokenizer":
         if not self._ends:

@@ -5,7 +5,7 @@ nothing piles up: what a request has besides what was told of it is worked out w
 next one then tells of several steps at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 
 import zmq
@@ -14,6 +14,7 @@ from parlay.engine.engine import Engine, metrics_of, text_of
 from parlay.engine.request import Request, best
 from parlay.errors import RequestError
 from parlay.log import logger
+from parlay.server.forms import Forms
 from parlay.server.protocol import (
     Abort,
     Add,
@@ -46,15 +47,19 @@ class EngineServer:
         self._failures: list[Failure] = []
         self._unsent: bytes | None = None
         self._stats_due, self._stats_sent = True, 0.0
+        self._forms = Forms(engine.prepare)
 
     def run(self) -> None:
         """Serve until told to stop."""
-        while self._obey():
-            if self._engine.busy:
-                self._stats_due = True
-                for request in self._engine.step():
-                    self._moved(request)
-            self._tell()
+        try:
+            while self._obey():
+                if self._engine.busy:
+                    self._stats_due = True
+                    for request in self._engine.step():
+                        self._moved(request)
+                self._tell()
+        finally:
+            self._forms.close()
 
     # ------------------------------------------------------------------------------------------------ commands
 
@@ -63,9 +68,12 @@ class EngineServer:
         if not self._engine.busy:
             poller = zmq.Poller()
             poller.register(self._commands, zmq.POLLIN)
+            poller.register(self._forms, zmq.POLLIN)
             if self._unsent is not None:
                 poller.register(self._reports, zmq.POLLOUT)
             poller.poll()
+        for add, seconds, params in self._forms.take():
+            self._try_to_add(add, params.result, seconds)
         while True:
             try:
                 command = decode_command(self._commands.recv(zmq.NOBLOCK))
@@ -77,21 +85,29 @@ class EngineServer:
     def _carry_out(self, command: Command) -> bool:
         self._stats_due = True
         if isinstance(command, Add):
-            try:
-                self._add(command)
-            except Exception as error:  # the engine is as it was: only this request is wrong
-                if not isinstance(error, RequestError):
-                    logger.exception("a request could not be added")
-                self._failures.append(Failure.of(error, "the engine cannot take this request", command.key))
+            if "structured_outputs" in command.params:
+                self._forms.submit(command)
+            else:
+                self._try_to_add(command, lambda: SamplingParams(**command.params))
         elif isinstance(command, Abort):
+            self._forms.forget(command.key)
             self._abandon(command.key)
         else:
             return False
         return True
 
-    def _add(self, add: Add) -> None:
-        params = SamplingParams(**add.params)
-        requests = self._engine.add(add.prompt, params, priority=add.priority, tenant=add.tenant, timeout=add.timeout)
+    def _try_to_add(self, add: Add, params: Callable[[], SamplingParams], seconds: float = 0.0) -> None:
+        """Add a request that came `seconds` ago, or say why not."""
+        try:
+            self._add(add, params(), seconds)
+        except Exception as error:  # the engine is as it was: only this request is wrong
+            if not isinstance(error, RequestError):
+                logger.exception("a request could not be added")
+            self._failures.append(Failure.of(error, "the engine cannot take this request", add.key))
+
+    def _add(self, add: Add, params: SamplingParams, seconds: float) -> None:
+        timeout = None if add.timeout is None else max(0.0, add.timeout - seconds)
+        requests = self._engine.add(add.prompt, params, priority=add.priority, tenant=add.tenant, timeout=timeout)
         told = self._told[add.key] = _Told(add, requests)
         self._by_request.update((request.request_id, told) for request in requests)
 
