@@ -62,10 +62,10 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
     from parlay.server.page import content_security_policy, page
 
     keys = read_keys(config, env.api_keys())
+    sockets = bind(config)
     if config.host not in ("127.0.0.1", "localhost", "::1") and not keys:
         print("parlay: whoever reaches this address may use the model; --api-key-file closes it", file=sys.stderr)
     html = page()
-    sockets = bind(config)
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)  # the server's own, once it listens
