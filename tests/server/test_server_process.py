@@ -136,7 +136,7 @@ def test_a_client_that_reads_nothing_is_left(server: ServerProcess) -> None:
     for body in (many, {**many, "stream": False}, {**LONG, "n": 16, "logprobs": 20}):
         with Wire(server.port, buffer=1024) as wire:
             assert wire.send(request(json.dumps(body).encode()))
-            wait_for(lambda: len(server.log()) > said, 60)
+            wait_for(lambda said=said: len(server.log()) > said, 60)  # type: ignore[misc]
             wait_for(lambda: descriptors(server.pid) <= before)
         said = len(server.log())
     wait_for(lambda: server.figure("vllm:num_requests_running") == 0)
