@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from itertools import pairwise
+from math import inf
 from multiprocessing import get_context
 from typing import Any
 
@@ -136,32 +137,30 @@ class Patrol:
         self._process.start()
         self._results.recv()  # the first stream has begun
 
-    def end(self) -> tuple[list[float], list[tuple[str, Any]]]:
-        """Return the times of all events, and of each stream its text and what went wrong."""
+    def end(self) -> list[tuple[list[float], str, Any]]:
+        """Return of each stream the times of its events, its text, and what went wrong."""
         self._over.set()
-        found: tuple[list[float], list[tuple[str, Any]]] = self._results.recv()
+        found: list[tuple[list[float], str, Any]] = self._results.recv()
         self._process.join()
         return found
 
 
 def _patrol(url: str, body: dict[str, Any], over: Any, results: Any) -> None:
-    times: list[float] = []
-    texts: list[tuple[str, Any]] = []
+    streams: list[tuple[list[float], str, Any]] = []
     while not over.is_set():
         watch = Watch(url, body)
-        while not times and not watch.running:
+        while not streams and not watch.running:
             time.sleep(0.01)
-        if not texts and not times:
+        if not streams:
             results.send(None)
         watch.join()
-        times += watch.times
-        texts.append((watch.text, watch.error or (None if watch.complete else "cut")))
-    results.send((times, texts))
+        streams.append((watch.times, watch.text, watch.error or (None if watch.complete else "cut")))
+    results.send(streams)
 
 
-def longest(times: list[float], begin: float, end: float) -> float:
-    """Return the longest time between two events, of those that lie at least in part between two moments."""
-    pairs = pairwise(times)
+def longest(streams: list[tuple[list[float], str, Any]], begin: float = 0.0, end: float = inf) -> float:
+    """Return the longest time between two events of a stream, of those that a span of time touches."""
+    pairs = (pair for times, _, _ in streams for pair in pairwise(times))
     return max((later - earlier for earlier, later in pairs if later > begin and earlier < end), default=0.0)
 
 
