@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
     from parlay.server.app import create_app
     from parlay.server.client import EngineClient
-    from parlay.server.garbage import search_seldom
+    from parlay.server.garbage import leave_out_what_is_loaded, search_seldom
     from parlay.server.gate import Gate
     from parlay.server.keys import read_keys
     from parlay.server.listen import Server, bind
@@ -81,5 +81,6 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
             metrics=PrometheusMetrics(engine.model_name, speculative.method, engine.stats, lambda: engine.restarts),
             page=(html, content_security_policy(html)),
         )
+        leave_out_what_is_loaded()
         search_seldom()
         await Server(app, config, gate).serve(sockets)

@@ -5,16 +5,14 @@ nothing piles up: what a request has besides what was told of it is worked out w
 next one then tells of several steps at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 
 import zmq
 
 from parlay.engine.engine import Engine, metrics_of, text_of
 from parlay.engine.request import Request, best
-from parlay.errors import RequestError
-from parlay.log import logger
-from parlay.server.forms import Forms
+from parlay.server.forms import Forms, refused
 from parlay.server.protocol import (
     Abort,
     Add,
@@ -72,8 +70,11 @@ class EngineServer:
             if self._unsent is not None:
                 poller.register(self._reports, zmq.POLLOUT)
             poller.poll()
-        for add, seconds, params in self._forms.take():
-            self._try_to_add(add, params.result, seconds)
+        for add, seconds, found in self._forms.take():
+            if isinstance(found, Failure):
+                self._failures.append(found)
+            else:
+                self._try_to_add(add, found, seconds)
         while True:
             try:
                 command = decode_command(self._commands.recv(zmq.NOBLOCK))
@@ -88,7 +89,7 @@ class EngineServer:
             if "structured_outputs" in command.params:
                 self._forms.submit(command)
             else:
-                self._try_to_add(command, lambda: SamplingParams(**command.params))
+                self._try_to_add(command)
         elif isinstance(command, Abort):
             self._forms.forget(command.key)
             self._abandon(command.key)
@@ -96,14 +97,12 @@ class EngineServer:
             return False
         return True
 
-    def _try_to_add(self, add: Add, params: Callable[[], SamplingParams], seconds: float = 0.0) -> None:
+    def _try_to_add(self, add: Add, params: SamplingParams | None = None, seconds: float = 0.0) -> None:
         """Add a request that came `seconds` ago, or say why not."""
         try:
-            self._add(add, params(), seconds)
-        except Exception as error:  # the engine is as it was: only this request is wrong
-            if not isinstance(error, RequestError):
-                logger.exception("a request could not be added")
-            self._failures.append(Failure.of(error, "the engine cannot take this request", add.key))
+            self._add(add, SamplingParams(**add.params) if params is None else params, seconds)
+        except Exception as error:
+            self._failures.append(refused(error, add.key))
 
     def _add(self, add: Add, params: SamplingParams, seconds: float) -> None:
         timeout = None if add.timeout is None else max(0.0, add.timeout - seconds)
