@@ -27,7 +27,7 @@ test: $(VENV)/.tools
 	$(BIN)/python -m pytest
 
 soak: $(VENV)/.tools
-	$(BIN)/python -m pytest -m soak
+	PARLAY_SOAK_SECONDS=$${PARLAY_SOAK_SECONDS:-600} $(BIN)/python -m pytest -m soak
 
 check: $(VENV)/.tools
 	$(BIN)/ruff format --check .
