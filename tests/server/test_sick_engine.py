@@ -42,7 +42,7 @@ async def recovers(client: EngineClient) -> None:
     *_, output = [output async for output in client.generate(PROMPT, SHORT)]
     assert output.finished
     assert not client._streams
-    assert client._watch is None
+    assert client._patience._timer is None
 
 
 def test_one_that_hangs_is_replaced(models: dict[str, Pair]) -> None:

@@ -6,24 +6,24 @@ grow while it does not come up.
 
 import asyncio
 import atexit
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from os import PathLike, fspath
 from pathlib import Path
-from time import monotonic
 from typing import Any, Literal
 
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
 from parlay.engine.chat import ChatOptions
 from parlay.engine.stats import StatsSnapshot
-from parlay.engine.tokenizer import TextCodec, check_prompt
+from parlay.engine.tokenizer import TextCodec, check_prompt, encode_prediction
 from parlay.errors import EngineDeadError, ParlayError
 from parlay.llm import Messages, Prompt, content_of, text_of
 from parlay.log import logger
 from parlay.sampling.seeds import mix
 from parlay.server.link import EngineLink
+from parlay.server.patience import Patience
 from parlay.server.protocol import Abort, Add, Failure, Outputs, Ready, Report, Stop, plain_params
 from parlay.server.stream import Stream
 from parlay.types.output import RequestOutput
@@ -83,9 +83,7 @@ class EngineClient:
         self._revival: asyncio.Task[None] | None = None
         self._quiet: asyncio.Event | None = None  # set when the last stream has gone, while closing
         self._delay, self._up_since = _FIRST_DELAY, 0.0
-        self._patience = engine_timeout
-        self._watch: asyncio.TimerHandle | None = None  # while requests are open
-        self._heard = 0.0
+        self._patience = Patience(engine_timeout, self._owed, self._give_up)
         self.restarts = 0
 
     # ------------------------------------------------------------------------------------------------ what it is
@@ -273,6 +271,8 @@ class EngineClient:
         params = sampling_params or SamplingParams()
         self._check_present()
         tokens = await self._tokens(prompt)
+        if params.prediction:
+            params = replace(params, prediction=await self._predicted(params.prediction))
         self._check_present()  # encoding may have taken its time
         stream = Stream(self.codec, text_of(prompt), tokens, params)
         if params.seed is None:
@@ -281,7 +281,7 @@ class EngineClient:
         assert self._link is not None
         self._link.send(Add(key, tokens, plain_params(params), priority, tenant, timeout, final_only))
         self._streams[key] = stream
-        self._keep_watch()
+        self._patience.begin()
         try:
             while True:
                 output = await stream.next()
@@ -325,6 +325,11 @@ class EngineClient:
             content = await asyncio.to_thread(encode, content) if len(content) > _LONG else encode(content)
         return check_prompt(content, self._facts.vocab_size, self._facts.max_model_len)
 
+    async def _predicted(self, given: str | Sequence[int]) -> tuple[int, ...]:
+        arguments = self.codec, given, self._facts.vocab_size, self._facts.max_model_len
+        long = isinstance(given, str) and len(given) > _LONG
+        return await asyncio.to_thread(encode_prediction, *arguments) if long else encode_prediction(*arguments)
+
     def _leave(self, key: int, stream: Stream) -> None:
         """Forget a request whose reader is gone; the engine forgets it within a step."""
         if self._streams.pop(key, None) is not None and not stream.ended and self._link is not None:
@@ -333,35 +338,26 @@ class EngineClient:
             return
         if self._quiet is not None:
             self._quiet.set()
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        self._patience.end()
 
     def _fail_all(self, error: ParlayError) -> None:
         for stream in self._streams.values():
             stream.fail(error)
         self._streams.clear()
 
-    def _keep_watch(self) -> None:
-        """Look now and then, while requests are open, whether the engine is."""
-        if self._watch is None:
-            self._heard = monotonic()
-            self._watch = asyncio.get_running_loop().call_later(self._patience, self._look)
+    def _owed(self) -> bool:
+        """Whether the engine has anything to tell."""
+        return not all(stream.ended for stream in self._streams.values())
 
-    def _look(self) -> None:
-        self._watch = None
-        if self._link is None or all(stream.ended for stream in self._streams.values()):
-            return
-        left = self._heard + self._patience - monotonic()
-        if left > 0:
-            self._watch = asyncio.get_running_loop().call_later(left, self._look)
-        else:
-            logger.error("the engine has said nothing for %g s and is killed", self._patience)
+    def _give_up(self) -> None:
+        """The engine hangs: only its end can help."""
+        if self._link is not None:
+            logger.error("the engine has said nothing for too long, which --engine-timeout limits, and is killed")
             self._link.kill()
 
     def _take(self, report: Report) -> None:
         """Hand what the engine says to whom it concerns."""
-        self._heard = monotonic()
+        self._patience.hear()
         if isinstance(report, Outputs):
             self._take_outputs(report)
         elif self._came_up is None or self._came_up.done():

@@ -1,6 +1,5 @@
 """The OpenAPI document's descriptions of bodies: made from the dataclasses that bodies are read into."""
 
-from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -58,6 +57,7 @@ _SAMPLING: dict[str, dict[str, Any]] = {
         },
         "additionalProperties": False,
     },
+    "return_rejected": {"type": "boolean"},
 }
 
 _PROMPT = {
@@ -134,4 +134,4 @@ def body_of(cls: type) -> dict[str, Any]:
     }
 
 
-assert {f.name for f in fields(SamplingParams)} - {"logits_processors"} == set(_SAMPLING)
+assert set(_SAMPLING) == SAMPLING

@@ -10,7 +10,7 @@ from parlay.engine.tokenizer import TextCodec
 from parlay.llm import Prompt
 from parlay.server.apart import apart
 from parlay.server.errors import ApiError
-from parlay.server.fields import check_prompt
+from parlay.server.fields import Asked, check_prediction, check_prompt
 
 
 async def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig) -> list[Prompt]:
@@ -54,6 +54,20 @@ async def chat_prompt(
     tokens = await apart(len(text), lambda: codec.encode(text, add_special_tokens=False))
     check_prompt(len(tokens), config)
     return {"prompt": text, "prompt_token_ids": tokens}
+
+
+def predicted(asked: Asked, codec: TextCodec, config: ServerConfig) -> list[int] | None:
+    """Return the tokens of the prediction that a request has, if any.
+
+    Raises:
+        RequestError: it is too long.
+    """
+    if asked.prediction is None:
+        return None
+    text = asked.prediction.text
+    tokens = codec.encode(text, add_special_tokens=False)
+    check_prediction(len(tokens), config)
+    return tokens
 
 
 def _is_ids(value: Any) -> bool:
