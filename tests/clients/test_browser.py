@@ -76,13 +76,14 @@ def test_an_answer(page: Page, offline: LLM) -> None:
 
 def test_it_streams(page: Page) -> None:
     page.fill("prompt", PROMPT)
-    page.fill("max_tokens", 300)
+    page.fill("max_tokens", 1000)
+    page.click("speculate")
     page.js(
         "window.grown = 0; new MutationObserver(() => { window.grown++; })"
         ".observe(document.getElementById('first'), { childList: true })"
     )
     page.run()
-    assert page.js("return window.grown") > 20
+    assert page.js("return window.grown") > 4  # many events may arrive at once
 
 
 def test_sampling_with_a_seed(page: Page, offline: LLM) -> None:
@@ -281,6 +282,7 @@ def test_looks(page: Page, tools: Path, look: str) -> None:
     page.click("compare")
     page.click("rejected")
     page.run()
+    page.js("scrollTo(0, 0)")
     page.picture(folder / f"{look}-compared.png")
     assert page.overflow() == []
     assert page.complaints(axe) == []
