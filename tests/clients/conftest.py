@@ -5,11 +5,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from served import NGRAM, Served
+from served import KEYS, NGRAM, Served
 
 from parlay import LLM
-
-KEYS = {"alice": "alice-secret-key", "bob": "bob-secret-key"}
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any
 
+KEYS = {"alice": "alice-secret-key", "bob": "bob-secret-key"}
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 5}'
 
 

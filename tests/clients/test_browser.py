@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from browser import Page, start
-from conftest import KEYS
-from served import Served
+from served import KEYS, Served
 
 from parlay import LLM, SamplingParams
 

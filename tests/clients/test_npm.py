@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import KEYS
-from served import Served
+from served import KEYS, Served
 
 from parlay import LLM, SamplingParams
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import KEYS
-from served import Served, wait_until
+from served import KEYS, Served, wait_until
 
 pytestmark = pytest.mark.clients
 
