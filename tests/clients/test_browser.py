@@ -11,6 +11,7 @@ from served import KEYS, Served
 from parlay import LLM, SamplingParams
 
 pytestmark = pytest.mark.clients
+pytest_plugins = ["servers"]
 
 PROMPT = "names = ['a', 'b', 'c', 'd', 'a', 'b',"
 Open = Callable[[Served], Page]

@@ -15,6 +15,7 @@ from parlay import LLM, SamplingParams
 from parlay.models.select import ASSETS
 
 pytestmark = pytest.mark.clients
+pytest_plugins = ["servers"]
 
 TASKS = Path(__file__).parent / "tasks"
 Samples = dict[str, list[dict[str, Any]]]

@@ -12,6 +12,7 @@ from served import KEYS, Served
 from parlay import LLM, SamplingParams
 
 pytestmark = pytest.mark.clients
+pytest_plugins = ["servers"]
 
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 MESSAGES: Any = [{"role": "user", "content": "A class for a stack, please."}]

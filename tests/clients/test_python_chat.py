@@ -13,6 +13,7 @@ from served import Served
 from parlay import LLM, SamplingParams
 
 pytestmark = pytest.mark.clients
+pytest_plugins = ["servers"]
 
 MODEL = "tiny-code"
 MESSAGES: Any = [

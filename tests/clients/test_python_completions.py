@@ -11,6 +11,7 @@ from served import Served, wait_until
 from parlay import LLM, RequestOutput, SamplingParams
 
 pytestmark = pytest.mark.clients
+pytest_plugins = ["servers"]
 
 MODEL = "tiny-code"
 CODE = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"

@@ -9,6 +9,7 @@ import pytest
 from served import KEYS, Served, wait_until
 
 pytestmark = pytest.mark.clients
+pytest_plugins = ["servers"]
 
 ASKED: dict[str, Any] = {"model": "tiny-code", "prompt": "x = ", "max_tokens": 4}
 LONG: dict[str, Any] = {**ASKED, "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
