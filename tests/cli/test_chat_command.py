@@ -9,7 +9,9 @@ import pytest
 from checkpoints import write_llama
 
 from parlay import LLM, SamplingParams
+from parlay.cli.chat import acceptance, difference
 from parlay.cli.main import main
+from parlay.types.output import CompletionOutput, RequestMetrics, RequestOutput
 
 Talk = Callable[..., tuple[int, str, str]]
 
@@ -119,3 +121,37 @@ def test_an_interrupt_ends_the_answer_alone(talk: Talk, model: Path, monkeypatch
     status, out, _ = talk(["hello", "/reset", "x"])
     assert status == 0
     assert out.endswith("\n" + answers(model, "x")[0] + "\n")
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.9"])
+def test_the_same_answer_without_speculation(talk: Talk, temperature: str) -> None:
+    arguments = ("--temperature", temperature, "--speculative-config", '{"method": "ngram"}')
+    status, out, err = talk(["hello", "and then?", "/plain", "/plain"], *arguments)
+    assert status == 0
+    _, _, answer = out[:-1].partition("\n")
+    third = len(answer) // 3
+    assert answer[:third] == answer[third + 1 : 2 * third + 1] == answer[2 * third + 2 :]
+    assert err.count("the same 5 tokens without speculation") == 2
+
+
+def test_nothing_to_repeat(talk: Talk) -> None:
+    assert "no answer yet" in talk(["/plain"])[2]
+
+
+def test_a_difference_is_named() -> None:
+    def output(*tokens: int) -> RequestOutput:
+        return RequestOutput(
+            request_id=0, prompt=None, prompt_token_ids=(1,), finished=True,
+            outputs=(CompletionOutput(index=0, text="", token_ids=tokens, sources=("target",) * len(tokens)),),
+        )  # fmt: skip
+
+    assert "the same 2 tokens" in difference(output(1, 2), output(1, 2))
+    assert difference(output(1, 2), output(1, 3)).startswith("token 2 differs")
+    assert difference(output(1, 2), output(1)).startswith("token 2 differs")
+
+
+def test_bars_show_how_often_guesses_were_right() -> None:
+    metrics = RequestMetrics(drafts=4, drafted=12, accepted=5, accepted_per_position=(4, 1, 0))
+    one = CompletionOutput(index=0, text="", token_ids=(), sources=(), metrics=metrics)
+    line = acceptance(RequestOutput(request_id=0, prompt=None, prompt_token_ids=(1,), outputs=(one,), finished=True))
+    assert line.endswith("1 █ 100%  2 ▂ 25%  3   0%")

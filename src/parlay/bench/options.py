@@ -83,6 +83,43 @@ class ThroughputOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HttpOptions:
+    """The same prompts by `LLM` and by a server on this machine.
+
+    Attributes:
+        num_prompts: requests at once.
+        input_len: tokens a prompt, by the target's tokenizer.
+        output_len: tokens a completion; end-of-sequence is ignored.
+        temperature: of sampling; 0 is greedy.
+        seed: of the prompts and of the noise.
+        num_iters: rounds that count, each with other prompts.
+        num_iters_warmup: rounds before those.
+        num_first: single requests a round whose first token is waited for.
+    """
+
+    num_prompts: int = 32
+    input_len: int = 128
+    output_len: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    num_iters: int = 9
+    num_iters_warmup: int = 2
+    num_first: int = 10
+
+    def __post_init__(self) -> None:
+        _check(self, "num_prompts", "input_len", "output_len", "num_iters", "num_first")
+
+    def lengths(self) -> tuple[int, int]:
+        """Return the shortest and longest prompt."""
+        return self.input_len, self.input_len
+
+    @property
+    def requests(self) -> int:
+        """How many prompts an iteration has."""
+        return self.num_prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """Requests that come when they come, whether or not the server keeps up.
 
@@ -172,7 +209,7 @@ class LoadOptions:
 
 GOODPUT = ("ttft", "tpot", "itl", "e2el")
 
-ServingOptions = LatencyOptions | ThroughputOptions
+ServingOptions = LatencyOptions | ThroughputOptions | HttpOptions
 
 
 def _check(options: ServingOptions, *positive: str) -> None:

@@ -4,14 +4,26 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from parlay.cli.serving import Printer, add_model_flags, make_llm, make_params, summary
 from parlay.errors import ConfigError, RequestError
+from parlay.sampling.seeds import mix
 from parlay.types.output import RequestOutput
+from parlay.types.params import SamplingParams
 
-_HELP = "/reset forgets the conversation, /undo the last exchange; /exit or the end of input leaves"
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from parlay.llm import LLM, Prompt
+
+_HELP = (
+    "/reset forgets the conversation, /undo the last exchange; /plain answers again without speculation and "
+    "compares; /exit or the end of input leaves"
+)
 _MAX_TOKENS = 512
+_BARS = " ▁▂▃▄▅▆▇█"
 
 
 def add_parser(commands: Any) -> None:
@@ -37,51 +49,121 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("a conversation goes on from one answer; leave --n at 1")
     llm = make_llm(options)
     notes = Console(stderr=True, highlight=False)
-    printer = Printer(llm, params)
-    start = [{"role": "system", "content": options.system}] if options.system else []
-    messages = list(start)
+    talk = Conversation(llm, params, options.system, options.chat_template, notes)
     if sys.stdin.isatty():
         notes.print(f"{llm.model_name}: {_HELP}", style="dim", markup=False)
+    commands = {"/reset": talk.reset, "/undo": talk.undo, "/plain": talk.repeat_plainly}
     for text in _lines():
         if text == "/exit":
             break
-        if text == "/reset":
-            messages = list(start)
-        elif text == "/undo":
-            messages = messages[:-2] if len(messages) > len(start) else messages
-        elif text.startswith("/"):
+        if text.startswith("/") and text not in commands:
             notes.print(f"there is no {text.split()[0]}: {_HELP}", style="yellow", markup=False)
-        elif text:
-            asked = [*messages, {"role": "user", "content": text}]
-            try:
-                prompt = llm.chat_prompt(asked, chat_template=options.chat_template)
-                outputs = llm.stream(prompt, params)
-            except RequestError as error:
-                if not sys.stdin.isatty():
-                    raise
-                notes.print(f"{error}; /reset begins anew", style="yellow", markup=False)
-                continue
-            answer, output = _show(printer, outputs)
-            messages = [*asked, {"role": "assistant", "content": answer}]
-            if output is not None and printer.console.is_terminal:
-                printer.console.print(printer.palette.legend())
-                notes.print(summary(output), style="dim", markup=False)
+            continue
+        try:
+            if text in commands:
+                commands[text]()
+            elif text:
+                talk.say(text)
+        except RequestError as error:
+            if not sys.stdin.isatty():
+                raise
+            notes.print(f"{error}; /reset begins anew", style="yellow", markup=False)
     return 0
 
 
-def _show(printer: Printer, outputs: Iterator[RequestOutput]) -> tuple[str, RequestOutput | None]:
-    """Stream one answer; an interrupt ends the answer, not the conversation, and gives no output."""
-    printer.restart()
-    answer, output = "", None
-    try:
-        for output in outputs:
-            answer = output.outputs[0].text
-            printer.show(output.outputs[0])
-    except KeyboardInterrupt:
-        outputs.close()  # type: ignore[attr-defined]
-        output = None
-    printer.console.print()
-    return answer, output
+class Conversation:
+    """What was said so far, and the model that it is said to."""
+
+    def __init__(
+        self, llm: "LLM", params: SamplingParams, system: str | None, template: str | None, notes: "Console"
+    ) -> None:
+        self._llm = llm
+        self._params = params
+        self._template = template
+        self._notes = notes
+        self._printer = Printer(llm, params)
+        self._start = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._start)
+        self._turns = 0
+        self._last: tuple[Prompt, SamplingParams, RequestOutput] | None = None
+
+    def reset(self) -> None:
+        """Forget everything but the system's message."""
+        self._messages = list(self._start)
+
+    def undo(self) -> None:
+        """Forget the last exchange."""
+        if len(self._messages) > len(self._start):
+            self._messages = self._messages[:-2]
+
+    def say(self, text: str) -> None:
+        """Answer a message."""
+        asked = [*self._messages, {"role": "user", "content": text}]
+        prompt = self._llm.chat_prompt(asked, chat_template=self._template)
+        self._turns += 1
+        seed = mix(self._llm.engine.config.seed, self._turns) if self._params.seed is None else self._params.seed
+        params = replace(self._params, seed=seed)  # known here, so that the answer can be repeated
+        answer, output = self._show(self._llm.stream(prompt, params))
+        self._messages = [*asked, {"role": "assistant", "content": answer}]
+        if output is not None:
+            self._last = prompt, params, output
+            self._note(output)
+
+    def repeat_plainly(self) -> None:
+        """Answer the last message again without speculation, and say where the tokens differ: nowhere."""
+        if self._last is None:
+            self._notes.print("there is no answer yet to compare with", style="yellow")
+            return
+        prompt, params, before = self._last
+        _, output = self._show(self._llm.stream(prompt, replace(params, speculative={"enabled": False})))
+        if output is not None:
+            self._note(output)
+            self._notes.print(difference(before, output), markup=False)
+
+    def _show(self, outputs: Iterator[RequestOutput]) -> tuple[str, RequestOutput | None]:
+        """Stream one answer; an interrupt ends the answer, not the conversation, and gives no output."""
+        self._printer.restart()
+        answer, output = "", None
+        try:
+            for output in outputs:
+                answer = output.outputs[0].text
+                self._printer.show(output.outputs[0])
+        except KeyboardInterrupt:
+            outputs.close()  # type: ignore[attr-defined]
+            output = None
+        self._printer.console.print()
+        return answer, output
+
+    def _note(self, output: RequestOutput) -> None:
+        """Add to an answer at a terminal who guessed, how fast it was, and how often guesses were right."""
+        if self._printer.console.is_terminal:
+            self._printer.console.print(self._printer.palette.legend())
+            self._notes.print(summary(output), style="dim", markup=False)
+            if bars := acceptance(output):
+                self._notes.print(bars, style="dim", markup=False)
+
+
+def acceptance(output: RequestOutput) -> str:
+    """Return one line with a bar for each position of a draft: how often a guess there was right."""
+    metrics = output.outputs[0].metrics
+    shares = [count / metrics.drafts for count in metrics.accepted_per_position]
+    bars = "  ".join(f"{i} {_BARS[round(s * (len(_BARS) - 1))]} {s:.0%}" for i, s in enumerate(shares, start=1))
+    return f"right guesses by position  {bars}" if shares else ""
+
+
+def difference(one: RequestOutput, other: RequestOutput) -> str:
+    """Return one line that says whether two answers are of the same tokens."""
+    first, second = one.outputs[0], other.outputs[0]
+    if first.token_ids == second.token_ids:
+        times = [o.outputs[0].metrics.finished - o.metrics.arrival for o in (one, other)]
+        return (
+            f"the same {len(first.token_ids)} tokens without speculation, "
+            f"in {times[1]:.2f} s; with it {times[0]:.2f} s"
+        )
+    pairs = enumerate(zip(first.token_ids, second.token_ids, strict=False))
+    shorter = min(len(first.token_ids), len(second.token_ids))
+    place = next((i for i, (a, b) in pairs if a != b), shorter)
+    return f"token {place + 1} differs without speculation; please report it with what parlay verify prints"
 
 
 def _lines() -> Iterator[str]:
