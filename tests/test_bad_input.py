@@ -244,6 +244,7 @@ SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "logits_processors": st.lists(st.just(max)),
     "logprobs": st.none() | st.integers(0, 9),
     "prompt_logprobs": st.none() | st.integers(0, 9),
+    "prediction": st.none() | st.text() | st.lists(st.integers(0, 300)),
     "speculative": st.none() | st.fixed_dictionaries({"enabled": st.booleans()}),
 }
 anything = st.recursive(

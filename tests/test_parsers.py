@@ -121,6 +121,7 @@ PARAMS: dict[str, Any] = {
     "logprobs": 2,
     "prompt_logprobs": 2,
     "structured_outputs": {"regex": "a+"},
+    "prediction": [1, 2, 3],
     "speculative": {"enabled": True, "num_speculative_tokens": 2, "method": "ngram"},
 }
 FORMS = {

@@ -16,6 +16,7 @@ from parlay.cli.main import main
 from parlay.config import EngineConfig
 from parlay.config.docs import attribute_docs
 from parlay.engine.tokenizer import Detokenizer, TextCodec
+from parlay.types.output import Rejected
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +126,14 @@ def test_coloured_text_is_the_text(model: Path) -> None:
     # A stop string cut the text: nothing beyond it is shown.
     cut = Colourer(codec.tokenizer, palette).update(tokens, ["ngram"] * len(tokens), "na")
     assert cut.plain == "na"
+
+
+def test_rejected_guesses_are_struck_through(model: Path) -> None:
+    codec = TextCodec(model)
+    tokens, palette = codec.encode("ab"), Palette()
+    rejected = [Rejected(1, codec.encode("x")[-1], "ngram")]
+    text = Colourer(codec.tokenizer, palette).update(tokens, ["target"] * len(tokens), "ab", rejected)
+    assert text.plain == "axb"
+    (span,) = [span for span in text.spans if "strike" in str(span.style)]
+    assert text.plain[span.start : span.end] == "x"
+    assert palette.style("ngram") in str(span.style)

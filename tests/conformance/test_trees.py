@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from asking import Ask, accepted, assert_same, essence, run
+from asking import Ask, accepted, assert_same, essence, run, with_params
 from conftest import DTYPES, MakeLLM, Plain
 
 from parlay import SamplingParams
@@ -203,3 +203,17 @@ def test_reading_ancestors_out_of_order_is_caught(
     plant(Planted([a.token_ids for a in expected], honesty=0.9))
     answers = run(make_llm(), asks(0.7))
     assert [essence(a) for a in answers] != [essence(a) for a in expected]
+
+
+def test_rejected_nodes_are_told(make_llm: MakeLLM, plain: Plain, plant: Callable[..., None]) -> None:
+    """All nodes beside the confirmed path, siblings above its end too."""
+    expected = plain("float32", asks(0.7))
+    plant(Planted([a.token_ids for a in expected], seed=3))
+    answers = run(make_llm(), [with_params(ask, return_rejected=True) for ask in asks(0.7)])
+    assert_same(answers, expected)
+    for answer in answers:
+        assert answer.rejected is not None
+        assert len(answer.rejected) == answer.metrics.drafted - answer.metrics.accepted > 0
+        assert all(
+            guess.at == len(answer.token_ids) or answer.sources[guess.at] == "target" for guess in answer.rejected
+        )

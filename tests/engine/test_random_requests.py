@@ -6,6 +6,7 @@ The seed changes every day and is printed; `PARLAY_TEST_SEED` repeats a run.
 import random
 import string
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,6 +89,17 @@ def _params(rng: random.Random) -> SamplingParams:
     )
 
 
+def _foreseen(rng: random.Random, params: SamplingParams, answers: list[CompletionOutput]) -> SamplingParams:
+    """Return parameters that now and then predict what plain decoding said, with a slip or two."""
+    if not answers or rng.random() < 0.8:
+        return params
+    text = list(rng.choice(answers).token_ids)
+    for _ in range(rng.randint(0, 2)):
+        place = rng.randint(0, len(text))
+        text[place : place + rng.randint(0, 3)] = rng.sample(range(257), rng.randint(0, 3))
+    return replace(params, prediction=text, return_rejected=rng.random() < 0.5)
+
+
 def _check_random_requests(make_llm: MakeLLM, count: int, method: str, dtype: str) -> None:
     seed = daily_seed()
     rng = random.Random(f"{seed} {method} {dtype}")
@@ -110,11 +122,15 @@ def _check_random_requests(make_llm: MakeLLM, count: int, method: str, dtype: st
     }
     k = rng.randint(1, 8)
     print(f"{method} k={k} {options}")
+    asks = [
+        (prompt, _foreseen(rng, params, answers))
+        for (prompt, params), (answers, _) in zip(asks, expected, strict=True)
+    ]
     llm = make_llm(method, k, dtype=dtype, max_model_len=LENGTH, **options)
     found = _complete(llm, asks, rng)
 
     prompts_scored = 0
-    aborted = preempted = cached = drafts_accepted = 0
+    aborted = preempted = cached = drafts_accepted = foreseen = 0
     for i, ((ours, score), (theirs, expected_score)) in enumerate(zip(found, expected, strict=True)):
         where = f"request {i} with PARLAY_TEST_SEED={seed}: {asks[i]}"
         assert score == (score and expected_score), where
@@ -130,8 +146,11 @@ def _check_random_requests(make_llm: MakeLLM, count: int, method: str, dtype: st
             preempted += a.metrics.preemptions
             cached += a.metrics.cached_tokens
             drafts_accepted += a.metrics.accepted
+            foreseen += a.sources.count("prediction")
+            assert a.rejected is None or len(a.rejected) == a.metrics.drafted - a.metrics.accepted, where
     assert llm.engine._pool.available == options["num_blocks"]
     assert drafts_accepted > count / 50
+    assert foreseen > count / 50
     assert aborted > count / 50
     assert preempted > count / 50
     assert cached > count / 50 or size == 16

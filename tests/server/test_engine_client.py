@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -119,6 +120,8 @@ def random_params(rng: Random) -> SamplingParams:
         structured_outputs=form,
         ignore_eos=form is None and rng.random() < 0.5,
         speculative=maybe(0.2, rng.choice([{"enabled": False}, {"num_speculative_tokens": 2}])),
+        prediction=maybe(0.3, rng.choice(["abcd efgh", [97, 98, 99, 100], PROMPT])),
+        return_rejected=rng.random() < 0.3,
     )
 
 
@@ -143,6 +146,25 @@ def test_as_in_this_process(house: House, make_llm: MakeLLM) -> None:
     for i, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         assert whole(ours) == whole(theirs), f"request {i} with PARLAY_TEST_SEED={daily_seed()}: {params[i]}"
         assert [c.metrics.emitted for c in ours.outputs] == [c.metrics.emitted for c in theirs.outputs]
+
+
+@pytest.mark.parametrize("final_only", [False, True])
+def test_rejected_guesses_and_predictions_travel(house: House, make_llm: MakeLLM, final_only: bool) -> None:
+    speculative = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    offline = make_llm(speculative_config=speculative, **OPTIONS)
+    texts = [None, "abcd abcd", [7, 8, 9]]
+    params = [replace(PARAMS, n=2, max_tokens=60, return_rejected=True, prediction=text) for text in texts]
+    for one, expected in zip(params, offline.generate([PROMPT] * 3, params), strict=True):
+        found = house.run(last(house.client, PROMPT, one, final_only=final_only))
+        assert [c.rejected for c in found.outputs] == [c.rejected for c in expected.outputs]
+        assert [c.sources for c in found.outputs] == [c.sources for c in expected.outputs]
+        assert any(c.rejected for c in found.outputs)
+        for completion in found.outputs:
+            assert completion.rejected is not None
+            assert len(completion.rejected) == completion.metrics.drafted - completion.metrics.accepted
+    assert house.run(last(house.client, PROMPT, PARAMS)).outputs[0].rejected is None
+    with pytest.raises(RequestError, match="prediction has 513 tokens"):
+        house.run(last(house.client, PROMPT, SamplingParams(prediction="x" * 513)))
 
 
 def test_outputs_grow(house: House) -> None:

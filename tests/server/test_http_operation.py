@@ -92,7 +92,7 @@ def error(answer: httpx.Response, status: int) -> dict[str, Any]:
     [
         ({"prompt": "x", "max_token": 1}, "max_token", "did you mean 'max_tokens'"),
         ({"prompt": "x", "suffix": "y"}, "suffix", "leave suffix out"),
-        ({"prompt": "x", "prediction": {}}, "prediction", "not served"),
+        ({"prompt": "x", "functions": []}, "functions", "older form"),
         ({"prompt": "x", "logits_processors": []}, "logits_processors", "cannot be sent"),
         ({"prompt": "x", "temperature": -1}, "temperature", "between 0"),
         ({"prompt": "x", "temperature": "hot"}, "temperature", "must be a number"),

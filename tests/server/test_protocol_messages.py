@@ -25,7 +25,7 @@ from parlay.server.protocol import (
     plain_params,
     plain_scores,
 )
-from parlay.types.output import RequestMetrics
+from parlay.types.output import Rejected, RequestMetrics
 from parlay.types.plan import TokenLogprobs
 
 TEXT = st.text(max_size=20)
@@ -48,6 +48,7 @@ DELTAS = st.builds(
     Delta,
     *(COUNT, COUNT, COUNT, IDS, TEXT, st.lists(TEXT, max_size=3), st.none() | st.lists(SCORES, max_size=3)),
     *(st.sampled_from([None, "stop", "length", "abort"]), st.none() | TEXT | COUNT, METRICS),
+    st.none() | st.lists(st.builds(Rejected, COUNT, COUNT, TEXT), max_size=3),
 )
 REPORTS = st.one_of(
     st.builds(Ready, TEXT, COUNT, COUNT, TEXT, st.lists(TEXT, max_size=3).map(tuple)),
@@ -71,6 +72,8 @@ SOME = {
     "stop_token_ids": IDS,
     "logit_bias": st.none() | st.dictionaries(COUNT, st.floats(-100, 100), max_size=4),
     "logprobs": st.none() | st.integers(0, 20),
+    "prediction": st.none() | TEXT | IDS,
+    "return_rejected": st.booleans(),
     "skip_special_tokens": st.booleans(),
     "structured_outputs": st.sampled_from(
         [None, {"regex": "a+"}, {"json": {"type": "object"}}, {"choice": ["ä", "b"]}, {"json_object": True}]

@@ -6,6 +6,7 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from parlay.engine.attribution import Attribution
+from parlay.types.output import Rejected
 
 PLAIN = "target"
 _PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
@@ -40,9 +41,21 @@ class Colourer:
         self._palette = palette
         self._attribution = Attribution(tokenizer, skip_special_tokens=skip_special_tokens)
 
-    def update(self, tokens: Sequence[int], sources: Sequence[str], text: str) -> Text:
-        """Return what `text` has that was not returned before; arguments are those of `Attribution.update`."""
+    def update(
+        self,
+        tokens: Sequence[int],
+        sources: Sequence[str],
+        text: str,
+        rejected: Sequence[Rejected] = (),
+        *,
+        finished: bool = False,
+    ) -> Text:
+        """Return what `text` has that was not returned before; arguments are those of `Attribution.update`.
+
+        Rejected guesses are struck through.
+        """
         new = Text()
-        for piece, source in self._attribution.update(tokens, sources, text):
-            new.append(piece, style=None if source is None else self._palette.style(source))
+        for piece, source, accepted in self._attribution.update(tokens, sources, text, rejected, finished=finished):
+            style = "" if source is None else self._palette.style(source)
+            new.append(piece, style=style if accepted else f"{style} strike".strip())
         return new

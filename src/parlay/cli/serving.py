@@ -76,7 +76,10 @@ class Printer:
 
         if one.index not in self._colourers:
             self._colourers[one.index] = Colourer(self._tokenizer, self.palette, skip_special_tokens=self._skip)
-        text = self._colourers[one.index].update(one.token_ids, one.sources, one.text)
+        # Rejected guesses are something to look at, and no part of the text that a file or a pipe gets.
+        rejected = one.rejected if one.rejected and self.console.is_terminal else ()
+        finished = one.finish_reason is not None
+        text = self._colourers[one.index].update(one.token_ids, one.sources, one.text, rejected, finished=finished)
         if self.console.is_terminal:
             self.console.print(text, end="")
         else:  # exactly the text: rich would expand tabs

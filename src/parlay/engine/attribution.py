@@ -1,4 +1,4 @@
-"""Which piece of a completion's text came with which token."""
+"""Which piece of a completion's text came with which token, and which guesses came to nothing between them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -6,19 +6,34 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from parlay.engine.pieces import Pieces
+from parlay.types.output import Rejected
+
+# Text, who supplied it, and whether it is part of the completion or a rejected guess.
+Piece = tuple[str, str | None, bool]
 
 
 class Attribution:
     """Cuts a growing completion's text by who supplied each token; never beyond the completion's own text."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
         self._pieces = Pieces(tokenizer, skip_special_tokens=skip_special_tokens)
-        self._ends: deque[tuple[int, str]] = deque()  # where the text of each token ends, and its source
+        # Where the text of each token ends, and its source; or a rejected guess's text and source.
+        self._waiting: deque[tuple[int, str] | tuple[str, str]] = deque()
         self._decoded = 0
         self._tokens = 0
+        self._rejected = 0
         self._shown = 0
 
-    def update(self, tokens: Sequence[int], sources: Sequence[str], text: str) -> list[tuple[str, str | None]]:
+    def update(
+        self,
+        tokens: Sequence[int],
+        sources: Sequence[str],
+        text: str,
+        rejected: Sequence[Rejected] = (),
+        *,
+        finished: bool = False,
+    ) -> list[Piece]:
         """Return what `text` has that was not returned before, in pieces with their sources.
 
         Args:
@@ -26,21 +41,44 @@ class Attribution:
             sources: who supplied each of them.
             text: the completion's text so far, which may lag behind the tokens and at last be cut or completed. What
                 an incomplete last character decodes to is a piece without a source.
+            rejected: all rejected guesses so far. Each is a piece of its own, in front of the text that comes next.
+            finished: nothing will come any more; guesses behind the end of the text are then given too.
         """
-        for token, source in zip(tokens[self._tokens :], sources[self._tokens :], strict=True):
-            self._decoded += len(self._pieces.add(token))
-            self._ends.append((self._decoded, source))
+        for place in range(self._tokens, len(tokens)):
+            self._wait(rejected, place)
+            self._decoded += len(self._pieces.add(tokens[place]))
+            self._waiting.append((self._decoded, sources[place]))
         self._tokens = len(tokens)
-        new: list[tuple[str, str | None]] = []
-        while self._ends and self._shown < len(text):
-            end, source = self._ends[0]
-            if piece := text[self._shown : end]:
-                new.append((piece, source))
-            self._shown = max(self._shown, min(end, len(text)))
-            if end > len(text):
-                break
-            self._ends.popleft()
-        if not self._ends and self._shown < len(text):
-            new.append((text[self._shown :], None))
+        if finished:
+            self._wait(rejected, len(tokens))
+        new: list[Piece] = []
+        while self._waiting and (finished or self._shown < len(text)):
+            end, source = self._waiting[0]
+            if isinstance(end, str):
+                new.append((end, source, False))
+            else:
+                if piece := text[self._shown : end]:
+                    new.append((piece, source, True))
+                self._shown = max(self._shown, min(end, len(text)))
+                if end > len(text) and not finished:
+                    break
+            self._waiting.popleft()
+        if not self._waiting and self._shown < len(text):
+            new.append((text[self._shown :], None, True))
             self._shown = len(text)
         return new
+
+    def _wait(self, rejected: Sequence[Rejected], place: int) -> None:
+        """Queue the guesses that were rejected before the token at `place`."""
+        while self._rejected < len(rejected) and rejected[self._rejected].at <= place:
+            guess = rejected[self._rejected]
+            self._waiting.append((self._text(guess.token_id), guess.source))
+            self._rejected += 1
+
+    def _text(self, token: int) -> str:
+        """Return a guess's own text; that of half a character is the replacement character."""
+        alone, after = (
+            str(self._tokenizer.decode(tokens, skip_special_tokens=False)) for tokens in ([token], [token, token])
+        )
+        # Some tokenizers leave out the space before the first word, which no guess is.
+        return alone if "\N{REPLACEMENT CHARACTER}" in alone else after[len(alone) :]

@@ -14,7 +14,7 @@ from parlay.engine.request import Counts, Request, check_place
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.stats import EngineStats, StatsSnapshot
 from parlay.engine.step import Worker, drive
-from parlay.engine.tokenizer import Detokenizer, TextCodec, check_prompt, logprob_tables
+from parlay.engine.tokenizer import Detokenizer, TextCodec, check_prompt, encode_prediction, logprob_tables
 from parlay.errors import ConfigError, EngineFaultError, RequestError, brief, nearest
 from parlay.kernels.select import select_kernels
 from parlay.kernels.trust import settle
@@ -25,6 +25,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.hub import Hub
 from parlay.models.select import cache_spec, check_weights, describe_model, find_model, load_model, resolve_dtype
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
+from parlay.proposers.prediction import Follower, Prediction
 from parlay.proposers.select import make_proposer
 from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
@@ -97,7 +98,12 @@ class Engine:
         self._pool = BlockPool(num_blocks, config.block_size)
         self.stats = EngineStats()
         self._scheduler = Scheduler(
-            config, self._pool, proposer, speculative.num_speculative_tokens or proposer.default_length, self.stats
+            config,
+            self._pool,
+            proposer,
+            speculative.num_speculative_tokens or proposer.default_length,
+            self.stats,
+            predicted_length=speculative.num_speculative_tokens,
         )
         self._arrivals = 0
         self._next_id = 0
@@ -141,6 +147,9 @@ class Engine:
         check_place(priority, tenant, timeout)
         tokens = self.encode(prompt)
         self._check_ids(params)
+        prediction = self._prediction(params)
+        if prediction is not None:
+            params = replace(params, prediction=None)  # plans carry parameters about, and need no text
         wish = params.speculative
         if isinstance(wish, SpeculationOverride) and wish.method not in (None, *self.methods):
             raise RequestError(
@@ -166,6 +175,7 @@ class Engine:
                 table=BlockTable(self._pool, tenant),
                 processor=processors[j],
                 constraint=constraints[j],
+                prediction=None if prediction is None else Follower(prediction),
                 priority=priority,
                 tenant=tenant,
                 deadline=None if timeout is None else now + timeout,
@@ -194,6 +204,11 @@ class Engine:
             for token in tokens:
                 if token >= self.vocab_size:
                     raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self.vocab_size}")
+
+    def _prediction(self, params: SamplingParams) -> Prediction | None:
+        if not params.prediction:
+            return None
+        return Prediction(encode_prediction(self.codec, params.prediction, self.vocab_size, self.max_model_len))
 
     def _processor(
         self, prompt: tuple[int, ...], params: SamplingParams, constraint: Constraint | None
@@ -293,6 +308,7 @@ class Engine:
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             metrics=metrics_of(request),
+            rejected=tuple(request.rejected) if request.params.return_rejected else None,
         )
 
     def prompt_logprobs(self, request: Request) -> tuple[dict[int, Logprob] | None, ...] | None:

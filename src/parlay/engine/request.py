@@ -8,9 +8,10 @@ from math import fsum
 from parlay.engine.tokenizer import Detokenizer
 from parlay.errors import RequestError, shown
 from parlay.kv.table import BlockTable
+from parlay.proposers.prediction import Follower
 from parlay.sampling.grammar import Constraint
 from parlay.types.draft import NO_DRAFT, Draft
-from parlay.types.output import FinishReason
+from parlay.types.output import FinishReason, Rejected
 from parlay.types.params import SamplingParams, SpeculationOverride
 from parlay.types.plan import ProposerState, TokenLogprobs
 from parlay.types.processor import RowProcessor
@@ -46,6 +47,8 @@ class Request:
         stop_ids: token ids that end the output.
         processor: what changes its logits before a token is drawn; None where nothing does.
         constraint: the link of it that knows which guesses are permitted; None where everything is.
+        prediction: how far it has come along the output that its user predicts; None where there is none, or none
+            that may be used, and when it has ended.
         priority: lower runs first among the waiting.
         tenant: requests of different tenants share no cache.
         deadline: on the engine's clock; past it the request is aborted. None for no limit.
@@ -54,6 +57,7 @@ class Request:
         computed: how many of them the target's cache layers hold.
         proposer: how far a device proposer's cache layers have come.
         draft: nodes to verify in the next step.
+        rejected: guesses that were not confirmed, where the request asks for them.
         prompt_logprobs: of the prompt's second token and those after it, as far as computed.
         error: why it was aborted, if that was its own doing.
     """
@@ -67,6 +71,7 @@ class Request:
     table: BlockTable
     processor: RowProcessor | None = None
     constraint: Constraint | None = None
+    prediction: Follower | None = None
     priority: int = 0
     tenant: str = ""
     deadline: float | None = None
@@ -77,6 +82,7 @@ class Request:
     proposer: ProposerState = field(default_factory=ProposerState)
     draft: Draft = NO_DRAFT
     sources: list[str] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: RequestError | None = None

@@ -14,8 +14,9 @@ from parlay.engine.shape import shape
 from parlay.engine.stats import EngineStats
 from parlay.kv.pool import BlockPool
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer
+from parlay.proposers.prediction import DEFAULT_LENGTH
 from parlay.types.draft import NO_DRAFT, Draft
-from parlay.types.output import FinishReason
+from parlay.types.output import FinishReason, Rejected
 from parlay.types.plan import Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
 
 # The further layer group whose keys and values blocks may hold besides the target's.
@@ -39,7 +40,19 @@ class Scheduler:
         proposer: Proposer,
         draft_length: int,
         stats: EngineStats | None = None,
+        *,
+        predicted_length: int | None = None,
     ) -> None:
+        """Begin with no requests.
+
+        Args:
+            config: the engine's options.
+            pool: the cache blocks.
+            proposer: who guesses.
+            draft_length: most nodes of its drafts.
+            stats: counters to use.
+            predicted_length: most nodes of drafts from a prediction; None takes what is usual for those.
+        """
         self._config = config
         self.pool = pool
         self.emitted = 0
@@ -48,6 +61,7 @@ class Scheduler:
         self._host = proposer if isinstance(proposer, HostProposer) else None
         self._device = isinstance(proposer, DeviceProposer)
         self._draft_length = draft_length
+        self._longest_draft = max(draft_length, predicted_length or DEFAULT_LENGTH)
         self._plan_ids = itertools.count()
         self._waiting: list[Request] = []
         self._running: list[Request] = []  # in order of admission
@@ -65,6 +79,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request behind those of its priority and before those of a lower one."""
         request.tokens = list(request.prompt_tokens)
+        if not request.draft_limit(self._longest_draft):
+            request.prediction = None
         if self._host and request.draft_limit(self._draft_length):
             self._host.observe(request.request_id, request.tokens)
         place = sum(r.priority <= request.priority for r in self._waiting)
@@ -76,6 +92,7 @@ class Scheduler:
         self.stats.finished[reason] += 1
         request.counts.finished = now
         request.table.release()
+        request.prediction = None
         if self._host:
             self._host.forget(request.request_id)
         if request in self._running:
@@ -182,7 +199,9 @@ class Scheduler:
             end = request.computed + count
             sample = count == request.gap
             limit = self._limit(request)
-            draft, budget = NO_DRAFT, min(limit, next_share) if self._device else 0
+            draft, budget = NO_DRAFT, min(limit, self._draft_length, next_share) if self._device else 0
+            if request.prediction is not None and request.prediction.follows:
+                budget = 0  # what is predicted need not be guessed
             if sample and limit > 0:
                 draft = self._guess(request, min(limit, left // drafting), left // drafting)
                 # Room for what a device proposer may write: after the token that the target adds, its own guesses.
@@ -195,7 +214,8 @@ class Scheduler:
 
     def _limit(self, request: Request) -> int:
         """How many nodes a draft may have: the target always adds a token of its own."""
-        return min(request.draft_limit(self._draft_length), request.remaining - 1)
+        longest = self._draft_length if request.prediction is None else self._longest_draft
+        return min(request.draft_limit(longest), request.remaining - 1)
 
     def _guess(self, request: Request, limit: int, room: int) -> Draft:
         """Return a draft of at most `limit` nodes, or of `room` where a grammar forces some."""
@@ -210,7 +230,12 @@ class Scheduler:
     def _draft(self, request: Request, limit: int) -> Draft:
         if limit < 1:
             return NO_DRAFT
-        if self._host is None:
+        if request.prediction is not None and (draft := request.prediction.propose(limit)):
+            # It stands in for the guesses that a device proposer's layers hold.
+            request.proposer = ProposerState(request.proposer.computed)
+            return draft
+        limit = min(limit, self._draft_length)
+        if self._host is None or limit < 1:
             return request.draft.cut(limit)
         began = perf_counter()
         draft = self._host.propose(request.request_id, limit)
@@ -309,6 +334,10 @@ class Scheduler:
         counts.accepted += len(path)
         counts.per_position.update(range(len(path)))
         self.stats.judge(span.draft.source, path)
+        if request.params.return_rejected:
+            at = known - len(request.prompt_tokens) + len(path)
+            nodes = enumerate(zip(span.draft.tokens, span.draft.source, strict=True))
+            request.rejected.extend(Rejected(at, *guess) for node, guess in nodes if node not in path)
         if reason is not None:
             self.finish(request, reason, now)
             return
@@ -318,6 +347,8 @@ class Scheduler:
             return
         if self._host and request.draft_limit(self._draft_length):
             self._host.observe(request.request_id, verdict.tokens)
+        if request.prediction is not None:
+            request.prediction.observe(verdict.tokens)
         request.table.trim(max(len(request.tokens), request.proposer.computed + request.proposer.ahead))
 
     def _ends(self, request: Request, token: int, known: int) -> FinishReason | None:

@@ -157,6 +157,25 @@ class Detokenizer:
         return whole if whole.startswith(self.text) else self.text + self._pieces.rest
 
 
+def encode_prediction(
+    codec: TextCodec, given: str | Sequence[int], vocab_size: int, max_model_len: int
+) -> tuple[int, ...]:
+    """Return a predicted output's token ids.
+
+    Raises:
+        RequestError: they are more than a sequence may have, or some are outside the vocabulary.
+    """
+    tokens = tuple(codec.encode(given, add_special_tokens=False) if isinstance(given, str) else given)
+    if len(tokens) > max_model_len:
+        raise RequestError(
+            f"prediction has {len(tokens)} tokens, more than fit into max_model_len={max_model_len}; shorten it"
+        )
+    for token in tokens:
+        if token >= vocab_size:
+            raise RequestError(f"prediction holds {token}, beyond the vocabulary of {vocab_size}")
+    return tokens
+
+
 def check_prompt(ids: Iterable[int], vocab_size: int, max_model_len: int) -> tuple[int, ...]:
     """Return a prompt's token ids.
 

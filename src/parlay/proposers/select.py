@@ -4,7 +4,7 @@ from parlay.config import SpeculativeConfig, build
 from parlay.proposers.base import Proposer, TargetInfo
 from parlay.registry import Registry
 
-proposers = Registry("parlay.proposers", "speculative method", hidden=frozenset({"base", "select"}))
+proposers = Registry("parlay.proposers", "speculative method", hidden=frozenset({"base", "prediction", "select"}))
 
 
 def embedded_configs(length: int | None = None) -> dict[str, SpeculativeConfig]:

@@ -17,7 +17,7 @@ from parlay.server.completions import check_stream
 from parlay.server.errors import ApiError
 from parlay.server.fields import ChatFields, check_model, make_params, parse
 from parlay.server.logprobs import chat_logprobs, prompt_logprobs
-from parlay.server.prompts import chat_prompt
+from parlay.server.prompts import chat_prompt, predicted
 from parlay.server.tools import Reader, Tools, read_tools
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
@@ -33,9 +33,12 @@ async def chat(front: Front, request: Request) -> Answer:
     asked, sampling = parse(ChatFields, body, sampling=True)
     check_model(asked.model, front.engine.model_name)
     tools = read_tools(asked)
-    if tools.mode != "none" and asked.return_sources:
-        raise ApiError(400, "return_sources is about text; leave it or tools out", param="return_sources")
+    wishes = {"return_sources": asked.return_sources, "return_rejected": sampling.get("return_rejected")}
+    for name, wanted in wishes.items():
+        if tools.mode != "none" and wanted:
+            raise ApiError(400, f"{name} is about text; leave it or tools out", param=name)
     sampling = _sampling(asked, sampling, tools, front)
+    sampling["prediction"] = await predicted(asked, front.engine.codec, front.config)
     params = make_params(sampling, front.config)
     check_stream(asked.stream, params, scored=params.prompt_logprobs is not None)
     if asked.chat_template is not None and not front.config.trust_request_chat_template:
@@ -181,7 +184,7 @@ class ChatShape(Shape):
             if first:
                 self.choices[one.index] = Choice(
                     self.front.engine.codec.tokenizer,
-                    sources=self.asked.return_sources,
+                    sources=self.asked.return_sources or self.params.return_rejected,
                     skip_special_tokens=self.params.skip_special_tokens,
                 )
                 self.readers[one.index] = self.tools.reader()

@@ -21,7 +21,8 @@ class News:
         text: the next characters.
         tokens: the next tokens.
         logprobs: theirs, where asked for.
-        sources: pieces of the text, who guessed each, and that it was accepted; where asked for.
+        sources: pieces of the text, who guessed each, and whether it was accepted or is not part of the text; where
+            asked for.
         finish: why it ended; None while it goes on.
         stop: the stop string or token that ended it.
     """
@@ -51,8 +52,9 @@ class Choice:
         """Return what is new."""
         pieces = None
         if self._pieces is not None:
-            new = self._pieces.update(one.token_ids, one.sources, one.text)
-            pieces = [(text, _PLAIN.get(source) or str(source), True) for text, source in new]
+            finished = one.finish_reason is not None
+            new = self._pieces.update(one.token_ids, one.sources, one.text, one.rejected or (), finished=finished)
+            pieces = [(text, _PLAIN.get(source) or str(source), accepted) for text, source, accepted in new]
         text = one.text[self._characters :]
         news = News(
             text,

@@ -6,7 +6,7 @@ grow while it does not come up.
 
 import asyncio
 import atexit
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
 from parlay.engine.chat import ChatOptions
 from parlay.engine.stats import StatsSnapshot
-from parlay.engine.tokenizer import TextCodec, check_prompt
+from parlay.engine.tokenizer import TextCodec, check_prompt, encode_prediction
 from parlay.errors import EngineDeadError, ParlayError
 from parlay.llm import Messages, Prompt, content_of, text_of
 from parlay.log import logger
@@ -261,6 +261,8 @@ class EngineClient:
         params = sampling_params or SamplingParams()
         self._check_present()
         tokens = await self._tokens(prompt)
+        if params.prediction:
+            params = replace(params, prediction=await self._predicted(params.prediction))
         self._check_present()  # encoding may have taken its time
         stream = Stream(self.codec, text_of(prompt), tokens, params)
         if params.seed is None:
@@ -311,6 +313,11 @@ class EngineClient:
             encode = self.codec.encode
             content = await asyncio.to_thread(encode, content) if len(content) > _LONG else encode(content)
         return check_prompt(content, self._facts.vocab_size, self._facts.max_model_len)
+
+    async def _predicted(self, given: str | Sequence[int]) -> tuple[int, ...]:
+        arguments = self.codec, given, self._facts.vocab_size, self._facts.max_model_len
+        long = isinstance(given, str) and len(given) > _LONG
+        return await asyncio.to_thread(encode_prediction, *arguments) if long else encode_prediction(*arguments)
 
     def _leave(self, key: int, stream: Stream) -> None:
         """Forget a request whose reader is gone; the engine forgets it within a step."""

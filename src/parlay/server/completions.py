@@ -13,7 +13,7 @@ from parlay.server.choice import Choice, News
 from parlay.server.errors import ApiError
 from parlay.server.fields import CompletionFields, check_model, make_params, parse
 from parlay.server.logprobs import completion_logprobs, prompt_logprobs
-from parlay.server.prompts import completion_prompts
+from parlay.server.prompts import completion_prompts, predicted
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 
@@ -33,6 +33,7 @@ async def complete(front: Front, request: Request) -> Answer:
     scored = "prompt_logprobs" in sampling
     if asked.echo and "logprobs" in sampling:
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
+    sampling["prediction"] = await predicted(asked, front.engine.codec, front.config)
     params = make_params(sampling, front.config)
     check_stream(asked.stream, params, scored=scored)
     if asked.prompt is None:
@@ -102,7 +103,7 @@ class CompletionShape(Shape):
             if index not in self.choices:
                 self.choices[index] = Choice(
                     self.front.engine.codec.tokenizer,
-                    sources=self.asked.return_sources,
+                    sources=self.asked.return_sources or self.params.return_rejected,
                     skip_special_tokens=self.params.skip_special_tokens,
                 )
             state = self.choices[index]

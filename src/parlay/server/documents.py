@@ -1,6 +1,5 @@
 """The OpenAPI document's descriptions of bodies: made from the dataclasses that bodies are read into."""
 
-from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -59,6 +58,7 @@ _SAMPLING: dict[str, dict[str, Any]] = {
         },
         "additionalProperties": False,
     },
+    "return_rejected": {"type": "boolean"},
 }
 
 _PROMPT = {
@@ -163,4 +163,4 @@ def refusals(reasons: dict[str, str]) -> dict[str, Any]:
     return {status: {"description": text, "content": content} for status, text in reasons.items()}
 
 
-assert {f.name for f in fields(SamplingParams)} - {"logits_processors"} == set(_SAMPLING)
+assert set(_SAMPLING) == SAMPLING

@@ -27,6 +27,7 @@ from parlay.server.protocol import (
     plain_metrics,
     plain_scores,
 )
+from parlay.types.output import Rejected
 from parlay.types.params import SamplingParams
 
 _STATS_SECONDS = 0.1  # between two snapshots while the engine is busy
@@ -170,6 +171,7 @@ class _Told:
         self.final_only = add.final_only or params.candidates > params.n
         self._tokens = dict.fromkeys(requests, 0)
         self._text = dict.fromkeys(requests, 0)
+        self._rejected = dict.fromkeys(requests, 0)
         self._scores_due = params.prompt_logprobs is not None
         self._index = {request: index for index, request in enumerate(requests)}
 
@@ -200,7 +202,12 @@ class _Told:
             request.finish_reason,
             request.stop_reason,
             plain_metrics(metrics_of(request)),
+            self._new_rejected(request) if request.params.return_rejected else None,
         )
+
+    def _new_rejected(self, request: Request) -> list[Rejected]:
+        known, self._rejected[request] = self._rejected[request], len(request.rejected)
+        return request.rejected[known:]
 
     def prompt_scores(self) -> PromptScores | None:
         """Return the prompt's log-probabilities, once, when all are computed."""

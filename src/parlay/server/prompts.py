@@ -10,7 +10,7 @@ from parlay.engine.chat import ChatOptions
 from parlay.engine.tokenizer import TextCodec
 from parlay.llm import Prompt
 from parlay.server.errors import ApiError
-from parlay.server.fields import check_prompt
+from parlay.server.fields import Asked, check_prediction, check_prompt
 
 T = TypeVar("T")
 _LONG = 4096  # characters that take longer than a task should keep others waiting
@@ -57,6 +57,20 @@ async def chat_prompt(
     tokens = await apart(len(text), lambda: codec.encode(text, add_special_tokens=False))
     check_prompt(len(tokens), config)
     return {"prompt": text, "prompt_token_ids": tokens}
+
+
+async def predicted(asked: Asked, codec: TextCodec, config: ServerConfig) -> list[int] | None:
+    """Return the tokens of the prediction that a request has, if any.
+
+    Raises:
+        RequestError: it is too long.
+    """
+    if asked.prediction is None:
+        return None
+    text = asked.prediction.text
+    tokens = await apart(len(text), lambda: codec.encode(text, add_special_tokens=False))
+    check_prediction(len(tokens), config)
+    return tokens
 
 
 async def apart(size: int, work: Callable[[], T]) -> T:

@@ -14,7 +14,7 @@ import msgspec
 from parlay import errors
 from parlay.engine.stats import StatsSnapshot
 from parlay.errors import ParlayError, RequestError
-from parlay.types.output import FinishReason, RequestMetrics
+from parlay.types.output import FinishReason, Rejected, RequestMetrics
 from parlay.types.params import SamplingParams
 from parlay.types.plan import TokenLogprobs
 
@@ -112,6 +112,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
         logprobs: of the tokens, when asked for.
         finish_reason, stop_reason: as in `CompletionOutput`.
         metrics: all of them, as they are now.
+        rejected: further guesses that were not confirmed, when asked for.
     """
 
     key: int
@@ -124,6 +125,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None
     stop_reason: str | int | None
     metrics: Metrics
+    rejected: list[Rejected] | None = None
 
 
 class PromptScores(msgspec.Struct, frozen=True, array_like=True):

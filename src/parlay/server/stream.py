@@ -9,7 +9,7 @@ from asyncio import Future, get_running_loop
 from parlay.engine.tokenizer import TextCodec, logprob_tables
 from parlay.errors import ParlayError
 from parlay.server.protocol import Delta, PromptScores
-from parlay.types.output import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput
+from parlay.types.output import CompletionOutput, FinishReason, Logprob, Rejected, RequestMetrics, RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.plan import TokenLogprobs
 
@@ -34,7 +34,7 @@ class Stream:
         self._prompt = prompt
         self._text = text
         self._request_id: int | None = None
-        self._completions = [_Completion(params.logprobs is not None) for _ in range(params.n)]
+        self._completions = [_Completion(params) for _ in range(params.n)]
         self._scores: tuple[dict[int, Logprob] | None, ...] | None = None
         self._error: ParlayError | None = None
         self._fresh = False
@@ -87,11 +87,12 @@ class Stream:
 
 
 class _Completion:
-    def __init__(self, scored: bool) -> None:
+    def __init__(self, params: SamplingParams) -> None:
         self._tokens: list[int] = []
         self._text = ""
         self._sources: list[str] = []
-        self._logprobs: list[dict[int, Logprob]] | None = [] if scored else None
+        self._logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self._rejected: list[Rejected] | None = [] if params.return_rejected else None
         self._stop_reason: str | int | None = None
         self._metrics = RequestMetrics()
         self.finish_reason: FinishReason | None = None
@@ -103,6 +104,8 @@ class _Completion:
         if self._logprobs is not None and delta.logprobs:
             entries = [TokenLogprobs(*entry) for entry in delta.logprobs]
             self._logprobs += logprob_tables(codec, delta.tokens, entries)
+        if self._rejected is not None and delta.rejected:
+            self._rejected += delta.rejected
         self.finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
         self._metrics = RequestMetrics(*delta.metrics)
 
@@ -116,4 +119,5 @@ class _Completion:
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
             metrics=self._metrics,
+            rejected=None if self._rejected is None else tuple(self._rejected),
         )

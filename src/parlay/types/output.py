@@ -1,7 +1,7 @@
 """What comes back to the user."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from parlay.errors import RequestError
 
@@ -52,6 +52,21 @@ class RequestMetrics:
         return self.emitted / self.steps if self.steps else 0.0
 
 
+class Rejected(NamedTuple):
+    """A guess that the target did not confirm.
+
+    Attributes:
+        at: how many of the completion's tokens come before it: those of earlier steps, and what its step confirmed.
+            The token at this index is then the target's own choice, unless the completion ended without one.
+        token_id: the guess.
+        source: who guessed it.
+    """
+
+    at: int
+    token_id: int
+    source: str
+
+
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One completion of a prompt.
@@ -65,6 +80,7 @@ class CompletionOutput:
         finish_reason: `stop`, `length` or `abort`; None while running.
         stop_reason: the stop string or token id that ended the output; None for end-of-sequence and length.
         metrics: of this completion alone.
+        rejected: guesses that were not confirmed, in order, when asked for.
     """
 
     index: int
@@ -75,6 +91,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    rejected: tuple[Rejected, ...] | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:
