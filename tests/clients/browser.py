@@ -54,6 +54,10 @@ class Page:
     def js(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
 
+    def answer(self, pane: str = "first") -> str:
+        """Return an answer without the guesses that were rejected."""
+        return "".join(piece["text"] for piece in self.pieces(pane) if piece["tag"] == "SPAN")
+
     def find(self, name: str) -> Any:
         return self.driver.find_element("id", name)
 

@@ -57,8 +57,8 @@ def test_an_answer(page: Page, offline: LLM) -> None:
     page.fill("prompt", PROMPT)
     page.fill("max_tokens", 150)
     page.run()
-    assert page.text("first") == offline_text(offline, 150)
     pieces = page.pieces()
+    assert page.answer() == offline_text(offline, 150)
     guessed = [piece for piece in pieces if piece["title"] == "guessed by ngram"]
     own = [piece for piece in pieces if piece["title"] == "the target's own"]
     assert len(guessed) > 20
@@ -92,7 +92,7 @@ def test_sampling_with_a_seed(page: Page, offline: LLM) -> None:
         page.fill(name, value)
     page.run()
     (output,) = offline.generate(PROMPT, SamplingParams(temperature=0.8, top_p=0.9, max_tokens=40, seed=5))
-    assert page.text("first") == output.outputs[0].text
+    assert page.answer() == output.outputs[0].text
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
@@ -102,8 +102,8 @@ def test_beside_plain_decoding(page: Page, temperature: float) -> None:
     page.fill("temperature", temperature)
     page.click("compare")
     page.run()
-    text = page.text("first")
-    assert page.text("second") == text != ""
+    text = page.answer()
+    assert page.answer("second") == text != ""
     assert page.text("verdict") == f"✓ No difference: both answers are the same {len(text)} characters."
     assert page.find("verdict").get_attribute("class") == "same"
     assert not any("guessed" in piece["title"] for piece in page.pieces("second"))
@@ -127,19 +127,22 @@ def test_speculation_as_told(page: Page) -> None:
     assert not any("guessed" in piece["title"] for piece in page.pieces())
 
 
-def test_rejected_guesses(page: Page) -> None:
-    """Hidden at first; shown, struck through, on request: as far as the server tells of them."""
+def test_rejected_guesses(page: Page, offline: LLM) -> None:
+    """Hidden at first; shown, struck through, on request; no part of the answer."""
     page.fill("prompt", PROMPT)
     page.fill("max_tokens", 100)
     page.run()
-    text = "".join(piece["text"] for piece in page.pieces() if piece["tag"] == "SPAN")
     rejected = [piece for piece in page.pieces() if piece["tag"] == "DEL"]
+    assert rejected
     assert all(piece["display"] == "none" for piece in rejected)
     page.click("rejected")
     shown = [piece for piece in page.pieces() if piece["tag"] == "DEL"]
+    assert [piece["text"] for piece in shown] == [piece["text"] for piece in rejected]
     assert all(piece["display"] == "inline" and "line-through" in piece["line"] for piece in shown)
-    assert len(shown) == len(rejected)
-    assert "".join(piece["text"] for piece in page.pieces() if piece["tag"] == "SPAN") == text
+    assert all(piece["title"] == "rejected guess of ngram" for piece in shown)
+    assert page.answer() == offline_text(offline, 100)
+    confirmed = sum(piece["title"] == "guessed by ngram" for piece in page.pieces())
+    assert f"{confirmed} of {confirmed + len(rejected)} guesses confirmed" in page.text("first-figures")
 
 
 def test_stop(page: Page, server: Served) -> None:
@@ -214,7 +217,7 @@ def test_a_conversation(page: Page, offline: LLM) -> None:
         page.run()
         said.append({"role": "user", "content": question})
         (output,) = offline.chat(said, SamplingParams(temperature=0, max_tokens=24))
-        assert page.text("first") == output.outputs[0].text
+        assert page.answer() == output.outputs[0].text
         said.append({"role": "assistant", "content": output.outputs[0].text})
     assert page.text("history") == "".join(m["role"] + m["content"] for m in said[1:])
     assert page.find("prompt").get_attribute("value") == ""

@@ -221,3 +221,24 @@ def test_predictions_in_usage(client: openai.OpenAI) -> None:
         assert usage.completion_tokens_details is not None
         counts.append(usage.completion_tokens_details.accepted_prediction_tokens or 0)
     assert counts[0] >= counts[2] > counts[1] == 0
+
+
+def test_a_predicted_output(client: openai.OpenAI, offline: LLM) -> None:
+    """The client's own `prediction` field: the same answer, nearly all of it guessed; a wrong one costs no token."""
+    asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_tokens": 60}
+    text = offline.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=60))[0].outputs[0].text
+    accepted = []
+    for content in (text, [{"type": "text", "text": text}], "nothing of the sort"):
+        prediction: Any = {"type": "content", "content": content}
+        made = client.chat.completions.create(**asked, prediction=prediction)
+        assert made.choices[0].message.content == text
+        assert made.usage is not None
+        assert made.usage.completion_tokens_details is not None
+        accepted.append(made.usage.completion_tokens_details.accepted_prediction_tokens or 0)
+        chunks = list(client.chat.completions.create(**asked, prediction=prediction, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+        assert content == "nothing of the sort" or len(chunks) < 20
+    assert accepted[0] == accepted[1] > 40
+    with pytest.raises(openai.BadRequestError, match="prediction") as refused:
+        client.chat.completions.create(**asked, prediction={"type": "else", "content": "x"})  # type: ignore[arg-type]
+    assert refused.value.param == "prediction"

@@ -84,6 +84,14 @@ test("the streaming helper", async () => {
   assert.ok(final.usage.completion_tokens_details.accepted_prediction_tokens >= 0);
 });
 
+test("a predicted output", async () => {
+  const { asked, texts } = expected.chats.greedy;
+  const prediction = { type: "content", content: texts[0] };
+  const made = await client.chat.completions.create({ model, messages, ...asked, prediction });
+  assert.equal(made.choices[0].message.content, texts[0]);
+  assert.ok(made.usage.completion_tokens_details.accepted_prediction_tokens > 0);
+});
+
 test("forms of answers", async () => {
   const schema = { type: "object", properties: { a: { enum: [1, 2] } }, required: ["a"], additionalProperties: false };
   const form = { type: "json_schema", json_schema: { name: "x", strict: true, schema } };
