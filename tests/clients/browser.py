@@ -135,6 +135,12 @@ class Page:
             metrics = {"width": width, "height": height, "deviceScaleFactor": 2, "mobile": True}
             self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
+    def slow(self, rate: int) -> None:
+        """Let the network bring so many bytes a second; -1 is as many as it can."""
+        self.driver.execute_cdp_cmd("Network.enable", {})
+        conditions = {"offline": False, "latency": 0, "downloadThroughput": rate, "uploadThroughput": -1}
+        self.driver.execute_cdp_cmd("Network.emulateNetworkConditions", conditions)
+
     def overflow(self) -> Sequence[str]:
         """Return what is wider than the window, if anything is."""
         script = """const wide = document.documentElement.scrollWidth > innerWidth ? ["the page"] : [];

@@ -146,23 +146,26 @@ def test_rejected_guesses(page: Page, offline: LLM) -> None:
 
 
 @pytest.mark.parametrize("how", ["click", "escape"])
-def test_stop(page: Page, server: Served, how: str) -> None:
-    """One chain of actions, since every round trip to the driver takes long beside an answer."""
-    from selenium.webdriver import ActionChains
+def test_stop(page: Page, how: str) -> None:
+    """Over a network so slow that the answer would take half a minute."""
     from selenium.webdriver.common.keys import Keys
 
     page.fill("prompt", PROMPT)
     page.fill("max_tokens", 1900)
     page.click("speculate")
-    left = sum('"status":499' in line for line in server.log)
-    chain = ActionChains(page.driver).click(page.find("run")).pause(0.2)
-    (chain.click(page.find("stop")) if how == "click" else chain.send_keys(Keys.ESCAPE)).perform()
+    page.slow(20_000)
+    page.click("run")
+    page.until(lambda: page.text("first") != "")
+    if how == "click":
+        page.click("stop")
+    else:
+        page.keys(Keys.ESCAPE)
     page.until(page.idle)
+    page.slow(-1)
     assert page.text("status") == "Stopped."
     assert not page.shown("error")
     assert not page.find("stop").is_enabled()
-    assert len(page.text("first")) < 4000
-    page.until(lambda: sum('"status":499' in line for line in server.log) > left)
+    assert 0 < len(page.text("first")) < 2500
 
 
 def test_by_keyboard(page: Page) -> None:
