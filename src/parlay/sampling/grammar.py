@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # most engines never need it
     from llguidance import LLMatcher, LLTokenizer
 
 _KEPT = 64  # compiled grammars
+_MOST_FORCED = 64  # tokens guessed at once because nothing else is permitted
 _STACK = 1 << 29  # bytes of address space: the compiler recurses along rules and references
 _STACK_LOCK = threading.Lock()
 
@@ -143,14 +144,16 @@ class Constraint(Processor):
             return False
         if token in self._ends:
             return bool(self._guessing.matcher.is_accepting())
-        forced = self._guessing.matcher.compute_ff_tokens()
+        forced = self._guessing.forced()
         return bool(token == forced[0] if forced else self._guessing.matcher.validate_tokens([token]) == 1)
 
     def forced(self, path: Sequence[int]) -> list[int]:
         """Return the tokens that follow `path` because each is the only one permitted."""
         if not self._guessing.seek(path):
             return []
-        tokens: list[int] = self._guessing.matcher.compute_ff_tokens()
+        tokens = self._guessing.forced()
+        if len(tokens) > _MOST_FORCED:
+            return tokens[:_MOST_FORCED]
         if len(self._ends) == 1 and self._guessing.seek([*path, *tokens]) and self._guessing.complete:
             tokens = [*tokens, self._ends[0]]
         return tokens
@@ -163,6 +166,7 @@ class _Track:
         self._start = start
         self.matcher: Any = start.deep_copy()
         self._taken: list[int] = []
+        self._ahead: list[int] = []  # tokens from the beginning to where something is left to choose
 
     def seek(self, tokens: Sequence[int]) -> bool:
         """Go to the place after `tokens`; False, somewhere before, if the grammar does not permit them."""
@@ -178,6 +182,17 @@ class _Track:
         count = self.matcher.try_consume_tokens(rest) if rest else 0
         self._taken = tokens[: common + count]
         return len(self._taken) == len(tokens) and not self.matcher.is_error()
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must come next; for guesses only.
+
+        A long run takes the library long to tell, so it is not asked on every step along the run; but towards the
+        end, where the tokens depend on what comes after.
+        """
+        known = len(self._taken)
+        if len(self._ahead) <= known + _MOST_FORCED or self._ahead[:known] != self._taken:
+            self._ahead = [*self._taken, *self.matcher.compute_ff_tokens()]
+        return self._ahead[known:]
 
     def allowed(self, vocab_size: int) -> NDArray[np.bool_] | None:
         """Return which tokens may come next, `[vocab]`; None where that cannot be told."""
