@@ -1,6 +1,7 @@
 """Text to tokens and back."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,11 @@ class TextCodec:
         if len(tokens) < _LONG:
             return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
         return str(self.tokenizer.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)[0])
+
+    @cached_property
+    def most_characters(self) -> int:
+        """No token stands for more characters than this, whatever a normaliser joins."""
+        return 4 * max(map(len, self.tokenizer.get_vocab()))
 
     def spellings(self, word: str) -> list[list[int]]:
         """Return the tokens of `word` at the beginning of a text and, where they differ, after a space.

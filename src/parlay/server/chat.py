@@ -31,7 +31,7 @@ async def chat(front: Front, request: Request) -> Answer:
         ApiError, RequestError: something in the body cannot be served.
     """
     shape, messages, options = await read_json(request, front.config.max_json_depth, partial(_read, front))
-    prompt = await chat_prompt(messages, options, front.engine.codec, front.config)
+    prompt = await chat_prompt(messages, options, front.engine.codec, front.config, front.engine.max_model_len)
     asked = shape.asked
     return Answer(front, [prompt], shape.params, shape, stream=asked.stream, include_usage=asked.include_usage)
 

@@ -27,7 +27,7 @@ async def complete(front: Front, request: Request) -> Answer:
     """
     shape = await read_json(request, front.config.max_json_depth, partial(_shape, front))
     asked = shape.asked
-    prompts = await completion_prompts(asked.prompt, front.engine.codec, front.config)
+    prompts = await completion_prompts(asked.prompt, front.engine.codec, front.config, front.engine.max_model_len)
     return Answer(
         front,
         prompts,

@@ -10,10 +10,10 @@ from parlay.engine.tokenizer import TextCodec
 from parlay.llm import Prompt
 from parlay.server.apart import apart
 from parlay.server.errors import ApiError
-from parlay.server.fields import Asked, check_prediction, check_prompt
+from parlay.server.fields import Asked, check_prediction, check_prompt, check_text
 
 
-async def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig) -> list[Prompt]:
+async def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig, max_model_len: int) -> list[Prompt]:
     """Return the prompts of `/v1/completions`: one text, one list of token ids, or a list of either.
 
     Raises:
@@ -31,6 +31,7 @@ async def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig)
     prompts: list[Prompt] = []
     for one in many:
         if isinstance(one, str):
+            check_text(one, codec.most_characters, max_model_len)
             tokens = await apart(len(one), partial(codec.encode, one))
             prompts.append({"prompt": one, "prompt_token_ids": tokens})
         elif _is_ids(one):
@@ -43,7 +44,7 @@ async def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig)
 
 
 async def chat_prompt(
-    messages: list[dict[str, Any]], options: ChatOptions, codec: TextCodec, config: ServerConfig
+    messages: list[dict[str, Any]], options: ChatOptions, codec: TextCodec, config: ServerConfig, max_model_len: int
 ) -> Prompt:
     """Return the prompt that the chat template makes of a conversation.
 
@@ -51,6 +52,7 @@ async def chat_prompt(
         RequestError: there is no template, or it refuses the messages; or the prompt is too long.
     """
     text = await asyncio.to_thread(codec.chat, messages, options)
+    check_text(text, codec.most_characters, max_model_len)
     tokens = await apart(len(text), lambda: codec.encode(text, add_special_tokens=False))
     check_prompt(len(tokens), config)
     return {"prompt": text, "prompt_token_ids": tokens}
