@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 from serving import Live
@@ -243,6 +244,10 @@ def test_tokenize_and_back(live: Live, offline: LLM) -> None:
 
 def test_probes_and_version(live: Live, offline: LLM) -> None:
     assert live.http.get("/health").status_code == live.http.get("/ready").status_code == 200
+    head, whole = live.http.head("/version"), live.http.get("/version")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(whole.content))
+    assert live.http.head("/v1/completions").status_code == 405
     assert live.http.get("/version").json()["numerics_id"] == offline.numerics_id
     answer = live.http.get("/version", headers={"X-Request-Id": "mine-1"})
     assert answer.headers["X-Request-Id"] == "mine-1"
@@ -257,3 +262,25 @@ def test_the_document_names_every_field(live: Live) -> None:
     assert all(value["description"] for value in body["properties"].values())
     assert set(made["paths"]) >= {"/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/models", "/ready"}
     assert not any("422" in op["responses"] for path in made["paths"].values() for op in path.values())
+
+
+def test_answers_are_as_the_document_says(live: Live) -> None:
+    """Bodies that it gives as examples are answered, with what it says; so are paths without a body."""
+    made = live.http.get("/openapi.json").json()
+    asked = 0
+    for path, operations in made["paths"].items():
+        for method, operation in operations.items():
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+            schema = operation["responses"]["200"]["content"].get("application/json", {}).get("schema")
+            for name, example in content.get("examples", {"none": {"value": None}}).items():
+                answer = live.http.request(method, path.replace("{name}", "tiny-code"), json=example["value"])
+                assert answer.status_code == 200, answer.text
+                kind = answer.headers["content-type"].partition(";")[0]
+                assert kind in operation["responses"]["200"]["content"]
+                assert (kind == "text/event-stream") is (name == "streamed")
+                if schema is not None and kind == "application/json":
+                    jsonschema.validate(answer.json(), {**schema, "components": made["components"]})
+                    asked += 1
+    assert asked >= 9
+    keys = made["components"].get("securitySchemes")
+    assert keys is None  # this server wants none

@@ -119,6 +119,7 @@ def error(answer: httpx.Response, status: int) -> dict[str, Any]:
         ({"prompt": ""}, "prompt", "empty"),
         ({"prompt": [1 << 40]}, "prompt", "not an id"),
         ({"prompt": [1] * 600}, "prompt", "leaves no room"),
+        ({"prompt": "x" * 19_000}, "prompt", "characters, more than any"),
         ({"prompt": "x", "metadata": json.loads("[" * 30 + "]" * 30)}, None, "deep"),
     ],
 )  # fmt: skip

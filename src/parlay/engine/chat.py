@@ -63,7 +63,7 @@ def render(
         raise RequestError(f"a conversation is a list of messages, not {shown(messages)}")
     plain = [_message(m) for m in messages]
     if not plain:
-        raise RequestError("a conversation needs at least one message")
+        raise RequestError("messages is empty; a conversation needs at least one message")
     mark = _continued(plain) if options.continue_final_message else ""
     from parlay.engine.template import render as run  # slow to import
 

@@ -201,9 +201,9 @@ class Engine:
             "logit_bias": params.logit_bias or (),
         }
         for name, tokens in named.items():
-            for token in tokens:
-                if token >= self.vocab_size:
-                    raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self.vocab_size}")
+            token = max(tokens, default=0)
+            if token >= self.vocab_size:
+                raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self.vocab_size}")
 
     def _prediction(self, params: SamplingParams) -> Prediction | None:
         if not params.prediction:
@@ -225,6 +225,16 @@ class Engine:
             vocab_size=self.vocab_size,
             further=[constraint] if constraint else [],
         )
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Do what takes long in adding a request with these parameters; any thread may, while the engine steps.
+
+        Raises:
+            RequestError: as `add`.
+        """
+        form = params.structured_outputs
+        if isinstance(form, StructuredOutputsParams):
+            self._grammars.compile(form)
 
     def refuse(self) -> None:
         """Count a prompt that was refused before it could be added; see `add`."""

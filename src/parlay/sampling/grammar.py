@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # most engines never need it
     from llguidance import LLMatcher, LLTokenizer
 
 _KEPT = 64  # compiled grammars
+_MOST_FORCED = 64  # tokens guessed at once because nothing else is permitted
 _STACK = 1 << 29  # bytes of address space: the compiler recurses along rules and references
 _STACK_LOCK = threading.Lock()
 
@@ -43,6 +44,7 @@ class Grammars:
         self._ends = tuple(sorted(ends))
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[StructuredOutputsParams, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
 
     def start(self, asked: StructuredOutputsParams) -> "Constraint":
         """Return a constraint that stands at the beginning of an answer.
@@ -50,13 +52,24 @@ class Grammars:
         Raises:
             RequestError: the form cannot be kept, is out of bounds or malformed, or no text has it.
         """
-        matcher = self._compiled.get(asked)
-        if matcher is None:
-            matcher = self._compiled[asked] = _compile(self._tokens(), asked)
+        return Constraint(self.compile(asked), self._ends)
+
+    def compile(self, asked: StructuredOutputsParams) -> "LLMatcher":
+        """Return a matcher that stands at the beginning of an answer, to be copied; any thread may ask.
+
+        Raises:
+            RequestError: as `start`.
+        """
+        with self._lock:
+            if asked in self._compiled:
+                self._compiled.move_to_end(asked)
+                return self._compiled[asked]
+        matcher = _compile(self._tokens(), asked)
+        with self._lock:
+            self._compiled[asked] = matcher
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(asked)
-        return Constraint(matcher, self._ends)
+        return matcher
 
     def _tokens(self) -> "LLTokenizer":
         if not self._ends:
@@ -131,14 +144,16 @@ class Constraint(Processor):
             return False
         if token in self._ends:
             return bool(self._guessing.matcher.is_accepting())
-        forced = self._guessing.matcher.compute_ff_tokens()
+        forced = self._guessing.forced()
         return bool(token == forced[0] if forced else self._guessing.matcher.validate_tokens([token]) == 1)
 
     def forced(self, path: Sequence[int]) -> list[int]:
         """Return the tokens that follow `path` because each is the only one permitted."""
         if not self._guessing.seek(path):
             return []
-        tokens: list[int] = self._guessing.matcher.compute_ff_tokens()
+        tokens = self._guessing.forced()
+        if len(tokens) > _MOST_FORCED:
+            return tokens[:_MOST_FORCED]
         if len(self._ends) == 1 and self._guessing.seek([*path, *tokens]) and self._guessing.complete:
             tokens = [*tokens, self._ends[0]]
         return tokens
@@ -151,6 +166,7 @@ class _Track:
         self._start = start
         self.matcher: Any = start.deep_copy()
         self._taken: list[int] = []
+        self._ahead: list[int] = []  # tokens from the beginning to where something is left to choose
 
     def seek(self, tokens: Sequence[int]) -> bool:
         """Go to the place after `tokens`; False, somewhere before, if the grammar does not permit them."""
@@ -166,6 +182,17 @@ class _Track:
         count = self.matcher.try_consume_tokens(rest) if rest else 0
         self._taken = tokens[: common + count]
         return len(self._taken) == len(tokens) and not self.matcher.is_error()
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must come next; for guesses only.
+
+        A long run takes the library long to tell, so it is not asked on every step along the run; but towards the
+        end, where the tokens depend on what comes after.
+        """
+        known = len(self._taken)
+        if len(self._ahead) <= known + _MOST_FORCED or self._ahead[:known] != self._taken:
+            self._ahead = [*self._taken, *self.matcher.compute_ff_tokens()]
+        return self._ahead[known:]
 
     def allowed(self, vocab_size: int) -> NDArray[np.bool_] | None:
         """Return which tokens may come next, `[vocab]`; None where that cannot be told."""

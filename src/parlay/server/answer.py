@@ -6,6 +6,7 @@ from asyncio import timeout
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from parlay.config import ServerConfig
 from parlay.llm import Prompt
+from parlay.server.apart import apart
 from parlay.server.backend import Engine, Metrics
 from parlay.server.choice import usage
 from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error, json_response
@@ -147,9 +149,15 @@ class Answer(Response):
             async for _ in growing:
                 pass
         outputs = [account.outputs[i] for i in range(len(self._prompts))]
+        scored = (self._params.logprobs, self._params.prompt_logprobs) != (None, None)
+        size = sum(len(o.prompt_token_ids) + sum(len(one.token_ids) for one in o.outputs) for o in outputs)
+        answer = await apart(size if scored else 0, partial(self._answer, outputs))
+        await answer(scope, receive, send)
+
+    def _answer(self, outputs: list[RequestOutput]) -> Response:
         body = self._shape.whole(outputs)
         body["usage"] = usage(outputs, without_output=self._without_output)
-        await json_response(body)(scope, receive, send)
+        return json_response(body)
 
     async def _events(self, account: Account, send: Send) -> None:
         # No head before the first output: a request that the engine refuses still gets a status of its own.

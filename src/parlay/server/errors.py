@@ -97,7 +97,10 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def _http(error: HTTPException) -> str:
-    known = {404: "there is nothing here; /openapi.json lists what there is", 405: "not with this method"}
+    known = {
+        404: "there is nothing here; /openapi.json lists what there is",
+        405: "this path is not for this method; the header Allow says for which",
+    }
     return known.get(error.status_code, brief(str(error.detail)))
 
 

@@ -283,6 +283,24 @@ def check_model(asked: str | None, served: str) -> None:
         )
 
 
+def check_text(text: str, most_characters: int, most_tokens: int) -> None:
+    """Refuse a prompt that no tokenising makes short enough; a huge one would take memory for nothing.
+
+    Args:
+        text: the prompt.
+        most_characters: that a token stands for.
+        most_tokens: of the model's context.
+
+    Raises:
+        RequestError: it is too long.
+    """
+    if len(text) > most_characters * most_tokens:
+        raise RequestError(
+            f"the prompt has {len(text)} characters, more than any {most_tokens} tokens of this model stand for; "
+            "shorten it"
+        )
+
+
 def check_prompt(tokens: int, config: ServerConfig) -> None:
     """Refuse a prompt that is longer than the server's own limit; the engine knows the model's.
 
