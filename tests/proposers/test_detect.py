@@ -149,6 +149,22 @@ def test_files_that_cannot_be_read_tell_nothing(tmp_path: Path) -> None:
         LLM("tiny-code", speculative_config={"method": "medusa", "model": str(path)})
 
 
+@pytest.mark.parametrize("method", [*sorted(SERVED), "auto"])
+def test_what_is_wrong_with_options_is_said_first(method: str) -> None:
+    for options, match in (
+        ({}, "'model' is needed"),
+        ({"model": 3}, "option"),
+        ({"model": "x", "revision": 3}, "option"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            LLM("tiny-code", speculative_config={"method": method, **options})
+    for name in ("medusa", "mlp_speculator", "draft_model"):
+        with pytest.raises(ConfigError, match="did you mean 'revision'"):
+            LLM("tiny-code", speculative_config={"method": name, "model": "nowhere", "revison": "v1"})
+    with pytest.raises(ModelError, match="there is no model 'nowhere'"):
+        LLM("tiny-code", speculative_config={"method": method, "model": "nowhere"})
+
+
 def test_embedded_models_and_files(tmp_path: Path) -> None:
     assert detect(ASSETS / "tiny-code-draft") == "draft_model"
     file = tmp_path / "model.gguf"
@@ -158,7 +174,7 @@ def test_embedded_models_and_files(tmp_path: Path) -> None:
 
 def test_methods_without_a_checkpoint_are_left_alone() -> None:
     for method in ("none", "ngram", "suffix"):
-        config = SpeculativeConfig(method=method, options={"model": "nowhere"})
+        config = SpeculativeConfig(method=method)
         assert settle_method(config) is config
 
 
