@@ -64,13 +64,18 @@ def twin(path: Path, llm: LLM) -> Twin:
 def assert_right(llm: LLM, path: Path, drafts: dict[Known, Draft]) -> None:
     """Compare drafts, by the known tokens that each follows, with the reference's."""
     runner, propose = llm.engine._worker._runner, twin(path, llm)
-    for known, draft in drafts.items():
-        blocks = range(-(-len(known) // runner.block_size))
-        text = flatten([Stretch(known[:-1], 0, blocks)], runner.block_size)
-        tokens, logits = propose(runner.forward(text)[-1:], torch.tensor(known[-1:]))
-        assert draft.tokens == tuple(int(t) for t in tokens[: len(draft)]), f"after {len(known)} tokens"
+    states: dict[Known, Tensor] = {}  # of the tokens before each text's last
+    for text in sorted(drafts, key=len, reverse=True):
+        if text not in states:
+            blocks = range(-(-len(text) // runner.block_size))
+            hidden = runner.forward(flatten([Stretch(text[:-1], 0, blocks)], runner.block_size)).clone()
+            states |= {text[: end + 1]: hidden[end - 1] for end in range(1, len(text))}
+    known = list(drafts)
+    tokens, logits = propose(torch.stack([states[k] for k in known]), torch.tensor([k[-1] for k in known]))
+    for i, draft in enumerate(drafts.values()):
+        assert draft.tokens == tuple(int(t[i]) for t in tokens[: len(draft)]), f"after {len(known[i])} tokens"
         assert draft.is_chain
-        probs = [float(row.softmax(-1)[0, token]) for row, token in zip(logits, draft.tokens, strict=False)]
+        probs = [float(row[i].softmax(-1)[token]) for row, token in zip(logits, draft.tokens, strict=False)]
         assert draft.probs == pytest.approx(probs, rel=1e-3)
 
 
