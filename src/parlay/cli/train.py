@@ -1,0 +1,85 @@
+"""`parlay train`: train a draft head for a target."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from parlay.cli.flags import Parser, add_flags, given
+from parlay.config import build
+from parlay.registry import Registry
+from parlay.train.options import TrainOptions
+
+if TYPE_CHECKING:
+    from parlay.train.run import Progress
+
+_METHODS = Registry("parlay.train.methods", "method to train")  # names alone import nothing heavy
+
+
+class _MethodParser(Parser):
+    """A parser that has the flags of its method only once it is used: the method's file imports torch."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        method = self.get_default("method")
+        if self.get_default("own") is None:
+            own = _METHODS.load(method).Options
+            self.set_defaults(own=own)
+            add_flags(self, TrainOptions)
+            add_flags(self, own)
+        return super().parse_known_args(args, namespace)
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command, with one of its own for every method that can be trained."""
+    parser = commands.add_parser(
+        "train",
+        help="train a draft head for a target",
+        description="Train a draft head for a target, and write it in its public format. A run that was stopped goes "
+        "on where it was when the same command is given again.",
+    )
+    kinds = parser.add_subparsers(required=True, metavar="METHOD", parser_class=_MethodParser)
+    for name in _METHODS.names():
+        kinds.add_parser(name, help=f"train for the method {name}").set_defaults(method=name, run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, with a bar on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    values = vars(options)
+    chosen = build(TrainOptions, given(TrainOptions, values), "option")
+    own = build(options.own, given(options.own, values), f"{options.method} option")
+    from parlay.train.run import train
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True, highlight=False)
+    with Bar(*columns, console=console) as bar:
+        tasks: dict[str, Any] = {}
+
+        def watch(progress: "Progress") -> None:
+            if progress.doing not in tasks:
+                tasks[progress.doing] = bar.add_task(progress.doing, total=progress.total, figures="")
+            bar.update(tasks[progress.doing], completed=progress.done, figures=_figures(progress))
+
+        found = train(options.method, chosen, own, watch)
+    console.print(
+        f"held-out loss {found.loss:.3f}, accuracy {_shares(found.accuracy)}; the head is in {chosen.output}"
+    )
+    return 0
+
+
+def _figures(progress: "Progress") -> str:
+    parts = [] if progress.loss is None else [f"loss {progress.loss:.3f}"]
+    if progress.figures is not None:
+        parts.append(f"held out {progress.figures.loss:.3f}: {_shares(progress.figures.accuracy)}")
+    return ", ".join(parts)
+
+
+def _shares(accuracy: tuple[float, ...]) -> str:
+    return " ".join(f"{share:.0%}" for share in accuracy)

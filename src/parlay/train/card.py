@@ -1,0 +1,79 @@
+"""The model card of a trained head."""
+
+import shlex
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from parlay import __version__
+from parlay.train.data import Text
+from parlay.train.options import TrainOptions
+
+if TYPE_CHECKING:
+    from parlay.train.run import Figures
+
+
+def card(
+    method: str,
+    options: TrainOptions,
+    own: Any,
+    texts: list[Text],
+    untrained: "Figures",
+    figures: "Figures",
+    steps: int,
+) -> str:
+    """Return a card with the command that makes this head, what it learnt from, and how good it is."""
+    tokens = sum(len(text.tokens) for text in texts)
+    counted = sum(int(text.counted.sum()) for text in texts)
+    source = (
+        f"{len(texts):,} responses that the target wrote to prompts from `{options.data}` at temperature "
+        f"{options.temperature:g}"
+        if options.generate
+        else f"{len(texts):,} texts from `{options.data}`"
+    )
+    rows = "\n".join(
+        f"| {i + 1} | {before:.1%} | {after:.1%} |"
+        for i, (before, after) in enumerate(zip(untrained.accuracy, figures.accuracy, strict=True))
+    )
+    return f"""---
+base_model: {options.target}
+library_name: parlay
+tags: [speculative-decoding, {method}]
+---
+# A {method} draft head for {options.target}
+
+It guesses the next tokens of its target, which confirms or corrects them: with it, text comes faster and is the same.
+
+    parlay generate --model {shlex.quote(options.target)} --speculative-config '{{"model": "{options.output}"}}'
+
+## Training
+
+    {command(method, options, own)}
+
+With parlay {__version__}, in {steps:,} steps. Learnt from {source}: {tokens:,} tokens, of which {counted:,} count.
+Of the texts, {options.held_out:.1%} were held out. The head learnt the target's distributions, not the tokens alone.
+
+## On the held-out texts
+
+Share of guesses that are the target's likeliest token, given the text so far; the loss is {figures.loss:.3f} nats a
+guess, and was {untrained.loss:.3f} before training.
+
+| guess | untrained | trained |
+|---|---|---|
+{rows}
+"""
+
+
+def command(method: str, options: TrainOptions, own: Any) -> str:
+    """Return the command line that describes a run; flags at their defaults are left out."""
+    words = ["parlay", "train", method]
+    for given in (options, own):
+        for field in fields(given):
+            value = getattr(given, field.name)
+            flag = "--" + field.name.replace("_", "-")
+            if value == field.default:
+                continue
+            if isinstance(value, bool):
+                words.append(flag if value else f"--no-{flag[2:]}")
+            else:
+                words += [flag, shlex.quote(str(value))]
+    return " ".join(words)

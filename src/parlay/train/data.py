@@ -1,0 +1,169 @@
+"""Texts to learn from: files of text or JSONL, as tokens, with those marked that count."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parlay.engine.chat import ChatOptions
+from parlay.engine.tokenizer import TextCodec
+from parlay.errors import ConfigError, RequestError, shown
+from parlay.log import logger
+
+LEAST_TOKENS = 4  # of a text; shorter ones teach nothing
+_FORMS = "'prompt' and 'completion', 'messages', or 'text'"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Text:
+    """Tokens, of which those count as labels that the target is to write itself.
+
+    Attributes:
+        tokens: `[length]`.
+        counted: `[length]`.
+    """
+
+    tokens: NDArray[np.int32]
+    counted: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, prompt: list[int], response: list[int]) -> "Text":
+        """Return a text of which only the response counts."""
+        counted = np.arange(len(prompt) + len(response)) >= len(prompt)
+        return cls(np.array([*prompt, *response], dtype=np.int32), counted)
+
+
+def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int) -> list[Text]:
+    """Return the texts of a file, or of all files below a directory, cut to at most `max_length` tokens.
+
+    Args:
+        path: of the data.
+        codec: the target's tokenizer and chat template.
+        vocab: ids are below.
+        max_length: longer texts become several.
+
+    Raises:
+        ConfigError: there is nothing to read, or something is not what its name says; the message says where.
+    """
+    texts = [
+        piece
+        for file, alone in _files(path)
+        for text in _read(file, codec, alone)
+        for piece in _cut(text, max_length)
+    ]
+    texts = [text for text in texts if len(text.tokens) >= LEAST_TOKENS and text.counted[2:].any()]
+    if not texts:
+        raise ConfigError(f"{path} holds no text of at least {LEAST_TOKENS} tokens; give other data")
+    if max(int(text.tokens.max()) for text in texts) >= vocab:
+        raise ConfigError(
+            f"{path} has tokens beyond the target's vocabulary of {vocab}; its tokenizer is another one's"
+        )
+    return texts
+
+
+def digest(texts: list[Text]) -> str:
+    """Return what names texts: other tokens, other marks or another order give another digest."""
+    found = sha256()
+    for text in texts:
+        found.update(len(text.tokens).to_bytes(8, "little"))
+        found.update(text.tokens.tobytes())
+        found.update(text.counted.tobytes())
+    return found.hexdigest()[:16]
+
+
+def _files(path: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield files in a fixed order, and whether each was named by itself."""
+    if path.is_file():
+        yield path, True
+    elif path.is_dir():
+        for file in sorted(path.rglob("*")):
+            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+            if file.is_file() and not hidden:
+                yield file, False
+    else:
+        raise ConfigError(
+            f"there are no data {shown(str(path))}; give a file of text or JSONL, or a directory of them"
+        )
+
+
+def _read(file: Path, codec: TextCodec, alone: bool) -> Iterator[Text]:
+    try:
+        content = file.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        if alone or file.suffix == ".jsonl":
+            raise ConfigError(f"{file} is not text in UTF-8; convert it") from None
+        logger.warning("%s is not text in UTF-8 and is left out", file)
+        return
+    if file.suffix != ".jsonl":
+        yield _whole(content, codec)
+        return
+    for number, line in enumerate(content.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield _entry(line, codec)
+        except (RequestError, ConfigError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{file}, line {number}: {error}") from None
+
+
+def _entry(line: str, codec: TextCodec) -> Text:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"this is no JSON: {error}") from None
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"an entry is an object with {_FORMS}, not {shown(entry)}")
+    if "messages" in entry:
+        return _conversation(entry["messages"], codec)
+    for keys, make in ((("prompt", "completion"), _pair), (("text",), _whole)):
+        values = [entry.get(key) for key in keys]
+        if all(isinstance(value, str) for value in values):
+            read: Callable[..., Text] = make
+            return read(*values, codec)
+    raise ConfigError(f"an entry has {_FORMS}, each a text; this one has {shown(list(entry))}")
+
+
+def _whole(text: str, codec: TextCodec) -> Text:
+    return Text.of([], codec.encode(text))
+
+
+def _pair(prompt: str, completion: str, codec: TextCodec) -> Text:
+    return Text.of(codec.encode(prompt), codec.encode(completion, add_special_tokens=False))
+
+
+def _conversation(messages: Any, codec: TextCodec) -> Text:
+    """Return a conversation as the chat template shows it; what the assistant says counts."""
+    after = ChatOptions(add_generation_prompt=False)
+    whole = codec.chat(messages, after)
+    answers: list[tuple[int, int]] = []
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant" or i == 0:
+            continue
+        begins, until = codec.chat(messages[:i]), codec.chat(messages[: i + 1], after)
+        if not (whole.startswith(begins) and whole.startswith(until)):
+            # A template that shows the past otherwise: only the last answer is where it was when it was written.
+            if i < len(messages) - 1:
+                continue
+            raise RequestError("the chat template does not show the last answer where it asks for one")
+        answers.append((len(begins), len(until)))
+    if not answers:
+        raise RequestError("the conversation has no message of the role 'assistant' to learn from")
+    encoding = codec.tokenizer.encode(whole, add_special_tokens=False)
+    starts = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
+    counted = np.zeros(len(starts), dtype=np.bool_)
+    for begin, end in answers:
+        counted |= (starts >= begin) & (starts < end)
+    return Text(np.array(encoding.ids, dtype=np.int32), counted)
+
+
+def _cut(text: Text, length: int) -> Iterator[Text]:
+    for first in range(0, len(text.tokens), length):
+        piece = slice(first, first + length)
+        yield Text(text.tokens[piece], text.counted[piece])

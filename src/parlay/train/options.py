@@ -1,0 +1,86 @@
+"""What a training run is asked; imports nothing heavy, so that flags can be made from it."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+from parlay.errors import ConfigError, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """What every method's training is asked.
+
+    Attributes:
+        target: the model to draft for: a directory, a name on the hub, or that of an embedded model.
+        data: a file of text or, ending in .jsonl, of JSON objects with `prompt` and `completion`, `messages`, or
+            `text`; or a directory of such files.
+        output: directory of the head, made if need be; a run that was stopped goes on from what it left there.
+        generate: how many responses the target writes first, to be learnt from in place of the data, which then are
+            prompts; 0 learns from the data as they are.
+        temperature: of those responses.
+        response_tokens: most tokens of such a response.
+        epochs: how often every text is seen.
+        max_steps: end after so many steps of the optimiser, if the epochs have not ended before.
+        batch_size: texts a step.
+        max_length: tokens a text; longer ones are cut into several.
+        learning_rate: highest, after the warm-up.
+        warmup: share of the steps in which the rate rises; then it falls to 0 as a cosine.
+        weight_decay: of AdamW, on matrices only.
+        clip: largest norm of a step's gradient.
+        held_out: share of the texts that are only measured on.
+        evaluate_every: steps between two measurements on those, and between two checkpoints.
+        autocast: multiply in bfloat16; weights and optimiser stay in float32.
+        device: where the head is trained, `cpu` or `cuda`; the target runs where the engine runs, on the CPU.
+        dtype: what the target computes in; `auto` takes the checkpoint's.
+        seed: of the first weights, of the order of texts, and of what the target writes.
+    """
+
+    target: str
+    data: str
+    output: str
+    generate: int = 0
+    temperature: float = 0.8
+    response_tokens: int = 256
+    epochs: int = 1
+    max_steps: int | None = None
+    batch_size: int = 16
+    max_length: int = 512
+    learning_rate: float = 1e-3
+    warmup: float = 0.05
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    held_out: float = 0.02
+    evaluate_every: int = 100
+    autocast: bool = True
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("target", "data", "output"):
+            if not getattr(self, name):
+                raise ConfigError(f"{name} must not be empty")
+        for name, least in (
+            ("generate", 0),
+            ("response_tokens", 1),
+            ("epochs", 1),
+            ("max_steps", 1),
+            ("batch_size", 1),
+            ("max_length", 16),
+            ("evaluate_every", 1),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and not least <= value < 1 << 31:
+                raise ConfigError(f"{name} must be at least {least} and below 2**31, not {shown(value)}")
+        for name in ("learning_rate", "clip"):
+            if not (isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ConfigError(f"{name} must be a number above 0, not {getattr(self, name)}")
+        for name in ("temperature", "weight_decay"):
+            if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ConfigError(f"{name} must be a number of at least 0, not {getattr(self, name)}")
+        if not 0 <= self.warmup < 1:
+            raise ConfigError(f"warmup must be at least 0 and below 1, not {self.warmup}")
+        if not 0 < self.held_out < 1:
+            raise ConfigError(f"held_out must be above 0 and below 1, not {self.held_out}")

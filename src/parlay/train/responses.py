@@ -1,0 +1,116 @@
+"""What the target itself writes, to be learnt from: kept in a file, so that a stopped run does not write it again.
+
+Every response has a seed of its own, so it is the same whichever run writes it.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from parlay.errors import ConfigError
+from parlay.llm import LLM
+from parlay.train.data import LEAST_TOKENS, Text, digest
+from parlay.train.options import TrainOptions
+from parlay.types.params import SamplingParams
+
+_AT_ONCE = 64
+_SHAPING = ("dtype", "temperature", "response_tokens", "max_length", "seed")
+
+
+def write_responses(
+    file: Path, texts: list[Text], options: TrainOptions, target: str, tick: Callable[[int], None] = lambda done: None
+) -> list[Text]:
+    """Return what the target answers to the prompts of texts, or how it goes on where they have none.
+
+    Args:
+        file: of the responses so far; it is made, or appended to.
+        texts: of which the i-th response takes number i, over and over.
+        options: how many, how long, how hot.
+        target: names its weights.
+        tick: called with the number of responses that there are.
+
+    Raises:
+        ConfigError: the file has been written with other options or data.
+    """
+    shaping = {name: value for name, value in asdict(options).items() if name in _SHAPING}
+    header = json.dumps({**shaping, "weights": target, "data": digest(texts)}, sort_keys=True)
+    found = _read(file, header)
+    if len(found) < options.generate:
+        _write(file, header, found, texts, options, tick)
+    made = [Text.of(*pair) for pair in found[: options.generate]]
+    made = [text for text in made if len(text.tokens) >= LEAST_TOKENS and text.counted[2:].any()]
+    if not made:
+        raise ConfigError(
+            f"the target ends its answers at once, which teaches nothing; see {file}, and give other data"
+        )
+    return made
+
+
+def _read(file: Path, header: str) -> list[tuple[list[int], list[int]]]:
+    """Return the responses of a file; a last line that was cut off is dropped from it."""
+    if not file.exists():
+        return []
+    try:
+        content = file.read_text("utf-8")
+        whole = content[: content.rfind("\n") + 1]
+        first, *lines = whole.splitlines() or [header]
+        if first != header:
+            raise ConfigError(
+                f"{file} holds responses written with other options or data; give those again, or another output"
+            )
+        found = [
+            (list(map(int, entry["prompt"])), list(map(int, entry["response"]))) for entry in map(json.loads, lines)
+        ]
+    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{file} is damaged; delete it, and the target writes its responses again") from None
+    if whole != content:
+        file.write_text(whole, "utf-8")
+    return found
+
+
+def _write(
+    file: Path,
+    header: str,
+    found: list[tuple[list[int], list[int]]],
+    texts: list[Text],
+    options: TrainOptions,
+    tick: Callable[[int], None],
+) -> None:
+    llm = LLM(options.target, dtype=options.dtype, max_model_len=options.max_length)
+    with file.open("a", encoding="utf-8") as out:
+        if not out.tell():
+            out.write(header + "\n")
+        while len(found) < options.generate:
+            tick(len(found))
+            numbers = range(len(found), min(len(found) + _AT_ONCE, options.generate))
+            prompts = [_prompt(texts[i % len(texts)], i, options) for i in numbers]
+            params = [
+                SamplingParams(
+                    temperature=options.temperature, max_tokens=options.response_tokens, seed=options.seed + i
+                )
+                for i in numbers
+            ]
+            answers = llm.generate(prompts, params, use_tqdm=False)
+            for prompt, answer in zip(prompts, answers, strict=True):
+                if answer.error is not None:
+                    raise answer.error
+                pair = prompt, list(answer.outputs[0].token_ids)
+                found.append(pair)
+                out.write(json.dumps({"prompt": pair[0], "response": pair[1]}) + "\n")
+            out.flush()
+    tick(len(found))
+
+
+def _prompt(text: Text, number: int, options: TrainOptions) -> list[int]:
+    """Return what comes before a text's first answer; of a text that counts as a whole, a part of some length."""
+    first = int(text.counted.argmax())
+    if first == 0:
+        first = int(np.random.default_rng((options.seed, number)).integers(1, max(2, len(text.tokens) // 2)))
+    # There is to be room for half a response at least; the end of a prompt matters most.
+    room = max(1, options.max_length - (options.response_tokens + 1) // 2)
+    return [int(token) for token in text.tokens[max(0, first - room) : first]]

@@ -1,0 +1,251 @@
+"""A training run: the same weights in the end, however often it is stopped and goes on."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parlay.engine.tokenizer import TextCodec
+from parlay.errors import ConfigError
+from parlay.models.loader import digest_weights
+from parlay.models.select import find_model
+from parlay.train.card import card
+from parlay.train.data import Text, digest, read_texts
+from parlay.train.options import TrainOptions
+from parlay.train.responses import write_responses
+from parlay.train.save import load_checkpoint, save_checkpoint, save_head
+from parlay.train.teacher import Teacher
+from parlay.train.trainee import Trainee, distil, methods
+
+_BETAS = (0.9, 0.95)
+_PLACES = ("target", "data", "output")  # what lies there counts, and has digests
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """How good a head is on texts that it does not learn from.
+
+    Attributes:
+        loss: mean cross entropy against the target's distributions, in nats a guess.
+        accuracy: of every guess in turn, how often its likeliest token is the target's.
+    """
+
+    loss: float
+    accuracy: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        doing: in a word.
+        done, total: of that, steps or responses.
+        loss: of the last step, or None.
+        figures: the newest, or None.
+    """
+
+    doing: str
+    done: int
+    total: int
+    loss: float | None = None
+    figures: Figures | None = None
+
+
+Watch = Callable[[Progress], None]
+
+
+def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = lambda progress: None) -> Figures:
+    """Train a head for a target, and write it to `options.output` in its public format.
+
+    Args:
+        method: a proposer that can be trained.
+        options: of every training.
+        own: the method's `Options`; None takes their defaults.
+        watch: called after every step and measurement.
+
+    Returns:
+        What the head is like in the end, on held-out texts.
+
+    Raises:
+        ConfigError: bad options or data, or `output` holds another run or a finished head.
+        ModelError: the target cannot be read or served, or has no head of this kind.
+    """
+    module = methods.load(method)
+    own = module.Options() if own is None else own
+    output = Path(options.output)
+    if (output / "config.json").exists():
+        raise ConfigError(f"{output} holds a model already; give another output")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda' was asked for, but torch finds none here; leave it at 'cpu'")
+    work = output / "training"
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written to: {error.strerror}") from None
+    teacher = Teacher(options)
+    path = find_model(options.target)
+    weights = digest_weights(path).hex()[:16]
+    texts = read_texts(Path(options.data), TextCodec(path), teacher.config.vocab_size, options.max_length)
+    if options.generate:
+
+        def tick(done: int) -> None:
+            watch(Progress("writing", done, options.generate))
+
+        texts = write_responses(work / "responses.jsonl", texts, options, weights, tick)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        run = _Run(method, module.Trainee(own, teacher), teacher, texts, options)
+        run.identity = {
+            **{key: value for key, value in asdict(options).items() if key not in _PLACES},
+            "method": method,
+            **{f"{method}.{key}": value for key, value in asdict(own).items()},
+            "target_weights": weights,
+            "texts": digest(texts),
+        }
+        figures = run.finish(work / "checkpoint.pt", watch)
+        text = card(method, options, own, texts, run.untrained, figures, run.steps)
+    save_head(output, run.trainee, teacher.dtype, text)
+    (work / "checkpoint.pt").unlink(missing_ok=True)
+    return figures
+
+
+class _Run:
+    """Weights, optimiser, and where in the data they are."""
+
+    identity: dict[str, Any]
+
+    def __init__(
+        self, method: str, trainee: Trainee, teacher: Teacher, texts: list[Text], options: TrainOptions
+    ) -> None:
+        self.options, self.teacher = options, teacher
+        self.trainee = trainee.to(options.device)
+        held = max(1, round(len(texts) * options.held_out))
+        if held >= len(texts):
+            raise ConfigError("a single text cannot be both learnt from and held out; give more data")
+        order = np.random.default_rng(options.seed).permutation(len(texts))
+        self.held_out = [texts[i] for i in order[:held]]
+        self.texts = [texts[i] for i in order[held:]]
+        self.steps = options.epochs * -(-len(self.texts) // options.batch_size)
+        if options.max_steps is not None:
+            self.steps = min(self.steps, options.max_steps)
+        matrices = [p for p in trainee.parameters() if p.ndim > 1]
+        vectors = [p for p in trainee.parameters() if p.ndim <= 1]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            lr=options.learning_rate,
+            betas=_BETAS,
+        )
+        self.step = 0
+        self.untrained = Figures(math.nan, ())
+
+    def finish(self, checkpoint: Path, watch: Watch) -> Figures:
+        """Go on from the checkpoint if there is one, to the last step; return what the head is like then."""
+        state = load_checkpoint(checkpoint, self.identity)
+        if state is None:
+            figures = self.untrained = self.measure()
+        else:
+            figures = self._restore(state)
+        watch(Progress("training", self.step, self.steps, None, figures))
+        while self.step < self.steps:
+            loss = self._learn(self._batch())
+            if not math.isfinite(loss):
+                raise ConfigError(f"the loss is {loss} at step {self.step}; lower the learning_rate")
+            if self.step % self.options.evaluate_every == 0 or self.step == self.steps:
+                figures = self.measure()
+                save_checkpoint(checkpoint, self._state(figures), self.identity)
+            watch(Progress("training", self.step, self.steps, loss, figures))
+        return figures
+
+    def _batch(self) -> list[Text]:
+        """Return the texts of this step; every epoch has them in another order."""
+        size = self.options.batch_size
+        epoch, at = divmod(self.step, -(-len(self.texts) // size))
+        order = np.random.default_rng((self.options.seed, epoch)).permutation(len(self.texts))
+        return [self.texts[i] for i in order[at * size : (at + 1) * size]]
+
+    def _learn(self, texts: Sequence[Text]) -> float:
+        """Take a step; return its loss in nats a guess."""
+        rate = self.options.learning_rate * schedule(self.step, self.steps, self.options.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        total, labels = 0.0, 0
+        for part in self.teacher.parts(texts):
+            losses, _, counts = self._losses(part)
+            loss = torch.stack(losses).sum()
+            if sum(counts):
+                loss.backward()  # type: ignore[no-untyped-call]
+            total, labels = total + float(loss.detach()), labels + sum(counts)
+        self.step += 1
+        if not labels:
+            return 0.0
+        parameters = [p for p in self.trainee.parameters() if p.grad is not None]
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad /= labels
+        torch.nn.utils.clip_grad_norm_(parameters, self.options.clip)
+        self.optimizer.step()
+        return total / labels
+
+    def _losses(self, texts: Sequence[Text]) -> tuple[list[Tensor], list[Tensor], list[int]]:
+        """Return of every guess the summed loss, how often it is right, and how many labels it has."""
+        lesson = self.teacher.lesson(texts)
+        losses, right, counts = [], [], []
+        with torch.autocast(self.options.device, torch.bfloat16, enabled=self.options.autocast):
+            for guess in self.trainee.guess(lesson):
+                loss, good = distil(guess, lesson.wanted)
+                losses.append(loss)
+                right.append(good)
+                counts.append(len(guess.labels))
+        return losses, right, counts
+
+    @torch.no_grad()
+    def measure(self) -> Figures:
+        """Return what the head is like on held-out texts."""
+        size, count = self.options.batch_size, self.trainee.guesses
+        loss, right, labels = 0.0, np.zeros(count), np.zeros(count)
+        for first in range(0, len(self.held_out), size):
+            for part in self.teacher.parts(self.held_out[first : first + size]):
+                found = self._losses(part)
+                loss += sum(map(float, found[0]))
+                right += [float(good) for good in found[1]]
+                labels += found[2]
+        return Figures(loss / max(1.0, float(labels.sum())), tuple((right / np.maximum(1, labels)).tolist()))
+
+    def _state(self, figures: Figures) -> dict[str, Any]:
+        return {
+            "trainee": self.trainee.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+            "step": self.step,
+            "untrained": asdict(self.untrained),
+            "figures": asdict(figures),
+        }
+
+    def _restore(self, state: dict[str, Any]) -> Figures:
+        self.trainee.load_state_dict(state["trainee"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
+        self.step = state["step"]
+        self.untrained = Figures(**state["untrained"])
+        return Figures(**state["figures"])
+
+
+def schedule(step: int, steps: int, warmup: float) -> float:
+    """Return the factor on the learning rate: it rises evenly to 1, then falls to 0 as half a cosine.
+
+    Args:
+        step: counted from 0.
+        steps: of the run.
+        warmup: share of them in which it rises.
+    """
+    rising = warmup * steps
+    if step + 1 < rising:
+        return (step + 1) / rising
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, (step - rising) / max(1.0, steps - rising)))))

@@ -1,0 +1,80 @@
+"""What a training run leaves on disk. Every file is whole or not there."""
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from parlay.errors import ConfigError, shown
+from parlay.train.trainee import Trainee
+
+
+def save_checkpoint(path: Path, state: dict[str, Any], identity: dict[str, Any]) -> None:
+    """Write where a run is, and what run it is.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    _whole(path, lambda partial: torch.save({"identity": identity, "state": state}, partial))
+
+
+def load_checkpoint(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """Return where a run is, or None if it has not begun.
+
+    Raises:
+        ConfigError: the checkpoint is damaged, or of another run.
+    """
+    if not path.exists():
+        return None
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        known, state = saved["identity"], saved["state"]
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError):
+        raise ConfigError(f"{path} is damaged; delete it, and the run begins anew") from None
+    for key in sorted({*known, *identity}):
+        if known.get(key) != identity.get(key):
+            raise ConfigError(
+                f"{path} is of a run with {key}={shown(known.get(key))}, not {shown(identity.get(key))}; give "
+                "the same, or another output"
+            )
+    found: dict[str, Any] = state
+    return found
+
+
+def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str) -> None:
+    """Write a head in its public format; `config.json`, without which it is none, comes last.
+
+    Args:
+        output: the directory.
+        trainee: the head.
+        dtype: of its weights.
+        card: text of its README.md.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    config, tensors = trainee.export()
+    config["torch_dtype"] = str(dtype).removeprefix("torch.")
+    weights = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+    _whole(output / trainee.file, lambda partial: save_file(weights, partial, metadata={"format": "pt"}))
+    _whole(output / "README.md", lambda partial: partial.write_text(card, "utf-8"))
+    _whole(output / "config.json", lambda partial: partial.write_text(json.dumps(config, indent=2) + "\n", "utf-8"))
+
+
+def _whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Have a file written beside its place, and moved there once it is on disk."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        write(partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}; the run goes on from its last checkpoint"
+        ) from None

@@ -1,0 +1,151 @@
+"""The target as a teacher: its hidden states and distributions of whole texts, by the engine's own runner."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from parlay import env
+from parlay.errors import ConfigError, ModelError
+from parlay.kernels.select import select_kernels
+from parlay.models.select import check_weights, describe_model, load_model, resolve_dtype
+from parlay.runner.batch import Stretch, flatten
+from parlay.runner.runner import ModelRunner
+from parlay.train.data import Text
+from parlay.train.options import TrainOptions
+
+_BLOCK = 16
+_ROWS = 1024  # of one pass, unless a single text is longer
+_HEAD_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """An output layer.
+
+    Attributes:
+        weight: `[V, D]`.
+        cap: bound that logits approach; 0 is none.
+    """
+
+    weight: Tensor
+    cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lesson:
+    """Texts one after another, and what the target thinks of each token's successor.
+
+    Attributes:
+        tokens: `[rows]` int64.
+        text: `[rows]`, which text each row is of.
+        counted: `[rows]`, whether a token counts as a label.
+        hidden: `[rows, H]` float32, the target's states after its final norm.
+        wanted: `[rows, V]` float32, its distributions of the next token.
+    """
+
+    tokens: Tensor
+    text: Tensor
+    counted: Tensor
+    hidden: Tensor
+    wanted: Tensor
+
+    def starts(self, ahead: int) -> Tensor:
+        """Return the rows whose text has an `ahead`-th next token that counts.
+
+        What the target thinks of that token stands in the row before it.
+        """
+        if len(self.text) <= ahead:
+            return torch.zeros(0, dtype=torch.int64, device=self.text.device)
+        return ((self.text[:-ahead] == self.text[ahead:]) & self.counted[ahead:]).nonzero()[:, 0]
+
+
+class Teacher:
+    """A target that is only looked at.
+
+    Attributes:
+        config: its shape.
+        dtype: that it computes in.
+    """
+
+    def __init__(self, options: TrainOptions) -> None:
+        """Load the target.
+
+        Raises:
+            ConfigError: an option does not fit it.
+            ModelError: it cannot be found, read or served.
+        """
+        self.config = describe_model(options.target)
+        self.dtype = resolve_dtype(options.dtype, self.config)
+        if options.max_length > self.config.max_position:
+            raise ConfigError(
+                f"max_length={options.max_length} is beyond the {self.config.max_position} positions of the target; "
+                "lower it"
+            )
+        check_weights(self.config)
+        torch.set_num_threads(env.threads())
+        kernels = select_kernels()
+        kernels.set_threads(env.threads())
+        model = load_model(self.config, self.dtype, options.max_length, kernels)
+        self._rows = max(_ROWS, options.max_length)
+        self._runner = ModelRunner(model, kernels, self._rows // _BLOCK + options.batch_size + 1, _BLOCK)
+        self._device = torch.device(options.device)
+
+    def parts(self, texts: Sequence[Text]) -> list[list[Text]]:
+        """Return texts in groups that one pass can take."""
+        groups: list[list[Text]] = []
+        room = 0
+        for text in texts:
+            if len(text.tokens) > room or not groups:
+                groups.append([])
+                room = self._rows
+            groups[-1].append(text)
+            room -= len(text.tokens)
+        return groups
+
+    @torch.no_grad()
+    def lesson(self, texts: Sequence[Text]) -> Lesson:
+        """Run the target over a group of `parts`."""
+        stretches: list[Stretch] = []
+        blocks = 0
+        for text in texts:
+            own = range(blocks, blocks + -(-len(text.tokens) // _BLOCK))
+            stretches.append(Stretch(text.tokens.tolist(), 0, own))
+            blocks = own.stop
+        batch = flatten(stretches, _BLOCK)
+        hidden = self._runner.forward(batch).clone()
+        parts = [self._runner.model.logits(part.contiguous()).softmax(-1) for part in torch.split(hidden, _HEAD_ROWS)]
+        lengths = torch.tensor([len(text.tokens) for text in texts])
+        device = self._device
+        return Lesson(
+            tokens=batch.tokens.to(device),
+            text=torch.repeat_interleave(torch.arange(len(texts)), lengths).to(device),
+            counted=torch.from_numpy(np.concatenate([text.counted for text in texts])).to(device),
+            hidden=hidden.float().to(device),
+            wanted=torch.cat(parts).to(device),
+        )
+
+    @torch.no_grad()
+    def output(self) -> Output:
+        """Return the target's output layer as one matrix, which is what it makes of the unit vectors.
+
+        Raises:
+            ModelError: it is more than a matrix.
+        """
+        width, cap = self.config.hidden_size, self.config.style.logit_cap
+        logits = self._runner.model.logits
+        columns = [logits(part.contiguous()) for part in torch.split(torch.eye(width, dtype=self.dtype), _HEAD_ROWS)]
+        weight = torch.cat(columns).T.contiguous()
+        if cap:
+            weight = cap * torch.atanh(weight / cap)
+        trial = torch.randn((4, width), generator=torch.Generator().manual_seed(0)).to(self.dtype)
+        expected, found = logits(trial), linear(trial.float(), weight)
+        found = cap * torch.tanh(found / cap) if cap else found
+        if not float((found - expected).abs().max()) < 0.02 * float(expected.std()) + 1e-3:
+            raise ModelError(
+                f"the output layer of {self.config.path} is no plain matrix; no head can be trained on top of it"
+            )
+        return Output(weight.to(self._device), cap)

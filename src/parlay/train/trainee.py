@@ -1,0 +1,143 @@
+"""What can be trained.
+
+A file of `parlay.train.methods`, named as its proposer, has
+    Options     a frozen dataclass of what the method's training is asked besides `TrainOptions`;
+    Trainee     a subclass of `Trainee`: the head in torch, with gradients. Its tests compare it with the proposer.
+
+What it learns is the target's distribution, not only the token that a text goes on with: where the text is the
+target's own that is the same in the mean, with less noise, and where somebody else wrote it the head still learns
+what the target would have said there, which is all that counts when drafts are verified.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from parlay.registry import Registry
+from parlay.train.teacher import Lesson, Output, Teacher
+
+_LOSS_LOGITS = 1 << 19  # that are there at once
+
+methods = Registry("parlay.train.methods", "method to train")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guess:
+    """One guess of many rows, up to the output layer.
+
+    Attributes:
+        states: `[n, D]`.
+        output: the layer that makes logits of them.
+        labels: `[n]`, for each the row of the lesson whose distribution is the right answer.
+    """
+
+    states: Tensor
+    output: Output
+    labels: Tensor
+
+
+class Trainee(nn.Module, ABC):
+    """A head with gradients.
+
+    Attributes:
+        file: what its weights are called in the public format.
+        guesses: how many tokens it guesses in a row.
+    """
+
+    file: ClassVar[str] = "model.safetensors"
+    guesses: int
+
+    @abstractmethod
+    def __init__(self, options: Any, teacher: Teacher) -> None:
+        """Make the first weights, from torch's global generator.
+
+        Raises:
+            ConfigError: options that are out of range.
+            ModelError: this method has no head for such a target.
+        """
+        super().__init__()
+
+    @abstractmethod
+    def guess(self, lesson: Lesson) -> Iterator[Guess]:
+        """Yield every guess in turn, for all rows of a lesson that have a label for it."""
+
+    @abstractmethod
+    def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return config and tensors in the public format."""
+
+
+def distil(guess: Guess, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the summed cross entropy against the target's distributions, and how often both find the same best.
+
+    Logits exist only for a few rows at a time, whatever the vocabulary. The best are compared only where no gradient
+    is wanted.
+
+    Args:
+        guess: of n rows.
+        wanted: `[rows, V]`, the target's distributions.
+    """
+    device = guess.states.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+    learn = torch.is_grad_enabled()
+    loss, right = _Distil.apply(  # type: ignore[no-untyped-call]
+        guess.states, guess.output.weight, guess.output.cap, wanted, guess.labels, dtype, learn
+    )
+    return loss, right
+
+
+class _Distil(torch.autograd.Function):
+    """Output layer and loss in one, the gradient worked out on the way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        cap: float,
+        wanted: Tensor,
+        labels: Tensor,
+        dtype: torch.dtype,
+        learn: bool,
+    ) -> tuple[Tensor, Tensor]:
+        cast, loss, right = (
+            weight.to(dtype),
+            torch.zeros((), device=states.device),
+            torch.zeros((), device=states.device),
+        )
+        learnt = learn and weight.requires_grad
+        state_slope = torch.empty_like(states) if learn else None
+        weight_slope = torch.zeros_like(weight) if learnt else None
+        size = max(16, _LOSS_LOGITS // len(weight))
+        for first in range(0, len(states), size):
+            rows = slice(first, first + size)
+            own, right_answer = states[rows].to(dtype), wanted[labels[rows]]
+            logits = (own @ cast.T).float()
+            bent = cap * torch.tanh(logits / cap) if cap else logits
+            log_probs = bent.log_softmax(-1)
+            loss -= (right_answer * log_probs).sum()
+            if state_slope is None:
+                right += (bent.argmax(-1) == right_answer.argmax(-1)).sum()
+                continue
+            slope = log_probs.exp() - right_answer
+            if cap:
+                slope *= 1 - (bent / cap) ** 2
+            slope = slope.to(dtype)
+            state_slope[rows] = (slope @ cast).to(states.dtype)
+            if weight_slope is not None:
+                weight_slope += slope.T @ own
+        ctx.save_for_backward(state_slope, weight_slope)
+        ctx.mark_non_differentiable(right)
+        return loss, right
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        state_slope, weight_slope = ctx.saved_tensors
+        return (
+            state_slope * slopes[0],
+            None if weight_slope is None else weight_slope * slopes[0],
+            *(None,) * 5,
+        )

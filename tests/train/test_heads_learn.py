@@ -1,0 +1,63 @@
+"""A fresh target gets a head of each kind, in its public format, which is served right away."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training import options, write_prompts, write_target
+
+from parlay import LLM, SamplingParams
+from parlay.proposers.select import proposers
+from parlay.train.run import Figures, train
+from parlay.train.trainee import methods
+
+KINDS = [
+    ("medusa", {"num_heads": 3}),
+    ("medusa", {"num_heads": 2, "num_layers": 2, "own_outputs": True}),
+    ("mlp_speculator", {"n_predict": 3, "inner_dim": 96}),
+    ("mlp_speculator", {"n_predict": 3, "inner_dim": 96, "tie_weights": True, "scale_input": False}),
+]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target(tmp_path_factory.mktemp("train") / "target")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_prompts(tmp_path_factory.mktemp("data") / "prompts.jsonl")
+
+
+def accepted(target: Path, head: Path) -> float:
+    """Return how many tokens a step emits at temperature 0."""
+    llm = LLM(str(target), max_model_len=96, speculative_config={"model": str(head)})
+    prompts = ["QWERTZ", "ASDFGHJKL", "YXCVBNM", "HELLO", "ANDSOON", "ZZZ"]
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), use_tqdm=False)
+    plain = LLM(str(target), max_model_len=96).generate(
+        prompts, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), use_tqdm=False
+    )
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
+    metrics = [o.outputs[0].metrics for o in outputs]
+    return sum(m.emitted for m in metrics) / sum(m.steps for m in metrics)
+
+
+@pytest.mark.parametrize(("method", "own"), KINDS, ids=lambda v: v if isinstance(v, str) else "-".join(v))
+def test_a_head_learns_and_is_served(
+    method: str, own: dict[str, Any], target: Path, data: Path, tmp_path: Path
+) -> None:
+    found: dict[str, tuple[float, Figures]] = {}
+    chosen = methods.load(method).Options(**own)
+    for name, more in (("untrained", {"max_steps": 1, "learning_rate": 1e-9, "generate": 0}), ("trained", {})):
+        figures = train(method, options(target, data, tmp_path / name, **more), chosen)
+        found[name] = accepted(target, tmp_path / name), figures
+    print(found)
+    assert found["trained"][0] > 1.3 * found["untrained"][0]
+    assert found["trained"][1].accuracy[0] > 0.3 + found["untrained"][1].accuracy[0]
+    card = (tmp_path / "trained" / "README.md").read_text()
+    assert f"parlay train {method} --target {target}" in card
+    assert f"| 1 | {found['trained'][1].accuracy[0]:.1%} |" not in card.split("untrained")[0]
+
+
+def test_what_is_trained_is_served() -> None:
+    assert set(methods.names()) <= set(proposers.names())
