@@ -140,6 +140,7 @@ class _Run:
             [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
             lr=options.learning_rate,
             betas=_BETAS,
+            fused=True,
         )
         self.step = 0
         self.untrained = Figures(math.nan, ())

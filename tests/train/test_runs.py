@@ -1,0 +1,236 @@
+"""A run that is stopped and goes on ends as one that was not; the loss against its slow twin; what is refused."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from training import options, write_prompts, write_target
+
+from parlay.cli.main import main
+from parlay.errors import ConfigError, ParlayError
+from parlay.train.run import Progress, schedule, train
+from parlay.train.teacher import Output, Teacher
+from parlay.train.trainee import Guess, distil, methods
+
+SHORT = {"generate": 40, "response_tokens": 20, "epochs": 2, "evaluate_every": 3}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target(tmp_path_factory.mktemp("runs") / "target")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_prompts(tmp_path_factory.mktemp("data") / "prompts.jsonl", 48)
+
+
+class KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+def killed_at(doing: str, done: int) -> Any:
+    def watch(progress: Progress) -> None:
+        if (progress.doing, progress.done) == (doing, done):
+            raise KilledError
+
+    return watch
+
+
+@pytest.mark.parametrize("method", list(methods.names()))
+def test_a_run_goes_on_as_if_it_had_not_been_stopped(method: str, target: Path, data: Path, tmp_path: Path) -> None:
+    whole = train(method, options(target, data, tmp_path / "whole", **SHORT))
+    stopped = options(target, data, tmp_path / "stopped", **SHORT)
+    for doing, done in (("training", 1), ("training", 5), ("training", 8)):
+        with pytest.raises(KilledError):
+            train(method, stopped, watch=killed_at(doing, done))
+    assert not (tmp_path / "stopped" / "config.json").exists()
+    seen: list[Progress] = []
+    assert train(method, stopped, watch=seen.append) == whole
+    assert seen[0].done > 0, "it began anew"
+    for file in sorted((tmp_path / "whole").iterdir()):
+        if file.suffix == ".safetensors":
+            expected, found = load_file(file), load_file(tmp_path / "stopped" / file.name)
+            assert expected.keys() == found.keys()
+            assert all(torch.equal(expected[name], found[name]) for name in expected)
+    files = {file.name for file in (tmp_path / "whole").rglob("*")}
+    assert files == {file.name for file in (tmp_path / "stopped").rglob("*")}
+    assert not any("checkpoint" in name or "partial" in name for name in files)
+
+
+def test_responses_are_not_written_again(target: Path, data: Path, tmp_path: Path) -> None:
+    chosen = options(target, data, tmp_path / "head", **{**SHORT, "generate": 80})
+    with pytest.raises(KilledError):
+        train("medusa", chosen, watch=killed_at("writing", 64))
+    file = tmp_path / "head" / "training" / "responses.jsonl"
+    lines = file.read_text().splitlines()
+    assert len(lines) == 65
+    file.write_text("\n".join(lines) + '\n{"prompt": [1, 2')  # as a kill within a line leaves it
+    seen: list[Progress] = []
+    train("medusa", chosen, watch=seen.append)
+    assert [p.done for p in seen if p.doing == "writing"] == [64, 80]
+    assert file.read_text().splitlines()[:65] == lines
+    whole = options(target, data, tmp_path / "whole", **{**SHORT, "generate": 80})
+    train("medusa", whole)
+    assert (tmp_path / "whole" / "training" / "responses.jsonl").read_text() == file.read_text()
+
+
+def test_a_run_is_not_mistaken_for_another(target: Path, data: Path, tmp_path: Path) -> None:
+    chosen = options(target, data, tmp_path / "head", **SHORT)
+    with pytest.raises(KilledError):
+        train("medusa", chosen, watch=killed_at("training", 4))
+    for other, message in (
+        (replace(chosen, learning_rate=0.5), "learning_rate=0.01, not 0.5"),
+        (replace(chosen, response_tokens=9), "other options or data"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train("medusa", other)
+    with pytest.raises(ConfigError, match="num_heads=4, not 3"):
+        train("medusa", chosen, methods.load("medusa").Options(num_heads=3))
+    checkpoint = tmp_path / "head" / "training" / "checkpoint.pt"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    with pytest.raises(ConfigError, match="damaged"):
+        train("medusa", chosen)
+    checkpoint.unlink()
+    train("medusa", chosen)
+    with pytest.raises(ConfigError, match="holds a model already"):
+        train("medusa", chosen)
+
+
+def plain_loss(guess: Guess, wanted: Tensor) -> Tensor:
+    logits = guess.states @ guess.output.weight.T
+    if guess.output.cap:
+        logits = guess.output.cap * torch.tanh(logits / guess.output.cap)
+    return cross_entropy(logits, wanted[guess.labels], reduction="sum")
+
+
+@pytest.mark.parametrize("cap", [0.0, 3.0])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_loss_is_cross_entropy(cap: float, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parlay.train.trainee._LOSS_LOGITS", 600)  # several pieces, the last one smaller
+    torch.manual_seed(0)
+    states, weight = torch.randn(41, 8, requires_grad=True), torch.randn(30, 8, requires_grad=not frozen)
+    wanted = torch.randn(50, 30).mul(3).softmax(-1)
+    guess = Guess(states, Output(weight, cap), torch.randint(50, (41,)))
+    found, _ = distil(guess, wanted)
+    expected = plain_loss(guess, wanted)
+    torch.testing.assert_close(found, expected)
+    wrt = [states] if frozen else [states, weight]
+    torch.testing.assert_close(torch.autograd.grad(3 * found, wrt), torch.autograd.grad(3 * expected, wrt))
+    with torch.no_grad():
+        logits = states @ weight.T
+        right = (logits.argmax(-1) == wanted[guess.labels].argmax(-1)).sum()
+        assert distil(guess, wanted)[1] == right
+
+
+def test_the_teacher_is_the_target(target: Path, data: Path, tmp_path: Path) -> None:
+    """Texts in one pass have the states and distributions that they have alone, and the output layer makes them."""
+    from parlay.engine.tokenizer import TextCodec
+    from parlay.train.data import read_texts
+
+    teacher = Teacher(options(target, data, tmp_path))
+    texts = read_texts(data, TextCodec(target), 64, 96)[:5]
+    lesson = teacher.lesson(texts)
+    first = 0
+    for text in texts:
+        alone, rows = teacher.lesson([text]), slice(first, first + len(text.tokens))
+        assert torch.equal(alone.hidden, lesson.hidden[rows])
+        assert torch.equal(alone.wanted, lesson.wanted[rows])
+        first = rows.stop
+    torch.testing.assert_close((lesson.hidden @ teacher.output().weight.T).softmax(-1), lesson.wanted)
+    for ahead in (1, 2, 4):
+        expected, first = [], 0
+        for text in texts:
+            n = len(text.tokens)
+            expected += [first + t for t in range(n - ahead) if text.counted[t + ahead]]
+            first += n
+        assert lesson.starts(ahead).tolist() == expected
+
+
+def test_the_rate_rises_and_falls() -> None:
+    rates = [schedule(step, 100, 0.1) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == pytest.approx(1, abs=1e-3)
+    assert rates[:9] == sorted(rates[:9])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] < 0.01
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "holds no text"),
+        ("{", "line 1: this is no JSON"),
+        ('{"text": "ABC DEF"}\n[1]', "line 2: an entry is an object"),
+        ('{"prompt": "ABC"}', "an entry has 'prompt' and 'completion'"),
+        ('{"prompt": 3, "completion": "A"}', "each a text"),
+        ('{"messages": [{"role": "user", "content": "A"}]}', "no message of the role 'assistant'"),
+        ('{"messages": 3}', "a conversation is a list"),
+        ('{"messages": [{"role": "assistant"}, 3]}', "a message is a mapping"),
+        ('{"text": "ABCDEFGH"}', "a single text"),
+    ],
+)
+def test_bad_data_are_refused(content: str, message: str, target: Path, tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        train("medusa", options(target, file, tmp_path / "head", generate=0))
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_files_are_refused(target: Path, data: Path, tmp_path: Path) -> None:
+    binary = tmp_path / "binary.txt"
+    binary.write_bytes(b"\xff\xfe")
+    for file, message in ((tmp_path / "none", "there are no data"), (binary, "is not text in UTF-8")):
+        with pytest.raises(ConfigError, match=message):
+            train("medusa", options(target, file, tmp_path / "head"))
+    with pytest.raises(ConfigError, match="beyond the 512 positions"):
+        train("medusa", options(target, data, tmp_path / "head", max_length=4096))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        train("medusa", options(target, data, tmp_path / "file" / "head"))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"epochs": 0},
+        {"learning_rate": float("nan")},
+        {"held_out": 1.0},
+        {"warmup": -0.1},
+        {"target": ""},
+        {"temperature": -1.0},
+        {"max_length": 2},
+        {"clip": 0.0},
+    ],
+    ids=lambda bad: next(iter(bad)),
+)
+def test_bad_options_are_refused(bad: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        replace(options(tmp_path, tmp_path, tmp_path), **bad)
+
+
+def test_the_command(target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = options(target, data, tmp_path / "head", **SHORT)
+    flags = [f"--{k.replace('_', '-')}={v}" for k, v in asdict(chosen).items() if v is not None and k != "autocast"]
+    assert main(["train", "medusa", *flags, "--num-heads", "2"]) == 0
+    assert "accuracy" in capsys.readouterr().err
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert config["medusa_num_heads"] == 2
+    assert "--num-heads 2" in (tmp_path / "head" / "README.md").read_text()
+    assert main(["train", "mlp_speculator", *flags]) == 2
+    assert "holds a model already" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["train", "medusa", *flags, "--inner-dim", "3"])
+    assert "unknown flag --inner-dim" in capsys.readouterr().err
+
+
+def test_errors_are_parlays_own() -> None:
+    with pytest.raises(ParlayError, match="unknown method to train"):
+        methods.load("ngram")
