@@ -17,6 +17,8 @@ from parlay.engine.chat import ChatOptions
 from parlay.engine.request import Request
 from parlay.engine.stats import EngineStats
 from parlay.proposers.select import proposers
+from parlay.train.options import TrainOptions
+from parlay.train.trainee import methods
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
 from parlay.types.plan import ProposerState, Span, TokenLogprobs, Verdict
@@ -34,6 +36,7 @@ CONFIGS = [
     parlay.RequestMetrics,
     parlay.CompletionOutput,
     *(proposers.load(name).Options for name in proposers.names()),
+    *(TrainOptions, *(methods.load(name).Options for name in methods.names())),
     *(CacheSpec, Draft, EngineStats, ProposerState, Span, TokenLogprobs, Verdict),
 ]
 

@@ -15,6 +15,7 @@ KINDS = [
     ("medusa", {"num_heads": 3}),
     ("medusa", {"num_heads": 2, "num_layers": 2, "own_outputs": True}),
     ("mlp_speculator", {"n_predict": 3, "inner_dim": 96}),
+    ("draft_model", {"hidden_size": 64}),
     ("mlp_speculator", {"n_predict": 3, "inner_dim": 96, "tie_weights": True, "scale_input": False}),
 ]
 

@@ -110,7 +110,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
         }
         figures = run.finish(work / "checkpoint.pt", watch)
         text = card(method, options, own, texts, run.untrained, figures, run.steps)
-    save_head(output, run.trainee, teacher.dtype, text)
+    save_head(output, run.trainee, teacher.dtype, text, path)
     (work / "checkpoint.pt").unlink(missing_ok=True)
     return figures
 

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from safetensors.torch import save_file
 from parlay.errors import ConfigError, shown
 from parlay.train.trainee import Trainee
 
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
 
 def save_checkpoint(path: Path, state: dict[str, Any], identity: dict[str, Any]) -> None:
     """Write where a run is, and what run it is.
@@ -20,7 +23,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], identity: dict[str, Any])
     Raises:
         ConfigError: it cannot be written.
     """
-    _whole(path, lambda partial: torch.save({"identity": identity, "state": state}, partial))
+    _whole(path, lambda at: torch.save({"identity": identity, "state": state}, at))
 
 
 def load_checkpoint(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
@@ -46,7 +49,7 @@ def load_checkpoint(path: Path, identity: dict[str, Any]) -> dict[str, Any] | No
     return found
 
 
-def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str) -> None:
+def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str, target: Path) -> None:
     """Write a head in its public format; `config.json`, without which it is none, comes last.
 
     Args:
@@ -54,6 +57,7 @@ def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str) -> 
         trainee: the head.
         dtype: of its weights.
         card: text of its README.md.
+        target: whose tokenizer a head that is a model by itself takes along.
 
     Raises:
         ConfigError: it cannot be written.
@@ -61,19 +65,24 @@ def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str) -> 
     config, tensors = trainee.export()
     config["torch_dtype"] = str(dtype).removeprefix("torch.")
     weights = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
-    _whole(output / trainee.file, lambda partial: save_file(weights, partial, metadata={"format": "pt"}))
-    _whole(output / "README.md", lambda partial: partial.write_text(card, "utf-8"))
-    _whole(output / "config.json", lambda partial: partial.write_text(json.dumps(config, indent=2) + "\n", "utf-8"))
+    _whole(output / trainee.file, lambda at: save_file(weights, at, metadata={"format": "pt"}))
+    if trainee.tokenized:
+        for name in _TOKENIZER:
+            if (target / name).is_file():
+                content = (target / name).read_bytes()
+                _whole(output / name, partial(Path.write_bytes, data=content))
+    _whole(output / "README.md", lambda at: at.write_text(card, "utf-8"))
+    _whole(output / "config.json", lambda at: at.write_text(json.dumps(config, indent=2) + "\n", "utf-8"))
 
 
 def _whole(path: Path, write: Callable[[Path], object]) -> None:
     """Have a file written beside its place, and moved there once it is on disk."""
-    partial = path.with_name(path.name + ".partial")
+    beside = path.with_name(path.name + ".partial")
     try:
-        write(partial)
-        with partial.open("rb") as file:
+        write(beside)
+        with beside.open("rb") as file:
             os.fsync(file.fileno())
-        partial.replace(path)
+        beside.replace(path)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written: {error.strerror}; the run goes on from its last checkpoint"

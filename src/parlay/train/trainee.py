@@ -45,10 +45,12 @@ class Trainee(nn.Module, ABC):
 
     Attributes:
         file: what its weights are called in the public format.
+        tokenized: whether it is a model by itself, which has the target's tokenizer beside it.
         guesses: how many tokens it guesses in a row.
     """
 
     file: ClassVar[str] = "model.safetensors"
+    tokenized: ClassVar[bool] = False
     guesses: int
 
     @abstractmethod

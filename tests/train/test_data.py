@@ -1,0 +1,79 @@
+"""Files become texts, of which what the target is to write itself counts."""
+
+import json
+from pathlib import Path
+
+import pytest
+from checkpoints import write_llama
+
+from parlay.engine.tokenizer import TextCodec
+from parlay.train.data import Text, digest, read_texts
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    path = write_llama(tmp_path_factory.mktemp("codec") / "target")
+    template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return TextCodec(path)
+
+
+def read(path: Path, codec: TextCodec, length: int = 64) -> list[Text]:
+    return read_texts(path, codec, 257, length)
+
+
+def shown(text: Text, codec: TextCodec, counted: bool = True) -> str:
+    return codec.decode([int(t) for t, c in zip(text.tokens, text.counted, strict=True) if c == counted])
+
+
+def test_completions_count(codec: TextCodec, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"prompt": "what is it? ", "completion": "a cat"}\n\n{"text": "all of it"}\n')
+    pair, whole = read(file, codec)
+    assert (shown(pair, codec, counted=False), shown(pair, codec)) == ("what is it? ", "a cat")
+    assert (shown(whole, codec, counted=False), shown(whole, codec)) == ("", "all of it")
+
+
+def test_answers_of_the_assistant_count(codec: TextCodec, tmp_path: Path) -> None:
+    file = tmp_path / "chats.jsonl"
+    roles = [("user", "hello"), ("assistant", "good day"), ("user", "bye"), ("assistant", "farewell")]
+    file.write_text(json.dumps({"messages": [{"role": role, "content": content} for role, content in roles]}))
+    (text,) = read(file, codec, 256)
+    assert shown(text, codec) == " good day\n farewell\n"
+    assert shown(text, codec, counted=False) == "user: hello\nassistant:user: bye\nassistant:"
+
+
+def test_long_texts_are_cut(codec: TextCodec, tmp_path: Path) -> None:
+    file = tmp_path / "long.txt"
+    file.write_text("abcdefgh" * 20)
+    texts = read(file, codec, 50)
+    assert [len(text.tokens) for text in texts] == [50, 50, 50, 10]
+    assert "".join(shown(text, codec) for text in texts) == "abcdefgh" * 20
+
+
+def test_pieces_without_a_label_are_left_out(codec: TextCodec, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "p" * 100, "completion": "answer"}))
+    (text,) = read(file, codec, 32)
+    assert shown(text, codec) == "answer"
+
+
+def test_directories_are_read_whole(codec: TextCodec, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "two.md").write_text("second")
+    (tmp_path / "a.txt").write_text("first")
+    (tmp_path / "c.jsonl").write_text('{"text": "third"}')
+    (tmp_path / "d.bin").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / ".hidden").write_text("not this")
+    assert [shown(text, codec) for text in read(tmp_path, codec)] == ["first", "second", "third"]
+    assert "d.bin is not text" in caplog.text
+
+
+def test_a_digest_names_texts() -> None:
+    texts = [Text.of([1, 2], [3, 4]), Text.of([], [5])]
+    others = [texts[::-1], texts[:1], [Text.of([1], [2, 3, 4]), texts[1]], [Text.of([1, 2], [3, 5]), texts[1]]]
+    assert len({digest(some) for some in [texts, *others]}) == 5
+    assert digest(texts) == digest([Text.of([1, 2], [3, 4]), Text.of([], [5])])

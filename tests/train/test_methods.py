@@ -1,0 +1,87 @@
+"""What is trained is what is served: guesses in training against the references of the public formats."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import heads
+import pytest
+import torch
+from torch import Tensor
+from training import options, write_prompts, write_target
+
+from parlay.engine.tokenizer import TextCodec
+from parlay.train.data import read_texts
+from parlay.train.save import save_head
+from parlay.train.teacher import Lesson, Teacher
+from parlay.train.trainee import Trainee, methods
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("methods")
+    write_target(path / "target")
+    write_prompts(path / "prompts.jsonl", 12)
+    return path
+
+
+@pytest.fixture(scope="module")
+def teacher(place: Path) -> Teacher:
+    return Teacher(options(place / "target", place / "prompts.jsonl", place))
+
+
+@pytest.fixture(scope="module")
+def lesson(place: Path, teacher: Teacher) -> Lesson:
+    return teacher.lesson(read_texts(place / "prompts.jsonl", TextCodec(place / "target"), 64, 96))
+
+
+def disturbed(method: str, teacher: Teacher, **own: Any) -> Trainee:
+    """Return a trainee none of whose parameters is as simple as at first."""
+    module = methods.load(method)
+    torch.manual_seed(0)
+    trainee: Trainee = module.Trainee(module.Options(**own), teacher)
+    with torch.no_grad():
+        for parameter in trainee.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    return trainee
+
+
+@torch.no_grad()
+def guesses(trainee: Trainee, lesson: Lesson) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield logits of each guess, and the rows that they start from."""
+    for i, guess in enumerate(trainee.guess(lesson)):
+        yield guess.states @ guess.output.weight.T, guess.labels - i - 1
+
+
+@pytest.mark.parametrize("own_outputs", [False, True])
+def test_medusa(own_outputs: bool, teacher: Teacher, lesson: Lesson) -> None:
+    trainee = disturbed("medusa", teacher, num_heads=3, num_layers=2, own_outputs=own_outputs)
+    config, tensors = trainee.export()
+    states = heads.medusa_states(tensors, lesson.hidden, 3, 2)
+    for i, (found, rows) in enumerate(guesses(trainee, lesson)):
+        assert len(rows)
+        output = tensors[f"{i}.2.weight"] if own_outputs else teacher.output().weight
+        torch.testing.assert_close(found, states[i][rows] @ output.T)
+    assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (3, 2)
+
+
+@pytest.mark.parametrize("tie_weights", [False, True])
+@pytest.mark.parametrize("scale_input", [False, True])
+def test_mlp_speculator(tie_weights: bool, scale_input: bool, teacher: Teacher, lesson: Lesson) -> None:
+    trainee = disturbed(
+        "mlp_speculator", teacher, n_predict=4, inner_dim=48, tie_weights=tie_weights, scale_input=scale_input
+    )
+    config, tensors = trainee.export()
+    for i, (found, rows) in enumerate(guesses(trainee, lesson)):
+        tokens = [lesson.tokens[rows + 1 + j] for j in range(i + 1)]
+        expected = heads.mlp_logits(config, tensors, lesson.hidden[rows], tokens)[i]
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_draft_model(place: Path, teacher: Teacher, lesson: Lesson, tmp_path: Path) -> None:
+    trainee = disturbed("draft_model", teacher, num_layers=2, hidden_size=64, num_heads=2)
+    save_head(tmp_path, trainee, torch.float32, "", place / "target")
+    texts = read_texts(place / "prompts.jsonl", TextCodec(tmp_path), 64, 96)
+    served = Teacher(options(tmp_path, place / "prompts.jsonl", place)).lesson(texts)
+    ((found, _),) = guesses(trainee, lesson)
+    torch.testing.assert_close(found.softmax(-1), served.wanted[lesson.starts(1)], atol=1e-4, rtol=1e-3)
