@@ -1,0 +1,343 @@
+"""What EAGLE-type heads share: a decoder layer of their own that reads tokens beside the target's states.
+
+Such a head consumes pairs: a token, and the target's state at the position before it. From both it foresees the state
+at the token's own position, and with that the token after. Its keys and values of a pair lie in the slot of the
+pair's token, so that like the target's they follow from the tokens up to there, and prefixes are shared as ever; the
+first token has no pair, and its slot stays unused. The pair's rotary position is the state's.
+
+Of what is known, only pairs with the target's own states are kept. Beyond, the head goes on alone: each guess is
+paired with the state that foresaw it, in slots that the next step's pairs overwrite.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from parlay.errors import ModelError
+from parlay.kernels.base import AttentionView
+from parlay.kv.store import allocate
+from parlay.models.config import ModelConfig
+from parlay.models.context import Buffers, ForwardContext, LayerCache
+from parlay.models.heads import read_head
+from parlay.models.loader import Checkpoint
+from parlay.models.select import cache_spec, lends
+from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo, draft_length
+from parlay.proposers.heads import MOST_ROWS, Options, take_best
+from parlay.runner.batch import Batch, Stretch, flatten, table_array
+from parlay.runner.graphs import copy_batch, empty_batch
+from parlay.types.draft import Draft
+from parlay.types.plan import Proposal, ProposerState, Span, Verdict
+
+_LEAST_BLOCKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Pairs of one request with the target's states.
+
+    Attributes:
+        index: of its span.
+        stretch: their tokens, slots and blocks.
+        rows: of the target's states.
+        length: how many tokens to draft after them; 0 where some pairs are still missing.
+    """
+
+    index: int
+    stretch: Stretch
+    rows: Sequence[int]
+    length: int
+
+    @property
+    def known(self) -> int:
+        """Tokens up to and including the last pair's."""
+        return self.stretch.start + len(self.stretch.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """Where a request drafts from: its pairs, and the row of the last of them."""
+
+    run: _Run
+    row: int
+
+
+class PairedProposer(DeviceProposer):
+    """A proposer with such a head.
+
+    A subclass says what of the target's states a pair has, and how a guess is made of a foreseen state. Passes of few
+    rows are recorded, one for each number of rows and each power of two of blocks. Requests with the longest
+    drafts come first, so that those still drafting are always the leading rows of the same memory.
+
+    Attributes:
+        source: who guessed, in drafts.
+        head: the checkpoint.
+        config: of the head's layers; set by `describe`.
+        own_output: whether guesses are made by kernels on weights of the head's own, which can be recorded.
+    """
+
+    pairs = True
+    source: ClassVar[str]
+    config: ModelConfig
+    own_output = True
+
+    def __init__(self, options: Options, target: TargetInfo) -> None:
+        self._target = target
+        self.head = read_head(options.model, replace(target.hub, revision=options.revision))
+        with Checkpoint(self.head.path) as weights:
+            self.describe(weights)
+        self.cache = cache_spec(self.config, target.dtype)
+
+    @abstractmethod
+    def describe(self, weights: Checkpoint) -> None:
+        """Compare the files' headers with config and target; set `config`, `taps` and `weight_bytes`.
+
+        Raises:
+            ModelError: they do not fit.
+        """
+
+    @abstractmethod
+    def read(self, weights: Checkpoint, runtime: Runtime) -> None:
+        """Read the weights into the form that the kernels want."""
+
+    @abstractmethod
+    def begin(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:
+        """Write `[rows, d]`, what a pair has of the target's states, of which `parts` `[n, rows, H]` may change."""
+
+    @abstractmethod
+    def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
+        """Run the layers on tokens `[rows]` beside `state` `[rows, d]`, which becomes the one to go on with."""
+
+    @abstractmethod
+    def score(self, state: Tensor) -> Tensor:
+        """Return float32 logits `[rows, D]` of foreseen states `[rows, d]`, at most `MOST_ROWS`."""
+
+    def sources(self, hidden: Tensor, tapped: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return what of the target's states a pair has, `[rows, H]` each."""
+        return tapped
+
+    def needs_embedding(self, weights: Checkpoint) -> bool:
+        """Whether the head has no embedding of its own.
+
+        Raises:
+            ModelError: the target cannot lend its own.
+        """
+        if "embed_tokens.weight" in weights.names:
+            return False
+        if not lends(self._target.config):
+            raise ModelError(
+                f"the draft head {self.head.path} has no embed_tokens.weight, and the target "
+                f"{self._target.config.path} cannot lend it, for no family of parlay's computes that model; give a "
+                "head with an embedding of its own"
+            )
+        return True
+
+    def load(self, runtime: Runtime) -> None:
+        """Read the head's weights and allocate its cache layers and what its passes write to."""
+        assert self.cache is not None
+        dtype, width = self._target.dtype, self.config.hidden_size
+        self._kernels, self._block_size = runtime.kernels, runtime.block_size
+        self._layer_caches: tuple[LayerCache, ...] = allocate(
+            self.cache, runtime.num_blocks, runtime.block_size, dtype
+        )
+        with Checkpoint(self.head.path) as weights:
+            self.read(weights, runtime)
+        self._vocabulary: Tensor | None = self.vocabulary()
+        self._passes: dict[tuple[str, int, int], Callable[[], object]] = {}
+        self._memory = Buffers(MOST_ROWS, dtype)  # of all recordings, for one runs at a time
+        self._inputs: dict[tuple[int, int], Batch] = {}
+        self._state = torch.zeros((MOST_ROWS, width), dtype=dtype)  # of those who draft
+        self._best = torch.zeros(MOST_ROWS, dtype=torch.int32)
+        self._likely = torch.zeros(MOST_ROWS)
+
+    def vocabulary(self) -> Tensor | None:
+        """Return the target's ids `[D]` of the tokens that the head can guess, or None if they are the same."""
+        return None
+
+    # ------------------------------------------------------------------------------------------------- proposing
+
+    def propose(
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
+    ) -> list[Proposal]:
+        """Keep the pairs that the step has made known, then draft a chain for each request that lacks none."""
+        proposals = [Proposal(state=span.proposer) for span in spans]
+        runs = _runs(spans, verdicts)
+        if not runs:
+            return proposals
+        batch = _shifted(flatten([run.stretch for run in runs], self._block_size))
+        rows = [row for run in runs for row in run.rows]
+        states = self._keep(batch, self.sources(hidden, tapped), torch.tensor(rows))
+        chains = []
+        for run, end in zip(runs, batch.offsets[1:], strict=True):
+            proposals[run.index] = Proposal(state=ProposerState(run.known))
+            if run.length:
+                chains.append(_Chain(run, end - 1))
+        chains.sort(key=lambda chain: -chain.run.length)
+        for first in range(0, len(chains), MOST_ROWS):
+            turn = chains[first : first + MOST_ROWS]
+            for chain, draft in zip(turn, self._draft(turn, states), strict=True):
+                proposals[chain.run.index] = Proposal(draft, ProposerState(chain.run.known))
+        return proposals
+
+    def _keep(self, batch: Batch, sources: Sequence[Tensor], chosen: Tensor) -> Tensor:
+        """Run pairs with rows `chosen` of the target's states; return the states `[rows, d]` that they foresee."""
+        count, blocks = len(chosen), batch.view.tables.shape[1]
+        if count > MOST_ROWS:
+            context = self._context(batch, Buffers(count, self._target.dtype))
+        else:
+            blocks = _rounded(blocks)
+            inputs = self._input(count, blocks)
+            copy_batch(batch, inputs)
+            batch = inputs
+            context = self._context(batch, Buffers(count, self._target.dtype, self._memory))
+        width = sources[0].shape[1]
+        parts = context.buffers("parts", len(sources) * width).view(len(sources), count, width)
+        for source, part in zip(sources, parts, strict=True):
+            self._kernels.embed(source, chosen, part)
+        state = context.buffers("state", self.config.hidden_size)
+
+        def work() -> None:
+            self.begin(parts, state, context)
+            self.foresee(batch.tokens, state, context)
+
+        if count > MOST_ROWS:
+            work()
+        else:
+            self._run("keep", count, blocks, work)
+        return state
+
+    def _draft(self, turn: list[_Chain], states: Tensor) -> list[Draft]:
+        """Guess from the last foreseen states, then go on with the head's own."""
+        counts = [sum(chain.run.length > step for chain in turn) for step in range(turn[0].run.length)]
+        self._kernels.embed(states, torch.tensor([chain.row for chain in turn]), self._state[: len(turn)])
+        tables = table_array([chain.run.stretch.blocks for chain in turn])
+        blocks = _rounded(tables.shape[1])
+        inputs = self._input(len(turn), blocks)
+        inputs.view.tables[:, : tables.shape[1]] = torch.from_numpy(tables)
+        inputs.view.row_request.copy_(torch.arange(len(turn), dtype=torch.int32))
+        places = np.array([chain.run.known for chain in turn])[None] + np.arange(max(len(counts) - 1, 0))[:, None]
+        positions, last = (torch.from_numpy((places + more).astype(np.int32)) for more in (-1, 1))
+        slots = torch.from_numpy(_slots(tables, places, self._block_size))
+        drafted = torch.zeros((len(counts), len(turn)), dtype=torch.int64)
+        likely = torch.zeros((len(counts), len(turn)))
+        for step, count in enumerate(counts):
+            if step:
+                inputs = self._input(count, blocks)
+                inputs.tokens.copy_(drafted[step - 1, :count])
+                inputs.positions.copy_(positions[step - 1, :count])
+                inputs.slots.copy_(slots[step - 1, :count])
+                inputs.view.last.copy_(last[step - 1, :count])
+                self._run("step", count, blocks, self._step(inputs, count))
+                if not self.own_output:
+                    self._guess(count)
+            elif self.own_output:
+                self._run("guess", count, 0, lambda: self._guess(len(turn)))
+            else:
+                self._guess(count)
+            best = self._best[:count]
+            drafted[step, :count] = best if self._vocabulary is None else self._vocabulary[best]
+            likely[step, :count] = self._likely[:count]
+        tokens, probs = drafted.T.tolist(), likely.T.tolist()
+        return [
+            Draft.chain(own[: chain.run.length], self.source, sure[: chain.run.length])
+            for chain, own, sure in zip(turn, tokens, probs, strict=True)
+        ]
+
+    def _step(self, inputs: Batch, count: int) -> Callable[[], None]:
+        def work() -> None:
+            context = self._context(inputs, Buffers(count, self._target.dtype, self._memory))
+            self.foresee(inputs.tokens, self._state[:count], context)
+            if self.own_output:
+                self._guess(count)
+
+        return work
+
+    def _guess(self, count: int) -> None:
+        """Find the likeliest token that each of the leading states foresees."""
+        take_best(self._kernels, self.score(self._state[:count]), self._best[:count], self._likely[:count])
+
+    # ---------------------------------------------------------------------------------------------------- passes
+
+    def _run(self, kind: str, rows: int, blocks: int, work: Callable[[], object]) -> None:
+        """Run `work`, from its recording if there is one."""
+        known = self._passes.get((kind, rows, blocks))
+        if known is not None:
+            known()
+            return
+        replay = self._kernels.record(work)
+        if replay is None:  # nothing can be recorded here, and nothing has run
+            work()
+        else:
+            self._passes[kind, rows, blocks] = replay
+
+    def _context(self, batch: Batch, buffers: Buffers) -> ForwardContext:
+        return ForwardContext(self._kernels, batch.positions, batch.slots, batch.view, self._layer_caches, buffers)
+
+    def _input(self, rows: int, blocks: int) -> Batch:
+        """Return the memory that recorded passes of so many rows and blocks read; fewer rows have the first of it."""
+        known = self._inputs.get((rows, blocks))
+        if known is not None:
+            return known
+        if rows == MOST_ROWS:
+            made = empty_batch(rows, blocks)
+            made.view.first.fill_(1)
+        else:
+            whole = self._input(MOST_ROWS, blocks)
+            view = whole.view
+            part = AttentionView(
+                view.tables[:rows],
+                view.row_request[:rows],
+                view.first[:rows],
+                view.last[:rows],
+                view.extra_offsets[: rows + 1],
+                view.extra_slots,
+            )
+            made = Batch(whole.tokens[:rows], whole.positions[:rows], whole.slots[:rows], part, ())
+        self._inputs[rows, blocks] = made
+        return made
+
+
+def _runs(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> list[_Run]:
+    """Return the pairs of each request that the step's states complete."""
+    runs: list[_Run] = []
+    row, again = 0, sum(len(span.tokens) + len(span.draft) for span in spans)
+    for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
+        first, node = row, row + len(span.tokens)
+        row = node + len(span.draft)
+        repeated = range(again, again + len(span.again))
+        again = repeated.stop
+        length = draft_length(span, verdict)
+        if not span.budget or (span.sample and length < 1):
+            continue
+        rows = list(repeated)
+        complete = span.again_start + len(repeated) == span.start
+        if complete:
+            rows += [*range(first, node), *(node + n for n in verdict.path)]
+        if rows:
+            slot = span.again_start + 1
+            tokens = (span.behind + verdict.tokens)[slot - span.proposer.computed :][: len(rows)]
+            assert len(tokens) == len(rows)
+            runs.append(_Run(i, Stretch(tokens, slot, span.blocks), rows, length if complete and span.sample else 0))
+    return runs
+
+
+def _shifted(batch: Batch) -> Batch:
+    """Return a batch of pairs: each stands one position before its slot and sees none in the first."""
+    view = replace(batch.view, first=torch.ones_like(batch.view.first))
+    return replace(batch, positions=batch.positions - 1, view=view)
+
+
+def _slots(tables: NDArray[np.int32], places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Return the slots of logical indices `places` `[steps, requests]`; any for those beyond a table."""
+    places = np.minimum(places, tables.shape[1] * size - 1)
+    found: NDArray[np.int64] = tables[np.arange(len(tables)), places // size].astype(np.int64) * size + places % size
+    return found
+
+
+def _rounded(blocks: int) -> int:
+    return max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
