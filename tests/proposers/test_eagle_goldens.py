@@ -126,6 +126,7 @@ def test_logits_and_chains(
             remaining=99,
             behind=tuple(before),
             budget=LENGTH,
+            follow=True,
         )
         for _ in range(2):
             scored.clear()

@@ -161,7 +161,7 @@ class Scheduler:
 
     def _unseen(self, request: Request) -> int:
         """How many computed tokens' states the proposer wants to see."""
-        return request.unseen if self._pairs and self._limit(request) > 0 and not request.predicted else 0
+        return request.unseen if self._pairs and self._limit(request) > 0 else 0
 
     def _victim(self) -> Request:
         """Return the newest of the running requests of the lowest priority."""
@@ -210,23 +210,27 @@ class Scheduler:
             end = request.computed + known
             sample = known == request.gap
             limit = self._limit(request)
-            draft, budget = NO_DRAFT, min(limit, self._draft_length, next_share) if self._device else 0
+            draft, budget = NO_DRAFT, max(min(limit, self._draft_length, next_share), 0) if self._device else 0
             if request.predicted:
                 budget = 0  # what is predicted need not be guessed
+            # States are only to be had now, so pairs are kept even where there is to be no draft.
+            follow = self._follows and (limit > 0 if self._pairs else budget > 0)
             if sample and limit > 0:
                 share = left // drafting
                 draft = self._guess(request, min(limit, share), share)
                 # Room for what a device proposer may write: after the token that the target adds, its own guesses.
-                most = end + len(draft) + (1 + budget if budget > 0 else 0)
+                most = end + len(draft) + (1 + budget if budget or follow else 0)
                 if not request.table.grow(min(most, request.longest)):
-                    draft, budget = NO_DRAFT, 0
-                further = min(self._unseen(request) - again, share - len(draft))
-                again += further
+                    draft, budget, follow = NO_DRAFT, 0, False
                 drafting -= 1
-                left -= len(draft) + further
+                left -= len(draft)
+                # One request after another catches up: by a row a step none would, as the target goes on too.
+                missing = self._unseen(request) - again if follow else 0
+                further = missing if missing <= left else left if left > 1 else 0
+                again, left = again + further, left - further
             elif self._pairs and not request.table.grow(end + 1):
-                budget = 0  # there is no room for the pair of the token after these
-            yield self._span(request, end, draft, max(budget, 0), again)
+                budget, follow = 0, False  # there is no room for the pair of the token after these
+            yield self._span(request, end, draft, budget, again, follow)
 
     def _limit(self, request: Request) -> int:
         """How many nodes a draft may have: the target always adds a token of its own."""
@@ -267,7 +271,7 @@ class Scheduler:
         request.proposer = ProposerState(state.computed, min(state.ahead, intact))
         return draft
 
-    def _span(self, request: Request, end: int, draft: Draft, budget: int, again: int) -> Span:
+    def _span(self, request: Request, end: int, draft: Draft, budget: int, again: int, follow: bool) -> Span:
         tokens, state, sample = request.tokens, request.proposer, end == len(request.tokens)
         followed = end + (self._pairs and not sample)
         return Span(
@@ -285,9 +289,10 @@ class Scheduler:
             scored=request.prompt_tokens[request.computed + 1 : end + 1] if request.scoring_prompt else (),
             remaining=request.remaining,
             proposer=state,
-            behind=tuple(tokens[state.computed : followed]) if budget and self._follows else (),
-            again=tuple(tokens[state.next_state : state.next_state + again]) if budget else (),
+            behind=tuple(tokens[state.computed : followed]) if follow else (),
+            again=tuple(tokens[state.next_state : state.next_state + again]) if follow else (),
             budget=budget,
+            follow=follow,
         )
 
     # ----------------------------------------------------------------------------------------------- committing

@@ -137,6 +137,11 @@ class DeviceProposer(Proposer):
 
 def draft_length(span: Span, verdict: Verdict) -> int:
     """Return how many tokens are worth drafting after what was just emitted; 0 if the request has ended."""
+    return min(span.budget, draft_room(span, verdict))
+
+
+def draft_room(span: Span, verdict: Verdict) -> int:
+    """Return how many tokens could be worth drafting, whatever the budget; 0 or less if the request is at its end."""
     if not span.sample or verdict.error is not None or verdict.tokens[-1] in span.stop_ids:
         return 0
-    return min(span.budget, span.remaining - len(verdict.tokens) - 1)
+    return span.remaining - len(verdict.tokens) - 1

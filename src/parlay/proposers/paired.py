@@ -27,7 +27,7 @@ from parlay.models.context import Buffers, ForwardContext, LayerCache
 from parlay.models.heads import read_head
 from parlay.models.loader import Checkpoint
 from parlay.models.select import cache_spec, lends
-from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo, draft_length
+from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo, draft_length, draft_room
 from parlay.proposers.heads import MOST_ROWS, Options, take_best
 from parlay.runner.batch import Batch, Stretch, flatten, table_array
 from parlay.runner.graphs import copy_batch, empty_batch
@@ -45,7 +45,7 @@ class _Run:
         index: of its span.
         stretch: their tokens, slots and blocks.
         rows: of the target's states.
-        length: how many tokens to draft after them; 0 where some pairs are still missing.
+        length: how many tokens to draft after them; 0 where none are wanted, or some pairs are still missing.
     """
 
     index: int
@@ -311,8 +311,7 @@ def _runs(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> list[_Run]:
         row = node + len(span.draft)
         repeated = range(again, again + len(span.again))
         again = repeated.stop
-        length = draft_length(span, verdict)
-        if not span.budget or (span.sample and length < 1):
+        if not span.follow or (span.sample and draft_room(span, verdict) < 1):
             continue
         rows = list(repeated)
         complete = span.again_start + len(repeated) == span.start
@@ -322,7 +321,8 @@ def _runs(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> list[_Run]:
             slot = span.again_start + 1
             tokens = (span.behind + verdict.tokens)[slot - span.proposer.computed :][: len(rows)]
             assert len(tokens) == len(rows)
-            runs.append(_Run(i, Stretch(tokens, slot, span.blocks), rows, length if complete and span.sample else 0))
+            length = max(draft_length(span, verdict), 0) if complete else 0
+            runs.append(_Run(i, Stretch(tokens, slot, span.blocks), rows, length))
     return runs
 
 

@@ -55,11 +55,11 @@ class Span:
         remaining: how many tokens the request may still emit.
         proposer: the device proposer's progress before this step.
         behind: known tokens from `proposer.computed` up to and including the last of `tokens`, for a proposer of
-            pairs also the one after it where it is known; empty for a proposer without cache layers.
+            pairs also the one after it where it is known; empty unless it is to `follow`.
         again: known tokens from `again_start` on, which the target has computed but runs once more, storing nothing,
             for the states that a proposer of pairs lacks. Their rows come after those of all spans.
-        budget: upper bound for the draft that the device proposer makes at the end of this step; with 0 it leaves
-            the request alone, and its gap grows.
+        budget: upper bound for the draft that the device proposer makes at the end of this step; 0 for none.
+        follow: whether its cache layers, if it has any, are to keep up; otherwise its gap grows.
     """
 
     request_id: int
@@ -79,6 +79,7 @@ class Span:
     behind: tuple[int, ...] = ()
     again: tuple[int, ...] = ()
     budget: int = 0
+    follow: bool = False
 
     @property
     def again_start(self) -> int:
