@@ -223,7 +223,7 @@ def test_a_client_that_leaves_frees_its_requests(live: Live, watcher: Watcher, s
     pool = live.engine._llm.engine._pool
     assert idle(live)
     body = json.dumps(slow).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with contextlib.closing(socket.create_connection(("127.0.0.1", live.port))) as client:
         client.sendall(head + body)
         wait_for(lambda: live.gate.open == 8)
@@ -254,7 +254,7 @@ def test_metrics_are_told(live: Live, watcher: Watcher) -> None:
 
 def test_slow_bodies_and_slow_heads_are_cut_off(live: Live) -> None:
     for content, words in (
-        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b" 408 "),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", b" 408 "),
         (b"POST /v1/completions HTTP/1.1\r\nHost:", b""),
     ):
         with contextlib.closing(socket.create_connection(("127.0.0.1", live.port))) as client:
