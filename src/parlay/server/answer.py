@@ -149,9 +149,8 @@ class Answer(Response):
             async for _ in growing:
                 pass
         outputs = [account.outputs[i] for i in range(len(self._prompts))]
-        scored = (self._params.logprobs, self._params.prompt_logprobs) != (None, None)
         size = sum(len(o.prompt_token_ids) + sum(len(one.token_ids) for one in o.outputs) for o in outputs)
-        answer = await apart(size if scored else 0, partial(self._answer, outputs))
+        answer = await apart(size, partial(self._answer, outputs))
         await answer(scope, receive, send)
 
     def _answer(self, outputs: list[RequestOutput]) -> Response:
