@@ -301,6 +301,10 @@ def test_prompts_are_logged_only_when_asked(engine: AsyncLLM, capsys: pytest.Cap
         with Live(engine, log_prompts=asked) as live:
             assert live.post("/v1/completions", {"prompt": "a secret", "max_tokens": 1}).status_code == 200
             assert live.post("/v1/completions", {"prompt": "a secret", "max_tokens": 0}).status_code == 400
+            image = {"type": "image_url", "image_url": "a secret"}
+            for more in ({"role": "user", "content": {"a": "a secret"}}, {"role": "user", "content": [image]}, {}):
+                chat = {"messages": [{"content": "a secret", **more}]}
+                assert error(live.post("/v1/chat/completions", chat), 400)["param"] == "messages"
         assert ("a secret" in capsys.readouterr().err) is asked
 
 
