@@ -284,3 +284,14 @@ def test_answers_are_as_the_document_says(live: Live) -> None:
     assert asked >= 9
     keys = made["components"].get("securitySchemes")
     assert keys is None  # this server wants none
+
+
+@pytest.mark.parametrize("more", [{"tools": [WEATHER]}, {"stop": ["from ..."]}])
+def test_streamed_chats_have_every_token_id_once(client: openai.OpenAI, more: Any) -> None:
+    """Text may be held back, since a call or a stop string may begin with it."""
+    asked: dict[str, Any] = {"model": "tiny-code", "messages": MESSAGES, "max_tokens": 12, "temperature": 0, **more}
+    asked["extra_body"] = {"return_token_ids": True}
+    whole = client.chat.completions.create(**asked).choices[0]
+    streamed = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert [t for choice in streamed for t in choice.token_ids] == whole.token_ids  # type: ignore[attr-defined]
+    assert "".join(choice.delta.content or "" for choice in streamed) == whole.message.content

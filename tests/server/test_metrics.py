@@ -222,6 +222,7 @@ def test_ends() -> None:
     metrics.observe_end(ended(nothing, reason=None, status=499))  # the client left
     metrics.observe_end(ended(nothing, reason=None, status=503))  # the engine died
     metrics.observe_end(End(status=503))
+    metrics.observe_end(End("/ready", 503))  # a probe, every second until it is back
     metrics.observe_end(End(status=400))
     metrics.observe_end(End("/wp-admin/setup.php", 404))
     metrics.observe_end(End("/wp-admin/login.php", 404))
@@ -230,7 +231,14 @@ def test_ends() -> None:
     assert reasons == {"stop": 2, "length": 1, "abort": 1, "error": 2}
     http = {key[1]: value for key, value in found.items() if key[0] == "parlay:http_requests_total"}
     api = "/v1/completions"
-    assert http == {(api, "200"): 2, (api, "499"): 1, (api, "503"): 2, (api, "400"): 1, ("other", "404"): 2}
+    assert http == {
+        (api, "200"): 2,
+        (api, "499"): 1,
+        (api, "503"): 2,
+        (api, "400"): 1,
+        ("/ready", "503"): 1,
+        ("other", "404"): 2,
+    }
 
 
 def test_a_border_belongs_to_its_bucket() -> None:

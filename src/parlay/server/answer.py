@@ -25,7 +25,8 @@ from parlay.server.outputs import merge, while_wanted
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 
-# The engine keeps the time itself; this is for one that does not answer at all.
+# The engine keeps the time itself; this is for one that does not answer at all, and for a client that takes an
+# answer slowly.
 _GRACE = 10.0
 _EVENT_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 _encode = msgspec.json.Encoder().encode
@@ -130,7 +131,8 @@ class Answer(Response):
             front.check_ready()
             with front.gate.admit(account.client.name, len(self._prompts) * self._params.candidates):
                 work = self._events(account, tell) if self._stream else self._whole(account, scope, receive, tell)
-                await while_wanted(work, receive, front.gate.cut)
+                async with timeout(front.config.request_timeout + _GRACE):
+                    await while_wanted(work, receive, front.gate.cut)
         except ClientLeftError:
             account.status = CLIENT_LEFT
         except Exception as error:
@@ -149,9 +151,8 @@ class Answer(Response):
             async for _ in growing:
                 pass
         outputs = [account.outputs[i] for i in range(len(self._prompts))]
-        scored = (self._params.logprobs, self._params.prompt_logprobs) != (None, None)
         size = sum(len(o.prompt_token_ids) + sum(len(one.token_ids) for one in o.outputs) for o in outputs)
-        answer = await apart(size if scored else 0, partial(self._answer, outputs))
+        answer = await apart(size, partial(self._answer, outputs))
         await answer(scope, receive, send)
 
     def _answer(self, outputs: list[RequestOutput]) -> Response:
@@ -185,18 +186,21 @@ class Answer(Response):
         """Yield the prompts' outputs as they grow, with their numbers; the account always has the newest.
 
         Raises:
-            ApiError: there was not enough time.
+            TimeoutError: the engine had not enough time.
         """
         front = self._front
-        limit = front.config.request_timeout
         streams = [
             front.engine.generate(
-                prompt, self._params, tenant=account.client.tenant, timeout=limit, final_only=not self._stream
+                prompt,
+                self._params,
+                tenant=account.client.tenant,
+                timeout=front.config.request_timeout,
+                final_only=not self._stream,
             )
             for prompt in self._prompts
         ]
         before: dict[int, tuple[float, int]] = {}
-        async with aclosing(merge(streams)) as merged, timeout(limit + _GRACE):
+        async with aclosing(merge(streams)) as merged:
             async for number, output in merged:
                 account.outputs[number] = output
                 if front.metrics is not None:

@@ -158,8 +158,8 @@ class ChatShape(Shape):
                 delta["content"] = text
             if calls:
                 delta["tool_calls"] = calls
-            # What is held back is no event of its own.
-            if delta or news.finish or news.logprobs:
+            # Text that is held back is no event of its own; what comes beside it is.
+            if delta or news.finish or news.logprobs or (news.tokens and self.asked.return_token_ids):
                 choice = self._choice(index, output, news, first=first)
                 yield {**self.head, "choices": [{**choice, "delta": delta}]}
 
