@@ -17,6 +17,9 @@ T = TypeVar("T")
 # Functions do not travel, and a prediction is written as OpenAI has it.
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors", "prediction"}
 
+# What vLLM's clients called the parts of structured_outputs before 0.12.
+GUIDED = {f"guided_{part}": part for part in ("json", "regex", "choice", "grammar")}
+
 REFUSED = {
     "suffix": "text is completed at its end only; leave suffix out",
     "functions": "functions is the older form; describe them as tools",
@@ -208,6 +211,8 @@ def parse(cls: type[T], body: Mapping[str, Any], *, sampling: bool = False) -> t
         ApiError: an unknown field, one that is not served, or one of the wrong type.
     """
     own = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    if sampling:
+        body = _modern(body)
     known = own | SAMPLING if sampling else own
     for name in body:
         if name in known:
@@ -222,6 +227,22 @@ def parse(cls: type[T], body: Mapping[str, Any], *, sampling: bool = False) -> t
     except ConfigError as error:
         raise _named(str(error)) from None
     return made, {name: value for name, value in body.items() if name not in own}
+
+
+def _modern(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a body with the older names of structured outputs replaced.
+
+    Raises:
+        ApiError: there are several.
+    """
+    given = [name for name in body if name in GUIDED]
+    if not given:
+        return body
+    name = given[0]
+    if len(given) > 1 or "structured_outputs" in body:
+        raise ApiError(400, f"{name} is part of structured_outputs, which has one form; give one", param=name)
+    rest = {key: value for key, value in body.items() if key != name}
+    return {**rest, "structured_outputs": {GUIDED[name]: body[name]}}
 
 
 def _named(message: str) -> ApiError:
