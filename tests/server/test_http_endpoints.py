@@ -262,6 +262,11 @@ def test_tokenize_and_back(live: Live, offline: LLM) -> None:
     assert tuple(chat["tokens"]) == offline_chat(offline, SamplingParams(max_tokens=1)).prompt_token_ids
 
 
+def test_nginx_passes_events_on_at_once(live: Live) -> None:
+    answer = live.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "stream": True})
+    assert (answer.headers["X-Accel-Buffering"], answer.headers["Cache-Control"]) == ("no", "no-cache")
+
+
 def test_probes_and_version(live: Live, offline: LLM) -> None:
     assert live.http.get("/health").status_code == live.http.get("/ready").status_code == 200
     head, whole = live.http.head("/version"), live.http.get("/version")

@@ -28,7 +28,11 @@ from parlay.types.params import SamplingParams
 # The engine keeps the time itself; this is for one that does not answer at all, and for a client that takes an
 # answer slowly.
 _GRACE = 10.0
-_EVENT_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+_EVENT_STREAM = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would keep events until it has some kilobytes
+)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -199,7 +203,7 @@ class Answer(Response):
             )
             for prompt in self._prompts
         ]
-        before: dict[int, tuple[float, int]] = {}
+        before: dict[tuple[int, int], tuple[float, int]] = {}
         async with aclosing(merge(streams)) as merged:
             async for number, output in merged:
                 account.outputs[number] = output
@@ -231,22 +235,28 @@ class Answer(Response):
 
 
 def _measure(
-    metrics: Metrics, account: Account, before: dict[int, tuple[float, int]], number: int, output: RequestOutput
+    metrics: Metrics,
+    account: Account,
+    before: dict[tuple[int, int], tuple[float, int]],
+    number: int,
+    output: RequestOutput,
 ) -> None:
-    now, tokens = time.perf_counter(), sum(len(one.token_ids) for one in output.outputs)
-    if number in before:
-        then, had = before[number]
-        if tokens > had:
+    """Tell of each completion's new tokens."""
+    now = time.perf_counter()
+    for one in output.outputs:
+        key, tokens = (number, one.index), len(one.token_ids)
+        then, had = before.get(key, (account.arrival, 0))
+        if tokens == had:
+            continue
+        before[key] = now, tokens
+        if had:
             metrics.observe_step(now - then, tokens - had)
-    elif output.finished and tokens:  # all at once: the engine knows when they came
-        for one in output.outputs:
+        elif one.finish_reason is None:
+            metrics.observe_first(now - then)
+        else:  # all at once: the engine knows when they came
             times = one.metrics
             metrics.observe_first(times.first_token - times.arrival)
             metrics.observe_step(times.finished - times.first_token, times.emitted - 1)
-    elif tokens:
-        metrics.observe_first(now - account.arrival)
-    if tokens:
-        before[number] = now, tokens
 
 
 def _event(chunk: dict[str, Any]) -> bytes:
