@@ -1,6 +1,7 @@
 // The Python module: raw addresses in, work out, no tensor library in between.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -10,10 +11,12 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "pool.h"
+#include "suffix.h"
 #include "table.h"
 
 namespace nb = nanobind;
@@ -397,6 +400,11 @@ double probe_multiply(bool bf16, int64_t rounds) {
   });
 }
 
+using Tokens = std::vector<int32_t>;
+using Found = std::tuple<std::vector<int32_t>, std::vector<float>, float, uint32_t>;
+
+Found found(Guess guess) { return {std::move(guess.tokens), std::move(guess.probs), guess.score, guess.match}; }
+
 }  // namespace
 }  // namespace parlay
 
@@ -407,6 +415,20 @@ NB_MODULE(_native, m) {
       .def(nb::init<>())
       .def("run", &Tape::run, free)
       .def("__len__", &Tape::size);
+  nb::class_<SuffixTrie>(m, "SuffixTrie")
+      .def(nb::init<uint32_t>())
+      .def("begin", &SuffixTrie::begin)
+      .def("append", [](SuffixTrie& t, uint32_t sequence, const Tokens& x) { t.append(sequence, x.data(), x.size()); })
+      .def("end", &SuffixTrie::end)
+      .def("remove", &SuffixTrie::remove)
+      .def("guess", [](const SuffixTrie& t, uint32_t sequence, uint32_t most, float factor, float offset,
+                       float min_prob) { return found(t.guess(sequence, {most, factor, offset, min_prob})); })
+      .def("guess_after", [](const SuffixTrie& t, const Tokens& x, uint32_t most, float factor, float offset,
+                             float min_prob) {
+        return found(t.guess_after(x.data(), x.size(), {most, factor, offset, min_prob}));
+      })
+      .def("count", [](const SuffixTrie& t, const Tokens& x) { return t.count(x.data(), x.size()); })
+      .def_prop_ro("bytes", &SuffixTrie::bytes);
   m.def("record", &record, nb::arg().none());
   m.def("embed", &embed, free);
   m.def("rms_norm", &rms_norm, free);

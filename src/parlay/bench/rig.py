@@ -62,6 +62,11 @@ class _TimedHost(HostProposer):
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
+    def admit(self, request_id: int, prompt: Sequence[int], tenant: str) -> None:
+        began = perf_counter()
+        self._inner.admit(request_id, prompt, tenant)
+        self._seconds += perf_counter() - began
+
     def observe(self, request_id: int, tokens: Sequence[int]) -> None:
         began = perf_counter()
         self._inner.observe(request_id, tokens)

@@ -82,7 +82,7 @@ class Scheduler:
         if not request.draft_limit(self._longest_draft):
             request.prediction = None
         if self._host and request.draft_limit(self._draft_length):
-            self._host.observe(request.request_id, request.tokens)
+            self._host.admit(request.request_id, request.tokens, request.tenant)
         place = sum(r.priority <= request.priority for r in self._waiting)
         self._waiting.insert(place, request)
 

@@ -81,9 +81,13 @@ class Proposer(ABC):
 class HostProposer(Proposer):
     """Guesses from tokens alone, once a step on rank 0; its drafts travel in the plan."""
 
+    def admit(self, request_id: int, prompt: Sequence[int], tenant: str) -> None:
+        """Take note of a request. What it teaches about others may be used for those of the same tenant only."""
+        self.observe(request_id, prompt)
+
     @abstractmethod
     def observe(self, request_id: int, tokens: Sequence[int]) -> None:
-        """Take note of a request's next known tokens: first its prompt, then what was emitted."""
+        """Take note of a request's next known tokens: what was emitted and, by default, first its prompt."""
 
     @abstractmethod
     def propose(self, request_id: int, budget: int) -> Draft:

@@ -4,7 +4,8 @@ from parlay.config import SpeculativeConfig, build
 from parlay.proposers.base import Proposer, TargetInfo
 from parlay.registry import Registry
 
-proposers = Registry("parlay.proposers", "speculative method", hidden=frozenset({"base", "prediction", "select"}))
+_HELPERS = frozenset({"base", "prediction", "select", "suffix_tree"})
+proposers = Registry("parlay.proposers", "speculative method", hidden=_HELPERS)
 
 
 def embedded_configs(length: int | None = None) -> dict[str, SpeculativeConfig]:

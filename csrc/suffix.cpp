@@ -1,0 +1,314 @@
+#include "suffix.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace parlay {
+
+// ------------------------------------------------------------------------------------------------------- ChildTable
+
+size_t ChildTable::home(uint64_t key) const {
+  key *= 0x9E3779B97F4A7C15u;
+  return (key ^ key >> 32) & (slots_.size() - 1);
+}
+
+uint32_t ChildTable::find(uint32_t parent, int32_t token) const {
+  if (slots_.empty()) return 0;
+  const uint64_t key = key_of(parent, token);
+  for (size_t i = home(key);; i = (i + 1) & (slots_.size() - 1)) {
+    if (slots_[i].child == 0 || slots_[i].key == key) return slots_[i].child;
+  }
+}
+
+void ChildTable::insert(uint32_t parent, int32_t token, uint32_t child) {
+  if (4 * (used_ + 1) > 3 * slots_.size()) grow();
+  const uint64_t key = key_of(parent, token);
+  size_t i = home(key);
+  while (slots_[i].child != 0) i = (i + 1) & (slots_.size() - 1);
+  slots_[i] = {key, child};
+  ++used_;
+}
+
+void ChildTable::erase(uint32_t parent, int32_t token) {
+  const uint64_t key = key_of(parent, token);
+  const size_t mask = slots_.size() - 1;
+  size_t hole = home(key);
+  while (slots_[hole].key != key || slots_[hole].child == 0) hole = (hole + 1) & mask;
+  // Whatever would not be found any more across the hole moves into it.
+  for (size_t i = (hole + 1) & mask; slots_[i].child != 0; i = (i + 1) & mask) {
+    if (((i - home(slots_[i].key)) & mask) >= ((i - hole) & mask)) {
+      slots_[hole] = slots_[i];
+      hole = i;
+    }
+  }
+  slots_[hole] = {};
+  --used_;
+}
+
+void ChildTable::grow() {
+  std::vector<Slot> before(std::max<size_t>(64, 2 * slots_.size()));
+  before.swap(slots_);
+  for (const Slot& slot : before) {
+    if (slot.child == 0) continue;
+    size_t i = home(slot.key);
+    while (slots_[i].child != 0) i = (i + 1) & (slots_.size() - 1);
+    slots_[i] = slot;
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------- SuffixTrie
+
+SuffixTrie::SuffixTrie(uint32_t depth) : depth_(depth), nodes_(2), sequences_(1) {
+  if (depth < 1) throw std::invalid_argument("a suffix trie is at least one token deep");
+}
+
+uint32_t SuffixTrie::begin() {
+  uint32_t number;
+  if (free_sequences_.empty()) {
+    number = uint32_t(sequences_.size());
+    sequences_.emplace_back();
+  } else {
+    number = free_sequences_.back();
+    free_sequences_.pop_back();
+  }
+  Sequence& sequence = sequences_[number];
+  sequence = {};
+  sequence.cursors.assign(depth_, 0);
+  sequence.growing = sequence.used = true;
+  return number;
+}
+
+void SuffixTrie::append(uint32_t sequence, const int32_t* tokens, size_t count) {
+  if (sequence >= sequences_.size() || !sequences_[sequence].growing)
+    throw std::invalid_argument("this sequence does not grow");
+  for (size_t i = 0; i < count; ++i) push(sequence, tokens[i]);
+}
+
+void SuffixTrie::push(uint32_t number, int32_t token) {
+  Sequence& sequence = sequences_[number];
+  sequence.tokens.push_back(token);
+  ++tokens_;
+  const uint32_t size = uint32_t(sequence.tokens.size());
+  // The longest string first: a leaf that a shorter one meets has been given its own next token by then.
+  for (uint32_t start = size > depth_ ? size - depth_ : 0; start < size; ++start) {
+    const uint32_t length = size - start;  // of the string that ends with the new token
+    uint32_t& at = sequence.cursors[start % depth_];
+    const uint32_t parent = length == 1 ? kRoot : at;
+    if (nodes_[parent].owner != 0) continue;  // its own leaf, which grows with the sequence
+    const uint32_t child = children_.find(parent, token);
+    if (child == 0) {
+      at = make_leaf(parent, token, number, start);
+      continue;
+    }
+    if (nodes_[child].owner != 0) grow_leaf(child, length);
+    at = child;
+    if (++nodes_[child].count > nodes_[nodes_[parent].best].count) nodes_[parent].best = child;
+  }
+}
+
+void SuffixTrie::end(uint32_t sequence) {
+  sequences_[sequence].growing = false;
+  sequences_[sequence].cursors = {};
+}
+
+// The cursor of a string of a growing sequence; null where there is none.
+uint32_t* SuffixTrie::cursor(uint32_t number, uint32_t start) {
+  Sequence& sequence = sequences_[number];
+  if (!sequence.growing || start + depth_ < sequence.tokens.size()) return nullptr;
+  return &sequence.cursors[start % depth_];
+}
+
+uint32_t SuffixTrie::make_leaf(uint32_t parent, int32_t token, uint32_t owner, uint32_t start) {
+  uint32_t node;
+  if (free_nodes_.empty()) {
+    node = uint32_t(nodes_.size());
+    nodes_.emplace_back();
+  } else {
+    node = free_nodes_.back();
+    free_nodes_.pop_back();
+  }
+  Node& leaf = nodes_[node];
+  leaf = {};
+  leaf.count = 1;
+  leaf.token = token;
+  leaf.parent = parent;
+  leaf.owner = owner;
+  leaf.start = start;
+  Node& above = nodes_[parent];
+  leaf.next = above.first;
+  if (above.first != 0) nodes_[above.first].previous = node;
+  above.first = node;
+  if (above.best == 0) above.best = node;
+  children_.insert(parent, token, node);
+  return node;
+}
+
+// Makes a leaf, whose string has `length` tokens, a node with the only occurrence so far as the leaf below it.
+void SuffixTrie::grow_leaf(uint32_t leaf, uint32_t length) {
+  const uint32_t owner = nodes_[leaf].owner, start = nodes_[leaf].start;
+  nodes_[leaf].owner = nodes_[leaf].start = 0;
+  const std::vector<int32_t>& tokens = sequences_[owner].tokens;
+  if (length == depth_ || start + length == tokens.size()) return;
+  const uint32_t below = make_leaf(leaf, tokens[start + length], owner, start);
+  if (uint32_t* at = cursor(owner, start)) *at = below;
+}
+
+bool SuffixTrie::remove(uint32_t number, size_t count) {
+  if (number >= sequences_.size() || !sequences_[number].used)
+    throw std::invalid_argument("there is no such sequence");
+  if (sequences_[number].growing) end(number);
+  Sequence& sequence = sequences_[number];
+  const size_t size = sequence.tokens.size();
+  for (; count > 0 && sequence.removed < size; --count) remove_from(number, sequence.removed++);
+  if (sequence.removed < size) return false;
+  tokens_ -= size;
+  sequence = {};
+  free_sequences_.push_back(number);
+  return true;
+}
+
+void SuffixTrie::remove_from(uint32_t number, uint32_t start) {
+  const std::vector<int32_t>& tokens = sequences_[number].tokens;
+  const size_t end = std::min<size_t>(tokens.size(), size_t(start) + depth_);
+  uint32_t node = kRoot;
+  for (size_t i = start; i < end; ++i) {
+    const uint32_t child = children_.find(node, tokens[i]);
+    const bool last = nodes_[child].count == 1;
+    --nodes_[child].count;
+    if (last) {  // and so it is for all that is longer
+      // Strings of this occurrence that other removals left without a leaf hang below, one by one.
+      uint32_t deepest = child;
+      while (nodes_[deepest].first != 0) deepest = nodes_[deepest].first;
+      for (uint32_t above = 0; above != node; deepest = above) {
+        above = nodes_[deepest].parent;
+        unlink(deepest);
+      }
+      break;
+    }
+    if (nodes_[node].best == child) find_best(node);
+    node = child;
+  }
+  for (uint32_t up = node; up != kRoot; up = nodes_[up].parent) shrink(up);
+}
+
+// Makes a node whose only occurrence goes on in a leaf that leaf itself.
+void SuffixTrie::shrink(uint32_t node) {
+  const uint32_t leaf = nodes_[node].first;
+  if (nodes_[node].count != 1 || leaf == 0 || nodes_[leaf].owner == 0) return;
+  const uint32_t owner = nodes_[leaf].owner, start = nodes_[leaf].start;
+  unlink(leaf);
+  nodes_[node].owner = owner;
+  nodes_[node].start = start;
+  uint32_t* at = cursor(owner, start);
+  if (at != nullptr && *at == leaf) *at = node;
+}
+
+void SuffixTrie::unlink(uint32_t node) {
+  const Node gone = nodes_[node];
+  children_.erase(gone.parent, gone.token);
+  if (gone.next != 0) nodes_[gone.next].previous = gone.previous;
+  if (gone.previous != 0) {
+    nodes_[gone.previous].next = gone.next;
+  } else {
+    nodes_[gone.parent].first = gone.next;
+  }
+  nodes_[node] = {};
+  free_nodes_.push_back(node);
+  if (nodes_[gone.parent].best == node) find_best(gone.parent);
+}
+
+void SuffixTrie::find_best(uint32_t node) {
+  uint32_t best = nodes_[node].first;
+  for (uint32_t child = best; child != 0; child = nodes_[child].next) {
+    if (nodes_[child].count >= nodes_[best].count) best = child;  // the oldest of the most frequent
+  }
+  nodes_[node].best = best;
+}
+
+// All matches are tried, longest first; ties stay with the longer one.
+
+Guess SuffixTrie::guess(uint32_t sequence, const Limits& limits) const {
+  if (sequence >= sequences_.size() || !sequences_[sequence].growing)
+    throw std::invalid_argument("this sequence does not grow");
+  const Sequence& text = sequences_[sequence];
+  const uint32_t size = uint32_t(text.tokens.size());
+  Guess best;
+  for (uint32_t match = std::min(depth_, size); match-- > 1;) {
+    const uint32_t node = text.cursors[(size - match) % depth_];
+    if (nodes_[node].owner == 0) follow(node, match, limits, best);  // a leaf would be this very place
+  }
+  return best;
+}
+
+Guess SuffixTrie::guess_after(const int32_t* tokens, size_t count, const Limits& limits) const {
+  const int32_t* const end = tokens + count;
+  std::vector<uint32_t> matches;  // nodes of the last 1, 2, ... tokens
+  for (size_t match = 1; match < std::min<size_t>(depth_, count); ++match) {
+    const uint32_t node = find(end - match, match);
+    if (node == 0) break;  // nor does a longer string occur
+    matches.push_back(node);
+  }
+  Guess best;
+  for (size_t match = matches.size(); match > 0; --match) follow(matches[match - 1], uint32_t(match), limits, best);
+  return best;
+}
+
+// Follows the most frequent children of the node of a string of `match` tokens; the string may end inside of a leaf.
+void SuffixTrie::follow(uint32_t node, uint32_t match, const Limits& limits, Guess& best) const {
+  const float wished = float(match) * limits.factor + limits.offset + 1e-6f;
+  const uint32_t most = std::min({limits.most, depth_ - match, uint32_t(std::clamp(wished, 0.0f, 1e6f))});
+  if (float(most) <= best.score) return;  // no probability exceeds 1
+  Guess guess;
+  guess.match = match;
+  float prob = 1;
+  while (guess.tokens.size() < most) {
+    const Node& from = nodes_[node];
+    int32_t token;
+    if (from.owner != 0) {
+      const std::vector<int32_t>& tokens = sequences_[from.owner].tokens;
+      const size_t next = from.start + match + guess.tokens.size();
+      if (next >= tokens.size()) break;
+      token = tokens[next];
+    } else {
+      if (from.best == 0) break;
+      prob *= float(nodes_[from.best].count) / float(from.count);
+      if (prob < limits.min_prob) break;
+      token = nodes_[from.best].token;
+      node = from.best;
+    }
+    guess.tokens.push_back(token);
+    guess.probs.push_back(prob);
+    guess.score += prob;
+  }
+  if (guess.score > best.score) best = std::move(guess);
+}
+
+// The node of a string, or the leaf inside of which it ends; 0 if it does not occur.
+uint32_t SuffixTrie::find(const int32_t* tokens, size_t length) const {
+  if (length > depth_) return 0;
+  uint32_t node = kRoot;
+  for (size_t i = 0; i < length; ++i) {
+    if (nodes_[node].owner != 0) {
+      const std::vector<int32_t>& own = sequences_[nodes_[node].owner].tokens;
+      const size_t at = nodes_[node].start;
+      const bool same = at + length <= own.size() && std::equal(tokens + i, tokens + length, own.begin() + at + i);
+      return same ? node : 0;
+    }
+    node = children_.find(node, tokens[i]);
+    if (node == 0) return 0;
+  }
+  return node;
+}
+
+uint32_t SuffixTrie::count(const int32_t* tokens, size_t length) const {
+  return length == 0 ? 0 : nodes_[find(tokens, length)].count;
+}
+
+size_t SuffixTrie::bytes() const {
+  const size_t nodes = nodes_.size() - free_nodes_.size();
+  const size_t sequences = sequences_.size() - free_sequences_.size();
+  // A child takes 16 bytes in a table that is about two thirds full.
+  return nodes * (sizeof(Node) + 24) + tokens_ * sizeof(int32_t) + sequences * sizeof(Sequence);
+}
+
+}  // namespace parlay

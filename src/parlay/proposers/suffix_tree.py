@@ -1,0 +1,192 @@
+"""Counts of the strings that occur in token sequences, and what they make likely to come next.
+
+`SuffixTree` is the obvious form, a table of every string. It serves where no compiler was found and is what the
+native trie (`csrc/suffix.h`) is compared with. Which of several equally frequent tokens is followed depends on
+history: the one that first was as frequent; after something was removed, the one that came first.
+
+Source: SuffixDecoding (Oliaro et al. 2411.04975), with its reference implementation's scores.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+Tokens = tuple[int, ...]
+
+
+class Guess(NamedTuple):
+    """A chain of tokens.
+
+    Attributes:
+        tokens: the guessed ones.
+        probs: of each, that it and all before it follow.
+        score: the sum of those: how many tokens are expected to be right.
+        match: how many tokens of context were found.
+    """
+
+    tokens: list[int]
+    probs: list[float]
+    score: float
+    match: int
+
+
+class Counts(Protocol):
+    """What both forms can do. A sequence is known by its number."""
+
+    @property
+    def bytes(self) -> int:
+        """How much memory is used, about."""
+
+    def begin(self) -> int:
+        """Begin an empty sequence."""
+
+    def append(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Count the strings that end with each of the next tokens of a sequence."""
+
+    def end(self, sequence: int) -> None:
+        """Take note that a sequence will not grow any more."""
+
+    def remove(self, sequence: int, count: int) -> bool:
+        """Uncount the strings that begin at the next `count` places of a sequence; True once it is gone."""
+
+    def count(self, tokens: Sequence[int]) -> int:
+        """Return how often a string of up to `depth` tokens occurs."""
+
+    def guess(
+        self, sequence: int, most: int, factor: float, offset: float, min_prob: float
+    ) -> tuple[list[int], list[float], float, int]:
+        """Guess what follows a growing sequence.
+
+        Args:
+            sequence: its number.
+            most: tokens to guess.
+            factor, offset: after a match of m tokens at most `m * factor + offset`.
+            min_prob: least probability of all tokens so far.
+
+        Returns:
+            what `Guess` has.
+        """
+
+    def guess_after(
+        self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
+    ) -> tuple[list[int], list[float], float, int]:
+        """Guess what follows a text, of which the last `depth` tokens are looked at; otherwise as `guess`."""
+
+
+def make_tree(depth: int) -> Counts:
+    """Return an empty tree of strings of up to `depth` tokens: the native one where it was built."""
+    try:
+        from parlay.kernels import _native
+    except ImportError:
+        return SuffixTree(depth)
+    return _native.SuffixTrie(depth)
+
+
+class SuffixTree:
+    """The obvious form of `Counts`."""
+
+    def __init__(self, depth: int) -> None:
+        """Count strings of up to `depth` tokens."""
+        self._depth = depth
+        self._counts: dict[Tokens, int] = {}
+        self._children: dict[Tokens, list[int]] = {}  # in the order in which they came
+        self._best: dict[Tokens, int] = {}
+        self._sequences: dict[int, list[int]] = {}
+        self._removed: dict[int, int] = {}
+        self._number = 0
+
+    @property
+    def bytes(self) -> int:  # noqa: D102
+        return 200 * len(self._counts) + 8 * sum(map(len, self._sequences.values()))
+
+    def begin(self) -> int:  # noqa: D102
+        self._number += 1
+        self._sequences[self._number], self._removed[self._number] = [], 0
+        return self._number
+
+    def append(self, sequence: int, tokens: Sequence[int]) -> None:  # noqa: D102
+        known = self._sequences[sequence]
+        for token in tokens:
+            known.append(token)
+            for length in range(min(self._depth, len(known)), 0, -1):
+                self._add(tuple(known[-length:]))
+
+    def _add(self, string: Tokens) -> None:
+        count = self._counts[string] = self._counts.get(string, 0) + 1
+        above, token = string[:-1], string[-1]
+        if count == 1:
+            self._children.setdefault(above, []).append(token)
+        best = self._best.get(above)
+        if best is None or count > self._counts[(*above, best)]:
+            self._best[above] = token
+
+    def end(self, sequence: int) -> None:  # noqa: D102
+        pass
+
+    def remove(self, sequence: int, count: int) -> bool:  # noqa: D102
+        known = self._sequences[sequence]
+        for _ in range(count):
+            start = self._removed[sequence]
+            if start == len(known):
+                break
+            for end in range(min(start + self._depth, len(known)), start, -1):
+                self._take(tuple(known[start:end]))
+            self._removed[sequence] += 1
+        if self._removed[sequence] < len(known):
+            return False
+        del self._sequences[sequence], self._removed[sequence]
+        return True
+
+    def _take(self, string: Tokens) -> None:
+        above, token = string[:-1], string[-1]
+        self._counts[string] -= 1
+        if self._counts[string] == 0:
+            del self._counts[string]
+            self._children[above].remove(token)
+        if self._best[above] == token:
+            del self._best[above]
+            if children := self._children[above]:
+                self._best[above] = max(children, key=lambda child: self._counts[(*above, child)])
+            else:
+                del self._children[above]
+
+    def strings(self) -> Iterator[tuple[Tokens, int]]:
+        """Yield every string with its count."""
+        yield from self._counts.items()
+
+    def count(self, tokens: Sequence[int]) -> int:  # noqa: D102
+        return self._counts.get(tuple(tokens), 0)
+
+    def guess(  # noqa: D102
+        self, sequence: int, most: int, factor: float, offset: float, min_prob: float
+    ) -> tuple[list[int], list[float], float, int]:
+        return self.guess_after(self._sequences[sequence], most, factor, offset, min_prob)
+
+    def guess_after(  # noqa: D102
+        self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
+    ) -> tuple[list[int], list[float], float, int]:
+        text, best = tuple(tokens[-self._depth :]), Guess([], [], 0.0, 0)
+        for match in range(1, len(text)):
+            if text[-match:] not in self._counts:
+                break
+            guess = self._follow(text[-match:], min(most, int(np.float32(match * factor + offset + 1e-6))), min_prob)
+            if guess.tokens and guess.score >= best.score:
+                best = guess
+        return best
+
+    def _follow(self, string: Tokens, most: int, min_prob: float) -> Guess:
+        tokens: list[int] = []
+        probs: list[float] = []
+        prob, score = np.float32(1), np.float32(0)
+        match = len(string)
+        while len(tokens) < most and string in self._best:
+            child = (*string, self._best[string])
+            prob *= np.float32(self._counts[child]) / np.float32(self._counts[string])
+            if prob < np.float32(min_prob):
+                break
+            tokens.append(child[-1])
+            probs.append(float(prob))
+            score += prob
+            string = child
+        return Guess(tokens, probs, float(score), match)
