@@ -262,6 +262,21 @@ def test_tokenize_and_back(live: Live, offline: LLM) -> None:
     assert tuple(chat["tokens"]) == offline_chat(offline, SamplingParams(max_tokens=1)).prompt_token_ids
 
 
+@pytest.mark.parametrize("continuous", [False, True])
+def test_usage_of_every_chunk_only_where_asked_for(client: openai.OpenAI, continuous: bool) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": continuous, "include_obfuscation": False}
+    asked: Any = {"prompt": [PROMPT, "x"], "max_tokens": 9, "temperature": 0, "stream": True}
+    more = {"ignore_eos": True}
+    *chunks, last = client.completions.create(model="tiny-code", **asked, stream_options=options, extra_body=more)
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 18
+    assert [chunk.usage is not None for chunk in chunks] == [continuous] * len(chunks)
+    if continuous:
+        counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+        assert counts == sorted(counts)
+        assert chunks[-1].usage == last.usage
+
+
 def test_nginx_passes_events_on_at_once(live: Live) -> None:
     answer = live.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "stream": True})
     assert (answer.headers["X-Accel-Buffering"], answer.headers["Cache-Control"]) == ("no", "no-cache")

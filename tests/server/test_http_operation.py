@@ -99,6 +99,11 @@ def error(answer: httpx.Response, status: int) -> dict[str, Any]:
         ({"prompt": "x", "stream": "yes"}, "stream", "bool"),
         ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options", "stream"),
         ({"prompt": "x", "stream": True, "stream_options": {"x": True}}, "stream_options", "unknown key 'x'"),
+        (
+            {"prompt": "x", "stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options",
+            "never padded",
+        ),
         ({"prompt": "x", "n": 5}, "n", "limit of 4"),
         ({"prompt": "x", "logprobs": 21}, "logprobs", "limit of 20"),
         ({"prompt": ["x"] * 9}, None, "may for 8"),

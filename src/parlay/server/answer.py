@@ -98,6 +98,7 @@ class Answer(Response):
         *,
         stream: bool = False,
         include_usage: bool = False,
+        continuous_usage: bool = False,
         without_output: bool = False,
     ) -> None:
         """Describe it; nothing is computed before it is sent.
@@ -109,6 +110,7 @@ class Answer(Response):
             shape: what the answer looks like.
             stream: send events.
             include_usage: end them with the usage.
+            continuous_usage: each has the usage so far.
             without_output: the prompt alone is wanted.
         """
         self._front = front
@@ -117,6 +119,7 @@ class Answer(Response):
         self._shape = shape
         self._stream = stream
         self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
         self._without_output = without_output
         self.background = None
 
@@ -169,10 +172,10 @@ class Answer(Response):
         started = False
         async with aclosing(self._outputs(account)) as growing:
             async for number, output in growing:
-                body = b"".join(
-                    _event(chunk | {"usage": None} if self._include_usage else chunk)
-                    for chunk in self._shape.events(number, output)
+                more = (
+                    {"usage": self._usage(account) if self._continuous_usage else None} if self._include_usage else {}
                 )
+                body = b"".join(_event(chunk | more) for chunk in self._shape.events(number, output))
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": list(_EVENT_STREAM)})
                     started = True
@@ -180,10 +183,7 @@ class Answer(Response):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
         end = b"data: [DONE]\n\n"
         if self._include_usage:
-            outputs = [account.outputs[i] for i in range(len(self._prompts))]
-            end = (
-                _event({**self._shape.closing(), "usage": usage(outputs, without_output=self._without_output)}) + end
-            )
+            end = _event({**self._shape.closing(), "usage": self._usage(account)}) + end
         await send({"type": "http.response.body", "body": end})
 
     async def _outputs(self, account: Account) -> AsyncGenerator[tuple[int, RequestOutput]]:
@@ -215,8 +215,12 @@ class Answer(Response):
                     raise TimeoutError
                 yield number, output
 
+    def _usage(self, account: Account) -> dict[str, Any]:
+        """Return what it took so far."""
+        return usage([account.outputs[i] for i in sorted(account.outputs)], without_output=self._without_output)
+
     def _record(self, account: Account) -> None:
-        took = usage([account.outputs[i] for i in sorted(account.outputs)], without_output=self._without_output)
+        took = self._usage(account)
         account.facts |= {
             "stream": self._stream,
             "prompts": len(self._prompts),

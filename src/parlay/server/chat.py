@@ -33,7 +33,15 @@ async def chat(front: Front, request: Request) -> Answer:
     shape, messages, options = await read_json(request, front.config.max_json_depth, partial(_read, front))
     prompt = await chat_prompt(messages, options, front.engine.codec, front.config, front.engine.max_model_len)
     asked = shape.asked
-    return Answer(front, [prompt], shape.params, shape, stream=asked.stream, include_usage=asked.include_usage)
+    return Answer(
+        front,
+        [prompt],
+        shape.params,
+        shape,
+        stream=asked.stream,
+        include_usage=asked.include_usage,
+        continuous_usage=asked.continuous_usage,
+    )
 
 
 def _read(front: Front, body: dict[str, Any]) -> tuple["ChatShape", list[dict[str, Any]], ChatOptions]:

@@ -35,6 +35,7 @@ async def complete(front: Front, request: Request) -> Answer:
         shape,
         stream=asked.stream,
         include_usage=asked.include_usage,
+        continuous_usage=asked.continuous_usage,
         without_output=shape.without_output,
     )
 

@@ -32,6 +32,8 @@ REFUSED = {
     "logits_processors": "functions cannot be sent; use logit_bias, allowed_token_ids or bad_words",
 }
 
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A piece of a text in OpenAI's form; there is no other type."""
@@ -59,7 +61,8 @@ class Asked:
     Attributes:
         model: whom to ask; the one that is served where left out.
         stream: send the answer while it grows.
-        stream_options: with `include_usage` true, the last chunk has the usage of the whole request.
+        stream_options: with `include_usage` true, the last chunk has the usage of the whole request; with
+            `continuous_usage_stats` too, every chunk has the usage so far.
         return_sources: give `sources`, which says who guessed each piece of the text.
         return_token_ids: give `token_ids` and `prompt_token_ids`.
         prediction: a text that the answer will mostly repeat, `{"type": "content", "content": ...}`; it makes the
@@ -88,9 +91,11 @@ class Asked:
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise ConfigError("stream_options is about streamed answers; leave it out or set stream to true")
-        for name in self.stream_options or ():
-            if name != "include_usage":
-                raise ConfigError(f"unknown key {shown(name)} in stream_options{nearest(name, ['include_usage'])}")
+        for name, wanted in (self.stream_options or {}).items():
+            if name not in _STREAM_OPTIONS:
+                raise ConfigError(f"unknown key {shown(name)} in stream_options{nearest(name, _STREAM_OPTIONS)}")
+            if wanted and name == "include_obfuscation":
+                raise ConfigError("stream_options: chunks are never padded; leave include_obfuscation out")
         if self.store:
             raise ConfigError("store is not served, since no answer is kept; leave it out")
 
@@ -98,6 +103,11 @@ class Asked:
     def include_usage(self) -> bool:
         """Whether a streamed answer ends with its usage."""
         return bool((self.stream_options or {}).get("include_usage"))
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of such an answer has it."""
+        return self.include_usage and bool((self.stream_options or {}).get("continuous_usage_stats"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
