@@ -136,6 +136,9 @@ def test_wrong_fields_are_named(live: Live, body: dict[str, Any], param: str | N
         assert found["type"] == "invalid_request_error"
         if param is not None:
             assert found["param"] == param
+        assert (found["code"] == "context_length_exceeded") is (
+            words in ("leaves no room", "characters, more than any")
+        )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from parlay.config import ServerConfig, build
-from parlay.errors import ConfigError, RequestError, nearest, shown
+from parlay.errors import ConfigError, ContextLengthError, RequestError, nearest, shown
 from parlay.server.errors import ApiError
 from parlay.types.params import SamplingParams
 
@@ -326,7 +326,7 @@ def check_text(text: str, most_characters: int, most_tokens: int) -> None:
         RequestError: it is too long.
     """
     if len(text) > most_characters * most_tokens:
-        raise RequestError(
+        raise ContextLengthError(
             f"the prompt has {len(text)} characters, more than any {most_tokens} tokens of this model stand for; "
             "shorten it"
         )
