@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := build/clients
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test soak check clean
+.PHONY: demo test clients soak check clean
 
 # A stamp per set of tools, so that `make demo` installs no test tools. Native sources are part of the package: when
 # they change, it is built again.
@@ -20,14 +21,29 @@ $(VENV)/.tools: $(VENV)/.installed
 	$(INSTALL) --editable '.[test,check]'
 	touch $@
 
+$(VENV)/.clients: $(VENV)/.tools
+	$(INSTALL) --editable '.[test,serve,clients]'
+	touch $@
+
+$(CLIENTS)/.installed: tests/clients/npm/package.json
+	mkdir -p $(CLIENTS)
+	cp $< $(CLIENTS)
+	npm install --prefix $(CLIENTS) --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel=error
+	touch $@
+
 demo: $(VENV)/.installed
 	$(BIN)/parlay demo
 
 test: $(VENV)/.tools
 	$(BIN)/python -m pytest
 
-soak: $(VENV)/.tools
-	$(BIN)/python -m pytest -m soak
+clients: $(VENV)/.clients $(CLIENTS)/.installed
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+		{ echo 'no Chromium here; run: apt-get install chromium chromium-driver' >&2; exit 1; }
+	$(BIN)/python -m pytest -m clients tests/clients
+
+soak: $(VENV)/.clients
+	PARLAY_SOAK_SECONDS=$${PARLAY_SOAK_SECONDS:-600} $(BIN)/python -m pytest -m soak
 
 check: $(VENV)/.tools
 	$(BIN)/ruff format --check .

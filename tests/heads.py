@@ -89,6 +89,24 @@ def mlp_chain(
     return tokens[1:], mlp_logits(config, tensors, hidden, tokens[:-1])
 
 
+def assert_trace(llm: LLM, case: Mapping[str, Any], source: str) -> None:
+    """Compare a greedy text, and what was guessed and confirmed in every step, with a reference's."""
+    beyond = case["k"] + 1  # further tokens, so that the last draft is as long as the others
+    params = SamplingParams(
+        temperature=0, max_tokens=len(case["tokens"]) + beyond, ignore_eos=True, return_rejected=True
+    )
+    answer = llm.generate([case["prompt"]], params)[0].outputs[0]
+    assert list(answer.token_ids[: len(case["tokens"])]) == case["tokens"]
+    assert answer.rejected is not None
+    at = 1
+    for step in case["rounds"]:
+        emitted, accepted = len(step["emitted"]), step["accepted"]
+        assert answer.sources[at : at + emitted] == (source,) * accepted + ("target",)
+        rejected = [guess.token_id for guess in answer.rejected if guess.at == at + accepted]
+        assert [*answer.token_ids[at : at + accepted], *rejected] == step["draft"]
+        at += emitted
+
+
 # ---------------------------------------------------------------------------------------------------- random heads
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import parlay
-from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig
 from parlay.engine.chat import ChatOptions
 from parlay.engine.request import Request
 from parlay.engine.stats import EngineStats
@@ -25,6 +25,7 @@ SOURCE = Path(parlay.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 CONFIGS = [
     EngineConfig,
+    ServerConfig,
     SpeculativeConfig,
     ChatOptions,
     parlay.SamplingParams,

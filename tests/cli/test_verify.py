@@ -14,7 +14,7 @@ from parlay.bench import sameness
 from parlay.cli.main import main
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
-from parlay.proposers.select import proposers
+from parlay.proposers.select import embedded_configs
 from parlay.types.output import CompletionOutput, Logprob
 
 
@@ -31,7 +31,7 @@ def test_the_embedded_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(check["same"] for check in result["checks"])
     assert len(result["checks"]) > 6
     rows = result["rows"]
-    methods = {"plain", *proposers.names()} - {"none"}
+    methods = {"plain", *embedded_configs()} - {"none"}
     ways = ("alone", "together", "in chunks", "from the cache")
     assert {(r["method"], r["way"], r["temperature"]) for r in rows} == {
         (method, way, t) for method in methods for way in ways for t in (0.0, 0.8)

@@ -199,7 +199,7 @@ def test_capped_scores(kernels: Kernels, dtype: torch.dtype, cap: float) -> None
 
 
 @pytest.mark.parametrize("normalise", [False, True])
-@pytest.mark.parametrize(("experts", "chosen"), [(5, 2), (16, 4), (40, 8), (3, 3), (1, 1)])
+@pytest.mark.parametrize(("experts", "chosen"), [(5, 2), (16, 4), (40, 8), (3, 3), (1, 1), (257, 1), (1000, 3)])
 def test_route(kernels: Kernels, experts: int, chosen: int, normalise: bool) -> None:
     scores = random(20, experts, spread=3)
     scores[3] = 1.5  # all alike: the lowest ids
@@ -213,6 +213,22 @@ def test_route(kernels: Kernels, experts: int, chosen: int, normalise: bool) -> 
     if normalise:
         exact /= exact.sum(1, keepdim=True)
     torch.testing.assert_close(weights.double(), exact, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 255, 256, 257, 511, 900])
+def test_the_best_of_many(kernels: Kernels, count: int) -> None:
+    """Wherever it stands, the first of equals, whatever is not a number."""
+    scores = random(count + 3, count, spread=3)
+    scores[range(count), range(count)] = 50
+    scores[:, count // 2] = scores[:, count // 2].clamp(min=torch.tensor(40.0))
+    scores[count] = -torch.inf
+    scores[count + 1] = torch.nan
+    scores[count + 2] = torch.nan
+    scores[count + 2, -1] = -3.0
+    scores[0, 1:] = 50
+    ids, weights = torch.full((count + 3, 1), -1, dtype=torch.int32), torch.empty(count + 3, 1)
+    kernels.route(scores, ids, weights, False)
+    assert ids[:, 0].tolist() == [*range(count), 0, 0, count - 1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

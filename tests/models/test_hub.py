@@ -85,7 +85,7 @@ def test_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything given is passed on, and `.bin` files are fetched only where there is no safetensors file."""
+    """Everything given is passed on, and pickled files are fetched only where there is no safetensors file."""
     calls: list[dict[str, Any]] = []
 
     def download(name: str, **options: Any) -> str:
@@ -98,12 +98,12 @@ def test_what_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "model.safetensors").touch()
     find_model("owner/model", hub)
     find_model("owner/model", hub, weights=False)
-    kinds = ("*.safetensors", "pytorch_model*.bin")
+    kinds = ("*.safetensors", "pytorch_model*.bin", "medusa_lm_head.pt")
     assert [tuple(kind in call["allow_patterns"] for kind in kinds) for call in calls] == [
-        (True, False),
-        (False, True),
-        (True, False),
-        (False, False),
+        (True, False, False),
+        (False, True, True),
+        (True, False, False),
+        (False, False, False),
     ]
     for call in calls:
         assert call["name"] == "owner/model"

@@ -64,13 +64,18 @@ def twin(path: Path, llm: LLM) -> Twin:
 def assert_right(llm: LLM, path: Path, drafts: dict[Known, Draft]) -> None:
     """Compare drafts, by the known tokens that each follows, with the reference's."""
     runner, propose = llm.engine._worker._runner, twin(path, llm)
-    for known, draft in drafts.items():
-        blocks = range(-(-len(known) // runner.block_size))
-        text = flatten([Stretch(known[:-1], 0, blocks)], runner.block_size)
-        tokens, logits = propose(runner.forward(text)[-1:], torch.tensor(known[-1:]))
-        assert draft.tokens == tuple(int(t) for t in tokens[: len(draft)]), f"after {len(known)} tokens"
+    states: dict[Known, Tensor] = {}  # of the tokens before each text's last
+    for text in sorted(drafts, key=len, reverse=True):
+        if text not in states:
+            blocks = range(-(-len(text) // runner.block_size))
+            hidden = runner.forward(flatten([Stretch(text[:-1], 0, blocks)], runner.block_size)).clone()
+            states |= {text[: end + 1]: hidden[end - 1] for end in range(1, len(text))}
+    known = list(drafts)
+    tokens, logits = propose(torch.stack([states[k] for k in known]), torch.tensor([k[-1] for k in known]))
+    for i, draft in enumerate(drafts.values()):
+        assert draft.tokens == tuple(int(t[i]) for t in tokens[: len(draft)]), f"after {len(known[i])} tokens"
         assert draft.is_chain
-        probs = [float(row.softmax(-1)[0, token]) for row, token in zip(logits, draft.tokens, strict=False)]
+        probs = [float(row[i].softmax(-1)[token]) for row, token in zip(logits, draft.tokens, strict=False)]
         assert draft.probs == pytest.approx(probs, rel=1e-3)
 
 
@@ -257,6 +262,18 @@ def test_where_drafts_begin() -> None:
     ]
     found = [(s.index, s.row, s.token, s.length) for s in shared.starts(spans, verdicts, 3)]
     assert found == [(0, 2, 5, 3), (1, 6, 7, 3), (2, 8, 8, 2), (8, 25, 3, 1)]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+@pytest.mark.parametrize("method", METHODS)
+def test_states_that_are_no_numbers(make_llm: MakeLLM, method: str, value: float) -> None:
+    """Guesses are tokens then too, and their probabilities can be reckoned with."""
+    head = head_of(make_llm(method, 4))
+    start = shared.Start(index=0, row=1, token=3, length=4)
+    (draft,) = head._draft([start], torch.full((2, 64), value))
+    assert all(0 <= token < 257 for token in draft.tokens)
+    assert draft.probs is not None
+    assert all(0 <= p <= 1 for p in draft.probs)
 
 
 # --------------------------------------------------------------------------------------------------- lengths, memory

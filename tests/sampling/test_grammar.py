@@ -352,3 +352,40 @@ def test_schemas_that_require_themselves(definition: dict[str, Any], ends: bool)
     else:
         with pytest.raises(RequestError, match="requires itself"):
             check_schema(schema)
+
+
+@pytest.mark.parametrize("form", [*FORMS, {"regex": "[xy](abcd ){99}[xy](ab){99}"}], ids=str)
+def test_what_must_follow_is_the_same_on_the_way_and_from_the_start(grammars: Grammars, form: dict[str, Any]) -> None:
+    """A run that was asked for once is remembered; a guess that left it, or a step back, makes no difference."""
+    asked = StructuredOutputsParams(**form)
+    for seed in range(3):
+        tokens = write(grammars.start(asked), seed, 40)
+        one = grammars.start(asked)
+        places = [*range(len(tokens)), *random.Random(seed).sample(range(len(tokens)), min(8, len(tokens)))]
+        for place in places:
+            path = tokens[:place]
+            other = grammars.start(asked).forced(path)
+            assert one.forced(path) == other
+            one.permits([*path, *other], random.Random(place).randrange(VOCAB))
+
+
+def test_a_long_forced_text_is_asked_for_once(grammars: Grammars) -> None:
+    constraint = grammars.start(StructuredOutputsParams(regex="(abc){400}x"))
+    track, asked = constraint._guessing, 0
+
+    class Counting:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            nonlocal asked
+            asked += name == "compute_ff_tokens"
+            return getattr(self._inner, name)
+
+    track.matcher = Counting(track.matcher)
+    path: list[int] = []
+    for _ in range(5):
+        run = constraint.forced(path)
+        assert len(run) == 64
+        path += run[:10]
+    assert asked == 1

@@ -36,6 +36,8 @@ class Node {
   fire(kind, more = {}) { return this.listeners[kind]({ preventDefault() {}, ...more }); }
   focus() { this.document.activeElement = this; }
   reportValidity() { return this.document.getElementById("prompt").value !== ""; }
+  getBoundingClientRect() { return { top: 0 }; }
+  scrollIntoView() {}
   remove() {}
   select() {}
 }
@@ -70,6 +72,7 @@ function browser(html, fetch) {
     document, fetch, TextDecoder, AbortController, setTimeout: (f) => f(), performance: { now: () => (clock += 10) },
     Option: function (text, value) { return Object.assign(new Node("option"), { text, value }); },
     sessionStorage: storage(), localStorage: storage(), navigator: {}, matchMedia: () => ({ matches: false }),
+    innerHeight: 1000,
   };
   window.window = window;
   const script = /<script>([^]*)<\/script>/.exec(html)[1];

@@ -161,7 +161,8 @@ const tests = {
     assert.deepStrictEqual([own.className, own.title], ["s0", "the target's own"]);
     assert.match($("first-figures").textContent, /^3 tokens in .* 1 of 2 guesses confirmed$/);
     assert.strictEqual($("verdict").className, "same");
-    assert.match($("status").textContent, /No difference/);
+    assert.match($("verdict").textContent, /No difference/);
+    assert.strictEqual($("status").textContent, "Finished.");
     assert.strictEqual(asked.length, 2);
     assert.deepStrictEqual(asked.map((a) => [a[0], a[2]]), [["/v1/completions", "Bearer k"], ["/v1/completions", "Bearer k"]]);
     assert.strictEqual(asked[0][1].seed, asked[1][1].seed); // one noise for both

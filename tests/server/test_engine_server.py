@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -13,6 +13,8 @@ from conftest import MakeLLM
 from parlay import EngineFaultError, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.engine.tokenizer import Detokenizer
+from parlay.sampling import grammar
+from parlay.sampling.grammar import Grammars
 from parlay.server.engine_server import EngineServer
 from parlay.server.protocol import Abort, Add, Command, Failure, Outputs, Stop, decode_report, encode, plain_params
 
@@ -152,3 +154,34 @@ def test_what_is_refused(front: Front) -> None:
     (failure,) = front.read_until(lambda reports: any(r.failures for r in reports))[-1].failures
     assert isinstance(failure, Failure)
     assert (failure.key, failure.kind) == (5, "RequestError")
+
+
+def test_a_grammar_is_compiled_beside_the_steps(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others go on while it is; those who leave meanwhile are gone; one that is refused fails alone."""
+    gate, compile_one = Event(), Grammars.compile
+    monkeypatch.setattr(Grammars, "compile", lambda *args: gate.wait(LIMIT) and compile_one(*args))
+    for key, regex in ((1, "[a-f]{40}"), (2, "[a-f]{41}"), (3, "(")):
+        front.send(Add(key, PROMPT, plain_params(SamplingParams(structured_outputs={"regex": regex}, max_tokens=99))))
+    front.send(Abort(2))
+    front.send(add(4, max_tokens=20))
+    reports = front.read_until(lambda reports: finished(reports, 1))
+    assert {d.key for r in reports for d in r.deltas} == {4}
+    gate.set()
+    reports = front.read_until(lambda reports: finished(reports, 1) and any(r.failures for r in reports))
+    assert {d.key for r in reports for d in r.deltas} == {1}
+    assert len("".join(d.text for r in reports for d in r.deltas)) == 40
+    ((key, kind),) = [(f.key, f.kind) for r in reports for f in r.failures]
+    assert (key, kind) == (3, "RequestError")
+    settle(front, lambda: not front.engine.busy)
+
+
+def test_what_one_tenant_has_compiled_is_not_at_hand_for_another(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, compile_one = [], grammar._compile
+    monkeypatch.setattr(grammar, "_compile", lambda *args: compiled.append(args) or compile_one(*args))
+    params = plain_params(SamplingParams(structured_outputs={"regex": "[a-f]{7}"}, n=2))
+    for key, tenant in enumerate(("one", "one", "other")):
+        front.send(Add(key, PROMPT, params, tenant=tenant))
+    front.read_until(lambda reports: finished(reports, 6))
+    assert len(compiled) == 2

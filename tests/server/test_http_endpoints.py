@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 from serving import Live
@@ -207,6 +208,26 @@ def test_response_formats(client: openai.OpenAI) -> None:
         assert (form["type"] != "text") == text.lstrip().startswith("{")
 
 
+@pytest.mark.parametrize(
+    ("older", "form"),
+    [
+        ({"guided_regex": "[ab]{3}c"}, {"regex": "[ab]{3}c"}),
+        ({"guided_choice": ["no", "yes"]}, {"choice": ["no", "yes"]}),
+        ({"guided_json": {"enum": [1, 22]}}, {"json": {"enum": [1, 22]}}),
+        ({"guided_grammar": 'root ::= "x" "y"'}, {"grammar": 'root ::= "x" "y"'}),
+    ],
+)
+def test_older_names_of_forms(client: openai.OpenAI, older: dict[str, Any], form: dict[str, Any]) -> None:
+    def complete(**more: Any) -> str:
+        return client.completions.create(
+            model="tiny-code", prompt="def", temperature=0, max_tokens=12, extra_body=more
+        ).choices[0].text  # fmt: skip
+
+    assert complete(**older) == complete(structured_outputs=form) != complete()
+    with pytest.raises(openai.BadRequestError, match="one form"):
+        complete(**older, structured_outputs=form)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_forced_calls(client: openai.OpenAI, choice: Any, stream: bool) -> None:
@@ -241,8 +262,32 @@ def test_tokenize_and_back(live: Live, offline: LLM) -> None:
     assert tuple(chat["tokens"]) == offline_chat(offline, SamplingParams(max_tokens=1)).prompt_token_ids
 
 
+@pytest.mark.parametrize("continuous", [False, True])
+def test_usage_of_every_chunk_only_where_asked_for(client: openai.OpenAI, continuous: bool) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": continuous, "include_obfuscation": False}
+    asked: Any = {"prompt": [PROMPT, "x"], "max_tokens": 9, "temperature": 0, "stream": True}
+    more = {"ignore_eos": True}
+    *chunks, last = client.completions.create(model="tiny-code", **asked, stream_options=options, extra_body=more)
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 18
+    assert [chunk.usage is not None for chunk in chunks] == [continuous] * len(chunks)
+    if continuous:
+        counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+        assert counts == sorted(counts)
+        assert chunks[-1].usage == last.usage
+
+
+def test_nginx_passes_events_on_at_once(live: Live) -> None:
+    answer = live.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "stream": True})
+    assert (answer.headers["X-Accel-Buffering"], answer.headers["Cache-Control"]) == ("no", "no-cache")
+
+
 def test_probes_and_version(live: Live, offline: LLM) -> None:
     assert live.http.get("/health").status_code == live.http.get("/ready").status_code == 200
+    head, whole = live.http.head("/version"), live.http.get("/version")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(whole.content))
+    assert live.http.head("/v1/completions").status_code == 405
     assert live.http.get("/version").json()["numerics_id"] == offline.numerics_id
     answer = live.http.get("/version", headers={"X-Request-Id": "mine-1"})
     assert answer.headers["X-Request-Id"] == "mine-1"
@@ -257,3 +302,36 @@ def test_the_document_names_every_field(live: Live) -> None:
     assert all(value["description"] for value in body["properties"].values())
     assert set(made["paths"]) >= {"/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/models", "/ready"}
     assert not any("422" in op["responses"] for path in made["paths"].values() for op in path.values())
+
+
+def test_answers_are_as_the_document_says(live: Live) -> None:
+    """Bodies that it gives as examples are answered, with what it says; so are paths without a body."""
+    made = live.http.get("/openapi.json").json()
+    asked = 0
+    for path, operations in made["paths"].items():
+        for method, operation in operations.items():
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+            schema = operation["responses"]["200"]["content"].get("application/json", {}).get("schema")
+            for name, example in content.get("examples", {"none": {"value": None}}).items():
+                answer = live.http.request(method, path.replace("{name}", "tiny-code"), json=example["value"])
+                assert answer.status_code == 200, answer.text
+                kind = answer.headers["content-type"].partition(";")[0]
+                assert kind in operation["responses"]["200"]["content"]
+                assert (kind == "text/event-stream") is (name == "streamed")
+                if schema is not None and kind == "application/json":
+                    jsonschema.validate(answer.json(), {**schema, "components": made["components"]})
+                    asked += 1
+    assert asked >= 9
+    keys = made["components"].get("securitySchemes")
+    assert keys is None  # this server wants none
+
+
+@pytest.mark.parametrize("more", [{"tools": [WEATHER]}, {"stop": ["from ..."]}])
+def test_streamed_chats_have_every_token_id_once(client: openai.OpenAI, more: Any) -> None:
+    """Text may be held back, since a call or a stop string may begin with it."""
+    asked: dict[str, Any] = {"model": "tiny-code", "messages": MESSAGES, "max_tokens": 12, "temperature": 0, **more}
+    asked["extra_body"] = {"return_token_ids": True}
+    whole = client.chat.completions.create(**asked).choices[0]
+    streamed = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert [t for choice in streamed for t in choice.token_ids] == whole.token_ids  # type: ignore[attr-defined]
+    assert "".join(choice.delta.content or "" for choice in streamed) == whole.message.content

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from parlay.bench.protocol import TEMPERATURES, Prefix, load_prefixes, params_for, repeated_share
+from parlay.bench.workloads import workload
 from parlay.engine.stats import EngineStats
 from parlay.llm import LLM
 from parlay.proposers.select import embedded_configs
@@ -25,51 +26,68 @@ class _Run:
 
 
 def measure(
-    model: str, batch_sizes: tuple[int, ...], prefixes: int | None, length: int | None, tick: Callable[[str], None]
+    model: str,
+    workloads: tuple[str, ...],
+    batch_sizes: tuple[int, ...],
+    prefixes: int | None,
+    length: int | None,
+    tick: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row a batch size, temperature and method.
+    """Yield one row a workload, batch size, temperature and method.
 
     Methods take turns every few prefixes, so that drift of the machine hits all alike; a speed-up is the median of
     the rounds' ratios.
 
     Args:
         model: the target: `tiny-code`, or a model with its vocabulary.
-        batch_sizes: how many prefixes run at once.
-        prefixes: use only this many, for a quick look.
+        workloads: names of `parlay.bench.workloads.WORKLOADS`.
+        batch_sizes: how many prompts run at once.
+        prefixes: use only this many of each workload, for a quick look.
         length: nodes a draft; None takes each proposer's default.
         tick: called with a label before every round.
     """
-    chosen = load_prefixes(prefixes)
+    for name in workloads:
+        chosen = workload(name, prefixes)
+        for batch_size in batch_sizes:
+            for temperature in TEMPERATURES:
+                case = {"workload": name, "batch": batch_size, "temperature": temperature}
+                for row in _case(model, length, chosen, batch_size, temperature, tick):
+                    yield case | row
+
+
+def _case(
+    model: str,
+    length: int | None,
+    chosen: list[Prefix],
+    batch_size: int,
+    temperature: float,
+    tick: Callable[[str], None],
+) -> Iterator[dict[str, Any]]:
+    """Yield one row a method. Engines are new: a proposer may remember what it was asked before."""
+    tick(f"batch {batch_size}, temperature {temperature:g}: loading")
     llms = {
         name: LLM(model, speculative_config=config, enable_prefix_caching=False)
         for name, config in embedded_configs(length).items()
     }
     plain = next(iter(llms))
+    runs = {name: _Run() for name in llms}
+    nonsense = [Prefix(p.number, p.tokens[::-1]) for p in load_prefixes(8)]  # which teaches nothing about the rest
     for llm in llms.values():
-        _complete(llm, chosen[:8], 8, 0.8)  # warm-up
-    for batch_size in batch_sizes:
-        for temperature in TEMPERATURES:
-            runs = {name: _Run() for name in llms}
-            for llm in llms.values():
-                llm.engine.stats.reset()
-            for start in range(0, len(chosen), _ROUND):
-                for name, llm in llms.items():
-                    tick(f"batch {batch_size}, temperature {temperature:g}: {name}")
-                    began = perf_counter()
-                    outputs = _complete(llm, chosen[start : start + _ROUND], batch_size, temperature)
-                    runs[name].seconds.append(perf_counter() - began)
-                    runs[name].outputs += outputs
-                    runs[name].per_token += [
-                        (o.metrics.finished - o.metrics.first_token) / (o.metrics.emitted - 1) for o in outputs
-                    ]
-            for name, run in runs.items():
-                row = _row(run, runs[plain], llms[name].engine.stats)
-                yield {
-                    "method": "plain" if name == plain else name,
-                    "batch": batch_size,
-                    "temperature": temperature,
-                    "numerics": llms[name].numerics_id,
-                } | row
+        _complete(llm, nonsense, 8, temperature)  # warm-up
+        llm.engine.stats.reset()
+    for start in range(0, len(chosen), _ROUND):
+        for name, llm in llms.items():
+            tick(f"batch {batch_size}, temperature {temperature:g}: {name}")
+            began = perf_counter()
+            outputs = _complete(llm, chosen[start : start + _ROUND], batch_size, temperature)
+            runs[name].seconds.append(perf_counter() - began)
+            runs[name].outputs += outputs
+            runs[name].per_token += [
+                (o.metrics.finished - o.metrics.first_token) / (o.metrics.emitted - 1) for o in outputs
+            ]
+    for name, run in runs.items():
+        row = _row(run, runs[plain], llms[name].engine.stats)
+        yield {"method": "plain" if name == plain else name, "numerics": llms[name].numerics_id} | row
 
 
 def _complete(llm: LLM, prefixes: list[Prefix], batch_size: int, temperature: float) -> list[CompletionOutput]:

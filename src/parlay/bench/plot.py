@@ -53,7 +53,7 @@ def method_panels(rows: Sequence[Mapping[str, Any]]) -> Panels:
     def panel(key: str) -> dict[str, dict[str, float]]:
         bars: dict[str, dict[str, float]] = {}
         for row in rows:
-            group = f"batch {row['batch']}\ntemp. {row['temperature']:g}"
+            group = f"{row['workload']}\nbatch {row['batch']}\ntemp. {row['temperature']:g}"
             bars.setdefault(str(row["method"]), {})[group] = float(row[key])
         return bars
 

@@ -12,6 +12,8 @@ from parlay.cli.report import progress as _progress
 from parlay.cli.report import report as _report
 from parlay.cli.report import table as _table
 
+_WORKLOADS = ("completion", "edit", "agent")
+
 
 def add_parser(commands: Any) -> None:
     """Register the command and its own commands."""
@@ -20,6 +22,9 @@ def add_parser(commands: Any) -> None:
     methods = kinds.add_parser("methods", help="plain decoding against every proposer, by the evaluation protocol")
     methods.add_argument(
         "--model", default="tiny-code", help="the target (default: tiny-code), of the same vocabulary"
+    )
+    methods.add_argument(
+        "--workloads", choices=_WORKLOADS, nargs="+", default=["completion"], help="what to ask (default: completion)"
     )
     methods.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
     methods.add_argument("--prefixes", type=_count, help="use only this many, for a quick look")
@@ -81,13 +86,21 @@ def _methods(options: argparse.Namespace) -> int:
         check_target(options.plot)
     with _progress() as tick:
         rows = list(
-            measure(options.model, tuple(options.batch_sizes), options.prefixes, options.num_speculative_tokens, tick)
+            measure(
+                options.model,
+                tuple(options.workloads),
+                tuple(options.batch_sizes),
+                options.prefixes,
+                options.num_speculative_tokens,
+                tick,
+            )
         )
     if options.plot is not None:
         draw(options.plot, "parlay bench methods", method_panels(rows))
     _report(
         rows,
         {
+            "workload": ("asked", "{}"),
             "batch": ("batch", "{:d}"),
             "temperature": ("temp.", "{:g}"),
             "method": ("method", "{}"),

@@ -2,7 +2,9 @@
 
 import argparse
 import asyncio
+import signal
 import sys
+from contextlib import suppress
 from typing import Any
 
 from parlay import env
@@ -45,24 +47,31 @@ def run(options: argparse.Namespace) -> int:
         import zmq  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"serving needs {error.name}; run: pip install 'parlay[serve]'") from None
-    asyncio.run(_serve(values, speculative, config))
+    with suppress(asyncio.CancelledError):  # told to end while it loaded
+        asyncio.run(_serve(values, speculative, config))
     return 0
 
 
 async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
     from parlay.server.app import create_app
+    from parlay.server.browsers import LOOPBACK
     from parlay.server.client import EngineClient
+    from parlay.server.garbage import leave_out_what_is_loaded, search_seldom
     from parlay.server.gate import Gate
     from parlay.server.keys import read_keys
-    from parlay.server.listen import Server
+    from parlay.server.listen import Server, bind
     from parlay.server.metrics import PrometheusMetrics
     from parlay.server.page import content_security_policy, page
 
     keys = read_keys(config, env.api_keys())
-    if config.host not in ("127.0.0.1", "localhost", "::1") and not keys:
+    sockets = bind(config)
+    if config.host not in LOOPBACK and not keys:
         print("parlay: whoever reaches this address may use the model; --api-key-file closes it", file=sys.stderr)
     html = page()
-    async with EngineClient(speculative_config=speculative, **values) as engine:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)  # the server's own, once it listens
+    async with EngineClient(speculative_config=speculative, engine_timeout=config.engine_timeout, **values) as engine:
         gate = Gate(config.max_open, config.max_open_per_key)
         app = create_app(
             engine,
@@ -73,4 +82,6 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
             metrics=PrometheusMetrics(engine.model_name, engine.methods[-1], engine.stats, lambda: engine.restarts),
             page=(html, content_security_policy(html)),
         )
-        await Server(app, config, gate).serve()
+        leave_out_what_is_loaded()
+        search_seldom()
+        await Server(app, config, gate).serve(sockets)

@@ -22,11 +22,14 @@ class ServerConfig:
             with # are left out.
         allowed_origins: a web page's origin that browsers may call this server from, such as `https://example.org`,
             or `*`; by default none but the server's own.
-        shared_cache: let clients with different keys share the prefix cache; the time an answer takes then shows
-            whether someone else sent the same prompt.
+        shared_cache: let clients with different keys share the prefix cache and compiled grammars; the time an answer
+            takes then shows whether someone else sent the same.
         request_timeout: seconds after which a completion is aborted.
         shutdown_timeout: seconds that open requests have to finish after SIGTERM.
-        body_timeout: seconds within which a request's head, and then its body, must arrive.
+        engine_timeout: seconds without a word from the engine, while requests are open, after which it is killed and
+            started anew; more than its longest step takes.
+        body_timeout: seconds within which a request's head, and then its body, must arrive; and within which a client
+            must take something of its answer.
         keep_alive: seconds that an idle connection is kept.
         max_connections: connections at once; further ones are closed.
         max_body_bytes: bytes of a request's body.
@@ -52,6 +55,7 @@ class ServerConfig:
     shared_cache: bool = False
     request_timeout: float = 600.0
     shutdown_timeout: float = 30.0
+    engine_timeout: float = 120.0
     body_timeout: float = 30.0
     keep_alive: float = 30.0
     max_connections: int = 4096
@@ -76,7 +80,7 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {shown(value)}")
-        for name in ("request_timeout", "shutdown_timeout", "body_timeout", "keep_alive"):
+        for name in ("request_timeout", "shutdown_timeout", "engine_timeout", "body_timeout", "keep_alive"):
             value = getattr(self, name)
             if not 0 < value < 1e8:
                 raise ConfigError(f"{name} must be a number of seconds above 0, not {shown(value)}")

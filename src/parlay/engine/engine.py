@@ -158,7 +158,7 @@ class Engine:
             )
         form = params.structured_outputs
         assert form is None or isinstance(form, StructuredOutputsParams)
-        constraints = [self._grammars.start(form) if form else None for _ in range(params.candidates)]
+        constraints = [self._grammars.start(form, tenant) if form else None for _ in range(params.candidates)]
         processors = [self._processor(tokens, params, constraint) for constraint in constraints]
         seed = mix(self.config.seed, ordinal + 1) if params.seed is None else params.seed
         room = self.max_model_len - len(tokens)
@@ -201,9 +201,9 @@ class Engine:
             "logit_bias": params.logit_bias or (),
         }
         for name, tokens in named.items():
-            for token in tokens:
-                if token >= self.vocab_size:
-                    raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self.vocab_size}")
+            token = max(tokens, default=0)
+            if token >= self.vocab_size:
+                raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self.vocab_size}")
 
     def _prediction(self, params: SamplingParams) -> Prediction | None:
         if not params.prediction:
@@ -225,6 +225,16 @@ class Engine:
             vocab_size=self.vocab_size,
             further=[constraint] if constraint else [],
         )
+
+    def prepare(self, params: SamplingParams, tenant: str = "") -> None:
+        """Do what takes long in adding a tenant's request; any thread may, while the engine steps.
+
+        Raises:
+            RequestError: as `add`.
+        """
+        form = params.structured_outputs
+        if isinstance(form, StructuredOutputsParams):
+            self._grammars.compile(form, tenant)
 
     def refuse(self) -> None:
         """Count a prompt that was refused before it could be added; see `add`."""

@@ -1,18 +1,21 @@
 """Text to tokens and back."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from operator import index
 from pathlib import Path
 from typing import Any
 
 from parlay.engine.chat import ChatOptions, render
 from parlay.engine.pieces import Pieces
-from parlay.errors import ModelError, RequestError, brief
+from parlay.errors import ContextLengthError, ModelError, RequestError, brief
 from parlay.models.config import read_json
 from parlay.models.gguf_tokenizer import read_gguf_tokenizer
 from parlay.models.tokenizer import read_tokenizer
 from parlay.types.output import Logprob
 from parlay.types.plan import TokenLogprobs
+
+_LONG = 1024  # characters or tokens
 
 
 class TextCodec:
@@ -31,6 +34,7 @@ class TextCodec:
             ModelError: there is no `tokenizer.json`, or a file cannot be read or has a tokenizer that is not served.
         """
         self.path = path
+        self._texts: dict[int, str] = {}  # of single tokens
         self._config: dict[str, Any]
         if path.is_file():
             self.tokenizer, self._config = read_gguf_tokenizer(path)
@@ -49,7 +53,11 @@ class TextCodec:
             RequestError: the text is not valid Unicode, or the tokenizer has no tokens for it.
         """
         try:
-            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            if len(text) < _LONG:
+                return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            # The same tokens, but of the library's calls only those on batches let other threads go on meanwhile.
+            (found,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return list(found.ids)
         except (TypeError, UnicodeError):
             raise RequestError("the prompt is not valid Unicode text; decode it with the right encoding") from None
         except (
@@ -59,7 +67,14 @@ class TextCodec:
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `tokens`."""
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+        if len(tokens) < _LONG:
+            return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+        return str(self.tokenizer.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)[0])
+
+    @cached_property
+    def most_characters(self) -> int:
+        """No token stands for more characters than this, whatever a normaliser joins."""
+        return 4 * max(map(len, self.tokenizer.get_vocab()))
 
     def spellings(self, word: str) -> list[list[int]]:
         """Return the tokens of `word` at the beginning of a text and, where they differ, after a space.
@@ -73,7 +88,10 @@ class TextCodec:
 
     def token_text(self, token: int) -> str:
         """Return one token's text, special or not."""
-        return self.decode([token], skip_special_tokens=False)
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self.decode([token], skip_special_tokens=False)
+        return text
 
     def chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
         """Return the prompt that the model's chat template makes of `messages`.
@@ -185,7 +203,7 @@ def check_prompt(ids: Iterable[int], vocab_size: int, max_model_len: int) -> tup
     if isinstance(ids, bytes):
         raise RequestError("a prompt is text or token ids, not bytes; decode it first")
     try:
-        tokens = tuple(index(token) for token in ids)
+        tokens = tuple(map(index, ids))
     except TypeError:
         raise RequestError(
             "a prompt is text, a sequence of integer token ids, or a mapping with just one of them as "
@@ -193,14 +211,14 @@ def check_prompt(ids: Iterable[int], vocab_size: int, max_model_len: int) -> tup
         ) from None
     if not tokens:
         raise RequestError("the prompt is empty; it needs at least one token")
-    for token in tokens:
-        if not 0 <= token < vocab_size:
-            raise RequestError(f"prompt token {token} is not an id between 0 and {vocab_size - 1}")
     if len(tokens) >= max_model_len:
-        raise RequestError(
+        raise ContextLengthError(
             f"the prompt has {len(tokens)} tokens, which leaves no room for output within "
             f"max_model_len={max_model_len}; shorten it"
         )
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"prompt token {token} is not an id between 0 and {vocab_size - 1}")
     return tokens
 
 

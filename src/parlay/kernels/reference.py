@@ -326,7 +326,8 @@ class ReferenceKernels:
         for row, values in enumerate(scores.numpy()):
             order = np.argsort(-values, kind="stable")
             chosen = order[: weights.shape[1]]
-            powers: FloatArray = np.exp(values - values[chosen[0]])
+            with np.errstate(invalid="ignore"):  # infinities, and what is not a number
+                powers: FloatArray = np.exp(values - values[chosen[0]])
             total = powers[chosen].sum() if normalise else powers.sum()
             experts[row] = torch.from_numpy(chosen)
             weights[row] = torch.from_numpy(powers[chosen] / total)

@@ -158,7 +158,8 @@ class HeadProposer(DeviceProposer):
             self._guess(step, count)
         self.finish(counts)
         made = slice(1, len(counts) + 1)
-        tokens, probs = self._tokens[made, :rows].T.tolist(), self._probs[made, :rows].T.tolist()
+        tokens = self._tokens[made, :rows].T.tolist()
+        probs = self._probs[made, :rows].nan_to_num().T.tolist()  # a sick target's states may hold anything
         return [
             Draft.chain(own[: start.length], self.source, likely[: start.length])
             for start, own, likely in zip(turn, tokens, probs, strict=True)

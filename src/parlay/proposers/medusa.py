@@ -177,18 +177,18 @@ class Proposer(HeadProposer):
             take_best(kernels, logits, self._tokens[step + 1, :rows], self._probs[step + 1, :rows])
 
     def finish(self, counts: Sequence[int]) -> None:
-        """Apply the target's output layer to all heads' states at once, or name chosen tokens by their ids."""
-        if not self._outputs:
-            states = torch.cat([self._states[i, :count] for i, count in enumerate(counts)])
-            tokens, probs = torch.empty(len(states), dtype=torch.int32), torch.empty(len(states))
-            for first in range(0, len(states), MOST_ROWS):
-                some = slice(first, first + MOST_ROWS)
-                take_best(self._kernels, self._logits_of_target(states[some]), tokens[some], probs[some])
-            first = 0
-            for i, count in enumerate(counts, 1):
-                self._tokens[i, :count] = tokens[first : first + count]
-                self._probs[i, :count] = probs[first : first + count]
-                first += count
-        elif self._chosen is not None:
-            for i, count in enumerate(counts, 1):
-                self._tokens[i, :count] = self._chosen[self._tokens[i, :count]].int()
+        """Apply the target's output layer to the states of all heads at once, or name chosen tokens by their ids."""
+        if self._outputs and self._chosen is None:
+            return
+        made = torch.tensor([i * MOST_ROWS + row for i, count in enumerate(counts) for row in range(count)])
+        guessed, probs = self._tokens[1:].view(-1), self._probs[1:].view(-1)
+        if self._chosen is not None:
+            guessed.index_copy_(0, made, self._chosen[guessed[made]].int())
+            return
+        states = self._states.view(-1, self._states.shape[2]).index_select(0, made)
+        for first in range(0, len(states), MOST_ROWS):
+            logits = self._logits_of_target(states[first : first + MOST_ROWS])
+            best, likely = torch.empty(len(logits), dtype=torch.int32), torch.empty(len(logits))
+            take_best(self._kernels, logits, best, likely)
+            guessed.index_copy_(0, made[first : first + MOST_ROWS], best)
+            probs.index_copy_(0, made[first : first + MOST_ROWS], likely)

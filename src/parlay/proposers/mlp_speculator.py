@@ -103,7 +103,7 @@ class Proposer(HeadProposer):
             stages.append(
                 _Stage(
                     kernels.pack_linear(part("proj", i)),
-                    (part("emb", i).float() * share).to(dtype),
+                    part("emb", i) * share,
                     part("ln", i),
                     part("ln", i, "bias"),
                     kernels.pack_head(part("head", i)),

@@ -1,6 +1,7 @@
 """From a speculative config to a proposer."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 from parlay.config import SpeculativeConfig, build
 from parlay.config.speculative import DETECTED
@@ -39,15 +40,16 @@ def settle_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> SpeculativeC
         hub: how a checkpoint is fetched, at whatever revision the config says.
 
     Raises:
-        ConfigError: the checkpoint is for another method than the one that was named.
+        ConfigError: an unknown method or option, or the checkpoint is for another method than the one that was named.
         ModelError: there is no checkpoint, or only other engines can serve it.
     """
+    if config.method != DETECTED:
+        _options(config)  # what is wrong with them is said before anything is looked for
+        if not _reads_checkpoint(config.method):
+            return config
     name, revision = config.options.get("model"), config.options.get("revision")
-    if config.method != DETECTED and not _reads_checkpoint(config.method):
-        return config
     if not isinstance(name, str) or not isinstance(revision, str | None):
-        # Whose type is wrong is for the options to say.
-        return replace(config, method="draft_model") if config.method == DETECTED else config
+        return replace(config, method="draft_model")  # whose options will say what is wrong
     found = detect(find_model(name, replace(hub, revision=revision)))
     if found is not None and found not in proposers.names():
         served = ", ".join(method for method in proposers.names() if _reads_checkpoint(method))
@@ -69,6 +71,10 @@ def _reads_checkpoint(method: str) -> bool:
     return any(option.name == "model" for option in fields(proposers.load(method).Options))
 
 
+def _options(config: SpeculativeConfig) -> Any:
+    return build(proposers.load(config.method).Options, config.options, f"{config.method} option")
+
+
 def make_proposer(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
     """Find a proposer by name and check its options; no weights are read.
 
@@ -80,7 +86,5 @@ def make_proposer(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
         ConfigError: an unknown method or option, or options that do not fit.
         ModelError: a model of the proposer's own cannot be found or does not fit.
     """
-    module = proposers.load(config.method)
-    options = build(module.Options, config.options, f"{config.method} option")
-    proposer: Proposer = module.Proposer(options, target)
+    proposer: Proposer = proposers.load(config.method).Proposer(_options(config), target)
     return proposer

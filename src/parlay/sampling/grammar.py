@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # most engines never need it
     from llguidance import LLMatcher, LLTokenizer
 
 _KEPT = 64  # compiled grammars
+_MOST_FORCED = 64  # tokens guessed at once because nothing else is permitted
 _STACK = 1 << 29  # bytes of address space: the compiler recurses along rules and references
 _STACK_LOCK = threading.Lock()
 
@@ -42,21 +43,37 @@ class Grammars:
         self._vocab_size = vocab_size
         self._ends = tuple(sorted(ends))
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[StructuredOutputsParams, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, StructuredOutputsParams], LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
 
-    def start(self, asked: StructuredOutputsParams) -> "Constraint":
+    def start(self, asked: StructuredOutputsParams, tenant: str = "") -> "Constraint":
         """Return a constraint that stands at the beginning of an answer.
+
+        Args:
+            asked: the form.
+            tenant: who asks; what one has compiled is never at hand for another, whom the time would tell of it.
 
         Raises:
             RequestError: the form cannot be kept, is out of bounds or malformed, or no text has it.
         """
-        matcher = self._compiled.get(asked)
-        if matcher is None:
-            matcher = self._compiled[asked] = _compile(self._tokens(), asked)
+        return Constraint(self.compile(asked, tenant), self._ends)
+
+    def compile(self, asked: StructuredOutputsParams, tenant: str = "") -> "LLMatcher":
+        """Return a matcher that stands at the beginning of an answer, to be copied; any thread may ask. See `start`.
+
+        Raises:
+            RequestError: as `start`.
+        """
+        with self._lock:
+            if (tenant, asked) in self._compiled:
+                self._compiled.move_to_end((tenant, asked))
+                return self._compiled[tenant, asked]
+        matcher = _compile(self._tokens(), asked)
+        with self._lock:
+            self._compiled[tenant, asked] = matcher
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(asked)
-        return Constraint(matcher, self._ends)
+        return matcher
 
     def _tokens(self) -> "LLTokenizer":
         if not self._ends:
@@ -131,14 +148,16 @@ class Constraint(Processor):
             return False
         if token in self._ends:
             return bool(self._guessing.matcher.is_accepting())
-        forced = self._guessing.matcher.compute_ff_tokens()
+        forced = self._guessing.forced()
         return bool(token == forced[0] if forced else self._guessing.matcher.validate_tokens([token]) == 1)
 
     def forced(self, path: Sequence[int]) -> list[int]:
         """Return the tokens that follow `path` because each is the only one permitted."""
         if not self._guessing.seek(path):
             return []
-        tokens: list[int] = self._guessing.matcher.compute_ff_tokens()
+        tokens = self._guessing.forced()
+        if len(tokens) > _MOST_FORCED:
+            return tokens[:_MOST_FORCED]
         if len(self._ends) == 1 and self._guessing.seek([*path, *tokens]) and self._guessing.complete:
             tokens = [*tokens, self._ends[0]]
         return tokens
@@ -151,6 +170,7 @@ class _Track:
         self._start = start
         self.matcher: Any = start.deep_copy()
         self._taken: list[int] = []
+        self._ahead: list[int] = []  # tokens from the beginning to where something is left to choose
 
     def seek(self, tokens: Sequence[int]) -> bool:
         """Go to the place after `tokens`; False, somewhere before, if the grammar does not permit them."""
@@ -166,6 +186,17 @@ class _Track:
         count = self.matcher.try_consume_tokens(rest) if rest else 0
         self._taken = tokens[: common + count]
         return len(self._taken) == len(tokens) and not self.matcher.is_error()
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must come next; for guesses only.
+
+        A long run takes the library long to tell, so it is not asked on every step along the run; but towards the
+        end, where the tokens depend on what comes after.
+        """
+        known = len(self._taken)
+        if len(self._ahead) <= known + _MOST_FORCED or self._ahead[:known] != self._taken:
+            self._ahead = [*self._taken, *self.matcher.compute_ff_tokens()]
+        return self._ahead[known:]
 
     def allowed(self, vocab_size: int) -> NDArray[np.bool_] | None:
         """Return which tokens may come next, `[vocab]`; None where that cannot be told."""

@@ -6,13 +6,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from parlay import __version__
 from parlay.config import ServerConfig
 from parlay.errors import ParlayError
-from parlay.server import documents
+from parlay.server import documents, documents_answers
 from parlay.server.answer import Front
 from parlay.server.backend import Engine, Metrics
 from parlay.server.chat import chat
@@ -20,7 +20,7 @@ from parlay.server.completions import complete
 from parlay.server.errors import ApiError, ClientLeftError, as_api_error, json_response
 from parlay.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, check_model
 from parlay.server.gate import Gate
-from parlay.server.guard import Guard
+from parlay.server.guard import OPEN, Guard
 from parlay.server.keys import Keys
 from parlay.server.tokens import detokenize, tokenize
 
@@ -65,16 +65,15 @@ def create_app(
         _add_metrics(app, metrics)
     if page is not None:
         _add_page(app, *page)
-    _describe(app)
+    _describe(app, engine.model_name, OPEN if keys else None)
     inner: ASGIApp = app
     guarded: ASGIApp = Guard(inner, config, keys if keys is not None else Keys(()), metrics)
     if config.allowed_origins:
-        headers = ["Authorization", "Content-Type", "X-Request-Id"]
         guarded = CORSMiddleware(
             guarded,
             allow_origins=config.allowed_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=headers,
+            allow_headers=["*"],  # OpenAI's own client sends a dozen
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     return guarded
@@ -122,20 +121,20 @@ def _add_facts(app: FastAPI, front: Front) -> None:
             },
         }
 
-    @app.get("/v1/models", summary="The model that is served")
+    @app.get("/v1/models", summary="The model that is served", openapi_extra=documents.fact_of("Models"))
     async def models() -> Response:
         return json_response({"object": "list", "data": [model()]})
 
     # Names on the hub have slashes.
     @app.get(
-        "/v1/models/{name:path}", summary="One model", openapi_extra={"responses": {"404": {"description": "no"}}}
+        "/v1/models/{name:path}", summary="One model", openapi_extra=documents.fact_of("Model", e404="no such model")
     )
     async def one_model(name: str) -> Response:
         check_model(name, front.engine.model_name)
         return json_response(model())
 
     @app.get(
-        "/health", summary="Whether the server lives", openapi_extra={"responses": {"503": {"description": "no"}}}
+        "/health", summary="Whether the server lives", openapi_extra=documents.fact_of("Status", e503="it does not")
     )
     async def health() -> Response:
         state = front.engine.state
@@ -144,7 +143,7 @@ def _add_facts(app: FastAPI, front: Front) -> None:
         return json_response({"status": "ok", "engine": state})
 
     @app.get(
-        "/ready", summary="Whether requests are taken", openapi_extra={"responses": {"503": {"description": "no"}}}
+        "/ready", summary="Whether requests are taken", openapi_extra=documents.fact_of("Status", e503="not now")
     )
     async def ready() -> Response:
         if front.gate.closing:
@@ -152,13 +151,15 @@ def _add_facts(app: FastAPI, front: Front) -> None:
         front.check_ready()
         return json_response({"status": "ready"})
 
-    @app.get("/version", summary="What computes")
+    @app.get("/version", summary="What computes", openapi_extra=documents.fact_of("Version"))
     async def version() -> Response:
         return json_response({"version": __version__, "numerics_id": front.engine.numerics_id})
 
 
 def _add_metrics(app: FastAPI, metrics: Metrics) -> None:
-    @app.get("/metrics", summary="Counters for Prometheus")
+    extra = {"responses": documents.refusals({"401": "no key"})}
+
+    @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse, openapi_extra=extra)
     async def scrape() -> Response:
         content, kind = metrics.expose()
         return Response(content, media_type=kind)
@@ -171,16 +172,14 @@ def _add_page(app: FastAPI, html: str, policy: str) -> None:
         return Response(html, media_type="text/html", headers=headers)
 
 
-def _describe(app: FastAPI) -> None:
-    """Add the bodies' schemas to the document that FastAPI makes."""
+def _describe(app: FastAPI, model: str, open_paths: frozenset[str] | None) -> None:
+    """Add to the document that FastAPI makes what it cannot know."""
     make = app.openapi
 
     def document() -> dict[str, Any]:
         made = make()
-        made.setdefault("components", {}).setdefault("schemas", {}).update(documents.schemas())
-        for path in made["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)  # every refusal has a status of its own
+        documents_answers.complete(made, model, open_paths=open_paths)
+        made["components"]["schemas"].update(documents.schemas())
         return made
 
     app.openapi = document  # type: ignore[method-assign]

@@ -1,19 +1,26 @@
 """A request's body: read within bounds, and decoded to plain values."""
 
-from typing import Any
+import gc
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from parlay.server.apart import apart
 from parlay.server.errors import ApiError, ClientLeftError
 
+T = TypeVar("T")
 
-async def read_json(request: Request, max_depth: int) -> dict[str, Any]:
-    """Return the object that the body is, without the fields that are null: OpenAI's clients send those.
+
+async def read_json(request: Request, max_depth: int, make: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `make` makes of the object that the body is; without the fields that are null, which OpenAI's
+    clients send.
 
     Raises:
         ApiError: it is no JSON, no object, or nested too deeply.
         ClientLeftError: the client hung up before it was complete.
+        Exception: whatever `make` raises.
     """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):  # a form could be sent by any web page
@@ -22,12 +29,19 @@ async def read_json(request: Request, max_depth: int) -> dict[str, Any]:
         body = await request.body()
     except ClientDisconnect:
         raise ClientLeftError from None
+    return await apart(len(body), lambda: make(_decode(body, max_depth)))
+
+
+def _decode(body: bytes, max_depth: int) -> dict[str, Any]:
+    gc.disable()  # of a million new lists none is garbage, and looking for it would take ten times as long
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
         raise _too_deep(max_depth) from None
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
+    finally:
+        gc.enable()
     if not isinstance(value, dict):
         raise ApiError(400, f"the body must be a JSON object, not {type(value).__name__}")
     if body.count(b"[") + body.count(b"{") > max_depth:

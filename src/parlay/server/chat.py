@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -29,7 +30,21 @@ async def chat(front: Front, request: Request) -> Answer:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    body = await read_json(request, front.config.max_json_depth)
+    shape, messages, options = await read_json(request, front.config.max_json_depth, partial(_read, front))
+    prompt = await chat_prompt(messages, options, front.engine.codec, front.config, front.engine.max_model_len)
+    asked = shape.asked
+    return Answer(
+        front,
+        [prompt],
+        shape.params,
+        shape,
+        stream=asked.stream,
+        include_usage=asked.include_usage,
+        continuous_usage=asked.continuous_usage,
+    )
+
+
+def _read(front: Front, body: dict[str, Any]) -> tuple["ChatShape", list[dict[str, Any]], ChatOptions]:
     asked, sampling = parse(ChatFields, body, sampling=True)
     check_model(asked.model, front.engine.model_name)
     tools = read_tools(asked)
@@ -38,7 +53,7 @@ async def chat(front: Front, request: Request) -> Answer:
         if tools.mode != "none" and wanted:
             raise ApiError(400, f"{name} is about text; leave it or tools out", param=name)
     sampling = _sampling(asked, sampling, tools, front)
-    sampling["prediction"] = await predicted(asked, front.engine.codec, front.config)
+    sampling["prediction"] = predicted(asked, front.engine.codec, front.config)
     params = make_params(sampling, front.config)
     check_stream(asked.stream, params, scored=params.prompt_logprobs is not None)
     if asked.chat_template is not None and not front.config.trust_request_chat_template:
@@ -55,9 +70,7 @@ async def chat(front: Front, request: Request) -> Answer:
         chat_template_kwargs=asked.chat_template_kwargs,
     )
     messages = [_message(message) for message in asked.messages]
-    prompt = await chat_prompt(messages, options, front.engine.codec, front.config)
-    shape = ChatShape(front, asked, params, tools)
-    return Answer(front, [prompt], params, shape, stream=asked.stream, include_usage=asked.include_usage)
+    return ChatShape(front, asked, params, tools), messages, options
 
 
 def _sampling(asked: ChatFields, given: dict[str, Any], tools: Tools, front: Front) -> dict[str, Any]:
@@ -153,8 +166,8 @@ class ChatShape(Shape):
                 delta["content"] = text
             if calls:
                 delta["tool_calls"] = calls
-            # What is held back is no event of its own.
-            if delta or news.finish or news.logprobs:
+            # Text that is held back is no event of its own; what comes beside it is.
+            if delta or news.finish or news.logprobs or (news.tokens and self.asked.return_token_ids):
                 choice = self._choice(index, output, news, first=first)
                 yield {**self.head, "choices": [{**choice, "delta": delta}]}
 

@@ -23,6 +23,7 @@ from parlay.llm import Messages, Prompt, content_of, text_of
 from parlay.log import logger
 from parlay.sampling.seeds import mix
 from parlay.server.link import EngineLink
+from parlay.server.patience import Patience
 from parlay.server.protocol import Abort, Add, Failure, Outputs, Ready, Report, Stop, plain_params
 from parlay.server.stream import Stream
 from parlay.types.output import RequestOutput
@@ -51,9 +52,17 @@ class EngineClient:
         model: str | PathLike[str] = "tiny-code",
         *,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
+        engine_timeout: float = 120.0,
         **options: Any,
     ) -> None:
         """Check the options, which are those of `LLM`, and start nothing yet.
+
+        Args:
+            model: as in `LLM`.
+            speculative_config: as in `LLM`.
+            engine_timeout: seconds without a word, while requests are open, after which the process counts as hung
+                and is replaced; longer than the longest step.
+            **options: as in `LLM`.
 
         Raises:
             ConfigError: an unknown option, or one out of range.
@@ -74,6 +83,7 @@ class EngineClient:
         self._revival: asyncio.Task[None] | None = None
         self._quiet: asyncio.Event | None = None  # set when the last stream has gone, while closing
         self._delay, self._up_since = _FIRST_DELAY, 0.0
+        self._patience = Patience(engine_timeout, self._owed, self._give_up)
         self.restarts = 0
 
     # ------------------------------------------------------------------------------------------------ what it is
@@ -164,6 +174,8 @@ class EngineClient:
     def _ended(self) -> None:
         """The process is gone."""
         link, self._link = self._link, None
+        # Its counters stand until the next one's first word; what it held it holds no more.
+        self._stats = replace(self._stats, running=0, waiting=0, blocks_used=0)
         if self._came_up is not None and not self._came_up.done():
             how = "" if link is None else f" (exit code {link.exit_code})"
             self._came_up.set_exception(
@@ -185,7 +197,7 @@ class EngineClient:
             self.restarts += 1
             try:
                 await self._launch()
-            except ParlayError as error:
+            except Exception as error:  # whatever it is may be over by the next time
                 logger.error("the engine cannot be restarted: %s", error)
                 if self._link is not None:
                     await self._link.ended(_GRACE)
@@ -271,6 +283,7 @@ class EngineClient:
         assert self._link is not None
         self._link.send(Add(key, tokens, plain_params(params), priority, tenant, timeout, final_only))
         self._streams[key] = stream
+        self._patience.begin()
         try:
             while True:
                 output = await stream.next()
@@ -323,16 +336,30 @@ class EngineClient:
         """Forget a request whose reader is gone; the engine forgets it within a step."""
         if self._streams.pop(key, None) is not None and not stream.ended and self._link is not None:
             self._link.send(Abort(key))
-        if not self._streams and self._quiet is not None:
+        if self._streams:
+            return
+        if self._quiet is not None:
             self._quiet.set()
+        self._patience.end()
 
     def _fail_all(self, error: ParlayError) -> None:
         for stream in self._streams.values():
             stream.fail(error)
         self._streams.clear()
 
+    def _owed(self) -> bool:
+        """Whether the engine has anything to tell."""
+        return not all(stream.ended for stream in self._streams.values())
+
+    def _give_up(self) -> None:
+        """The engine hangs: only its end can help."""
+        if self._link is not None:
+            logger.error("the engine has said nothing for too long, which --engine-timeout limits, and is killed")
+            self._link.kill()
+
     def _take(self, report: Report) -> None:
         """Hand what the engine says to whom it concerns."""
+        self._patience.hear()
         if isinstance(report, Outputs):
             self._take_outputs(report)
         elif self._came_up is None or self._came_up.done():

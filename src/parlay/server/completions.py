@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from starlette.requests import Request
 
+from parlay.llm import Prompt
 from parlay.server.answer import Answer, Front, Shape
 from parlay.server.body import read_json
 from parlay.server.choice import Choice, News
@@ -24,7 +26,21 @@ async def complete(front: Front, request: Request) -> Answer:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    body = await read_json(request, front.config.max_json_depth)
+    shape, prompts = await read_json(request, front.config.max_json_depth, partial(_read, front))
+    asked = shape.asked
+    return Answer(
+        front,
+        prompts,
+        shape.params,
+        shape,
+        stream=asked.stream,
+        include_usage=asked.include_usage,
+        continuous_usage=asked.continuous_usage,
+        without_output=shape.without_output,
+    )
+
+
+def _read(front: Front, body: dict[str, Any]) -> tuple["CompletionShape", list[Prompt]]:
     asked, sampling = parse(CompletionFields, body, sampling=True)
     check_model(asked.model, front.engine.model_name)
     without_output = asked.echo and sampling.get("max_tokens") == 0 and type(sampling["max_tokens"]) is int
@@ -33,21 +49,13 @@ async def complete(front: Front, request: Request) -> Answer:
     scored = "prompt_logprobs" in sampling
     if asked.echo and "logprobs" in sampling:
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
-    sampling["prediction"] = await predicted(asked, front.engine.codec, front.config)
+    sampling["prediction"] = predicted(asked, front.engine.codec, front.config)
     params = make_params(sampling, front.config)
     check_stream(asked.stream, params, scored=scored)
     if asked.prompt is None:
         raise ApiError(400, "the field prompt is needed", param="prompt")
-    prompts = await completion_prompts(asked.prompt, front.engine.codec, front.config)
-    return Answer(
-        front,
-        prompts,
-        params,
-        CompletionShape(front, asked, params, without_output, scored),
-        stream=asked.stream,
-        include_usage=asked.include_usage,
-        without_output=without_output,
-    )
+    prompts = completion_prompts(asked.prompt, front.engine.codec, front.config, front.engine.max_model_len)
+    return CompletionShape(front, asked, params, without_output, scored), prompts
 
 
 def check_stream(stream: bool, params: SamplingParams, *, scored: bool) -> None:

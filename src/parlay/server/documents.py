@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from parlay.config.docs import attribute_docs
+from parlay.server.documents_answers import BODIES, STREAMED, answer_of, examples_of
 from parlay.server.fields import SAMPLING, Asked, ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from parlay.types.params import SamplingParams
 
@@ -47,7 +48,7 @@ _SAMPLING: dict[str, dict[str, Any]] = {
     "logprobs": _integer(0),
     "prompt_logprobs": _integer(0),
     "skip_special_tokens": {"type": "boolean"},
-    "structured_outputs": {"type": "object"},
+    "structured_outputs": {"type": "object", "minProperties": 1},
     "speculative": {
         "type": "object",
         "properties": {
@@ -58,6 +59,12 @@ _SAMPLING: dict[str, dict[str, Any]] = {
         "additionalProperties": False,
     },
     "return_rejected": {"type": "boolean"},
+}
+_GUIDED: dict[str, dict[str, Any]] = {
+    "guided_json": {"anyOf": [{"type": "object"}, _TEXT]},
+    "guided_regex": _TEXT,
+    "guided_choice": {"type": "array", "items": _TEXT, "minItems": 1},
+    "guided_grammar": _TEXT,
 }
 
 _PROMPT = {
@@ -111,27 +118,56 @@ def schemas() -> dict[str, Any]:
         own = attribute_docs(Asked) | attribute_docs(cls)
         properties = schema["properties"] | _NEEDED.get(cls, {})
         if issubclass(cls, Asked):
-            properties = {name: _SAMPLING[name] for name in sorted(SAMPLING)} | properties
+            properties = {name: _SAMPLING[name] for name in sorted(SAMPLING)} | _GUIDED | properties
+            own |= dict.fromkeys(_GUIDED, "An older name of a part of `structured_outputs`.")
+        needed = _NEEDED.get(cls, {})
         schema["properties"] = {
-            name: {**value, "description": own.get(name, helps.get(name, ""))} for name, value in properties.items()
+            name: {
+                **(value if name in needed else _or_null(value)),
+                "description": own.get(name, helps.get(name, "")),
+            }
+            for name, value in properties.items()
         }
-        schema["required"] = sorted(_NEEDED.get(cls, {}))
+        schema["required"] = sorted(needed)
         schema["additionalProperties"] = False
         schema.pop("description", None)
     found["Error"] = ERROR
     return found
 
 
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of what may be null too, which counts as left out."""
+    choices = schema["anyOf"] if "anyOf" in schema else [{k: v for k, v in schema.items() if k != "default"}]
+    if {"type": "null"} in choices:
+        return schema
+    default = {"default": schema["default"]} if "default" in schema else {}
+    return {"anyOf": [*choices, {"type": "null"}], **default}
+
+
 def body_of(cls: type) -> dict[str, Any]:
-    """Return what a route says of its body and its errors."""
+    """Return what a route says of its body, its answer and its errors."""
     schema = {"$ref": _REF.format(name=cls.__name__)}
-    refused = {"content": {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}}
     answers = {"400": "a field is wrong", "401": "no key", "404": "no such model", "413": "too large"}
     answers |= {"408": "too slow", "415": "no JSON", "429": "too many", "503": "not ready", "504": "took too long"}
     return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {status: {"description": text, **refused} for status, text in answers.items()},
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": schema, "examples": examples_of(cls)}},
+        },
+        "responses": answer_of(BODIES[cls][0], streamed=cls in STREAMED) | refusals(answers),
     }
+
+
+def fact_of(name: str, **more: str) -> dict[str, Any]:
+    """Return what a route without a body says of its answer, and of errors besides a missing key."""
+    errors = {status.removeprefix("e"): text for status, text in more.items()}
+    return {"responses": answer_of(name) | refusals({"401": "no key", **errors})}
+
+
+def refusals(reasons: dict[str, str]) -> dict[str, Any]:
+    """Return what a route says of its errors."""
+    content = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
+    return {status: {"description": text, "content": content} for status, text in reasons.items()}
 
 
 assert set(_SAMPLING) == SAMPLING

@@ -13,6 +13,7 @@ from parlay import log
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ParlayError
 from parlay.log import logger
+from parlay.server.garbage import leave_out_what_is_loaded
 from parlay.server.protocol import Failure, Ready, encode
 
 COMMANDS, REPORTS = "commands", "reports"  # the sockets' files
@@ -51,6 +52,7 @@ def main(folder: str, config: EngineConfig, speculative: SpeculativeConfig) -> N
         reports.send(
             encode(Ready(engine.numerics_id, engine.max_model_len, engine.vocab_size, tokenizer, engine.methods))
         )
+        leave_out_what_is_loaded()
         EngineServer(engine, commands, reports).run()
     finally:
         context.destroy(linger=1000)

@@ -12,8 +12,7 @@ import zmq
 
 from parlay.engine.engine import Engine, metrics_of, text_of
 from parlay.engine.request import Request, best
-from parlay.errors import RequestError
-from parlay.log import logger
+from parlay.server.forms import Forms, refused
 from parlay.server.protocol import (
     Abort,
     Add,
@@ -47,15 +46,19 @@ class EngineServer:
         self._failures: list[Failure] = []
         self._unsent: bytes | None = None
         self._stats_due, self._stats_sent = True, 0.0
+        self._forms = Forms(engine.prepare)
 
     def run(self) -> None:
         """Serve until told to stop."""
-        while self._obey():
-            if self._engine.busy:
-                self._stats_due = True
-                for request in self._engine.step():
-                    self._moved(request)
-            self._tell()
+        try:
+            while self._obey():
+                if self._engine.busy:
+                    self._stats_due = True
+                    for request in self._engine.step():
+                        self._moved(request)
+                self._tell()
+        finally:
+            self._forms.close()
 
     # ------------------------------------------------------------------------------------------------ commands
 
@@ -64,9 +67,15 @@ class EngineServer:
         if not self._engine.busy:
             poller = zmq.Poller()
             poller.register(self._commands, zmq.POLLIN)
+            poller.register(self._forms, zmq.POLLIN)
             if self._unsent is not None:
                 poller.register(self._reports, zmq.POLLOUT)
             poller.poll()
+        for add, seconds, found in self._forms.take():
+            if isinstance(found, Failure):
+                self._failures.append(found)
+            else:
+                self._try_to_add(add, found, seconds)
         while True:
             try:
                 command = decode_command(self._commands.recv(zmq.NOBLOCK))
@@ -78,21 +87,27 @@ class EngineServer:
     def _carry_out(self, command: Command) -> bool:
         self._stats_due = True
         if isinstance(command, Add):
-            try:
-                self._add(command)
-            except Exception as error:  # the engine is as it was: only this request is wrong
-                if not isinstance(error, RequestError):
-                    logger.exception("a request could not be added")
-                self._failures.append(Failure.of(error, "the engine cannot take this request", command.key))
+            if "structured_outputs" in command.params:
+                self._forms.submit(command)
+            else:
+                self._try_to_add(command)
         elif isinstance(command, Abort):
+            self._forms.forget(command.key)
             self._abandon(command.key)
         else:
             return False
         return True
 
-    def _add(self, add: Add) -> None:
-        params = SamplingParams(**add.params)
-        requests = self._engine.add(add.prompt, params, priority=add.priority, tenant=add.tenant, timeout=add.timeout)
+    def _try_to_add(self, add: Add, params: SamplingParams | None = None, seconds: float = 0.0) -> None:
+        """Add a request that came `seconds` ago, or say why not."""
+        try:
+            self._add(add, SamplingParams(**add.params) if params is None else params, seconds)
+        except Exception as error:
+            self._failures.append(refused(error, add.key))
+
+    def _add(self, add: Add, params: SamplingParams, seconds: float) -> None:
+        timeout = None if add.timeout is None else max(0.0, add.timeout - seconds)
+        requests = self._engine.add(add.prompt, params, priority=add.priority, tenant=add.tenant, timeout=timeout)
         told = self._told[add.key] = _Told(add, requests)
         self._by_request.update((request.request_id, told) for request in requests)
 

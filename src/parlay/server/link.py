@@ -11,6 +11,7 @@ import zmq
 
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ConfigError
+from parlay.log import logger
 from parlay.server.engine_process import COMMANDS, MESSAGES, REPORTS, main
 from parlay.server.protocol import Command, Report, decode_report, encode
 
@@ -105,13 +106,20 @@ class EngineLink:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read(self) -> None:
-        """Take all that has arrived: the descriptor tells of what is new, not of what is left."""
+        """Take all that has arrived: the descriptor tells of what is new, not of what is left.
+
+        A process that says what it should not is beyond trust, and ends.
+        """
         while not self._ended.done():
             try:
                 data = self._reports.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_report(decode_report(data))
+            try:
+                self._on_report(decode_report(data))
+            except Exception:
+                logger.exception("the engine's process sent a report that makes no sense, and is killed")
+                self.kill()
 
     def _end(self) -> None:
         self._read()

@@ -2,12 +2,13 @@
 
 import asyncio
 import os
+import resource
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -15,9 +16,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from parlay.config import ServerConfig
 from parlay.errors import ConfigError
+from parlay.log import logger
 from parlay.server.gate import Gate
 
 _MOST_HEAD = 64 << 10  # bytes
+_MOST_READ = 16 << 10  # bytes taken from a connection at once: parsed as many chunks, more would keep others waiting
+_ACCEPTED = 64  # connections accepted at once, for the same reason
+_QUEUED = 2048  # connections that wait to be accepted
+_OWN_FILES = 256  # descriptors for everything that is no connection
 
 
 class Server(uvicorn.Server):
@@ -40,6 +46,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=int(config.keep_alive) or 1,
                 timeout_graceful_shutdown=5,
+                backlog=_ACCEPTED,
                 h11_max_incomplete_event_size=_MOST_HEAD,
             )
         )
@@ -73,27 +80,77 @@ class Server(uvicorn.Server):
         await self.gate.close(self.options.shutdown_timeout)
         self.should_exit = True
 
-    async def startup(self, sockets: Any = None) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
+        sockets = sockets or bind(self.options)
         try:
             await super().startup(sockets)
-        except SystemExit:
-            raise ConfigError(
-                f"{self.options.host}:{self.options.port} cannot be listened on; choose another --host or --port"
-            ) from None
+            for each in sockets:
+                each.listen(_QUEUED)
+        except OSError as error:
+            raise _not_there(self.options, error) from None
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         where = f"[{host}]" if ":" in host else host
         print(f"parlay: listening on http://{where}:{port} (pid {os.getpid()})", file=sys.stderr, flush=True)
 
 
+def bind(config: ServerConfig) -> list[socket.socket]:
+    """Take the address, without listening yet: whoever cannot have it should know before a model is loaded.
+
+    Raises:
+        ConfigError: it is not free, or none of this machine's.
+    """
+    with ExitStack() as made:
+        sockets = []
+        try:
+            places = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, kind, protocol, _, address in dict.fromkeys(places):
+                each = made.enter_context(socket.socket(family, kind, protocol))
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                each.bind(address)
+                sockets.append(each)
+        except OSError as error:
+            raise _not_there(config, error) from None
+        made.pop_all()
+        return sockets
+
+
+def _not_there(config: ServerConfig, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{config.host}:{config.port} cannot be listened on ({error.strerror}); choose another --host or --port"
+    )
+
+
+def _room(connections: int) -> int:
+    """Return how many connections the process may have of those wanted, its limit on open files raised for them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OWN_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return connections
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < wanted:
+        logger.warning("%d open files are allowed: fewer than max_connections=%d are taken", limit, connections)
+    return max(1, limit - _OWN_FILES)
+
+
 def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol with a limit on connections, and on the time that a request's head may take."""
+    """Return uvicorn's protocol with bounds.
+
+    On the number of connections, and on the time that a request's head and the taking of an answer may need.
+    """
+    most = _room(config.max_connections)
 
     class Protocol(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            transport.max_size = _MOST_READ  # type: ignore[attr-defined]
+            transport.set_write_buffer_limits(0)
             self._head: asyncio.TimerHandle | None = None
-            if len(self.connections) > config.max_connections:
+            self._untaken: asyncio.TimerHandle | None = None
+            if len(self.connections) > most:
                 transport.abort()
                 return
             self._await_head()
@@ -107,7 +164,32 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget_head()
+            self._forget_untaken()
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            """The system takes no more of the answer for now: the client must take some of it."""
+            super().pause_writing()
+            self._await_taking()
+
+        def resume_writing(self) -> None:
+            self._forget_untaken()
+            super().resume_writing()
+
+        def _await_taking(self) -> None:
+            left = self.transport.get_write_buffer_size()
+            self._untaken = self.loop.call_later(config.body_timeout, self._check_taken, left)
+
+        def _check_taken(self, before: int) -> None:
+            if self.transport.get_write_buffer_size() < before:
+                self._await_taking()
+            else:
+                self.transport.abort()
+
+        def _forget_untaken(self) -> None:
+            if self._untaken is not None:
+                self._untaken.cancel()
+                self._untaken = None
 
         def _await_head(self) -> None:
             self._head = self.loop.call_later(config.body_timeout, self.transport.abort)

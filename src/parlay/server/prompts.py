@@ -1,23 +1,21 @@
 """From what a body calls a prompt to token ids."""
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from parlay.config import ServerConfig
 from parlay.engine.chat import ChatOptions
 from parlay.engine.tokenizer import TextCodec
 from parlay.llm import Prompt
+from parlay.server.apart import apart
 from parlay.server.errors import ApiError
-from parlay.server.fields import Asked, check_prediction, check_prompt
-
-T = TypeVar("T")
-_LONG = 4096  # characters that take longer than a task should keep others waiting
+from parlay.server.fields import Asked, check_prediction, check_prompt, check_text
 
 
-async def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig) -> list[Prompt]:
+def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig, max_model_len: int) -> list[Prompt]:
     """Return the prompts of `/v1/completions`: one text, one list of token ids, or a list of either.
+
+    Many short ones take as long as a long one, so it is done where the body is read.
 
     Raises:
         ApiError: it is something else, or there are too many.
@@ -34,7 +32,8 @@ async def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig)
     prompts: list[Prompt] = []
     for one in many:
         if isinstance(one, str):
-            tokens = await apart(len(one), partial(codec.encode, one))
+            check_text(one, codec.most_characters, max_model_len)
+            tokens = codec.encode(one)
             prompts.append({"prompt": one, "prompt_token_ids": tokens})
         elif _is_ids(one):
             tokens = one
@@ -46,7 +45,7 @@ async def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig)
 
 
 async def chat_prompt(
-    messages: list[dict[str, Any]], options: ChatOptions, codec: TextCodec, config: ServerConfig
+    messages: list[dict[str, Any]], options: ChatOptions, codec: TextCodec, config: ServerConfig, max_model_len: int
 ) -> Prompt:
     """Return the prompt that the chat template makes of a conversation.
 
@@ -54,12 +53,13 @@ async def chat_prompt(
         RequestError: there is no template, or it refuses the messages; or the prompt is too long.
     """
     text = await asyncio.to_thread(codec.chat, messages, options)
+    check_text(text, codec.most_characters, max_model_len)
     tokens = await apart(len(text), lambda: codec.encode(text, add_special_tokens=False))
     check_prompt(len(tokens), config)
     return {"prompt": text, "prompt_token_ids": tokens}
 
 
-async def predicted(asked: Asked, codec: TextCodec, config: ServerConfig) -> list[int] | None:
+def predicted(asked: Asked, codec: TextCodec, config: ServerConfig) -> list[int] | None:
     """Return the tokens of the prediction that a request has, if any.
 
     Raises:
@@ -68,15 +68,10 @@ async def predicted(asked: Asked, codec: TextCodec, config: ServerConfig) -> lis
     if asked.prediction is None:
         return None
     text = asked.prediction.text
-    tokens = await apart(len(text), lambda: codec.encode(text, add_special_tokens=False))
+    tokens = codec.encode(text, add_special_tokens=False)
     check_prediction(len(tokens), config)
     return tokens
 
 
-async def apart(size: int, work: Callable[[], T]) -> T:
-    """Return what `work` returns; if its input is long, from a thread, so that other requests go on."""
-    return work() if size < _LONG else await asyncio.to_thread(work)
-
-
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+    return isinstance(value, list) and set(map(type, value)) == {int}

@@ -1,15 +1,21 @@
 """`/tokenize` and `/detokenize`: text to token ids and back."""
 
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from parlay.engine.chat import ChatOptions
+from parlay.engine.tokenizer import TextCodec
 from parlay.errors import RequestError, shown
 from parlay.server.answer import Front
+from parlay.server.apart import apart
 from parlay.server.body import read_json
 from parlay.server.errors import json_response
 from parlay.server.fields import DetokenizeFields, TokenizeFields, check_model, parse
-from parlay.server.prompts import apart, chat_prompt
+from parlay.server.prompts import chat_prompt
 
 
 async def tokenize(front: Front, request: Request) -> Response:
@@ -18,22 +24,26 @@ async def tokenize(front: Front, request: Request) -> Response:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    asked, _ = parse(TokenizeFields, await read_json(request, front.config.max_json_depth))
+    asked, _ = await read_json(request, front.config.max_json_depth, partial(parse, TokenizeFields))
     check_model(asked.model, front.engine.model_name)
     codec = front.engine.codec
     if asked.messages is not None:
         options = ChatOptions(add_generation_prompt=asked.add_generation_prompt)
-        prompt = await chat_prompt(asked.messages, options, codec, front.config)
+        prompt = await chat_prompt(asked.messages, options, codec, front.config, front.engine.max_model_len)
         assert isinstance(prompt, dict)
         text = prompt["prompt"]
     else:
         text = asked.prompt
     special = asked.add_special_tokens if asked.add_special_tokens is not None else asked.messages is None
-    tokens = await apart(len(text), lambda: codec.encode(text, add_special_tokens=special))
-    body = {"count": len(tokens), "max_model_len": front.engine.max_model_len, "tokens": tokens}
-    if asked.return_token_strs:
-        body["token_strs"] = [codec.token_text(token) for token in tokens]
-    return json_response(body)
+
+    def answer() -> Response:
+        tokens = codec.encode(text, add_special_tokens=special)
+        body: dict[str, Any] = {"count": len(tokens), "max_model_len": front.engine.max_model_len, "tokens": tokens}
+        if asked.return_token_strs:
+            body["token_strs"] = [codec.token_text(token) for token in tokens]
+        return json_response(body)
+
+    return await apart(len(text), answer)
 
 
 async def detokenize(front: Front, request: Request) -> Response:
@@ -42,12 +52,14 @@ async def detokenize(front: Front, request: Request) -> Response:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    asked, _ = parse(DetokenizeFields, await read_json(request, front.config.max_json_depth))
+    asked, _ = await read_json(request, front.config.max_json_depth, partial(parse, DetokenizeFields))
     check_model(asked.model, front.engine.model_name)
-    size = front.engine.codec.tokenizer.get_vocab_size()
-    wrong = next((token for token in asked.tokens if not 0 <= token < size), None)
+    return await apart(len(asked.tokens), lambda: _text(asked.tokens, front.engine.codec))
+
+
+def _text(tokens: Sequence[int], codec: TextCodec) -> Response:
+    size = codec.tokenizer.get_vocab_size()
+    wrong = next((token for token in tokens if not 0 <= token < size), None)
     if wrong is not None:
         raise RequestError(f"tokens holds {shown(wrong)}, which is no id between 0 and {size - 1}")
-    codec = front.engine.codec
-    text = await apart(len(asked.tokens), lambda: codec.decode(asked.tokens, skip_special_tokens=False))
-    return json_response({"prompt": text})
+    return json_response({"prompt": codec.decode(tokens, skip_special_tokens=False)})

@@ -310,7 +310,10 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
-    return tuple(_integer(name, token, 0) for token in _tuple(name, value))
+    ids = _tuple(name, value)
+    if set(map(type, ids)) == {int} and min(ids) >= 0:  # the usual case, quickly: there may be very many
+        return ids
+    return tuple(_integer(name, token, 0) for token in ids)
 
 
 def _prediction(value: Any) -> str | tuple[int, ...]:

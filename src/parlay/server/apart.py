@@ -1,0 +1,22 @@
+"""Work that would keep other requests waiting goes beside the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Characters, tokens or bytes. What is long takes longer than a task should keep others waiting; what is huge takes
+# much memory too, and is done one after another.
+_LONG, _HUGE = 1 << 12, 1 << 18
+_one_by_one = ThreadPoolExecutor(1, "parlay-huge")
+
+
+async def apart(size: int, work: Callable[[], T]) -> T:
+    """Return what `work` returns; if its input is long, from a thread, so that other requests go on."""
+    if size < _LONG:
+        return work()
+    if size < _HUGE:
+        return await asyncio.to_thread(work)
+    return await asyncio.get_running_loop().run_in_executor(_one_by_one, work)

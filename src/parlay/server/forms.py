@@ -1,0 +1,76 @@
+"""Grammars compiled beside the engine's thread: a large one takes longer than others should wait for their tokens."""
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from time import monotonic
+
+from parlay.errors import RequestError
+from parlay.log import logger
+from parlay.server.protocol import Add, Failure
+from parlay.types.params import SamplingParams
+
+
+class Forms:
+    """One thread that compiles, one request after another; llguidance lets other threads run meanwhile."""
+
+    def __init__(self, prepare: Callable[[SamplingParams, str], None]) -> None:
+        """Begin with nothing to do.
+
+        Args:
+            prepare: compiles what a request of a tenant needs; called in the thread.
+        """
+        self._prepare = prepare
+        self._thread = ThreadPoolExecutor(1, "parlay-forms")
+        self._wanted: dict[int, float] = {}  # when each came, by the front's key
+        self._done: SimpleQueue[tuple[Add, SamplingParams | Failure]] = SimpleQueue()
+        self._bell, self._button = socket.socketpair()
+
+    def fileno(self) -> int:
+        """Return what can be read when something is done."""
+        return self._bell.fileno()
+
+    def submit(self, add: Add) -> None:
+        """Have a request prepared."""
+        self._wanted[add.key] = monotonic()
+        self._thread.submit(self._make, add)
+
+    def forget(self, key: int) -> None:
+        """Drop a request, if it is here."""
+        self._wanted.pop(key, None)
+
+    def take(self) -> list[tuple[Add, float, SamplingParams | Failure]]:
+        """Return the requests that are prepared, how many seconds each took, and its parameters or what is wrong."""
+        taken = []
+        while not self._done.empty():
+            add, found = self._done.get()
+            self._bell.recv(1)
+            since = self._wanted.pop(add.key, None)
+            if since is not None:
+                taken.append((add, monotonic() - since, found))
+        return taken
+
+    def close(self) -> None:
+        """Prepare nothing more."""
+        self._thread.shutdown(cancel_futures=True)
+        self._bell.close()
+        self._button.close()
+
+    def _make(self, add: Add) -> None:
+        found: SamplingParams | Failure
+        try:
+            found = SamplingParams(**add.params)
+            if add.key in self._wanted:
+                self._prepare(found, add.tenant)
+        except Exception as error:
+            found = refused(error, add.key)
+        self._done.put((add, found))
+        self._button.send(b".")
+
+
+def refused(error: Exception, key: int) -> Failure:
+    """Return what the front is told of a request that cannot be added; the engine is as it was."""
+    if not isinstance(error, RequestError):
+        logger.error("a request could not be added", exc_info=error)
+    return Failure.of(error, "the engine cannot take this request", key)

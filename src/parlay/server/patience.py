@@ -1,0 +1,51 @@
+"""How long one waits for a word from somebody who was asked."""
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+
+class Patience:
+    """Is lost when nothing is heard for a while; runs only between `begin` and `end`, on the running event loop."""
+
+    def __init__(self, seconds: float, waiting: Callable[[], bool], lost: Callable[[], None]) -> None:
+        """Take note.
+
+        Args:
+            seconds: without a word, after which it is lost.
+            waiting: whether anything is still expected.
+            lost: called when it is lost.
+        """
+        self._seconds = seconds
+        self._waiting, self._lost = waiting, lost
+        self._timer: asyncio.TimerHandle | None = None
+        self._heard = 0.0
+
+    def begin(self) -> None:
+        """Expect a word from now on, unless one is expected already."""
+        if self._timer is None:
+            self.hear()
+            self._set(self._seconds)
+
+    def hear(self) -> None:
+        """Take note of a word."""
+        self._heard = monotonic()
+
+    def end(self) -> None:
+        """Expect nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._waiting():
+            return
+        left = self._heard + self._seconds - monotonic()
+        if left > 0:
+            self._set(left)
+        else:
+            self._lost()

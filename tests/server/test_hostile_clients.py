@@ -1,0 +1,67 @@
+"""Clients that mean harm or have bad luck: they get a clear refusal, and the stream next to them goes on."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from checkpoints import write_llama
+from hostile import BODIES, COMPLETIONS, CONNECTIONS, Patrol, Watch, completion, longest
+from server_process import ServerProcess
+
+STREAM = {"prompt": [1, 2, 3], "max_tokens": 1000, "ignore_eos": True, "temperature": 0.8, "seed": 1}
+HALT = 5.0  # seconds without an event that only a server which is held up needs
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that is watched all the while: its stream must come whole, right and without halts."""
+    path = tmp_path_factory.mktemp("hostile") / "target"
+    model = str(write_llama(path, seed=2, scale=7.0, calm=0.2, max_position_embeddings=2048))
+    with ServerProcess(model, "--num-blocks", "2048", "--body-timeout", "2") as server:
+        expected = Watch(server.url, STREAM).join()
+        assert expected.complete
+        patrol = Patrol(server.url, STREAM)
+        engine = server.engine
+        yield server
+        streams = patrol.end()
+        assert (server.engine, server.process.poll()) == (engine, None)
+        assert {(text, error) for _, text, error in streams} == {(expected.text, None)}
+        assert longest(streams) < HALT
+        assert server.stop() == 0
+        assert not server.said("Traceback")
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies(server: ServerProcess, name: str) -> None:
+    path, make, expected = BODIES[name]
+    answer = server.http.post(path, content=make(), headers={"Content-Type": "application/json"})
+    assert answer.status_code in expected, answer.text[:500]
+    if answer.is_error:
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert len(error["message"]) < 1500
+
+
+@pytest.mark.parametrize("name", CONNECTIONS)
+def test_connections(server: ServerProcess, name: str) -> None:
+    attack, expected = CONNECTIONS[name]
+    assert attack(server.port) <= expected
+    assert httpx.post(server.url + COMPLETIONS, content=completion(), trust_env=False).status_code == 200
+
+
+FIELDS = [0, -1, 1 << 62, 1 << 80, -(1 << 80), 1e308, -0.0, "", "x" * 10_000, [], [[]], {}, True, [None], {"": ""}]
+
+
+def test_every_field_with_values_that_are_none(server: ServerProcess) -> None:
+    """Neither a failure of the server's, nor an answer that does not come."""
+    document = server.http.get("/openapi.json").json()
+    for path in (COMPLETIONS, "/v1/chat/completions"):
+        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        schema = (
+            document["components"]["schemas"][content["$ref"].rpartition("/")[2]] if "$ref" in content else content
+        )
+        for field in schema["properties"]:
+            for value in FIELDS:
+                body = {"prompt": "x"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "x"}]}
+                answer = server.post({**body, "max_tokens": 1, field: value}, path)
+                assert answer.status_code in (200, 400, 404), (field, value, answer.text)

@@ -1,0 +1,118 @@
+"""An engine that hangs, talks nonsense or does not come back."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from conftest import Pair
+
+from parlay import EngineDeadError, SamplingParams
+from parlay.server import client as client_module
+from parlay.server.client import EngineClient
+from parlay.server.engine_process import REPORTS
+from parlay.server.link import EngineLink
+
+PROMPT = list(range(40, 52))
+ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=480, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=3)
+LIMIT = 40.0
+
+
+@asynccontextmanager
+async def started(target: Path, **options: Any) -> AsyncIterator[EngineClient]:
+    client = EngineClient(target, max_model_len=512, num_blocks=256, **options)
+    async with asyncio.timeout(LIMIT), client:
+        yield client
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0.002)
+
+
+async def recovers(client: EngineClient) -> None:
+    """Expect it to be back, with nothing left of what was."""
+    await until(lambda: client.state == "ready")
+    *_, output = [output async for output in client.generate(PROMPT, SHORT)]
+    assert output.finished
+    assert not client._streams
+    assert client._patience._timer is None
+
+
+def test_one_that_hangs_is_replaced(models: dict[str, Pair]) -> None:
+    async def main() -> None:
+        async with started(models["float32"].target, engine_timeout=1.0) as client:
+            pid, stream = client.pid, client.generate(PROMPT, ENDLESS)
+            assert pid is not None
+            await anext(stream)
+            os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(EngineDeadError, match="send the request again"):
+                async for _ in stream:
+                    pass
+            assert client.state == "restarting"
+            await recovers(client)
+            assert client.pid != pid
+
+    asyncio.run(main())
+
+
+def test_one_that_is_idle_or_slow_is_not(models: dict[str, Pair]) -> None:
+    """The clock runs only while a request is open, and every report winds it up."""
+
+    async def main() -> None:
+        async with started(models["float32"].target, engine_timeout=0.5) as client:
+            pid = client.pid
+            for _ in range(2):
+                await asyncio.sleep(0.6)
+                async for _ in client.generate(PROMPT, SHORT):
+                    await asyncio.sleep(0.3)  # a reader that takes longer than the engine may
+            assert (client.pid, client.restarts) == (pid, 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("report", [b"\xc1", b"", b"\x95\xa7Outputs\x91\x01\x90\x90\xc0"])
+def test_one_that_talks_nonsense_is_replaced(models: dict[str, Pair], report: bytes) -> None:
+    async def main() -> None:
+        async with started(models["float32"].target) as client:
+            stream = client.generate(PROMPT, ENDLESS)
+            await anext(stream)
+            context = zmq.Context()
+            socket = context.socket(zmq.PUSH)
+            assert client._link is not None
+            socket.connect(f"ipc://{client._link._folder}/{REPORTS}")
+            socket.send(report)
+            with pytest.raises(EngineDeadError):
+                async for _ in stream:
+                    pass
+            context.destroy(linger=0)
+            await recovers(client)
+
+    asyncio.run(main())
+
+
+def test_one_that_cannot_be_started_is_tried_again(models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is in the way, such as a machine without memory for a process, may be gone the next time."""
+    troubles = [OSError("no memory for a process"), RuntimeError("nor for a thread")]
+
+    def link(*arguments: Any) -> EngineLink:
+        if troubles:
+            raise troubles.pop()
+        return EngineLink(*arguments)
+
+    async def main() -> None:
+        async with started(models["float32"].target) as client:
+            monkeypatch.setattr(client_module, "EngineLink", link)
+            os.kill(client.pid or 0, signal.SIGKILL)
+            await until(lambda: client.state == "restarting")
+            await recovers(client)
+            assert not troubles
+            assert client.restarts == 3
+
+    asyncio.run(main())
