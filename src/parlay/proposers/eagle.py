@@ -23,7 +23,7 @@ from parlay.models.loader import Checkpoint
 from parlay.proposers.base import Runtime
 from parlay.proposers.body import Body, side_by_side
 from parlay.proposers.heads import Options
-from parlay.proposers.paired import PairedProposer
+from parlay.proposers.paired import PairedProposer, records_logits
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -36,7 +36,6 @@ class Proposer(PairedProposer):
     """Drafts a chain from the last hidden state, each guess from the state and the guess before it."""
 
     source = "eagle"
-    own_output = False  # the target's, which may be computed in any way
 
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         head, target = self.head, self._target
@@ -62,7 +61,7 @@ class Proposer(PairedProposer):
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels = self._target.dtype, runtime.kernels
-        self._target_logits = runtime.target.logits
+        self._target_logits, self.recordable = runtime.target.logits, records_logits(runtime.target)
         own = None if self._borrows else weights.read(_EMBEDDING, dtype)
         if isinstance(runtime.target, Decoder) and (own is None or torch.equal(own, runtime.target.embedding)):
             own = runtime.target.embedding  # usually a copy, and a large one

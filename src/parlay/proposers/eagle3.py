@@ -25,7 +25,7 @@ from parlay.models.select import lends
 from parlay.proposers.base import Runtime
 from parlay.proposers.body import Body, side_by_side
 from parlay.proposers.heads import MOST_ROWS, Options
-from parlay.proposers.paired import PairedProposer
+from parlay.proposers.paired import PairedProposer, records_logits
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -98,8 +98,8 @@ class Proposer(PairedProposer):
         else:
             shapes[_EMBEDDING] = (config.vocab_size, width)
         # Without an output layer of its own the head uses the target's, which knows the whole vocabulary.
-        self.own_output = _OUTPUT in names or (self._vocab, width) != (config.vocab_size, target.config.hidden_size)
-        if self.own_output:
+        self._own_output = _OUTPUT in names or (self._vocab, width) != (config.vocab_size, target.config.hidden_size)
+        if self._own_output:
             shapes[_OUTPUT] = (self._vocab, width)
         self._mapped = _OFFSETS in names or self._vocab != config.vocab_size
         if self._mapped:
@@ -124,7 +124,7 @@ class Proposer(PairedProposer):
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, target = self._target.dtype, runtime.kernels, runtime.target
         assert isinstance(target, Decoder)
-        self._target_logits = target.logits
+        self._target_logits, self.recordable = target.logits, self._own_output or records_logits(target)
         self._embedding = target.embedding if self._borrows else weights.read(_EMBEDDING, dtype)
         self._fuse = kernels.pack_linear(weights.read("fc.weight", dtype))
         self._bias = weights.read("fc.bias", dtype) if self._biased else None
@@ -134,9 +134,9 @@ class Proposer(PairedProposer):
         self._state_norm = weights.read(self._prefixes[0] + "hidden_norm.weight", dtype)
         self._norm = weights.read("norm.weight", dtype)
         self._output: LinearWeight | None = None
-        if self.own_output:
+        if self._own_output:
             self._output = kernels.pack_head(weights.read(_OUTPUT, dtype))
-        self._logits = torch.zeros((MOST_ROWS, self._vocab if self.own_output else 0))
+        self._logits = torch.zeros((MOST_ROWS, self._vocab if self._own_output else 0))
         self._normed = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)
         self._ids = self._read_ids(weights) if self._mapped else None
 

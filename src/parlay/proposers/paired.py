@@ -12,6 +12,7 @@ paired with the state that foresaw it, in slots that the next step's pairs overw
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -24,9 +25,10 @@ from parlay.kernels.base import AttentionView
 from parlay.kv.store import allocate
 from parlay.models.config import ModelConfig
 from parlay.models.context import Buffers, ForwardContext, LayerCache
+from parlay.models.decoder import Decoder
 from parlay.models.heads import read_head
 from parlay.models.loader import Checkpoint
-from parlay.models.select import cache_spec, lends
+from parlay.models.select import Model, cache_spec, lends
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo, draft_length, draft_room
 from parlay.proposers.heads import MOST_ROWS, Options, take_best
 from parlay.runner.batch import Batch, Stretch, flatten, table_array
@@ -35,6 +37,7 @@ from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, ProposerState, Span, Verdict
 
 _LEAST_BLOCKS = 16
+_MOST_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +70,42 @@ class _Chain:
     row: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A pass over pairs with the target's states.
+
+    Attributes:
+        inputs: tokens, places and views, written before it runs.
+        parts: the target's states `[n, rows, H]`, likewise.
+        state: what it foresees `[rows, d]`.
+        work: what it does.
+    """
+
+    inputs: Batch
+    parts: Tensor
+    state: Tensor
+    work: Callable[[], None]
+
+
 class PairedProposer(DeviceProposer):
     """A proposer with such a head.
 
     A subclass says what of the target's states a pair has, and how a guess is made of a foreseen state. Passes of few
-    rows are recorded, one for each number of rows and each power of two of blocks. Requests with the longest
-    drafts come first, so that those still drafting are always the leading rows of the same memory.
+    rows are recorded, one for each number of rows and each power of two of blocks; along a draft one for each step,
+    so that nothing but kernels runs between two guesses. Requests with the longest drafts come first, so that those
+    still drafting are always the leading rows of the same memory.
 
     Attributes:
         source: who guessed, in drafts.
         head: the checkpoint.
         config: of the head's layers; set by `describe`.
-        own_output: whether guesses are made by kernels on weights of the head's own, which can be recorded.
+        recordable: whether all that `score` does can be recorded.
     """
 
     pairs = True
     source: ClassVar[str]
     config: ModelConfig
-    own_output = True
+    recordable = True
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._target = target
@@ -147,13 +168,23 @@ class PairedProposer(DeviceProposer):
         )
         with Checkpoint(self.head.path) as weights:
             self.read(weights, runtime)
-        self._vocabulary: Tensor | None = self.vocabulary()
+        self._vocabulary = self.vocabulary()
         self._passes: dict[tuple[str, int, int], Callable[[], object]] = {}
         self._memory = Buffers(MOST_ROWS, dtype)  # of all recordings, for one runs at a time
-        self._inputs: dict[tuple[int, int], Batch] = {}
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._tables: dict[int, Tensor] = {}
         self._state = torch.zeros((MOST_ROWS, width), dtype=dtype)  # of those who draft
-        self._best = torch.zeros(MOST_ROWS, dtype=torch.int32)
-        self._likely = torch.zeros(MOST_ROWS)
+        # Of each step the tokens it guesses and how likely they are to the head; of all but the first, where each
+        # guess before it stands.
+        shape = (_MOST_STEPS, MOST_ROWS)
+        self._tokens, self._likely = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
+        self._positions, self._last = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape, dtype=torch.int32)
+        self._slots = torch.zeros(shape, dtype=torch.int64)
+        self._each = torch.arange(MOST_ROWS, dtype=torch.int32)
+        self._ones = torch.ones(MOST_ROWS, dtype=torch.int32)
+        self._none = torch.zeros(MOST_ROWS + 1, dtype=torch.int32)
+        self._best, self._drawn = torch.zeros_like(self._each), torch.zeros(MOST_ROWS, dtype=torch.int64)
+        self._cold, self._zeros = torch.zeros(MOST_ROWS), torch.zeros_like(self._drawn)  # no temperature, no noise
 
     def vocabulary(self) -> Tensor | None:
         """Return the target's ids `[D]` of the tokens that the head can guess, or None if they are the same."""
@@ -169,7 +200,7 @@ class PairedProposer(DeviceProposer):
         runs = _runs(spans, verdicts)
         if not runs:
             return proposals
-        batch = _shifted(flatten([run.stretch for run in runs], self._block_size))
+        batch = flatten([run.stretch for run in runs], self._block_size)
         rows = [row for run in runs for row in run.rows]
         states = self._keep(batch, self.sources(hidden, tapped), torch.tensor(rows))
         chains = []
@@ -188,78 +219,80 @@ class PairedProposer(DeviceProposer):
         """Run pairs with rows `chosen` of the target's states; return the states `[rows, d]` that they foresee."""
         count, blocks = len(chosen), batch.view.tables.shape[1]
         if count > MOST_ROWS:
-            context = self._context(batch, Buffers(count, self._target.dtype))
+            kept = self._prepare(_shifted(batch), len(sources), Buffers(count, self._target.dtype))
         else:
             blocks = _rounded(blocks)
-            inputs = self._input(count, blocks)
-            copy_batch(batch, inputs)
-            batch = inputs
-            context = self._context(batch, Buffers(count, self._target.dtype, self._memory))
-        width = sources[0].shape[1]
-        parts = context.buffers("parts", len(sources) * width).view(len(sources), count, width)
-        for source, part in zip(sources, parts, strict=True):
+            known = self._kept.get((count, blocks))
+            if known is None:
+                buffers = Buffers(count, self._target.dtype, self._memory)
+                known = self._prepare(empty_batch(count, blocks), len(sources), buffers)
+                self._kept[count, blocks] = known
+            kept = known
+            copy_batch(batch, kept.inputs)
+            kept.inputs.positions.sub_(1)
+            kept.inputs.view.first.fill_(1)
+        for source, part in zip(sources, kept.parts, strict=True):
             self._kernels.embed(source, chosen, part)
-        state = context.buffers("state", self.config.hidden_size)
+        if count > MOST_ROWS:
+            kept.work()
+        else:
+            self._run("keep", count, blocks, kept.work)
+        return kept.state
+
+    def _prepare(self, inputs: Batch, parts: int, buffers: Buffers) -> "_Kept":
+        context, width = self._context(inputs, buffers), self._target.config.hidden_size
+        given = buffers("parts", parts * width).view(parts, len(inputs.tokens), width)
+        state = buffers("state", self.config.hidden_size)
 
         def work() -> None:
-            self.begin(parts, state, context)
-            self.foresee(batch.tokens, state, context)
+            self.begin(given, state, context)
+            self.foresee(inputs.tokens, state, context)
 
-        if count > MOST_ROWS:
-            work()
-        else:
-            self._run("keep", count, blocks, work)
-        return state
+        return _Kept(inputs, given, state, work)
 
     def _draft(self, turn: list[_Chain], states: Tensor) -> list[Draft]:
         """Guess from the last foreseen states, then go on with the head's own."""
         counts = [sum(chain.run.length > step for chain in turn) for step in range(turn[0].run.length)]
-        self._kernels.embed(states, torch.tensor([chain.row for chain in turn]), self._state[: len(turn)])
-        tables = table_array([chain.run.stretch.blocks for chain in turn])
-        blocks = _rounded(tables.shape[1])
-        inputs = self._input(len(turn), blocks)
-        inputs.view.tables[:, : tables.shape[1]] = torch.from_numpy(tables)
-        inputs.view.row_request.copy_(torch.arange(len(turn), dtype=torch.int32))
-        places = np.array([chain.run.known for chain in turn])[None] + np.arange(max(len(counts) - 1, 0))[:, None]
-        positions, last = (torch.from_numpy((places + more).astype(np.int32)) for more in (-1, 1))
-        slots = torch.from_numpy(_slots(tables, places, self._block_size))
-        drafted = torch.zeros((len(counts), len(turn)), dtype=torch.int64)
-        likely = torch.zeros((len(counts), len(turn)))
+        rows, steps = len(turn), len(counts)
+        self._kernels.embed(states, torch.tensor([chain.row for chain in turn]), self._state[:rows])
+        blocks = 0
+        if steps > 1:
+            tables = table_array([chain.run.stretch.blocks for chain in turn])
+            blocks = _rounded(tables.shape[1])
+            self._table(blocks)[:rows, : tables.shape[1]] = torch.from_numpy(tables)
+            places = np.array([chain.run.known for chain in turn])[None] + np.arange(steps - 1)[:, None]
+            self._positions[1:steps, :rows] = torch.from_numpy(places - 1)
+            self._last[1:steps, :rows] = torch.from_numpy(places + 1)
+            self._slots[1:steps, :rows] = torch.from_numpy(_slots(tables, places, self._block_size))
         for step, count in enumerate(counts):
-            if step:
-                inputs = self._input(count, blocks)
-                inputs.tokens.copy_(drafted[step - 1, :count])
-                inputs.positions.copy_(positions[step - 1, :count])
-                inputs.slots.copy_(slots[step - 1, :count])
-                inputs.view.last.copy_(last[step - 1, :count])
-                self._run("step", count, blocks, self._step(inputs, count))
-                if not self.own_output:
-                    self._guess(count)
-            elif self.own_output:
-                self._run("guess", count, 0, lambda: self._guess(len(turn)))
-            else:
-                self._guess(count)
-            best = self._best[:count]
-            drafted[step, :count] = best if self._vocabulary is None else self._vocabulary[best]
-            likely[step, :count] = self._likely[:count]
-        tokens, probs = drafted.T.tolist(), likely.T.tolist()
+            if step or self.recordable:
+                self._run(f"guess {step}", count, blocks if step else 0, partial(self._guess, step, count, blocks))
+            if not self.recordable:
+                self._choose(step, count)
+        tokens, probs = self._tokens[:steps, :rows].T.tolist(), self._likely[:steps, :rows].T.tolist()
         return [
             Draft.chain(own[: chain.run.length], self.source, sure[: chain.run.length])
             for chain, own, sure in zip(turn, tokens, probs, strict=True)
         ]
 
-    def _step(self, inputs: Batch, count: int) -> Callable[[], None]:
-        def work() -> None:
+    def _guess(self, step: int, count: int, blocks: int) -> None:
+        """Make guess `step` of the leading requests, from the guess before it unless it is the first."""
+        if step:
+            inputs = self._step(step, count, blocks)
             context = self._context(inputs, Buffers(count, self._target.dtype, self._memory))
             self.foresee(inputs.tokens, self._state[:count], context)
-            if self.own_output:
-                self._guess(count)
+        if self.recordable:
+            self._choose(step, count)
 
-        return work
-
-    def _guess(self, count: int) -> None:
+    def _choose(self, step: int, count: int) -> None:
         """Find the likeliest token that each of the leading states foresees."""
-        take_best(self._kernels, self.score(self._state[:count]), self._best[:count], self._likely[:count])
+        kernels, logits, tokens = self._kernels, self.score(self._state[:count]), self._tokens[step, :count]
+        take_best(kernels, logits, self._best[:count], self._likely[step, :count])
+        # The same tokens once more, as the indices that a look-up takes.
+        drawn = tokens if self._vocabulary is None else self._drawn[:count]
+        kernels.draw(logits, self._cold[:count], self._zeros[:count], self._zeros[:count], drawn)
+        if self._vocabulary is not None:
+            kernels.embed(_halves(self._vocabulary), drawn, _halves(tokens))
 
     # ---------------------------------------------------------------------------------------------------- passes
 
@@ -278,28 +311,25 @@ class PairedProposer(DeviceProposer):
     def _context(self, batch: Batch, buffers: Buffers) -> ForwardContext:
         return ForwardContext(self._kernels, batch.positions, batch.slots, batch.view, self._layer_caches, buffers)
 
-    def _input(self, rows: int, blocks: int) -> Batch:
-        """Return the memory that recorded passes of so many rows and blocks read; fewer rows have the first of it."""
-        known = self._inputs.get((rows, blocks))
-        if known is not None:
-            return known
-        if rows == MOST_ROWS:
-            made = empty_batch(rows, blocks)
-            made.view.first.fill_(1)
-        else:
-            whole = self._input(MOST_ROWS, blocks)
-            view = whole.view
-            part = AttentionView(
-                view.tables[:rows],
-                view.row_request[:rows],
-                view.first[:rows],
-                view.last[:rows],
-                view.extra_offsets[: rows + 1],
-                view.extra_slots,
-            )
-            made = Batch(whole.tokens[:rows], whole.positions[:rows], whole.slots[:rows], part, ())
-        self._inputs[rows, blocks] = made
-        return made
+    def _table(self, blocks: int) -> Tensor:
+        return self._tables.setdefault(blocks, torch.zeros((MOST_ROWS, blocks), dtype=torch.int32))
+
+    def _step(self, step: int, rows: int, blocks: int) -> Batch:
+        """Return what a step after the first reads: one row a request, its token the guess before."""
+        view = AttentionView(
+            tables=self._table(blocks)[:rows],
+            row_request=self._each[:rows],
+            first=self._ones[:rows],
+            last=self._last[step, :rows],
+            extra_offsets=self._none[: rows + 1],
+            extra_slots=self._none[:0],
+        )
+        tokens, positions, slots = (
+            self._tokens[step - 1, :rows],
+            self._positions[step, :rows],
+            self._slots[step, :rows],
+        )
+        return Batch(tokens, positions, slots, view, ())
 
 
 def _runs(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> list[_Run]:
@@ -321,9 +351,14 @@ def _runs(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> list[_Run]:
             slot = span.again_start + 1
             tokens = (span.behind + verdict.tokens)[slot - span.proposer.computed :][: len(rows)]
             assert len(tokens) == len(rows)
-            length = max(draft_length(span, verdict), 0) if complete else 0
+            length = min(max(draft_length(span, verdict), 0), _MOST_STEPS) if complete else 0
             runs.append(_Run(i, Stretch(tokens, slot, span.blocks), rows, length))
     return runs
+
+
+def records_logits(target: Model) -> bool:
+    """Whether a target's logits are computed by kernels alone, so that they can be recorded."""
+    return isinstance(target, Decoder) and target.config.style.logit_divisor == 1
 
 
 def _shifted(batch: Batch) -> Batch:
@@ -341,3 +376,8 @@ def _slots(tables: NDArray[np.int32], places: NDArray[np.int64], size: int) -> N
 
 def _rounded(blocks: int) -> int:
     return max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
+
+
+def _halves(ids: Tensor) -> Tensor:
+    """Return int64 `[n]` as the rows `[n, 2]` of a table that can be looked up."""
+    return ids.view(torch.float32).view(-1, 2)
