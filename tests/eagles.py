@@ -329,12 +329,15 @@ def fit_eagle3(path: Path, target: Path, texts: Tensor, states: Callable[[Sequen
     tensors["midlayer.self_attn.q_proj.weight"] = tensors["midlayer.self_attn.k_proj.weight"] = query
     twin = Twin(write(path, config, tensors), embedding, embedding)
     features, wanted = [], []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # its products are small
     for text, own in zip(texts, known, strict=True):
         foreseen = twin.foresee(text[1:], twin.states(own[:-1]))
         again = twin.foresee(text[2:], foreseen[:-1])  # fed with its own states, as along a draft
         for made, first in ((foreseen, 2), (again, 3)):
             features.append(twin.features(made[:-1]))
             wanted.append(text[first:])
+    torch.set_num_threads(threads)
     tokens = torch.cat(wanted)
     inside = torch.isin(tokens, torch.tensor(ids))
     shares = torch.nn.functional.one_hot(tokens, vocab)[inside][:, ids].double()
