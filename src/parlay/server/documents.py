@@ -129,7 +129,7 @@ def schemas() -> dict[str, Any]:
             for name, value in properties.items()
         }
         schema["required"] = sorted(needed)
-        schema["additionalProperties"] = False
+        schema["additionalProperties"] = {"type": "null"}  # which counts as left out, whatever the name
         schema.pop("description", None)
     found["Error"] = ERROR
     return found
