@@ -30,6 +30,7 @@ void rotary_rows(const RotaryArgs& a, int64_t begin, int64_t end) {
     const float* cos_sin = a.cos_sin + (int64_t)a.positions[row] * rotary_dim;
     T* q_out = (T*)a.q_out + row * a.heads * dim;
     for (int64_t h = 0; h < a.heads; ++h) rotate(qkv + h * dim, cos_sin, q_out + h * dim, rotary_dim, dim);
+    if (a.slots[row] < 0) continue;
     const T* keys = qkv + a.heads * dim;
     const T* values = keys + a.kv_heads * dim;
     const int64_t block = a.slots[row] / a.block_size;

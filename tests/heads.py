@@ -2,19 +2,23 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkpoints import VOCAB
+from eagles import fit_eagle, fit_eagle3
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import gelu, one_hot, silu
 
 from parlay import LLM, SamplingParams
+from parlay.kernels.select import select_kernels
+from parlay.models.select import describe_model, load_model
 from parlay.runner.batch import Stretch, flatten
+from parlay.runner.runner import ModelRunner
 
 Tensors = dict[str, Tensor]
 GUESSES = 8
@@ -228,8 +232,34 @@ def _fitted_mlp(path: Path, target: Path) -> None:
     write_head(path, config, tensors)
 
 
+def _fitted_eagle(path: Path, target: Path) -> None:
+    fit_eagle(path, target, *_texts(target))
+
+
+def _fitted_eagle3(path: Path, target: Path) -> None:
+    texts, _ = _texts(target)
+    kernels = select_kernels()
+    model = load_model(describe_model(str(target)), torch.float32, texts.shape[1], kernels)
+
+    def states(layers: Sequence[int]) -> Tensor:
+        runner = ModelRunner(model, kernels, texts.shape[1], 1)
+        runner.tap(tuple(layers))
+        found = []
+        for text in texts.tolist():
+            runner.forward(flatten([Stretch(text, 0, range(len(text)))], 1))
+            found.append(torch.cat(list(runner.tapped), 1))
+        return torch.stack(found)
+
+    fit_eagle3(path, target, texts, states)
+
+
 # How the tests make weights for proposers that need some of their own; one line for each such proposer.
-FITTED: dict[str, Callable[[Path, Path], None]] = {"medusa": _fitted_medusa, "mlp_speculator": _fitted_mlp}
+FITTED: dict[str, Callable[[Path, Path], None]] = {
+    "eagle": _fitted_eagle,
+    "eagle3": _fitted_eagle3,
+    "medusa": _fitted_medusa,
+    "mlp_speculator": _fitted_mlp,
+}
 
 
 def fitted(method: str, target: Path) -> Path:

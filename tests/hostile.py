@@ -114,7 +114,7 @@ class Wire:
 
 def request(body: bytes, *headers: str, path: str = "/v1/completions", length: int | None = None) -> bytes:
     """Return a POST request; `length` is what it says of itself."""
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
     if not any(h.lower().startswith("transfer-encoding") for h in headers):
         lines.append(f"Content-Length: {len(body) if length is None else length}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
@@ -287,7 +287,7 @@ def many_headers(port: int) -> set[int]:
 
 
 def pipelined(port: int) -> set[int]:
-    ask = b"GET /ready HTTP/1.1\r\nHost: x\r\n"
+    ask = b"GET /ready HTTP/1.1\r\nHost: localhost\r\n"
     with Wire(port) as wire:
         wire.send((ask + b"\r\n") * 500 + ask + b"Connection: close\r\n\r\n")
         return {status(b"HTTP/1.1 " + one) for one in wire.read().split(b"HTTP/1.1 ")[1:]}

@@ -30,7 +30,12 @@ class ServerProcess:
         command = [*under, sys.executable, "-m", "parlay.cli.main", "serve", *arguments]
         if "--port" not in arguments:
             command += ["--port", "0"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        # A suite in a shell's background ignores interrupts, which a server would inherit.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        finally:
+            signal.signal(signal.SIGINT, before)
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read)
         self._reader.start()

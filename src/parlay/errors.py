@@ -29,6 +29,10 @@ class RequestError(ParlayError, ValueError):
     """One request cannot be served; the others of its batch are unaffected."""
 
 
+class ContextLengthError(RequestError):
+    """The prompt leaves no room for output in the model's context."""
+
+
 class EngineFaultError(RequestError):
     """The engine failed on one request, by no fault of whoever sent it; others are unaffected."""
 

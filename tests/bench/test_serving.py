@@ -154,17 +154,17 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_methods_are_drawn_too(tmp_path: Path) -> None:
     rows = [
-        {"method": m, "batch": b, "temperature": t, "speed_up": 1.5, "decode_speed_up": 2.0}
+        {"method": m, "workload": "edit", "batch": b, "temperature": t, "speed_up": 1.5, "decode_speed_up": 2.0}
         for m in ("plain", "ngram")
         for b in (1, 8)
         for t in (0.0, 0.8)
     ]
     shown = method_panels(rows)
     assert list(shown["speed-up a token"]["ngram"]) == [
-        "batch 1\ntemp. 0",
-        "batch 1\ntemp. 0.8",
-        "batch 8\ntemp. 0",
-        "batch 8\ntemp. 0.8",
+        "edit\nbatch 1\ntemp. 0",
+        "edit\nbatch 1\ntemp. 0.8",
+        "edit\nbatch 8\ntemp. 0",
+        "edit\nbatch 8\ntemp. 0.8",
     ]
     draw(tmp_path / "methods.png", "methods", shown)
     assert (tmp_path / "methods.png").stat().st_size > 10_000

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parlay import SamplingParams
+from parlay import SamplingParams, SpeculationOverride
 from parlay.config import EngineConfig
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
-from parlay.proposers.base import HostProposer
+from parlay.proposers.base import DeviceProposer, HostProposer, Proposer
+from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
-from parlay.types.plan import Plan, Proposal, Span, StepOutput, Verdict
+from parlay.types.plan import Plan, Proposal, ProposerState, Span, StepOutput, Verdict
 
 
 class Zeros(HostProposer):
@@ -40,11 +41,11 @@ class Zeros(HostProposer):
 class Rig:
     """A scheduler without a model: every sampling span accepts as many nodes as asked, then emits a 1."""
 
-    def __init__(self, k: int = 0, blocks: int = 64, **options: Any) -> None:
+    def __init__(self, k: int = 0, blocks: int = 64, proposer: Proposer | None = None, **options: Any) -> None:
         config = EngineConfig(**{"block_size": 4, "enable_prefix_caching": False, **options})
         self.pool = BlockPool(blocks, config.block_size)
         self.proposer = Zeros()
-        self.scheduler = Scheduler(config, self.pool, self.proposer, k)
+        self.scheduler = Scheduler(config, self.pool, proposer or self.proposer, k)
         self.count = 0
         self.clock = 0.0
         self.plan = Plan(0, ())
@@ -87,13 +88,16 @@ class Rig:
             if len(tokens) < span.remaining and not set(tokens) & span.stop_ids:
                 tokens.append(tail)
             verdicts.append(Verdict(tuple(tokens), path))
-        proposals = (Proposal(),) * len(verdicts)
+        proposals = tuple(map(self.propose, self.plan.spans, verdicts))
         self.clock += 1
         moved = self.scheduler.commit(
             self.plan, StepOutput(self.plan.plan_id, tuple(verdicts), proposals), self.clock
         )
         self.scheduler.check()
         return moved
+
+    def propose(self, span: Span, verdict: Verdict) -> Proposal:
+        return Proposal()
 
     def step(self, accept: int = 0) -> dict[int, Span]:
         spans = self.look()
@@ -471,3 +475,116 @@ def test_any_workload(seed: int) -> None:
     assert all(len(r.output_tokens) == r.max_tokens for r in requests if r.finish_reason == "length")
     assert rig.pool.available == rig.pool.num_blocks
     assert rig.proposer.seen == {}
+
+
+# ---------------------------------------------------------------------------------------------------- pairs, states
+
+
+class Pairs(DeviceProposer):
+    """Keeps pairs of tokens and states, whatever they are."""
+
+    cache = CacheSpec(1, 1, 8, 4)
+    pairs = True
+
+    def __init__(self) -> None:
+        pass
+
+    def propose(self, *given: Any) -> list[Proposal]:
+        raise NotImplementedError
+
+
+class PairRig(Rig):
+    """A rig whose proposer sees the states that each plan runs, and checks that they are what it lacks."""
+
+    def __init__(self, k: int = 2, **options: Any) -> None:
+        super().__init__(k, proposer=Pairs(), **options)
+
+    def propose(self, span: Span, verdict: Verdict) -> Proposal:
+        state = span.proposer
+        if not span.follow:
+            assert not span.again
+            assert not span.behind
+            return Proposal(state=state)
+        first = max(state.computed, 1) - 1
+        assert span.again_start == first
+        reached = first + len(span.again)
+        if reached == span.start:
+            reached = span.end + len(verdict.path)
+            known = span.behind + verdict.tokens
+            assert len(known) == reached + 1 - state.computed
+            assert len(span.blocks) * 4 > reached
+        if reached == first:
+            return Proposal(state=state)
+        length = min(span.budget, max(span.remaining - len(verdict.tokens) - 1, 0))
+        drafts = span.sample and reached == span.end + len(verdict.path)
+        return Proposal(Draft.chain([0] * (length if drafts else 0), "pairs"), ProposerState(reached + 1))
+
+
+def again(spans: dict[int, Span]) -> dict[int, int]:
+    return {i: len(span.again) for i, span in spans.items()}
+
+
+@pytest.mark.parametrize("rows", [3, 7, 64])
+def test_a_proposer_of_pairs_keeps_up(rows: int) -> None:
+    rig = PairRig(max_num_batched_tokens=rows)
+    requests = [rig.add(n, max_tokens=12) for n in (1, 9, 4)]
+    while any(r.finish_reason is None for r in requests):
+        spans = rig.step(accept=1)
+        assert sum(len(s.tokens) + len(s.draft) + len(s.again) for s in spans.values()) <= rows
+        assert not any(again(spans).values())
+        for request in requests:
+            if request.table.blocks and request.remaining > 1:
+                assert request.unseen == 0
+                assert request.proposer.computed == request.computed + 1
+
+
+def test_after_a_prefix_the_last_row_runs_once_more() -> None:
+    rig = PairRig(enable_prefix_caching=True)
+    rig.add(range(10, 27), max_tokens=4)
+    while rig.look():
+        rig.commit()
+    second = rig.add((*range(10, 26), 3, 4, 5), max_tokens=4)
+    span = rig.step()[second.request_id]
+    assert (span.start, span.proposer.computed, span.tokens) == (16, 16, (3, 4, 5))
+    assert (span.again_start, span.again) == (15, (25,))
+    assert second.unseen == 0
+
+
+def test_of_a_prefix_that_it_has_not_seen_all_rows_run_once_more() -> None:
+    """With the request's own where there are as many; else from what rows are left over."""
+    rig = PairRig(enable_prefix_caching=True, max_num_batched_tokens=12)
+    first = rig.add(range(10, 27), max_tokens=4, speculative=SpeculationOverride(enabled=False))
+    assert not rig.step()[first.request_id].follow
+    while rig.look():
+        rig.commit()
+    second = rig.add((*range(10, 26), 3, 4, 5), max_tokens=9)
+    seen = []
+    for _ in range(3):
+        seen.append(rig.step()[second.request_id])
+    assert [(s.start, len(s.tokens), len(s.again)) for s in seen] == [(16, 3, 9), (19, 1, 10), (20, 1, 0)]
+    assert second.unseen == 0
+    assert len(second.draft) > 0
+
+
+def test_known_tokens_come_before_states_seen_again() -> None:
+    rig = PairRig(enable_prefix_caching=True, max_num_batched_tokens=4)
+    rig.add(range(10, 27), max_tokens=4)
+    while rig.look():
+        rig.commit()
+    third = rig.add((*range(10, 26), 3), max_tokens=9)
+    fourth = rig.add((*range(10, 26), 4, 5, 6, 7), max_tokens=9)
+    spans = rig.step()
+    assert again(spans) == {third.request_id: 1, fourth.request_id: 1}
+    assert [len(s.tokens) for s in spans.values()] == [1, 1]
+
+
+def test_where_rows_are_few_nothing_runs_twice() -> None:
+    rig = PairRig(enable_prefix_caching=True, max_num_batched_tokens=1)
+    rig.add(range(10, 19), max_tokens=2)
+    while rig.look():
+        rig.commit()
+    second = rig.add((*range(10, 18), 3), max_tokens=5)
+    while second.finish_reason is None:
+        (span,) = rig.step().values()
+        assert len(span.tokens) == 1
+        assert not span.again

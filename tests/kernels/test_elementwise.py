@@ -94,6 +94,19 @@ def test_rotary_store(
     assert (flat_values[untouched] == 9).all()
 
 
+def test_rows_without_a_slot_are_stored_nowhere(native: Kernels, reference: ReferenceKernels) -> None:
+    qkv, slots = random(4, 4 * 8), torch.tensor([-1, 5, -7, 0])
+    for kernels in (reference, native):
+        q = torch.full((4, 2, 8), torch.nan)
+        caches = [torch.full((2, 1, BLOCK, 8), 9.0) for _ in range(2)]
+        kernels.rotary_store(qkv, torch.arange(4, dtype=torch.int32), slots, torch.zeros(4, 0), q, *caches)
+        assert same_bits(q.view(4, 16), qkv[:, :16].contiguous())
+        for cache, first in zip(caches, (16, 24), strict=True):
+            flat = cache.view(2 * BLOCK, 8)
+            assert same_bits(flat[[5, 0]], qkv[[1, 3], first : first + 8])
+            assert (flat != 9).any(1).sum() == 2
+
+
 def silu(x: Tensor) -> Tensor:
     return x / (1 + (-x).exp())
 

@@ -97,7 +97,7 @@ KINDS: dict[str, list[tuple[dict[str, Any], dict[str, Tensor], str]]] = {
     ],
 }
 CASES = [(kind, i) for kind, cases in KINDS.items() for i in range(len(cases))]
-SERVED = {"draft_model", "medusa", "mlp_speculator"}
+SERVED = {"draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"}
 
 
 @pytest.fixture

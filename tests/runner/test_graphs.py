@@ -1,11 +1,14 @@
 """Recorded passes: the same bits as passes that are not, and refused where a model computes outside the kernels."""
 
+import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import write_llama
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay.kernels.select import select_kernels
@@ -72,6 +75,33 @@ def test_the_same_bits(model: Model) -> None:
     for one, other in zip(recorded, plain, strict=True):
         assert torch.equal(one.key, other.key)
         assert torch.equal(one.value, other.value)
+
+
+def test_states_between_layers(tmp_path: Path) -> None:
+    """First embeddings, at last what the final norm reads, between them what a shorter model ends with."""
+    path = write_llama(tmp_path, num_hidden_layers=3)
+    whole = load_model(describe_model(str(path)), torch.float32, 128, KERNELS)
+    graphs = Graphs(whole, KERNELS, new_cache(whole))
+    graphs.taps = (0, 2, 3)
+    lent = load_file(path / "model.safetensors")
+    for batch in batches()[:8] * 2:
+        hidden = graphs.forward(batch).clone()
+        first, second, last = graphs.tapped
+        assert torch.equal(first, lent["model.embed_tokens.weight"][batch.tokens])
+        normed = torch.empty_like(last)
+        KERNELS.rms_norm(last.contiguous(), lent["model.norm.weight"], 1e-5, normed)
+        assert torch.equal(normed, hidden)
+        assert not torch.equal(second, last)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    save_file({n: t for n, t in lent.items() if "layers.2." not in n}, path / "model.safetensors")
+    short = load_model(describe_model(str(path)), torch.float32, 128, KERNELS)
+    fewer, graphs = Graphs(short, KERNELS, new_cache(short)), Graphs(whole, KERNELS, new_cache(whole))
+    fewer.taps = graphs.taps = (2,)
+    for batch in batches()[:8]:
+        fewer.forward(batch)
+        graphs.forward(batch)
+        assert torch.equal(fewer.tapped[0], graphs.tapped[0])
 
 
 class Stale:

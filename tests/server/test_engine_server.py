@@ -13,6 +13,7 @@ from conftest import MakeLLM
 from parlay import EngineFaultError, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.engine.tokenizer import Detokenizer
+from parlay.sampling import grammar
 from parlay.sampling.grammar import Grammars
 from parlay.server.engine_server import EngineServer
 from parlay.server.protocol import Abort, Add, Command, Failure, Outputs, Stop, decode_report, encode, plain_params
@@ -172,3 +173,15 @@ def test_a_grammar_is_compiled_beside_the_steps(front: Front, monkeypatch: pytes
     ((key, kind),) = [(f.key, f.kind) for r in reports for f in r.failures]
     assert (key, kind) == (3, "RequestError")
     settle(front, lambda: not front.engine.busy)
+
+
+def test_what_one_tenant_has_compiled_is_not_at_hand_for_another(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, compile_one = [], grammar._compile
+    monkeypatch.setattr(grammar, "_compile", lambda *args: compiled.append(args) or compile_one(*args))
+    params = plain_params(SamplingParams(structured_outputs={"regex": "[a-f]{7}"}, n=2))
+    for key, tenant in enumerate(("one", "one", "other")):
+        front.send(Add(key, PROMPT, params, tenant=tenant))
+    front.read_until(lambda reports: finished(reports, 6))
+    assert len(compiled) == 2

@@ -208,6 +208,26 @@ def test_response_formats(client: openai.OpenAI) -> None:
         assert (form["type"] != "text") == text.lstrip().startswith("{")
 
 
+@pytest.mark.parametrize(
+    ("older", "form"),
+    [
+        ({"guided_regex": "[ab]{3}c"}, {"regex": "[ab]{3}c"}),
+        ({"guided_choice": ["no", "yes"]}, {"choice": ["no", "yes"]}),
+        ({"guided_json": {"enum": [1, 22]}}, {"json": {"enum": [1, 22]}}),
+        ({"guided_grammar": 'root ::= "x" "y"'}, {"grammar": 'root ::= "x" "y"'}),
+    ],
+)
+def test_older_names_of_forms(client: openai.OpenAI, older: dict[str, Any], form: dict[str, Any]) -> None:
+    def complete(**more: Any) -> str:
+        return client.completions.create(
+            model="tiny-code", prompt="def", temperature=0, max_tokens=12, extra_body=more
+        ).choices[0].text  # fmt: skip
+
+    assert complete(**older) == complete(structured_outputs=form) != complete()
+    with pytest.raises(openai.BadRequestError, match="one form"):
+        complete(**older, structured_outputs=form)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_forced_calls(client: openai.OpenAI, choice: Any, stream: bool) -> None:
@@ -240,6 +260,26 @@ def test_tokenize_and_back(live: Live, offline: LLM) -> None:
     assert live.post("/detokenize", {"tokens": made["tokens"]}).json() == {"prompt": PROMPT}
     chat = live.post("/tokenize", {"messages": MESSAGES}).json()
     assert tuple(chat["tokens"]) == offline_chat(offline, SamplingParams(max_tokens=1)).prompt_token_ids
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_usage_of_every_chunk_only_where_asked_for(client: openai.OpenAI, continuous: bool) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": continuous, "include_obfuscation": False}
+    asked: Any = {"prompt": [PROMPT, "x"], "max_tokens": 9, "temperature": 0, "stream": True}
+    more = {"ignore_eos": True}
+    *chunks, last = client.completions.create(model="tiny-code", **asked, stream_options=options, extra_body=more)
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 18
+    assert [chunk.usage is not None for chunk in chunks] == [continuous] * len(chunks)
+    if continuous:
+        counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+        assert counts == sorted(counts)
+        assert chunks[-1].usage == last.usage
+
+
+def test_nginx_passes_events_on_at_once(live: Live) -> None:
+    answer = live.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "stream": True})
+    assert (answer.headers["X-Accel-Buffering"], answer.headers["Cache-Control"]) == ("no", "no-cache")
 
 
 def test_probes_and_version(live: Live, offline: LLM) -> None:
@@ -284,3 +324,14 @@ def test_answers_are_as_the_document_says(live: Live) -> None:
     assert asked >= 9
     keys = made["components"].get("securitySchemes")
     assert keys is None  # this server wants none
+
+
+@pytest.mark.parametrize("more", [{"tools": [WEATHER]}, {"stop": ["from ..."]}])
+def test_streamed_chats_have_every_token_id_once(client: openai.OpenAI, more: Any) -> None:
+    """Text may be held back, since a call or a stop string may begin with it."""
+    asked: dict[str, Any] = {"model": "tiny-code", "messages": MESSAGES, "max_tokens": 12, "temperature": 0, **more}
+    asked["extra_body"] = {"return_token_ids": True}
+    whole = client.chat.completions.create(**asked).choices[0]
+    streamed = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert [t for choice in streamed for t in choice.token_ids] == whole.token_ids  # type: ignore[attr-defined]
+    assert "".join(choice.delta.content or "" for choice in streamed) == whole.message.content

@@ -99,6 +99,11 @@ def error(answer: httpx.Response, status: int) -> dict[str, Any]:
         ({"prompt": "x", "stream": "yes"}, "stream", "bool"),
         ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options", "stream"),
         ({"prompt": "x", "stream": True, "stream_options": {"x": True}}, "stream_options", "unknown key 'x'"),
+        (
+            {"prompt": "x", "stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options",
+            "never padded",
+        ),
         ({"prompt": "x", "n": 5}, "n", "limit of 4"),
         ({"prompt": "x", "logprobs": 21}, "logprobs", "limit of 20"),
         ({"prompt": ["x"] * 9}, None, "may for 8"),
@@ -131,6 +136,9 @@ def test_wrong_fields_are_named(live: Live, body: dict[str, Any], param: str | N
         assert found["type"] == "invalid_request_error"
         if param is not None:
             assert found["param"] == param
+        assert (found["code"] == "context_length_exceeded") is (
+            words in ("leaves no room", "characters, more than any")
+        )
 
 
 @pytest.mark.parametrize(
@@ -224,7 +232,7 @@ def test_a_client_that_leaves_frees_its_requests(live: Live, watcher: Watcher, s
     pool = live.engine._llm.engine._pool
     assert idle(live)
     body = json.dumps(slow).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with contextlib.closing(socket.create_connection(("127.0.0.1", live.port))) as client:
         client.sendall(head + body)
         wait_for(lambda: live.gate.open == 8)
@@ -255,7 +263,7 @@ def test_metrics_are_told(live: Live, watcher: Watcher) -> None:
 
 def test_slow_bodies_and_slow_heads_are_cut_off(live: Live) -> None:
     for content, words in (
-        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b" 408 "),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", b" 408 "),
         (b"POST /v1/completions HTTP/1.1\r\nHost:", b""),
     ):
         with contextlib.closing(socket.create_connection(("127.0.0.1", live.port))) as client:
@@ -302,6 +310,10 @@ def test_prompts_are_logged_only_when_asked(engine: AsyncLLM, capsys: pytest.Cap
         with Live(engine, log_prompts=asked) as live:
             assert live.post("/v1/completions", {"prompt": "a secret", "max_tokens": 1}).status_code == 200
             assert live.post("/v1/completions", {"prompt": "a secret", "max_tokens": 0}).status_code == 400
+            image = {"type": "image_url", "image_url": "a secret"}
+            for more in ({"role": "user", "content": {"a": "a secret"}}, {"role": "user", "content": [image]}, {}):
+                chat = {"messages": [{"content": "a secret", **more}]}
+                assert error(live.post("/v1/chat/completions", chat), 400)["param"] == "messages"
         assert ("a secret" in capsys.readouterr().err) is asked
 
 

@@ -9,6 +9,8 @@ from checkpoints import write_llama
 from prometheus_client.parser import text_string_to_metric_families
 
 from parlay import LLM, SamplingParams
+from parlay.server.answer import _measure
+from parlay.server.guard import Account
 from parlay.server.metrics import PrometheusMetrics, names
 from parlay.types.output import CompletionOutput, RequestMetrics, RequestOutput
 
@@ -222,6 +224,7 @@ def test_ends() -> None:
     metrics.observe_end(ended(nothing, reason=None, status=499))  # the client left
     metrics.observe_end(ended(nothing, reason=None, status=503))  # the engine died
     metrics.observe_end(End(status=503))
+    metrics.observe_end(End("/ready", 503))  # a probe, every second until it is back
     metrics.observe_end(End(status=400))
     metrics.observe_end(End("/wp-admin/setup.php", 404))
     metrics.observe_end(End("/wp-admin/login.php", 404))
@@ -230,7 +233,14 @@ def test_ends() -> None:
     assert reasons == {"stop": 2, "length": 1, "abort": 1, "error": 2}
     http = {key[1]: value for key, value in found.items() if key[0] == "parlay:http_requests_total"}
     api = "/v1/completions"
-    assert http == {(api, "200"): 2, (api, "499"): 1, (api, "503"): 2, (api, "400"): 1, ("other", "404"): 2}
+    assert http == {
+        (api, "200"): 2,
+        (api, "499"): 1,
+        (api, "503"): 2,
+        (api, "400"): 1,
+        ("/ready", "503"): 1,
+        ("other", "404"): 2,
+    }
 
 
 def test_a_border_belongs_to_its_bucket() -> None:
@@ -256,3 +266,21 @@ def test_a_request_knows_when_it_got_its_first_block(tmp_path: Path) -> None:
     every = [output.metrics for output in outputs]
     assert all(m.arrival <= m.admitted < m.first_token < m.finished for m in every)
     assert min(m.admitted for m in every[2:]) > every[0].first_token  # two at once: the others waited
+
+
+def test_each_completion_has_its_own_time_between_tokens() -> None:
+    """Three completions that each gain a token in a step are not three tokens of a third of the step."""
+    seen: list[Any] = []
+
+    class Watcher:
+        def observe_first(self, seconds: float) -> None:
+            seen.append("first")
+
+        def observe_step(self, seconds: float, tokens: int) -> None:
+            seen.append(tokens)
+
+    account, before = Account(), {}
+    for lengths in ((1, 0, 2), (3, 1, 2), (4, 2, 3)):
+        ones = tuple(CompletionOutput(i, "", (1,) * n, ()) for i, n in enumerate(lengths))
+        _measure(Watcher(), account, before, 0, RequestOutput(0, None, (1,), ones))  # type: ignore[arg-type]
+    assert seen == ["first", "first", 2, "first", 1, 1, 1]

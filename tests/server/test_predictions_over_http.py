@@ -188,7 +188,7 @@ def test_an_engine_in_a_process_of_its_own(live: Live, text: str) -> None:
         speculative = {"method": "ngram", "num_speculative_tokens": 4}
         async with EngineClient("tiny-code", speculative_config=speculative) as engine:
             app = create_app(engine, ServerConfig(), methods=engine.methods)
-            async with AsyncClient(transport=ASGITransport(app), base_url="http://x") as http:
+            async with AsyncClient(transport=ASGITransport(app), base_url="http://localhost") as http:
                 whole = (await http.post("/v1/completions", json=body)).json()
                 streamed = (await http.post("/v1/completions", json={**body, "stream": True})).text
         return [whole, streamed]

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +170,7 @@ def test_a_duplicate_key_counts_once(server: ServerProcess) -> None:
     [
         b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
         b"GET /\x00 HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nA: " + b"b" * 100_000,
+        b"GET / HTTP/1.1\r\nA: " + b"b" * 65_536,  # so little too long that nothing is left unread
         request(b"", "Content-Length: 1", length=2),
         request(b"x", length=-1),
     ],
@@ -179,7 +179,8 @@ def test_heads_that_are_no_http(server: ServerProcess, head: bytes) -> None:
     """The library that reads HTTP answers these itself, in plain text."""
     with Wire(server.port) as wire:
         wire.send(head)
-        wire.socket.shutdown(socket.SHUT_WR)
+        with suppress(OSError):  # the server may have closed already
+            wire.socket.shutdown(socket.SHUT_WR)
         assert status(wire.read()) == 400
 
 

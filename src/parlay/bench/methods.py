@@ -6,7 +6,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from parlay.bench.protocol import TEMPERATURES, Prefix, params_for, repeated_share
+from parlay.bench.protocol import TEMPERATURES, Prefix, load_prefixes, params_for, repeated_share
 from parlay.bench.workloads import workload
 from parlay.engine.stats import EngineStats
 from parlay.llm import LLM
@@ -46,28 +46,34 @@ def measure(
         length: nodes a draft; None takes each proposer's default.
         tick: called with a label before every round.
     """
-    llms = {
-        name: LLM(model, speculative_config=config, enable_prefix_caching=False)
-        for name, config in embedded_configs(length).items()
-    }
-    for llm in llms.values():
-        _complete(llm, workload("completion", 8), 8, 0.8)  # warm-up
     for name in workloads:
         chosen = workload(name, prefixes)
         for batch_size in batch_sizes:
             for temperature in TEMPERATURES:
                 case = {"workload": name, "batch": batch_size, "temperature": temperature}
-                for row in _case(llms, chosen, batch_size, temperature, tick):
+                for row in _case(model, length, chosen, batch_size, temperature, tick):
                     yield case | row
 
 
 def _case(
-    llms: dict[str, LLM], chosen: list[Prefix], batch_size: int, temperature: float, tick: Callable[[str], None]
+    model: str,
+    length: int | None,
+    chosen: list[Prefix],
+    batch_size: int,
+    temperature: float,
+    tick: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row a method."""
+    """Yield one row a method. Engines are new: a proposer may remember what it was asked before."""
+    tick(f"batch {batch_size}, temperature {temperature:g}: loading")
+    llms = {
+        name: LLM(model, speculative_config=config, enable_prefix_caching=False)
+        for name, config in embedded_configs(length).items()
+    }
     plain = next(iter(llms))
     runs = {name: _Run() for name in llms}
+    nonsense = [Prefix(p.number, p.tokens[::-1]) for p in load_prefixes(8)]  # which teaches nothing about the rest
     for llm in llms.values():
+        _complete(llm, nonsense, 8, temperature)  # warm-up
         llm.engine.stats.reset()
     for start in range(0, len(chosen), _ROUND):
         for name, llm in llms.items():

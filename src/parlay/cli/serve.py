@@ -54,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
     from parlay.server.app import create_app
+    from parlay.server.browsers import LOOPBACK
     from parlay.server.client import EngineClient
     from parlay.server.garbage import leave_out_what_is_loaded, search_seldom
     from parlay.server.gate import Gate
@@ -64,7 +65,7 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
 
     keys = read_keys(config, env.api_keys())
     sockets = bind(config)
-    if config.host not in ("127.0.0.1", "localhost", "::1") and not keys:
+    if config.host not in LOOPBACK and not keys:
         print("parlay: whoever reaches this address may use the model; --api-key-file closes it", file=sys.stderr)
     html = page()
     loop, task = asyncio.get_running_loop(), asyncio.current_task()

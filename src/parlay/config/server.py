@@ -22,8 +22,8 @@ class ServerConfig:
             with # are left out.
         allowed_origins: a web page's origin that browsers may call this server from, such as `https://example.org`,
             or `*`; by default none but the server's own.
-        shared_cache: let clients with different keys share the prefix cache; the time an answer takes then shows
-            whether someone else sent the same prompt.
+        shared_cache: let clients with different keys share the prefix cache and compiled grammars; the time an answer
+            takes then shows whether someone else sent the same.
         request_timeout: seconds after which a completion is aborted.
         shutdown_timeout: seconds that open requests have to finish after SIGTERM.
         engine_timeout: seconds without a word from the engine, while requests are open, after which it is killed and

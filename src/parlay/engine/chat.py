@@ -90,20 +90,25 @@ def render(
 
 def _message(message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RequestError(f"a message is a mapping with 'role' and 'content', not {shown(message)}")
+        raise RequestError(f"messages must be mappings with 'role' and 'content', not {_kind(message)}")
     content = message.get("content")
     if isinstance(content, list | tuple):
         content = "\n".join(_part(part) for part in content)
     elif not isinstance(content, str | None):
-        raise RequestError(f"a message's content is text or a list of text parts, not {shown(content)}")
+        raise RequestError(f"messages: a content is text or a list of text parts, not {_kind(content)}")
     return {**message, "content": content}
 
 
 def _part(part: object) -> str:
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
     if not isinstance(text, str):
-        raise RequestError(f"a part of a message's content is {{'type': 'text', 'text': ...}}, not {shown(part)}")
+        raise RequestError(f"messages: a part of a content is {{'type': 'text', 'text': ...}}, not {_kind(part)}")
     return text
+
+
+def _kind(value: object) -> str:
+    """Say what something is without a word of what it says: errors are logged, and conversations must not be."""
+    return f"one with {shown(list(value))}" if isinstance(value, Mapping) else f"a {type(value).__name__}"
 
 
 def _continued(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -158,7 +158,7 @@ class Engine:
             )
         form = params.structured_outputs
         assert form is None or isinstance(form, StructuredOutputsParams)
-        constraints = [self._grammars.start(form) if form else None for _ in range(params.candidates)]
+        constraints = [self._grammars.start(form, tenant) if form else None for _ in range(params.candidates)]
         processors = [self._processor(tokens, params, constraint) for constraint in constraints]
         seed = mix(self.config.seed, ordinal + 1) if params.seed is None else params.seed
         room = self.max_model_len - len(tokens)
@@ -226,15 +226,15 @@ class Engine:
             further=[constraint] if constraint else [],
         )
 
-    def prepare(self, params: SamplingParams) -> None:
-        """Do what takes long in adding a request with these parameters; any thread may, while the engine steps.
+    def prepare(self, params: SamplingParams, tenant: str = "") -> None:
+        """Do what takes long in adding a tenant's request; any thread may, while the engine steps.
 
         Raises:
             RequestError: as `add`.
         """
         form = params.structured_outputs
         if isinstance(form, StructuredOutputsParams):
-            self._grammars.compile(form)
+            self._grammars.compile(form, tenant)
 
     def refuse(self) -> None:
         """Count a prompt that was refused before it could be added; see `add`."""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import fsum
+from typing import NamedTuple
 
 from parlay.engine.tokenizer import Detokenizer
 from parlay.errors import RequestError, shown
@@ -15,6 +16,18 @@ from parlay.types.output import FinishReason, Rejected
 from parlay.types.params import SamplingParams, SpeculationOverride
 from parlay.types.plan import ProposerState, TokenLogprobs
 from parlay.types.processor import RowProcessor
+
+
+class Rows(NamedTuple):
+    """What a request runs in a step besides its draft.
+
+    Attributes:
+        known: tokens that the target has yet to compute.
+        again: tokens that it runs once more for their states.
+    """
+
+    known: int
+    again: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,6 +117,16 @@ class Request:
     def gap(self) -> int:
         """Known tokens that the target has not computed."""
         return len(self.tokens) - self.computed
+
+    @property
+    def unseen(self) -> int:
+        """Computed tokens whose states a proposer of pairs has yet to see."""
+        return self.computed - self.proposer.next_state
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the next tokens are taken from the user's prediction, which has held so far."""
+        return self.prediction is not None and self.prediction.follows
 
     @property
     def longest(self) -> int:

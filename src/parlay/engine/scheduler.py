@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from time import perf_counter
 
 from parlay.config import EngineConfig
-from parlay.engine.request import Request
+from parlay.engine.request import Request, Rows
 from parlay.engine.shape import shape
 from parlay.engine.stats import EngineStats
 from parlay.kv.pool import BlockPool
@@ -61,6 +61,7 @@ class Scheduler:
         self._host = proposer if isinstance(proposer, HostProposer) else None
         self._device = isinstance(proposer, DeviceProposer)
         self._follows = proposer.cache is not None  # it wants to see every token
+        self._pairs = isinstance(proposer, DeviceProposer) and proposer.pairs
         self._draft_length = draft_length
         self._longest_draft = max(draft_length, predicted_length or DEFAULT_LENGTH)
         self._plan_ids = itertools.count()
@@ -123,7 +124,7 @@ class Scheduler:
         Raises:
             SpanError: the draft of one request could not be made; plan again without the request.
         """
-        rows: dict[Request, int] = {}  # known tokens that each request runs
+        rows: dict[Request, Rows] = {}
         waiting = len(self._waiting)
         # Requests about to emit go first: a long prompt must not hold them up.
         for request in sorted(self._running, key=lambda r: r.gap > 1):
@@ -134,10 +135,10 @@ class Scheduler:
             self._admit(rows, now)
         return Plan(next(self._plan_ids), tuple(self._spans(rows)))
 
-    def _rows_left(self, rows: dict[Request, int]) -> int:
-        return self._config.max_num_batched_tokens - sum(rows.values())
+    def _rows_left(self, rows: dict[Request, Rows]) -> int:
+        return self._config.max_num_batched_tokens - sum(map(sum, rows.values()))
 
-    def _reserve(self, request: Request, rows: dict[Request, int]) -> None:
+    def _reserve(self, request: Request, rows: dict[Request, Rows]) -> None:
         """Give a running request its rows and blocks, preempting until they fit, at last the request itself."""
         while not self._fits(request, rows):
             victim = self._victim()
@@ -146,12 +147,21 @@ class Scheduler:
             if victim is request:
                 return
 
-    def _fits(self, request: Request, rows: dict[Request, int]) -> bool:
-        count = min(request.gap, self._rows_left(rows))
+    def _fits(self, request: Request, rows: dict[Request, Rows]) -> bool:
+        left, again = self._rows_left(rows), self._unseen(request)
+        # States that a proposer lacks come first if they are few: without them it could not use those of this step,
+        # which would then have to run once more too.
+        if again > min(request.gap, left - again):
+            again = 0
+        count = min(request.gap, left - again)
         if not request.table.grow(request.computed + count):
             return False
-        rows[request] = count
+        rows[request] = Rows(count, again)
         return True
+
+    def _unseen(self, request: Request) -> int:
+        """How many computed tokens' states the proposer wants to see."""
+        return request.unseen if self._pairs and self._limit(request) > 0 else 0
 
     def _victim(self) -> Request:
         """Return the newest of the running requests of the lowest priority."""
@@ -168,7 +178,7 @@ class Scheduler:
         place = sum(r.priority < request.priority for r in self._waiting)
         self._waiting.insert(place, request)
 
-    def _admit(self, rows: dict[Request, int], now: float) -> None:
+    def _admit(self, rows: dict[Request, Rows], now: float) -> None:
         """Start waiting requests while there are rows, and blocks that nobody has to be preempted for."""
         for request in list(self._waiting):
             if not self._rows_left(rows) or len(self._running) == self._config.max_num_seqs:
@@ -190,28 +200,37 @@ class Scheduler:
             self._waiting.remove(request)
             self._running.append(request)
 
-    def _spans(self, rows: dict[Request, int]) -> Iterator[Span]:
+    def _spans(self, rows: dict[Request, Rows]) -> Iterator[Span]:
         """Yield the spans, with drafts where rows and blocks are left: to each request an equal share."""
-        drafting = sum(count == r.gap and self._limit(r) > 0 for r, count in rows.items())
+        drafting = sum(known == r.gap and self._limit(r) > 0 for r, (known, _) in rows.items())
         left = self._rows_left(rows)
         # A device proposer drafts for the next step, which will have about as many requests.
         next_share = self._config.max_num_batched_tokens // max(drafting, 1) - 1
-        for request, count in rows.items():
-            end = request.computed + count
-            sample = count == request.gap
+        for request, (known, again) in rows.items():
+            end = request.computed + known
+            sample = known == request.gap
             limit = self._limit(request)
-            draft, budget = NO_DRAFT, min(limit, self._draft_length, next_share) if self._device else 0
-            if request.prediction is not None and request.prediction.follows:
+            draft, budget = NO_DRAFT, max(min(limit, self._draft_length, next_share), 0) if self._device else 0
+            if request.predicted:
                 budget = 0  # what is predicted need not be guessed
+            # States are only to be had now, so pairs are kept even where there is to be no draft.
+            follow = self._follows and (limit > 0 if self._pairs else budget > 0)
             if sample and limit > 0:
-                draft = self._guess(request, min(limit, left // drafting), left // drafting)
+                share = left // drafting
+                draft = self._guess(request, min(limit, share), share)
                 # Room for what a device proposer may write: after the token that the target adds, its own guesses.
-                most = end + len(draft) + (1 + budget if budget > 0 else 0)
+                most = end + len(draft) + (1 + budget if budget or follow else 0)
                 if not request.table.grow(min(most, request.longest)):
-                    draft, budget = NO_DRAFT, 0
+                    draft, budget, follow = NO_DRAFT, 0, False
                 drafting -= 1
                 left -= len(draft)
-            yield self._span(request, end, draft, max(budget, 0))
+                # One request after another catches up: by a row a step none would, as the target goes on too.
+                missing = self._unseen(request) - again if follow else 0
+                further = missing if missing <= left else left if left > 1 else 0
+                again, left = again + further, left - further
+            elif self._pairs and not request.table.grow(end + 1):
+                budget, follow = 0, False  # there is no room for the pair of the token after these
+            yield self._span(request, end, draft, budget, again, follow)
 
     def _limit(self, request: Request) -> int:
         """How many nodes a draft may have: the target always adds a token of its own."""
@@ -252,10 +271,12 @@ class Scheduler:
         request.proposer = ProposerState(state.computed, min(state.ahead, intact))
         return draft
 
-    def _span(self, request: Request, end: int, draft: Draft, budget: int) -> Span:
+    def _span(self, request: Request, end: int, draft: Draft, budget: int, again: int, follow: bool) -> Span:
+        tokens, state, sample = request.tokens, request.proposer, end == len(request.tokens)
+        followed = end + (self._pairs and not sample)
         return Span(
             request_id=request.request_id,
-            tokens=tuple(request.tokens[request.computed : end]),
+            tokens=tuple(tokens[request.computed : end]),
             start=request.computed,
             blocks=tuple(request.table.blocks),
             seed=request.seed,
@@ -263,13 +284,15 @@ class Scheduler:
             processor=request.processor,
             output=tuple(request.output_tokens) if request.processor else (),
             draft=draft,
-            sample=end == len(request.tokens),
+            sample=sample,
             stop_ids=request.stop_ids,
             scored=request.prompt_tokens[request.computed + 1 : end + 1] if request.scoring_prompt else (),
             remaining=request.remaining,
-            proposer=request.proposer,
-            behind=tuple(request.tokens[request.proposer.computed : end]) if budget and self._follows else (),
+            proposer=state,
+            behind=tuple(tokens[state.computed : followed]) if follow else (),
+            again=tuple(tokens[state.next_state : state.next_state + again]) if follow else (),
             budget=budget,
+            follow=follow,
         )
 
     # ----------------------------------------------------------------------------------------------- committing

@@ -37,16 +37,20 @@ class Worker:
         self._kernels = kernels
         self._runner = runner
         self._proposer = proposer
+        if proposer is not None:
+            runner.tap(proposer.taps)
 
     def execute(self, plan: Plan) -> StepOutput:
         """Run the plan's rows through the target, verify the drafts, keep what stands, draft for the next step."""
         began = perf_counter()
         spans = plan.spans
-        batch = flatten([Stretch(s.tokens, s.start, s.blocks, s.draft) for s in spans], self._runner.block_size)
+        stretches = [Stretch(s.tokens, s.start, s.blocks, s.draft) for s in spans]
+        stretches += [Stretch(s.again, s.again_start, s.blocks, stored=False) for s in spans if s.again]
+        batch = flatten(stretches, self._runner.block_size)
         hidden = self._runner.forward(batch)
         rows = [
             row
-            for span, end in zip(spans, batch.offsets[1:], strict=True)
+            for span, end in zip(spans, batch.offsets[1 : len(spans) + 1], strict=True)
             if span.sample
             for row in range(end - len(span.draft) - 1, end)
         ]
@@ -59,7 +63,9 @@ class Worker:
                 verdicts[i] = replace(verdicts[i], prompt_logprobs=scores)
         self._runner.keep(spans, verdicts)
         verified = perf_counter()
-        proposals = self._proposer.propose(spans, verdicts, hidden) if self._proposer else [Proposal()] * len(spans)
+        proposals = [Proposal()] * len(spans)
+        if self._proposer is not None:
+            proposals = self._proposer.propose(spans, verdicts, hidden, self._runner.tapped)
         times = StepTimes(forwarded - began, verified - forwarded, perf_counter() - verified)
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
 

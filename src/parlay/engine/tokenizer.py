@@ -8,7 +8,7 @@ from typing import Any
 
 from parlay.engine.chat import ChatOptions, render
 from parlay.engine.pieces import Pieces
-from parlay.errors import ModelError, RequestError, brief
+from parlay.errors import ContextLengthError, ModelError, RequestError, brief
 from parlay.models.config import read_json
 from parlay.models.gguf_tokenizer import read_gguf_tokenizer
 from parlay.models.tokenizer import read_tokenizer
@@ -212,7 +212,7 @@ def check_prompt(ids: Iterable[int], vocab_size: int, max_model_len: int) -> tup
     if not tokens:
         raise RequestError("the prompt is empty; it needs at least one token")
     if len(tokens) >= max_model_len:
-        raise RequestError(
+        raise ContextLengthError(
             f"the prompt has {len(tokens)} tokens, which leaves no room for output within "
             f"max_model_len={max_model_len}; shorten it"
         )

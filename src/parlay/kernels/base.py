@@ -164,7 +164,8 @@ class Kernels(Protocol):
         Args:
             qkv: T `[rows, (H + 2 KV) * D]`, queries, then keys, then values.
             positions: int32 `[rows]`.
-            slots: int64 `[rows]`; slot = block * block_size + offset. Rows of one slot have equal content.
+            slots: int64 `[rows]`; slot = block * block_size + offset. Rows of one slot have equal content; of rows
+                with a negative one nothing is stored.
             cos_sin: float32 `[max_len, R]`, R/2 cosines and R/2 sines of each position; R is even, at most D.
             q_out: T `[rows, H, D]`.
             key_cache: T `[num_blocks, KV, block_size, D]`.

@@ -258,9 +258,10 @@ class ReferenceKernels:
         a, b = turning.float().chunk(2, dim=-1)
         rotated = torch.cat(((a * cos - b * sin).to(qkv.dtype), (b * cos + a * sin).to(qkv.dtype), still), dim=-1)
         q_out.copy_(rotated[:, :heads])
-        block, offset = slots // block_size, slots % block_size
-        key_cache[block, :, offset] = rotated[:, heads:]
-        value_cache[block, :, offset] = all_heads[:, heads + kv_heads :]
+        stored = slots >= 0
+        block, offset = slots[stored] // block_size, slots[stored] % block_size
+        key_cache[block, :, offset] = rotated[stored, heads:]
+        value_cache[block, :, offset] = all_heads[stored, heads + kv_heads :]
 
     def attention(  # noqa: D102
         self,

@@ -55,10 +55,11 @@ class ForwardContext:
     Attributes:
         kernels: the operations to run with.
         positions: `[T]` int32, rotary position of each row.
-        slots: `[T]` int64, cache slot that each row's key and value go to.
+        slots: `[T]` int64, cache slot that each row's key and value go to; nowhere if negative.
         view: which keys each row sees.
         cache: one entry a layer.
         buffers: memory for intermediate results.
+        taps: after how many layers the residual stream is to be left in a buffer, under `tap_role`; before any norm.
     """
 
     kernels: Kernels
@@ -67,3 +68,9 @@ class ForwardContext:
     view: AttentionView
     cache: tuple[LayerCache, ...]
     buffers: Buffers
+    taps: tuple[int, ...] = ()
+
+
+def tap_role(layers: int) -> str:
+    """Return the role of the buffer that holds the residual stream after so many layers."""
+    return f"after {layers} layers"

@@ -13,7 +13,7 @@ from torch import Tensor
 from parlay.dist.group import Group
 from parlay.kernels.base import Kernels
 from parlay.models.config import MOST_LAYERS, ModelConfig
-from parlay.models.context import ForwardContext, LayerCache
+from parlay.models.context import ForwardContext, LayerCache, tap_role
 from parlay.models.layers import Attention, ColumnParallelLinear, GatedMLP, Head, HeadNorms, RowParallelLinear
 from parlay.models.loader import Checkpoint
 from parlay.models.moe import MixtureOfExperts
@@ -33,10 +33,10 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
     for i in range(config.num_layers):
         first, *others = ({f"{name}.weight": (config.hidden_size,)} for name in _norm_names(config))
-        own: dict[str, tuple[int, ...]] = {**first, **_attention_shapes(config)}
+        own: dict[str, tuple[int, ...]] = {**first, **attention_shapes(config)}
         for norm in others:
             own |= norm
-        own |= _mlp_shapes(config, i)
+        own |= mlp_shapes(config, i)
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in own.items()}
     return shapes
 
@@ -64,7 +64,8 @@ def _norm_names(config: ModelConfig) -> tuple[str, ...]:
     return "input_layernorm", "post_attention_layernorm"
 
 
-def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor of a layer's attention."""
     style, h = config.style, config.hidden_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     widths = {"qkv_proj": q + 2 * kv} if style.fused else {"q_proj": q, "k_proj": kv, "v_proj": kv}
@@ -81,7 +82,8 @@ def _attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
+def mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor of layer `index`'s feed-forward network or experts."""
     style, h, inner = config.style, config.hidden_size, config.intermediate_size
     experts = style.experts
     if experts and experts.sparse[index]:
@@ -101,9 +103,10 @@ def _mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _attention(
+def make_attention(
     config: ModelConfig, index: int, read: Read, kernels: Kernels, group: Group, cos_sin: Tensor
 ) -> Attention:
+    """Read the attention of layer `index`."""
     style = config.style
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
@@ -135,7 +138,8 @@ def _attention(
     )
 
 
-def _mlp(config: ModelConfig, read: Read, kernels: Kernels, group: Group) -> GatedMLP:
+def make_mlp(config: ModelConfig, read: Read, kernels: Kernels, group: Group) -> GatedMLP:
+    """Read the feed-forward network of a layer."""
     style = config.style
 
     def parts(kind: str) -> list[Tensor]:
@@ -167,10 +171,13 @@ def _experts(config: ModelConfig, experts: Experts, read: Read, kernels: Kernels
     )
 
 
-class _Layer:
+class Layer:
+    """A decoder layer with its weights."""
+
     def __init__(
         self, config: ModelConfig, index: int, read: Read, kernels: Kernels, group: Group, cos_sin: Tensor
     ) -> None:
+        """Read what layer `index` needs by its names within a layer."""
         style = config.style
         self._eps = config.rms_norm_eps
         self._plus_one = style.plus_one
@@ -178,12 +185,12 @@ class _Layer:
         norms = [read(f"{name}.weight") for name in _norm_names(config)]
         self._input_norm, self._mlp_norm = norms[:2]
         self._post_norms = norms[2:]
-        self._attention = _attention(config, index, read, kernels, group, cos_sin)
+        self._attention = make_attention(config, index, read, kernels, group, cos_sin)
         self._mlp: GatedMLP | MixtureOfExperts
         if style.experts and style.experts.sparse[index]:
             self._mlp = _experts(config, style.experts, read, kernels)
         else:
-            self._mlp = _mlp(config, read, kernels, group)
+            self._mlp = make_mlp(config, read, kernels, group)
 
     def __call__(self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache) -> Tensor:
         """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
@@ -260,7 +267,7 @@ class Decoder:
                     return weights.read(layer + name, dtype)
 
                 cos_sin = local if style.windows and style.windows[i] else everywhere
-                self._layers.append(_Layer(config, i, read, kernels, group, cos_sin))
+                self._layers.append(Layer(config, i, read, kernels, group, cos_sin))
             head = self._embedding if config.tie_embeddings else weights.read("lm_head.weight", dtype)
             self._head = Head(kernels, head, style.logit_divisor, style.logit_cap)
 
@@ -280,13 +287,30 @@ class Decoder:
         if self._embedding_scale != 1:
             kernels.scale(residual, self._embedding_scale)
         delta: Tensor | None = None
-        for layer, cache in zip(self._layers, context.cache, strict=True):
+        for depth, (layer, cache) in enumerate(zip(self._layers, context.cache, strict=True)):
+            if depth in context.taps:
+                self._tap(depth, residual, delta, context)
             delta = layer(residual, delta, context, cache)
         assert delta is not None
         hidden = context.buffers("hidden", width)
         eps, plus_one = self.config.rms_norm_eps, self.config.style.plus_one
         kernels.add_rms_norm(residual, delta, self._norm, eps, hidden, plus_one)
+        if len(self._layers) in context.taps:
+            self._tap(len(self._layers), residual, None, context)
         return hidden
+
+    def _tap(self, depth: int, residual: Tensor, delta: Tensor | None, context: ForwardContext) -> None:
+        """Copy the residual stream after `depth` layers, the last of which has yet to add `delta`."""
+        each = torch.arange(residual.shape[0])
+        out = context.buffers(tap_role(depth), residual.shape[1])
+        context.kernels.embed(residual, each, out)
+        if delta is not None:
+            context.kernels.add_embedding(out, delta, each.int())
+
+    @property
+    def embedding(self) -> Tensor:
+        """The embedding `[vocab, hidden]`, as stored."""
+        return self._embedding
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits `[rows, vocab]` of hidden states `[rows, hidden]`."""

@@ -1,13 +1,15 @@
 """Checkpoints of draft heads: a `config.json` of a few keys, and tensors that mean nothing without their target."""
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from parlay.errors import ModelError, shown
-from parlay.models.config import ModelConfig, read_json
+from parlay.models.config import ModelConfig, parse_config, read_json
 from parlay.models.hub import DEFAULT, Hub
 from parlay.models.select import find_model
+from parlay.models.style import Style
 
 _MOST = (1 << 31) - 1  # of any size; beyond are only damaged files
 
@@ -78,3 +80,29 @@ def read_head(name: str, hub: Hub = DEFAULT) -> HeadConfig:
     """
     path = find_model(name, hub)
     return HeadConfig(path, read_json(path / "config.json"))
+
+
+def layer_config(head: HeadConfig, raw: dict[str, Any], first: str, names: Collection[str]) -> ModelConfig:
+    """Return the config of a head's decoder layers.
+
+    Which of them have biases or norms of single heads is told by the tensors, since configs leave it out or mean
+    something else by the same key.
+
+    Args:
+        head: whose layers they are.
+        raw: that part of its config which describes them, in the words of a language model's.
+        first: what the names of the first layer's tensors begin with.
+        names: of all tensors.
+
+    Raises:
+        ModelError: keys are missing or hold what is not served.
+    """
+    config = parse_config(head.path, raw)
+    config.only(hidden_act="silu")
+    style = Style(
+        qkv_bias=f"{first}self_attn.q_proj.bias" in names,
+        output_bias=f"{first}self_attn.o_proj.bias" in names,
+        mlp_bias=f"{first}mlp.gate_proj.bias" in names,
+        head_norms=f"{first}self_attn.q_norm.weight" in names,
+    )
+    return replace(config, style=style)

@@ -14,6 +14,7 @@ from parlay.log import logger
 from parlay.models import foreign
 from parlay.models.config import ModelConfig, architecture_of, parse_config, read_raw
 from parlay.models.context import ForwardContext
+from parlay.models.decoder import Decoder
 from parlay.models.hub import DEFAULT, Hub, fetch, is_hub_id
 from parlay.models.loader import Checkpoint
 from parlay.registry import Registry
@@ -193,6 +194,11 @@ def check_weights(config: ModelConfig) -> None:
     """
     with Checkpoint(config.path) as weights:
         _class(config).expect(config, weights)
+
+
+def lends(config: ModelConfig) -> bool:
+    """Whether a model lends proposers its embedding and the states between its layers, as every `Decoder` does."""
+    return issubclass(_class(config), Decoder)
 
 
 def load_model(

@@ -103,10 +103,22 @@ class HostProposer(Proposer):
 
 
 class DeviceProposer(Proposer):
-    """Guesses at the end of a step, on every rank, where the target's hidden states are."""
+    """Guesses at the end of a step, on every rank, where the target's hidden states are.
+
+    Attributes:
+        taps: after how many of the target's layers it wants to see the residual stream, ascending; only of targets
+            that lend it.
+        pairs: whether its cache layers hold, in the slot of each token but the first, what follows from that token
+            and the target's state before it. What they lack of a prefix the target runs once more for its states.
+    """
+
+    taps: tuple[int, ...] = ()
+    pairs: bool = False
 
     @abstractmethod
-    def propose(self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor) -> list[Proposal]:
+    def propose(
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
+    ) -> list[Proposal]:
         """Return one proposal a span.
 
         Spans with a budget of 0 get an empty proposal with unchanged state.
@@ -115,7 +127,8 @@ class DeviceProposer(Proposer):
             spans: the plan's spans.
             verdicts: what verification decided, in the same order.
             hidden: the target's hidden states after its final norm, `[rows, hidden]`, in the order of the spans'
-                tokens and nodes.
+                tokens and nodes; after those the rows of what spans run `again`.
+            tapped: the residual stream after as many layers as each of `taps` says, likewise.
 
         Raises:
             SpanError: one span is to blame; the step is then lost to all, and is planned again without it.
@@ -124,6 +137,11 @@ class DeviceProposer(Proposer):
 
 def draft_length(span: Span, verdict: Verdict) -> int:
     """Return how many tokens are worth drafting after what was just emitted; 0 if the request has ended."""
+    return min(span.budget, draft_room(span, verdict))
+
+
+def draft_room(span: Span, verdict: Verdict) -> int:
+    """Return how many tokens could be worth drafting, whatever the budget; 0 or less if the request is at its end."""
     if not span.sample or verdict.error is not None or verdict.tokens[-1] in span.stop_ids:
         return 0
-    return min(span.budget, span.remaining - len(verdict.tokens) - 1)
+    return span.remaining - len(verdict.tokens) - 1

@@ -84,7 +84,9 @@ class Proposer(DeviceProposer):
         self._runner = ModelRunner(model, runtime.kernels, runtime.num_blocks, runtime.block_size)
         self._max_rows = runtime.max_rows
 
-    def propose(self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor) -> list[Proposal]:
+    def propose(
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
+    ) -> list[Proposal]:
         """Close each request's gap as far as the row limit allows, then draft where it is closed."""
         proposals = [Proposal(state=span.proposer) for span in spans]
         stretches: list[Stretch] = []

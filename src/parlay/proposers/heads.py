@@ -137,7 +137,9 @@ class HeadProposer(DeviceProposer):
     def finish(self, counts: Sequence[int]) -> None:
         """Do what remains after all guesses; of the i-th there are `counts[i]`."""
 
-    def propose(self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor) -> list[Proposal]:
+    def propose(
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
+    ) -> list[Proposal]:
         """Draft a chain for each request that is to draft."""
         proposals = [Proposal(state=span.proposer) for span in spans]
         every = starts(spans, verdicts, self.default_length)

@@ -22,12 +22,14 @@ class Stretch:
         start: how many tokens the layers have computed before.
         blocks: the request's block table.
         draft: nodes below the last token; node i takes the slot of logical index `start + len(tokens) + i`.
+        stored: False for tokens that the layers hold already and that run once more for their states alone.
     """
 
     tokens: Sequence[int]
     start: int
     blocks: Sequence[int]
     draft: Draft = NO_DRAFT
+    stored: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Batch:
     Attributes:
         tokens: `[rows]` int64.
         positions: `[rows]` int32, rotary positions.
-        slots: `[rows]` int64, where each row's keys and values go.
+        slots: `[rows]` int64, where each row's keys and values go; nowhere if negative.
         view: what each row sees.
         offsets: first row of each stretch, and the number of rows at the end.
     """
@@ -73,7 +75,7 @@ def flatten(stretches: Sequence[Stretch], block_size: int) -> Batch:
             positions = index.copy()
             positions[known:] = np.asarray(depths(stretch.draft)) + end - 1
             last[known:] = end
-        slot_parts.append(slots)
+        slot_parts.append(slots if stretch.stored else np.full_like(slots, -1))
         position_parts.append(positions)
         last_parts.append(last)
         if extra_counts is not None:

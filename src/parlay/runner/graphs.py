@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parlay.kernels.base import AttentionView, Kernels
 from parlay.log import logger
-from parlay.models.context import Buffers, ForwardContext, LayerCache
+from parlay.models.context import Buffers, ForwardContext, LayerCache, tap_role
 from parlay.models.select import Model
 from parlay.runner.batch import Batch
 
@@ -25,11 +25,17 @@ _LEAST_BLOCKS = 16
 class _Graph:
     inputs: Batch
     hidden: Tensor
+    tapped: tuple[Tensor, ...]
     run: Callable[[], None]
 
 
 class Graphs:
-    """The forward passes of one model on one cache."""
+    """The forward passes of one model on one cache.
+
+    Attributes:
+        taps: after how many layers the residual stream is wanted; to be set before the first pass.
+        tapped: these of the last pass, `[rows, hidden]` each; they stand until the next one.
+    """
 
     def __init__(self, model: Model, kernels: Kernels, cache: tuple[LayerCache, ...]) -> None:
         self._model = model
@@ -38,6 +44,8 @@ class Graphs:
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._buffers = Buffers(_MOST_ROWS, model.dtype)  # of all recordings, for one runs at a time
         self._usable = model.config.foreign is None  # what another library computes cannot be recorded
+        self.taps: tuple[int, ...] = ()
+        self.tapped: tuple[Tensor, ...] = ()
 
     def forward(self, batch: Batch) -> Tensor:
         """Return hidden states `[rows, hidden]` of a batch; they stand until the next pass."""
@@ -48,31 +56,40 @@ class Graphs:
         graph = self._graphs.get(key)
         if graph is None:
             return self._record(batch, *key)
-        _copy(batch, graph.inputs)
+        copy_batch(batch, graph.inputs)
         graph.run()
+        self.tapped = graph.tapped
         return graph.hidden
 
     def _eager(self, batch: Batch) -> Tensor:
-        return self._model.forward(batch.tokens, self._context(batch, Buffers(len(batch.tokens), self._model.dtype)))
+        buffers = Buffers(len(batch.tokens), self._model.dtype)
+        hidden = self._model.forward(batch.tokens, self._context(batch, buffers))
+        self.tapped = self._tapped(buffers)
+        return hidden
 
     def _context(self, batch: Batch, buffers: Buffers) -> ForwardContext:
-        return ForwardContext(self._kernels, batch.positions, batch.slots, batch.view, self._cache, buffers)
+        return ForwardContext(
+            self._kernels, batch.positions, batch.slots, batch.view, self._cache, buffers, self.taps
+        )
+
+    def _tapped(self, buffers: Buffers) -> tuple[Tensor, ...]:
+        return tuple(buffers(tap_role(layers), self._model.config.hidden_size) for layers in self.taps)
 
     def _record(self, batch: Batch, rows: int, blocks: int) -> Tensor:
         """Record a pass and try it on `batch`, whose hidden states it returns; keep it if it was good."""
-        inputs = _empty_batch(rows, blocks)
+        inputs = empty_batch(rows, blocks)
         buffers = Buffers(rows, self._model.dtype, self._buffers)
         context = self._context(inputs, buffers)
         hidden: list[Tensor] = []
         # Recorded with other tokens at other positions. What they leave in the cache is overwritten right away.
-        _copy(batch, inputs)
+        copy_batch(batch, inputs)
         inputs.tokens.copy_((batch.tokens == 0).long().clamp(max=self._model.config.vocab_size - 1))
         inputs.positions.zero_()
         run = self._kernels.record(lambda: hidden.append(self._model.forward(inputs.tokens, context)))
         if run is None:
             self._usable = False
             return self._eager(batch)
-        _copy(batch, inputs)
+        copy_batch(batch, inputs)
         run()
         # A family that computes outside the kernels would replay stale values.
         expected = self._eager(batch)
@@ -82,11 +99,13 @@ class Graphs:
             )
             self._usable = False
             return expected
-        self._graphs[rows, blocks] = _Graph(inputs, hidden[0], run)
+        self.tapped = self._tapped(buffers)
+        self._graphs[rows, blocks] = _Graph(inputs, hidden[0], self.tapped, run)
         return hidden[0]
 
 
-def _empty_batch(rows: int, blocks: int) -> Batch:
+def empty_batch(rows: int, blocks: int) -> Batch:
+    """Return the memory that a recorded pass of so many rows and blocks reads."""
     view = AttentionView(
         tables=torch.zeros((rows, blocks), dtype=torch.int32),
         row_request=torch.zeros(rows, dtype=torch.int32),
@@ -104,7 +123,8 @@ def _empty_batch(rows: int, blocks: int) -> Batch:
     )
 
 
-def _copy(batch: Batch, to: Batch) -> None:
+def copy_batch(batch: Batch, to: Batch) -> None:
+    """Copy a batch to where a recorded pass reads it."""
     requests, blocks = batch.view.tables.shape
     to.tokens.copy_(batch.tokens)
     to.positions.copy_(batch.positions)

@@ -31,6 +31,15 @@ class ModelRunner:
         """
         return self._graphs.forward(batch)
 
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """Have every pass from now on give the residual stream after so many layers; before the first pass."""
+        self._graphs.taps = layers
+
+    @property
+    def tapped(self) -> tuple[Tensor, ...]:
+        """What `tap` asked for of the last pass, `[rows, hidden]` each; it stands until the next pass."""
+        return self._graphs.tapped
+
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Return float32 logits `[len(rows), vocab]` of some rows of `hidden`."""
         if list(rows) != list(range(hidden.shape[0])):

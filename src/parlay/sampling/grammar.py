@@ -43,30 +43,34 @@ class Grammars:
         self._vocab_size = vocab_size
         self._ends = tuple(sorted(ends))
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[StructuredOutputsParams, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, StructuredOutputsParams], LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
-    def start(self, asked: StructuredOutputsParams) -> "Constraint":
+    def start(self, asked: StructuredOutputsParams, tenant: str = "") -> "Constraint":
         """Return a constraint that stands at the beginning of an answer.
+
+        Args:
+            asked: the form.
+            tenant: who asks; what one has compiled is never at hand for another, whom the time would tell of it.
 
         Raises:
             RequestError: the form cannot be kept, is out of bounds or malformed, or no text has it.
         """
-        return Constraint(self.compile(asked), self._ends)
+        return Constraint(self.compile(asked, tenant), self._ends)
 
-    def compile(self, asked: StructuredOutputsParams) -> "LLMatcher":
-        """Return a matcher that stands at the beginning of an answer, to be copied; any thread may ask.
+    def compile(self, asked: StructuredOutputsParams, tenant: str = "") -> "LLMatcher":
+        """Return a matcher that stands at the beginning of an answer, to be copied; any thread may ask. See `start`.
 
         Raises:
             RequestError: as `start`.
         """
         with self._lock:
-            if asked in self._compiled:
-                self._compiled.move_to_end(asked)
-                return self._compiled[asked]
+            if (tenant, asked) in self._compiled:
+                self._compiled.move_to_end((tenant, asked))
+                return self._compiled[tenant, asked]
         matcher = _compile(self._tokens(), asked)
         with self._lock:
-            self._compiled[asked] = matcher
+            self._compiled[tenant, asked] = matcher
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
         return matcher

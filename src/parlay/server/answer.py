@@ -25,9 +25,14 @@ from parlay.server.outputs import merge, while_wanted
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 
-# The engine keeps the time itself; this is for one that does not answer at all.
+# The engine keeps the time itself; this is for one that does not answer at all, and for a client that takes an
+# answer slowly.
 _GRACE = 10.0
-_EVENT_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+_EVENT_STREAM = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would keep events until it has some kilobytes
+)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -93,6 +98,7 @@ class Answer(Response):
         *,
         stream: bool = False,
         include_usage: bool = False,
+        continuous_usage: bool = False,
         without_output: bool = False,
     ) -> None:
         """Describe it; nothing is computed before it is sent.
@@ -104,6 +110,7 @@ class Answer(Response):
             shape: what the answer looks like.
             stream: send events.
             include_usage: end them with the usage.
+            continuous_usage: each has the usage so far.
             without_output: the prompt alone is wanted.
         """
         self._front = front
@@ -112,6 +119,7 @@ class Answer(Response):
         self._shape = shape
         self._stream = stream
         self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
         self._without_output = without_output
         self.background = None
 
@@ -130,7 +138,8 @@ class Answer(Response):
             front.check_ready()
             with front.gate.admit(account.client.name, len(self._prompts) * self._params.candidates):
                 work = self._events(account, tell) if self._stream else self._whole(account, scope, receive, tell)
-                await while_wanted(work, receive, front.gate.cut)
+                async with timeout(front.config.request_timeout + _GRACE):
+                    await while_wanted(work, receive, front.gate.cut)
         except ClientLeftError:
             account.status = CLIENT_LEFT
         except Exception as error:
@@ -149,9 +158,8 @@ class Answer(Response):
             async for _ in growing:
                 pass
         outputs = [account.outputs[i] for i in range(len(self._prompts))]
-        scored = (self._params.logprobs, self._params.prompt_logprobs) != (None, None)
         size = sum(len(o.prompt_token_ids) + sum(len(one.token_ids) for one in o.outputs) for o in outputs)
-        answer = await apart(size if scored else 0, partial(self._answer, outputs))
+        answer = await apart(size, partial(self._answer, outputs))
         await answer(scope, receive, send)
 
     def _answer(self, outputs: list[RequestOutput]) -> Response:
@@ -164,10 +172,10 @@ class Answer(Response):
         started = False
         async with aclosing(self._outputs(account)) as growing:
             async for number, output in growing:
-                body = b"".join(
-                    _event(chunk | {"usage": None} if self._include_usage else chunk)
-                    for chunk in self._shape.events(number, output)
+                more = (
+                    {"usage": self._usage(account) if self._continuous_usage else None} if self._include_usage else {}
                 )
+                body = b"".join(_event(chunk | more) for chunk in self._shape.events(number, output))
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": list(_EVENT_STREAM)})
                     started = True
@@ -175,28 +183,28 @@ class Answer(Response):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
         end = b"data: [DONE]\n\n"
         if self._include_usage:
-            outputs = [account.outputs[i] for i in range(len(self._prompts))]
-            end = (
-                _event({**self._shape.closing(), "usage": usage(outputs, without_output=self._without_output)}) + end
-            )
+            end = _event({**self._shape.closing(), "usage": self._usage(account)}) + end
         await send({"type": "http.response.body", "body": end})
 
     async def _outputs(self, account: Account) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Yield the prompts' outputs as they grow, with their numbers; the account always has the newest.
 
         Raises:
-            ApiError: there was not enough time.
+            TimeoutError: the engine had not enough time.
         """
         front = self._front
-        limit = front.config.request_timeout
         streams = [
             front.engine.generate(
-                prompt, self._params, tenant=account.client.tenant, timeout=limit, final_only=not self._stream
+                prompt,
+                self._params,
+                tenant=account.client.tenant,
+                timeout=front.config.request_timeout,
+                final_only=not self._stream,
             )
             for prompt in self._prompts
         ]
-        before: dict[int, tuple[float, int]] = {}
-        async with aclosing(merge(streams)) as merged, timeout(limit + _GRACE):
+        before: dict[tuple[int, int], tuple[float, int]] = {}
+        async with aclosing(merge(streams)) as merged:
             async for number, output in merged:
                 account.outputs[number] = output
                 if front.metrics is not None:
@@ -207,8 +215,12 @@ class Answer(Response):
                     raise TimeoutError
                 yield number, output
 
+    def _usage(self, account: Account) -> dict[str, Any]:
+        """Return what it took so far."""
+        return usage([account.outputs[i] for i in sorted(account.outputs)], without_output=self._without_output)
+
     def _record(self, account: Account) -> None:
-        took = usage([account.outputs[i] for i in sorted(account.outputs)], without_output=self._without_output)
+        took = self._usage(account)
         account.facts |= {
             "stream": self._stream,
             "prompts": len(self._prompts),
@@ -227,22 +239,28 @@ class Answer(Response):
 
 
 def _measure(
-    metrics: Metrics, account: Account, before: dict[int, tuple[float, int]], number: int, output: RequestOutput
+    metrics: Metrics,
+    account: Account,
+    before: dict[tuple[int, int], tuple[float, int]],
+    number: int,
+    output: RequestOutput,
 ) -> None:
-    now, tokens = time.perf_counter(), sum(len(one.token_ids) for one in output.outputs)
-    if number in before:
-        then, had = before[number]
-        if tokens > had:
+    """Tell of each completion's new tokens."""
+    now = time.perf_counter()
+    for one in output.outputs:
+        key, tokens = (number, one.index), len(one.token_ids)
+        then, had = before.get(key, (account.arrival, 0))
+        if tokens == had:
+            continue
+        before[key] = now, tokens
+        if had:
             metrics.observe_step(now - then, tokens - had)
-    elif output.finished and tokens:  # all at once: the engine knows when they came
-        for one in output.outputs:
+        elif one.finish_reason is None:
+            metrics.observe_first(now - then)
+        else:  # all at once: the engine knows when they came
             times = one.metrics
             metrics.observe_first(times.first_token - times.arrival)
             metrics.observe_step(times.finished - times.first_token, times.emitted - 1)
-    elif tokens:
-        metrics.observe_first(now - account.arrival)
-    if tokens:
-        before[number] = now, tokens
 
 
 def _event(chunk: dict[str, Any]) -> bytes:

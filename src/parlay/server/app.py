@@ -69,12 +69,11 @@ def create_app(
     inner: ASGIApp = app
     guarded: ASGIApp = Guard(inner, config, keys if keys is not None else Keys(()), metrics)
     if config.allowed_origins:
-        headers = ["Authorization", "Content-Type", "X-Request-Id"]
         guarded = CORSMiddleware(
             guarded,
             allow_origins=config.allowed_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=headers,
+            allow_headers=["*"],  # OpenAI's own client sends a dozen
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     return guarded

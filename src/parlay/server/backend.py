@@ -67,10 +67,10 @@ class Metrics(Protocol):
     """Who wants to know what happens to requests, and shows it at `/metrics`."""
 
     def observe_first(self, seconds: float) -> None:
-        """Take note of the time from a request's arrival to its first tokens."""
+        """Take note of the time from a request's arrival to the first tokens of a completion."""
 
     def observe_step(self, seconds: float, tokens: int) -> None:
-        """Take note of the time between two outputs of a prompt, and of how many tokens the second added."""
+        """Take note of the time between two outputs of a completion, and of how many tokens the second added."""
 
     def observe_end(self, observation: Observation) -> None:
         """Take note of a request's end."""

@@ -33,7 +33,15 @@ async def chat(front: Front, request: Request) -> Answer:
     shape, messages, options = await read_json(request, front.config.max_json_depth, partial(_read, front))
     prompt = await chat_prompt(messages, options, front.engine.codec, front.config, front.engine.max_model_len)
     asked = shape.asked
-    return Answer(front, [prompt], shape.params, shape, stream=asked.stream, include_usage=asked.include_usage)
+    return Answer(
+        front,
+        [prompt],
+        shape.params,
+        shape,
+        stream=asked.stream,
+        include_usage=asked.include_usage,
+        continuous_usage=asked.continuous_usage,
+    )
 
 
 def _read(front: Front, body: dict[str, Any]) -> tuple["ChatShape", list[dict[str, Any]], ChatOptions]:
@@ -158,8 +166,8 @@ class ChatShape(Shape):
                 delta["content"] = text
             if calls:
                 delta["tool_calls"] = calls
-            # What is held back is no event of its own.
-            if delta or news.finish or news.logprobs:
+            # Text that is held back is no event of its own; what comes beside it is.
+            if delta or news.finish or news.logprobs or (news.tokens and self.asked.return_token_ids):
                 choice = self._choice(index, output, news, first=first)
                 yield {**self.head, "choices": [{**choice, "delta": delta}]}
 

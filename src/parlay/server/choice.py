@@ -56,20 +56,15 @@ class Choice:
             new = self._pieces.update(one.token_ids, one.sources, one.text, one.rejected or (), finished=finished)
             pieces = [(text, _PLAIN.get(source) or str(source), accepted) for text, source, accepted in new]
         text = one.text[self._characters :]
-        news = News(
-            text,
-            one.token_ids[self._tokens :],
-            () if one.logprobs is None else one.logprobs[self._tokens :],
-            pieces,
-            one.finish_reason,
-            one.stop_reason,
-        )
+        logprobs = () if one.logprobs is None else one.logprobs[self._tokens :]
+        tokens: tuple[int, ...] = ()
         # Held back with its text, so that pieces and tokens of one event belong together.
-        if news:
+        if text or logprobs or one.finish_reason:
+            tokens = one.token_ids[self._tokens :]
             self._characters += len(text)
             self._tokens = len(one.token_ids)
             self.finished = one.finish_reason is not None
-        return news
+        return News(text, tokens, logprobs, pieces, one.finish_reason, one.stop_reason)
 
 
 def usage(outputs: list[RequestOutput], *, without_output: bool = False) -> dict[str, Any]:

@@ -174,6 +174,8 @@ class EngineClient:
     def _ended(self) -> None:
         """The process is gone."""
         link, self._link = self._link, None
+        # Its counters stand until the next one's first word; what it held it holds no more.
+        self._stats = replace(self._stats, running=0, waiting=0, blocks_used=0)
         if self._came_up is not None and not self._came_up.done():
             how = "" if link is None else f" (exit code {link.exit_code})"
             self._came_up.set_exception(

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from starlette.requests import Request
 
+from parlay.llm import Prompt
 from parlay.server.answer import Answer, Front, Shape
 from parlay.server.body import read_json
 from parlay.server.choice import Choice, News
@@ -25,9 +26,8 @@ async def complete(front: Front, request: Request) -> Answer:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    shape = await read_json(request, front.config.max_json_depth, partial(_shape, front))
+    shape, prompts = await read_json(request, front.config.max_json_depth, partial(_read, front))
     asked = shape.asked
-    prompts = await completion_prompts(asked.prompt, front.engine.codec, front.config, front.engine.max_model_len)
     return Answer(
         front,
         prompts,
@@ -35,11 +35,12 @@ async def complete(front: Front, request: Request) -> Answer:
         shape,
         stream=asked.stream,
         include_usage=asked.include_usage,
+        continuous_usage=asked.continuous_usage,
         without_output=shape.without_output,
     )
 
 
-def _shape(front: Front, body: dict[str, Any]) -> "CompletionShape":
+def _read(front: Front, body: dict[str, Any]) -> tuple["CompletionShape", list[Prompt]]:
     asked, sampling = parse(CompletionFields, body, sampling=True)
     check_model(asked.model, front.engine.model_name)
     without_output = asked.echo and sampling.get("max_tokens") == 0 and type(sampling["max_tokens"]) is int
@@ -53,7 +54,8 @@ def _shape(front: Front, body: dict[str, Any]) -> "CompletionShape":
     check_stream(asked.stream, params, scored=scored)
     if asked.prompt is None:
         raise ApiError(400, "the field prompt is needed", param="prompt")
-    return CompletionShape(front, asked, params, without_output, scored)
+    prompts = completion_prompts(asked.prompt, front.engine.codec, front.config, front.engine.max_model_len)
+    return CompletionShape(front, asked, params, without_output, scored), prompts
 
 
 def check_stream(stream: bool, params: SamplingParams, *, scored: bool) -> None:

@@ -60,6 +60,12 @@ _SAMPLING: dict[str, dict[str, Any]] = {
     },
     "return_rejected": {"type": "boolean"},
 }
+_GUIDED: dict[str, dict[str, Any]] = {
+    "guided_json": {"anyOf": [{"type": "object"}, _TEXT]},
+    "guided_regex": _TEXT,
+    "guided_choice": {"type": "array", "items": _TEXT, "minItems": 1},
+    "guided_grammar": _TEXT,
+}
 
 _PROMPT = {
     "anyOf": [
@@ -112,7 +118,8 @@ def schemas() -> dict[str, Any]:
         own = attribute_docs(Asked) | attribute_docs(cls)
         properties = schema["properties"] | _NEEDED.get(cls, {})
         if issubclass(cls, Asked):
-            properties = {name: _SAMPLING[name] for name in sorted(SAMPLING)} | properties
+            properties = {name: _SAMPLING[name] for name in sorted(SAMPLING)} | _GUIDED | properties
+            own |= dict.fromkeys(_GUIDED, "An older name of a part of `structured_outputs`.")
         needed = _NEEDED.get(cls, {})
         schema["properties"] = {
             name: {
@@ -122,7 +129,7 @@ def schemas() -> dict[str, Any]:
             for name, value in properties.items()
         }
         schema["required"] = sorted(needed)
-        schema["additionalProperties"] = False
+        schema["additionalProperties"] = {"type": "null"}  # which counts as left out, whatever the name
         schema.pop("description", None)
     found["Error"] = ERROR
     return found

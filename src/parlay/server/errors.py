@@ -8,7 +8,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from parlay.errors import ConfigError, EngineFaultError, ParlayError, RequestError, brief
+from parlay.errors import ConfigError, ContextLengthError, EngineFaultError, ParlayError, RequestError, brief
 from parlay.log import logger
 
 CLIENT_LEFT = 499  # as nginx has it; only logs and metrics see it
@@ -17,6 +17,7 @@ _RETRY = "1"  # seconds
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     429: "rate_limit_error",
@@ -84,6 +85,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(CLIENT_LEFT, "the client hung up")
         case EngineFaultError():
             return ApiError(500, str(error))
+        case ContextLengthError():  # by this word clients know that they should shorten it
+            return ApiError(400, str(error), param=_field(str(error)), code="context_length_exceeded")
         case RequestError() | ConfigError():
             return ApiError(400, str(error), param=_field(str(error)))
         case ParlayError():  # the engine was closed, has died, or has no memory

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from parlay.config import ServerConfig, build
-from parlay.errors import ConfigError, RequestError, nearest, shown
+from parlay.errors import ConfigError, ContextLengthError, RequestError, nearest, shown
 from parlay.server.errors import ApiError
 from parlay.types.params import SamplingParams
 
@@ -16,6 +16,9 @@ T = TypeVar("T")
 
 # Functions do not travel, and a prediction is written as OpenAI has it.
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors", "prediction"}
+
+# What vLLM's clients called the parts of structured_outputs before 0.12.
+GUIDED = {f"guided_{part}": part for part in ("json", "regex", "choice", "grammar")}
 
 REFUSED = {
     "suffix": "text is completed at its end only; leave suffix out",
@@ -28,6 +31,8 @@ REFUSED = {
     "use_beam_search": "beam search is not served; best_of samples several and gives the most likely",
     "logits_processors": "functions cannot be sent; use logit_bias, allowed_token_ids or bad_words",
 }
+
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +61,8 @@ class Asked:
     Attributes:
         model: whom to ask; the one that is served where left out.
         stream: send the answer while it grows.
-        stream_options: with `include_usage` true, the last chunk has the usage of the whole request.
+        stream_options: with `include_usage` true, the last chunk has the usage of the whole request; with
+            `continuous_usage_stats` too, every chunk has the usage so far.
         return_sources: give `sources`, which says who guessed each piece of the text.
         return_token_ids: give `token_ids` and `prompt_token_ids`.
         prediction: a text that the answer will mostly repeat, `{"type": "content", "content": ...}`; it makes the
@@ -85,9 +91,11 @@ class Asked:
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise ConfigError("stream_options is about streamed answers; leave it out or set stream to true")
-        for name in self.stream_options or ():
-            if name != "include_usage":
-                raise ConfigError(f"unknown key {shown(name)} in stream_options{nearest(name, ['include_usage'])}")
+        for name, wanted in (self.stream_options or {}).items():
+            if name not in _STREAM_OPTIONS:
+                raise ConfigError(f"unknown key {shown(name)} in stream_options{nearest(name, _STREAM_OPTIONS)}")
+            if wanted and name == "include_obfuscation":
+                raise ConfigError("stream_options: chunks are never padded; leave include_obfuscation out")
         if self.store:
             raise ConfigError("store is not served, since no answer is kept; leave it out")
 
@@ -95,6 +103,11 @@ class Asked:
     def include_usage(self) -> bool:
         """Whether a streamed answer ends with its usage."""
         return bool((self.stream_options or {}).get("include_usage"))
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of such an answer has it."""
+        return self.include_usage and bool((self.stream_options or {}).get("continuous_usage_stats"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +221,8 @@ def parse(cls: type[T], body: Mapping[str, Any], *, sampling: bool = False) -> t
         ApiError: an unknown field, one that is not served, or one of the wrong type.
     """
     own = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    if sampling:
+        body = _modern(body)
     known = own | SAMPLING if sampling else own
     for name in body:
         if name in known:
@@ -222,6 +237,22 @@ def parse(cls: type[T], body: Mapping[str, Any], *, sampling: bool = False) -> t
     except ConfigError as error:
         raise _named(str(error)) from None
     return made, {name: value for name, value in body.items() if name not in own}
+
+
+def _modern(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a body with the older names of structured outputs replaced.
+
+    Raises:
+        ApiError: there are several.
+    """
+    given = [name for name in body if name in GUIDED]
+    if not given:
+        return body
+    name = given[0]
+    if len(given) > 1 or "structured_outputs" in body:
+        raise ApiError(400, f"{name} is part of structured_outputs, which has one form; give one", param=name)
+    rest = {key: value for key, value in body.items() if key != name}
+    return {**rest, "structured_outputs": {GUIDED[name]: body[name]}}
 
 
 def _named(message: str) -> ApiError:
@@ -295,7 +326,7 @@ def check_text(text: str, most_characters: int, most_tokens: int) -> None:
         RequestError: it is too long.
     """
     if len(text) > most_characters * most_tokens:
-        raise RequestError(
+        raise ContextLengthError(
             f"the prompt has {len(text)} characters, more than any {most_tokens} tokens of this model stand for; "
             "shorten it"
         )

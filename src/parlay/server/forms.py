@@ -15,11 +15,11 @@ from parlay.types.params import SamplingParams
 class Forms:
     """One thread that compiles, one request after another; llguidance lets other threads run meanwhile."""
 
-    def __init__(self, prepare: Callable[[SamplingParams], None]) -> None:
+    def __init__(self, prepare: Callable[[SamplingParams, str], None]) -> None:
         """Begin with nothing to do.
 
         Args:
-            prepare: compiles what a request needs; called in the thread.
+            prepare: compiles what a request of a tenant needs; called in the thread.
         """
         self._prepare = prepare
         self._thread = ThreadPoolExecutor(1, "parlay-forms")
@@ -62,7 +62,7 @@ class Forms:
         try:
             found = SamplingParams(**add.params)
             if add.key in self._wanted:
-                self._prepare(found)
+                self._prepare(found, add.tenant)
         except Exception as error:
             found = refused(error, add.key)
         self._done.put((add, found))

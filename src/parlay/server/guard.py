@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parlay.config import ServerConfig
 from parlay.server.backend import Metrics, Observation
+from parlay.server.browsers import check_page
 from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error
 from parlay.server.keys import ANYONE, Keys
 
@@ -70,6 +71,8 @@ class Guard:
         # HTTP's HEAD is a GET whose body nobody wants; who sends the answer leaves it out.
         inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
+            if not self._keys:
+                check_page(scope["method"], headers, self._config)
             self._identify(scope["path"], headers.get(b"authorization"), account)
             await self._app(inner, _Body(receive, headers, self._config), tell)
         except Exception as error:

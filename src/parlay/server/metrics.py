@@ -24,6 +24,7 @@ ENDPOINTS = (
     *("/", "/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"),
     *("/health", "/ready", "/version", "/metrics"),
 )
+_COMPLETIONS = ("/v1/completions", "/v1/chat/completions")
 
 # vLLM's borders, and below them some for small models on a quick machine.
 _FIRST_TOKEN = (
@@ -138,7 +139,7 @@ class PrometheusMetrics:
             # A client that left has its request aborted without another output.
             self._ended["error" if ended.status >= 500 else one.finish_reason or "abort"] += 1
             self._observe_request(one.metrics)
-        if ended.status >= 500 and not completions:
+        if ended.status >= 500 and not completions and endpoint in _COMPLETIONS:  # of a probe it is the answer
             self._ended["error"] += 1
 
     def _observe_request(self, metrics: RequestMetrics) -> None:

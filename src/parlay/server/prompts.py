@@ -1,7 +1,6 @@
 """From what a body calls a prompt to token ids."""
 
 import asyncio
-from functools import partial
 from typing import Any
 
 from parlay.config import ServerConfig
@@ -13,8 +12,10 @@ from parlay.server.errors import ApiError
 from parlay.server.fields import Asked, check_prediction, check_prompt, check_text
 
 
-async def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig, max_model_len: int) -> list[Prompt]:
+def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig, max_model_len: int) -> list[Prompt]:
     """Return the prompts of `/v1/completions`: one text, one list of token ids, or a list of either.
+
+    Many short ones take as long as a long one, so it is done where the body is read.
 
     Raises:
         ApiError: it is something else, or there are too many.
@@ -32,7 +33,7 @@ async def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig,
     for one in many:
         if isinstance(one, str):
             check_text(one, codec.most_characters, max_model_len)
-            tokens = await apart(len(one), partial(codec.encode, one))
+            tokens = codec.encode(one)
             prompts.append({"prompt": one, "prompt_token_ids": tokens})
         elif _is_ids(one):
             tokens = one

@@ -21,12 +21,18 @@ class ProposerState:
     """How far a device proposer's own cache layers have come for one request.
 
     Attributes:
-        computed: verified tokens whose keys and values the proposer's layers hold.
+        computed: verified tokens whose keys and values the proposer's layers hold. Where these hold pairs of a token
+            and the state before it, the first token has none; it counts as soon as there are others.
         ahead: tokens of the pending draft that they hold beyond those, in chain order.
     """
 
     computed: int = 0
     ahead: int = 0
+
+    @property
+    def next_state(self) -> int:
+        """Position of the state that the next pair needs, the one before its token's."""
+        return max(self.computed, 1) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +54,12 @@ class Span:
         scored: tokens of the prompt whose log-probabilities are asked for; the i-th follows the i-th of `tokens`.
         remaining: how many tokens the request may still emit.
         proposer: the device proposer's progress before this step.
-        behind: known tokens from `proposer.computed` up to and including the last of `tokens`; empty for a proposer
-            without cache layers.
-        budget: upper bound for the draft that the device proposer makes at the end of this step; with 0 it leaves
-            the request alone, and its gap grows.
+        behind: known tokens from `proposer.computed` up to and including the last of `tokens`, for a proposer of
+            pairs also the one after it where it is known; empty unless it is to `follow`.
+        again: known tokens from `again_start` on, which the target has computed but runs once more, storing nothing,
+            for the states that a proposer of pairs lacks. Their rows come after those of all spans.
+        budget: upper bound for the draft that the device proposer makes at the end of this step; 0 for none.
+        follow: whether its cache layers, if it has any, are to keep up; otherwise its gap grows.
     """
 
     request_id: int
@@ -69,7 +77,14 @@ class Span:
     remaining: int = 1
     proposer: ProposerState = ProposerState()
     behind: tuple[int, ...] = ()
+    again: tuple[int, ...] = ()
     budget: int = 0
+    follow: bool = False
+
+    @property
+    def again_start(self) -> int:
+        """Position of the first state that a proposer of pairs lacks: the one before its first missing pair."""
+        return self.proposer.next_state
 
     @property
     def end(self) -> int:

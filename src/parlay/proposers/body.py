@@ -1,0 +1,64 @@
+"""The decoder layers of an EAGLE-type head."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from parlay.dist.group import ALONE
+from parlay.kernels.base import Kernels
+from parlay.models.config import ModelConfig
+from parlay.models.context import ForwardContext
+from parlay.models.decoder import Layer, make_attention, make_mlp
+from parlay.models.rotary import cos_sin_table
+
+
+class Body:
+    """The layers of a head: the first without the norm before its attention, any others ordinary ones."""
+
+    def __init__(
+        self, config: ModelConfig, length: int, read: Callable[[int, str], Tensor], kernels: Kernels
+    ) -> None:
+        """Read the weights.
+
+        Args:
+            config: of the head's layers, with their style.
+            length: of the longest sequence.
+            read: returns a tensor of a layer, given the layer's index and the tensor's name in it.
+            kernels: the operations to run with.
+        """
+        # A rotary embedding of the head's own: it is never the target's.
+        cos_sin = cos_sin_table(config, length)
+        first = partial(read, 0)
+        self._eps = config.rms_norm_eps
+        self._attention = make_attention(config, 0, first, kernels, ALONE, cos_sin)
+        self._norm = first("post_attention_layernorm.weight")
+        self._mlp = make_mlp(config, first, kernels, ALONE)
+        self._others = [
+            Layer(config, i, partial(read, i), kernels, ALONE, cos_sin) for i in range(1, config.num_layers)
+        ]
+
+    def __call__(self, x: Tensor, state: Tensor, context: ForwardContext) -> None:
+        """Run the layers on attention's input `x`, and add to `state` `[rows, d]` what they give."""
+        kernels = context.kernels
+        normed = context.buffers("normed", state.shape[1])
+        mixed = self._attention(x, context, context.cache[0])
+        kernels.add_rms_norm(state, mixed, self._norm, self._eps, normed)
+        delta = self._mlp(normed, context)
+        for layer, cache in zip(self._others, context.cache[1:], strict=True):
+            delta = layer(state, delta, context, cache)
+        kernels.add_embedding(state, delta, torch.arange(state.shape[0], dtype=torch.int32))
+
+
+def side_by_side(parts: Tensor, kernels: Kernels, out: Tensor) -> None:
+    """Write the rows of several tensors beside each other.
+
+    Args:
+        parts: `[n, rows, d]`.
+        kernels: look rows up.
+        out: `[rows, n d]`.
+    """
+    n, rows, width = parts.shape
+    order = torch.arange(n * rows).view(n, rows).T.reshape(-1)
+    kernels.embed(parts.view(n * rows, width), order, out.view(rows * n, width))

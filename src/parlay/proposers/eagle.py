@@ -1,0 +1,99 @@
+"""EAGLE: a decoder layer that foresees the target's next hidden state, and with it the next token.
+
+Idea: Li et al. 2024 (arXiv 2401.15077); EAGLE-2 (arXiv 2406.16858) has the same weights and drafts trees of them. A
+linear layer joins a token's embedding and the target's hidden state before it; one decoder layer, which attends to
+all such pairs before, makes the state of the token itself; the target's own head then tells what follows. The state
+goes back in with the token that was guessed. Here the likeliest tokens make a chain.
+
+A guess costs a layer and the target's head. Loses where that head is most of the target, as in small models with
+large vocabularies, and further along a draft, for it was trained on true states and is fed foreseen ones.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.models.context import ForwardContext
+from parlay.models.decoder import Decoder, attention_shapes, mlp_shapes
+from parlay.models.heads import layer_config
+from parlay.models.loader import Checkpoint
+from parlay.proposers.base import Runtime
+from parlay.proposers.body import Body, side_by_side
+from parlay.proposers.heads import Options
+from parlay.proposers.paired import PairedProposer, records_logits
+
+__all__ = ["EMBEDDED", "Options", "Proposer"]
+
+EMBEDDED: Mapping[str, Any] | None = None
+_FIRST = "layers.0."
+_EMBEDDING = "embed_tokens.weight"
+
+
+class Proposer(PairedProposer):
+    """Drafts a chain from the last hidden state, each guess from the state and the guess before it."""
+
+    source = "eagle"
+
+    def describe(self, weights: Checkpoint) -> None:  # noqa: D102
+        head, target = self.head, self._target
+        names = weights.names
+        self.config = config = layer_config(head, head.raw, _FIRST, names)
+        head.check_target(target.config, hidden=config.hidden_size, vocab=config.vocab_size)
+        width = config.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {"fc.weight": (width, 2 * width)}
+        # The config's key means other things to others, and is left out where it matters most.
+        self._biased = "fc.bias" in names
+        if self._biased:
+            shapes["fc.bias"] = (width,)
+        self._borrows = self.needs_embedding(weights)
+        if not self._borrows:
+            shapes[_EMBEDDING] = (config.vocab_size, width)
+        for i in range(config.num_layers):
+            own = {**attention_shapes(config), **mlp_shapes(config, i), "post_attention_layernorm.weight": (width,)}
+            if i:
+                own["input_layernorm.weight"] = (width,)
+            shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
+        weights.expect(shapes, (".rotary_emb.inv_freq",))
+        self.weight_bytes = sum(map(math.prod, shapes.values())) * target.dtype.itemsize
+
+    def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
+        dtype, kernels = self._target.dtype, runtime.kernels
+        self._target_logits, self.recordable = runtime.target.logits, records_logits(runtime.target)
+        own = None if self._borrows else weights.read(_EMBEDDING, dtype)
+        if isinstance(runtime.target, Decoder) and (own is None or torch.equal(own, runtime.target.embedding)):
+            own = runtime.target.embedding  # usually a copy, and a large one
+        assert own is not None
+        self._embedding = own
+        self._join = kernels.pack_linear(weights.read("fc.weight", dtype))
+        self._bias = weights.read("fc.bias", dtype) if self._biased else None
+
+        def read(layer: int, name: str) -> Tensor:
+            return weights.read(f"layers.{layer}.{name}", dtype)
+
+        self._body = Body(self.config, self._target.max_model_len, read, kernels)
+
+    def sources(self, hidden: Tensor, tapped: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the state after the final norm; that is what the head was trained to foresee."""
+        return (hidden,)
+
+    def begin(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
+        context.kernels.embed(parts[0], torch.arange(len(state)), state)
+
+    def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
+        kernels, (rows, width) = context.kernels, state.shape
+        pair = context.buffers("pair", 2 * width).view(2, rows, width)
+        kernels.embed(self._embedding, tokens, pair[0])
+        kernels.embed(state, torch.arange(rows), pair[1])
+        joined = context.buffers("joined", 2 * width)
+        side_by_side(pair, kernels, joined)
+        kernels.linear(joined, self._join, state)
+        if self._bias is not None:
+            kernels.add_bias(state, self._bias)
+        self._body(state, state, context)  # no norm before the first layer's attention
+
+    def score(self, state: Tensor) -> Tensor:
+        """Return the target's logits; what is foreseen is normed already."""
+        return self._target_logits(state)
