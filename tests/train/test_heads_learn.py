@@ -17,6 +17,8 @@ KINDS = [
     ("mlp_speculator", {"n_predict": 3, "inner_dim": 96}),
     ("draft_model", {"hidden_size": 64}),
     ("mlp_speculator", {"n_predict": 3, "inner_dim": 96, "tie_weights": True, "scale_input": False}),
+    ("eagle", {"rollout": 3}),
+    ("eagle3", {"rollout": 3, "draft_vocab_size": 48, "layers": (1, 2, 3)}),
 ]
 
 

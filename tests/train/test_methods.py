@@ -7,11 +7,12 @@ from typing import Any
 import heads
 import pytest
 import torch
+from eagles import Twin
 from torch import Tensor
 from training import options, write_prompts, write_target
 
 from parlay.engine.tokenizer import TextCodec
-from parlay.train.data import read_texts
+from parlay.train.data import Text, read_texts
 from parlay.train.save import save_head
 from parlay.train.teacher import Lesson, Teacher
 from parlay.train.trainee import Trainee, methods
@@ -35,11 +36,11 @@ def lesson(place: Path, teacher: Teacher) -> Lesson:
     return teacher.lesson(read_texts(place / "prompts.jsonl", TextCodec(place / "target"), 64, 96))
 
 
-def disturbed(method: str, teacher: Teacher, **own: Any) -> Trainee:
+def disturbed(method: str, teacher: Teacher, texts: list[Text] | None = None, **own: Any) -> Trainee:
     """Return a trainee none of whose parameters is as simple as at first."""
     module = methods.load(method)
     torch.manual_seed(0)
-    trainee: Trainee = module.Trainee(module.Options(**own), teacher)
+    trainee: Trainee = module.Trainee(module.Options(**own), teacher, texts or [])
     with torch.no_grad():
         for parameter in trainee.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
@@ -85,3 +86,46 @@ def test_draft_model(place: Path, teacher: Teacher, lesson: Lesson, tmp_path: Pa
     served = Teacher(options(tmp_path, place / "prompts.jsonl", place)).lesson(texts)
     ((found, _),) = guesses(trainee, lesson)
     torch.testing.assert_close(found.softmax(-1), served.wanted[lesson.starts(1)], atol=1e-4, rtol=1e-3)
+
+
+def rolled(path: Path, lesson: Lesson, states: Tensor, teacher: Teacher, guesses: int) -> list[dict[int, Tensor]]:
+    """Return logits of every guess by the row it starts from, one row and one token at a time."""
+    twin = Twin(path, teacher.embedding(), teacher.output().weight)
+    found: list[dict[int, Tensor]] = [{} for _ in range(guesses)]
+    for text in range(int(lesson.text.max()) + 1):
+        rows = (lesson.text == text).nonzero()[:, 0].tolist()
+        for last in range(len(rows) - 1):
+            known = twin.states(states[rows[: last + 1]])
+            for i in range(min(guesses, len(rows) - 1 - last)):
+                tokens = lesson.tokens[rows[1 : last + 2 + i]]
+                foreseen = twin.foresee(tokens, known)
+                found[i][rows[last]] = twin.logits(foreseen[-1])
+                known = torch.cat([known, foreseen[-1:]])
+    return found
+
+
+@pytest.mark.parametrize("own", [{}, {"draft_vocab_size": 24, "layers": (0, 1, 2)}], ids=["eagle", "eagle3"])
+def test_eagle_rollouts(own: dict[str, Any], place: Path, teacher: Teacher, lesson: Lesson, tmp_path: Path) -> None:
+    chosen = options(place / "target", place / "prompts.jsonl", place)
+    teacher = Teacher(chosen)
+    texts = read_texts(place / "prompts.jsonl", TextCodec(place / "target"), 64, 96)[:3]
+    # Texts of different lengths, so that some rows are only filling.
+    texts = [Text(text.tokens[:n], text.counted[:n]) for text, n in zip(texts, (24, 17, 20), strict=True)]
+    trainee = disturbed("eagle3" if own else "eagle", teacher, texts, rollout=4, intermediate_size=56, **own)
+    lesson = teacher.lesson(texts)
+    save_head(tmp_path, trainee, torch.float32, "", place / "target")
+    states = torch.cat(lesson.tapped, -1) if own else lesson.hidden
+    expected = rolled(tmp_path, lesson, states, teacher, 4)
+    for i, (found, rows) in enumerate(guesses(trainee, lesson)):
+        assert len(rows) == sum(n - 12 for n in (24, 17, 20))
+        for logits, row in zip(found, rows.tolist(), strict=True):
+            torch.testing.assert_close(logits.double(), expected[i][row], atol=1e-3, rtol=1e-3)
+
+
+def test_a_small_vocabulary_is_of_the_commonest(teacher: Teacher, place: Path) -> None:
+    text = Text.of([60] * 20, [7] * 9 + [40] * 5 + [3] * 5 + [11] * 2)
+    chosen = Teacher(options(place / "target", place / "prompts.jsonl", place))
+    trainee = disturbed("eagle3", chosen, [text], draft_vocab_size=3, layers=(0, 1, 2))
+    tensors = trainee.export()[1]
+    assert (tensors["d2t"] + torch.arange(3)).tolist() == [3, 7, 40]
+    assert tensors["t2d"].nonzero()[:, 0].tolist() == [3, 7, 40]

@@ -26,7 +26,7 @@ def card(
     counted = sum(int(text.counted.sum()) for text in texts)
     source = (
         f"{len(texts):,} responses that the target wrote to prompts from `{options.data}` at temperature "
-        f"{options.temperature:g}"
+        f"{' and '.join(f'{number:g}' for number in options.temperature)}"
         if options.generate
         else f"{len(texts):,} texts from `{options.data}`"
     )
@@ -74,6 +74,7 @@ def command(method: str, options: TrainOptions, own: Any) -> str:
                 continue
             if isinstance(value, bool):
                 words.append(flag if value else f"--no-{flag[2:]}")
-            else:
-                words += [flag, shlex.quote(str(value))]
+                continue
+            for part in value if isinstance(value, tuple) else (value,):
+                words += [flag, shlex.quote(str(part))]
     return " ".join(words)

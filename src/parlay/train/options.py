@@ -18,7 +18,7 @@ class TrainOptions:
         output: directory of the head, made if need be; a run that was stopped goes on from what it left there.
         generate: how many responses the target writes first, to be learnt from in place of the data, which then are
             prompts; 0 learns from the data as they are.
-        temperature: of those responses.
+        temperature: of those responses; of several each in turn.
         response_tokens: most tokens of such a response.
         epochs: how often every text is seen.
         max_steps: end after so many steps of the optimiser, if the epochs have not ended before.
@@ -40,7 +40,7 @@ class TrainOptions:
     data: str
     output: str
     generate: int = 0
-    temperature: float = 0.8
+    temperature: tuple[float, ...] = (0.8,)
     response_tokens: int = 256
     epochs: int = 1
     max_steps: int | None = None
@@ -77,9 +77,12 @@ class TrainOptions:
         for name in ("learning_rate", "clip"):
             if not (isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ConfigError(f"{name} must be a number above 0, not {getattr(self, name)}")
-        for name in ("temperature", "weight_decay"):
-            if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ConfigError(f"{name} must be a number of at least 0, not {getattr(self, name)}")
+        if not self.temperature:
+            raise ConfigError("temperature must hold one number at least")
+        for name, values in (("temperature", self.temperature), ("weight_decay", (self.weight_decay,))):
+            for number in values:
+                if not (isfinite(number) and number >= 0):
+                    raise ConfigError(f"{name} must be a number of at least 0, not {number}")
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"warmup must be at least 0 and below 1, not {self.warmup}")
         if not 0 < self.held_out < 1:

@@ -27,7 +27,7 @@ def write_responses(
 
     Args:
         file: of the responses so far; it is made, or appended to.
-        texts: of which the i-th response takes number i, over and over.
+        texts: whose prompts it takes in a random order, over and over.
         options: how many, how long, how hot.
         target: names its weights.
         tick: called with the number of responses that there are.
@@ -81,6 +81,7 @@ def _write(
     options: TrainOptions,
     tick: Callable[[int], None],
 ) -> None:
+    order = np.random.default_rng(options.seed).permutation(len(texts))
     llm = LLM(options.target, dtype=options.dtype, max_model_len=options.max_length)
     with file.open("a", encoding="utf-8") as out:
         if not out.tell():
@@ -88,10 +89,12 @@ def _write(
         while len(found) < options.generate:
             tick(len(found))
             numbers = range(len(found), min(len(found) + _AT_ONCE, options.generate))
-            prompts = [_prompt(texts[i % len(texts)], i, options) for i in numbers]
+            prompts = [_prompt(texts[order[i % len(texts)]], i, options) for i in numbers]
             params = [
                 SamplingParams(
-                    temperature=options.temperature, max_tokens=options.response_tokens, seed=options.seed + i
+                    temperature=options.temperature[i % len(options.temperature)],
+                    max_tokens=options.response_tokens,
+                    seed=options.seed + i,
                 )
                 for i in numbers
             ]

@@ -100,7 +100,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
         texts = write_responses(work / "responses.jsonl", texts, options, weights, tick)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        run = _Run(method, module.Trainee(own, teacher), teacher, texts, options)
+        run = _Run(method, module.Trainee(own, teacher, texts), teacher, texts, options)
         run.identity = {
             **{key: value for key, value in asdict(options).items() if key not in _PLACES},
             "method": method,
@@ -179,10 +179,10 @@ class _Run:
         total, labels = 0.0, 0
         for part in self.teacher.parts(texts):
             losses, _, counts = self._losses(part)
-            loss = torch.stack(losses).sum()
             if sum(counts):
-                loss.backward()  # type: ignore[no-untyped-call]
-            total, labels = total + float(loss.detach()), labels + sum(counts)
+                weighted = torch.stack([loss * self.trainee.decay**i for i, loss in enumerate(losses)])
+                weighted.sum().backward()  # type: ignore[no-untyped-call]
+            total, labels = total + sum(float(loss.detach()) for loss in losses), labels + sum(counts)
         self.step += 1
         if not labels:
             return 0.0

@@ -55,7 +55,7 @@ def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str, tar
     Args:
         output: the directory.
         trainee: the head.
-        dtype: of its weights.
+        dtype: of its weights; whole numbers stay what they are.
         card: text of its README.md.
         target: whose tokenizer a head that is a model by itself takes along.
 
@@ -64,7 +64,10 @@ def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str, tar
     """
     config, tensors = trainee.export()
     config["torch_dtype"] = str(dtype).removeprefix("torch.")
-    weights = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
+    weights = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
+        for name, tensor in tensors.items()
+    }
     _whole(output / trainee.file, lambda at: save_file(weights, at, metadata={"format": "pt"}))
     if trainee.tokenized:
         for name in _TOKENIZER:

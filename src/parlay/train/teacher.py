@@ -11,7 +11,8 @@ from torch.nn.functional import linear
 from parlay import env
 from parlay.errors import ConfigError, ModelError
 from parlay.kernels.select import select_kernels
-from parlay.models.select import check_weights, describe_model, load_model, resolve_dtype
+from parlay.models.decoder import Decoder
+from parlay.models.select import check_weights, describe_model, lends, load_model, resolve_dtype
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.train.data import Text
@@ -27,12 +28,14 @@ class Output:
     """An output layer.
 
     Attributes:
-        weight: `[V, D]`.
+        weight: `[V, D]`, or `[n, D]` of a part of the vocabulary.
         cap: bound that logits approach; 0 is none.
+        ids: `[n]`, the tokens of that part; None is the whole.
     """
 
     weight: Tensor
     cap: float = 0.0
+    ids: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +48,7 @@ class Lesson:
         counted: `[rows]`, whether a token counts as a label.
         hidden: `[rows, H]` float32, the target's states after its final norm.
         wanted: `[rows, V]` float32, its distributions of the next token.
+        tapped: `[rows, H]` float32 each, the residual stream where `Teacher.tap` asked for it.
     """
 
     tokens: Tensor
@@ -52,6 +56,7 @@ class Lesson:
     counted: Tensor
     hidden: Tensor
     wanted: Tensor
+    tapped: tuple[Tensor, ...] = ()
 
     def starts(self, ahead: int) -> Tensor:
         """Return the rows whose text has an `ahead`-th next token that counts.
@@ -94,6 +99,19 @@ class Teacher:
         self._runner = ModelRunner(model, kernels, self._rows // _BLOCK + options.batch_size + 1, _BLOCK)
         self._device = torch.device(options.device)
 
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """Have every lesson give the residual stream after so many layers; before the first lesson.
+
+        Raises:
+            ModelError: the target cannot lend it.
+        """
+        if not lends(self.config):
+            raise ModelError(
+                f"{self.config.path} has no states between its layers to give, for no family of parlay's computes "
+                "that model; train another method"
+            )
+        self._runner.tap(layers)
+
     def parts(self, texts: Sequence[Text]) -> list[list[Text]]:
         """Return texts in groups that one pass can take."""
         groups: list[list[Text]] = []
@@ -117,6 +135,7 @@ class Teacher:
             blocks = own.stop
         batch = flatten(stretches, _BLOCK)
         hidden = self._runner.forward(batch).clone()
+        tapped = tuple(state.float().to(self._device, copy=True) for state in self._runner.tapped)
         parts = [self._runner.model.logits(part.contiguous()).softmax(-1) for part in torch.split(hidden, _HEAD_ROWS)]
         lengths = torch.tensor([len(text.tokens) for text in texts])
         device = self._device
@@ -126,7 +145,14 @@ class Teacher:
             counted=torch.from_numpy(np.concatenate([text.counted for text in texts])).to(device),
             hidden=hidden.float().to(device),
             wanted=torch.cat(parts).to(device),
+            tapped=tapped,
         )
+
+    def embedding(self) -> Tensor:
+        """Return the embedding `[V, H]` of a target that lends it, in float32."""
+        model = self._runner.model
+        assert isinstance(model, Decoder)
+        return model.embedding.float().to(self._device)
 
     @torch.no_grad()
     def output(self) -> Output:

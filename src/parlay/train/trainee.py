@@ -10,7 +10,7 @@ what the target would have said there, which is all that counts when drafts are 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from parlay.registry import Registry
+from parlay.train.data import Text
 from parlay.train.teacher import Lesson, Output, Teacher
 
 _LOSS_LOGITS = 1 << 19  # that are there at once
@@ -47,15 +48,22 @@ class Trainee(nn.Module, ABC):
         file: what its weights are called in the public format.
         tokenized: whether it is a model by itself, which has the target's tokenizer beside it.
         guesses: how many tokens it guesses in a row.
+        decay: what a guess counts for, beside the one before it.
     """
 
+    decay: ClassVar[float] = 1.0
     file: ClassVar[str] = "model.safetensors"
     tokenized: ClassVar[bool] = False
     guesses: int
 
     @abstractmethod
-    def __init__(self, options: Any, teacher: Teacher) -> None:
+    def __init__(self, options: Any, teacher: Teacher, texts: Sequence[Text]) -> None:
         """Make the first weights, from torch's global generator.
+
+        Args:
+            options: the method's own.
+            teacher: the target; a trainee may ask it for more in its lessons.
+            texts: what is learnt from.
 
         Raises:
             ConfigError: options that are out of range.
@@ -86,7 +94,7 @@ def distil(guess: Guess, wanted: Tensor) -> tuple[Tensor, Tensor]:
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
     learn = torch.is_grad_enabled()
     loss, right = _Distil.apply(  # type: ignore[no-untyped-call]
-        guess.states, guess.output.weight, guess.output.cap, wanted, guess.labels, dtype, learn
+        guess.states, guess.output, guess.output.weight, wanted, guess.labels, dtype, learn
     )
     return loss, right
 
@@ -98,33 +106,36 @@ class _Distil(torch.autograd.Function):
     def forward(
         ctx: Any,
         states: Tensor,
+        output: Output,
         weight: Tensor,
-        cap: float,
         wanted: Tensor,
         labels: Tensor,
         dtype: torch.dtype,
         learn: bool,
     ) -> tuple[Tensor, Tensor]:
-        cast, loss, right = (
-            weight.to(dtype),
-            torch.zeros((), device=states.device),
-            torch.zeros((), device=states.device),
-        )
+        cast, cap, ids = weight.to(dtype), output.cap, output.ids
+        loss, right = torch.zeros((), device=states.device), torch.zeros((), device=states.device)
         learnt = learn and weight.requires_grad
         state_slope = torch.empty_like(states) if learn else None
         weight_slope = torch.zeros_like(weight) if learnt else None
         size = max(16, _LOSS_LOGITS // len(weight))
         for first in range(0, len(states), size):
             rows = slice(first, first + size)
-            own, right_answer = states[rows].to(dtype), wanted[labels[rows]]
+            own, every = states[rows].to(dtype), wanted[labels[rows]]
+            # What the output layer has no token for cannot be learnt, and its share of the answer counts for nothing.
+            answer = every if ids is None else every[:, ids]
             logits = (own @ cast.T).float()
             bent = cap * torch.tanh(logits / cap) if cap else logits
             log_probs = bent.log_softmax(-1)
-            loss -= (right_answer * log_probs).sum()
+            loss -= (answer * log_probs).sum()
             if state_slope is None:
-                right += (bent.argmax(-1) == right_answer.argmax(-1)).sum()
+                best = bent.argmax(-1)
+                right += ((best if ids is None else ids[best]) == every.argmax(-1)).sum()
                 continue
-            slope = log_probs.exp() - right_answer
+            slope = log_probs.exp()
+            if ids is not None:
+                slope *= answer.sum(-1, keepdim=True)
+            slope -= answer
             if cap:
                 slope *= 1 - (bent / cap) ** 2
             slope = slope.to(dtype)
@@ -140,6 +151,7 @@ class _Distil(torch.autograd.Function):
         state_slope, weight_slope = ctx.saved_tensors
         return (
             state_slope * slopes[0],
+            None,
             None if weight_slope is None else weight_slope * slopes[0],
-            *(None,) * 5,
+            *(None,) * 4,
         )

@@ -3,7 +3,7 @@
 It reads tokens and nothing of the target's states. Embedding and output layer are one matrix.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from parlay.errors import ConfigError, ModelError
+from parlay.train.data import Text
+from parlay.train.layers import frequencies, public_name, random, turn
 from parlay.train.teacher import Lesson, Output, Teacher
 from parlay.train.trainee import Guess
 from parlay.train.trainee import Trainee as Base
@@ -56,9 +58,6 @@ class _Layer(nn.Module):
     def __init__(self, width: int, inner: int, layers: int) -> None:
         super().__init__()
 
-        def random(rows: int, columns: int, scale: float = 1.0) -> nn.Parameter:
-            return nn.Parameter(torch.randn((rows, columns)) * scale * columns**-0.5)
-
         self.input_layernorm = nn.Parameter(torch.ones(width))
         self.q_proj, self.k_proj, self.v_proj = (random(width, width) for _ in range(3))
         quiet = (2 * layers) ** -0.5  # what many layers add to the residual stream is to stay of one size
@@ -81,7 +80,7 @@ class _Layer(nn.Module):
             linear(normed, weight).view(rows, -1, size).transpose(0, 1)
             for weight in (self.q_proj, self.k_proj, self.v_proj)
         )
-        query, key = _turn(query, cos, sin), _turn(key, cos, sin)
+        query, key = turn(query, cos, sin), turn(key, cos, sin)
         seen = scaled_dot_product_attention(query, key, value.float(), attn_mask=mask)
         state = state + linear(seen.transpose(0, 1).reshape(rows, -1), self.o_proj)
         normed = rms_norm(state, state.shape[-1:], self.post_attention_layernorm, _EPS)
@@ -94,8 +93,8 @@ class Trainee(Base):
 
     tokenized = True
 
-    def __init__(self, options: Options, teacher: Teacher) -> None:
-        super().__init__(options, teacher)
+    def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
+        super().__init__(options, teacher, texts)
         if teacher.config.path.is_file():
             raise ModelError(
                 f"{teacher.config.path} has its tokenizer within, but a draft model needs one in a file of its own; "
@@ -109,12 +108,12 @@ class Trainee(Base):
         self.layers = nn.ModuleList(_Layer(width, self._inner, options.num_layers) for _ in range(options.num_layers))
         self.norm = nn.Parameter(torch.ones(width))
         size = width // options.num_heads
-        self._turns = _THETA ** (-torch.arange(0, size, 2) / size)
+        self._turns = frequencies(size, _THETA)
 
     def guess(self, lesson: Lesson) -> Iterator[Guess]:  # noqa: D102
         rows = torch.arange(len(lesson.text), device=lesson.text.device)
         same = lesson.text[:, None] == lesson.text[None, :]
-        angles = (rows - same.int().argmax(1))[:, None] * self._turns.to(rows.device).repeat(2)
+        angles = (rows - same.int().argmax(1))[:, None] * self._turns.to(rows.device)
         mask = same & (rows[:, None] >= rows[None, :])
         state = embedding(lesson.tokens, self.embed_tokens)
         for layer in self.layers:
@@ -128,8 +127,7 @@ class Trainee(Base):
         tensors: dict[str, Tensor] = {"model.embed_tokens.weight": self.embed_tokens, "model.norm.weight": self.norm}
         for i, layer in enumerate(self.layers):
             for name, parameter in layer.named_parameters():
-                block = "" if name.endswith("norm") else "self_attn." if name[0] in "qkvo" else "mlp."
-                tensors[f"model.layers.{i}.{block}{name}.weight"] = parameter
+                tensors[f"model.layers.{i}.{public_name(name)}"] = parameter
         options, raw = self._options, self._config.raw
         config: dict[str, Any] = {
             "architectures": ["LlamaForCausalLM"],
@@ -151,10 +149,3 @@ class Trainee(Base):
             **{key: raw[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in raw},
         }
         return config, tensors
-
-
-def _turn(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return queries or keys `[heads, rows, head_dim]` turned by their positions, first halves against second."""
-    heads = heads.float()
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cos + torch.cat((-second, first), dim=-1) * sin

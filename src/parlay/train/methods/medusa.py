@@ -4,7 +4,7 @@ All heads start as the target's own next guess (blocks of zeros, and the target'
 it, and each learns the distribution of a token further ahead from the same hidden state.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from parlay.errors import ConfigError
+from parlay.train.data import Text
 from parlay.train.teacher import Lesson, Output, Teacher
 from parlay.train.trainee import Guess
 from parlay.train.trainee import Trainee as Base
@@ -44,8 +45,8 @@ class Trainee(Base):
 
     file = "medusa_lm_head.safetensors"
 
-    def __init__(self, options: Options, teacher: Teacher) -> None:
-        super().__init__(options, teacher)
+    def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
+        super().__init__(options, teacher, texts)
         config = teacher.config
         self.guesses = options.num_heads
         self._vocab = config.vocab_size

@@ -5,7 +5,7 @@ They are the same as long as the draft is still accepted, which is when they mat
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, gelu, linear
 
 from parlay.errors import ConfigError
+from parlay.train.data import Text
 from parlay.train.teacher import Lesson, Output, Teacher
 from parlay.train.trainee import Guess
 from parlay.train.trainee import Trainee as Base
@@ -47,8 +48,8 @@ class Options:
 class Trainee(Base):
     """A recurrent state that every guess joins."""
 
-    def __init__(self, options: Options, teacher: Teacher) -> None:
-        super().__init__(options, teacher)
+    def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
+        super().__init__(options, teacher, texts)
         self._options = options
         self.guesses = options.n_predict
         self._vocab, self._width = teacher.config.vocab_size, teacher.config.hidden_size
