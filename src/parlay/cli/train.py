@@ -61,11 +61,16 @@ def run(options: argparse.Namespace) -> int:
     console = Console(stderr=True, highlight=False)
     with Bar(*columns, console=console) as bar:
         tasks: dict[str, Any] = {}
+        seen: dict[str, Any] = {}
 
         def watch(progress: "Progress") -> None:
             if progress.doing not in tasks:
                 tasks[progress.doing] = bar.add_task(progress.doing, total=progress.total, figures="")
             bar.update(tasks[progress.doing], completed=progress.done, figures=_figures(progress))
+            if not console.is_terminal and progress.figures is not seen.get(progress.doing):
+                # Nobody sees a bar move in a file: there, every measurement has a line.
+                seen[progress.doing] = progress.figures
+                console.print(f"{progress.doing} {progress.done}/{progress.total} {_figures(progress)}", soft_wrap=True)
 
         found = train(options.method, chosen, own, watch)
     console.print(
