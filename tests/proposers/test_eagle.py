@@ -246,6 +246,20 @@ def test_with_the_reference_kernels(
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
 
+@pytest.mark.parametrize("name", ["eagle", "the target's output"])
+def test_where_the_targets_logits_cannot_be_recorded(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    for file in ("eagle", "eagle3"):
+        monkeypatch.setattr(f"parlay.proposers.{file}.records_logits", lambda target: False)
+    path = write(tmp_path / "head", *HEADS[name]())
+    llm = make_llm(speculative_config={"model": str(path)})
+    assert not head_of(llm).recordable
+    watch = Watch(llm)
+    run(llm, asks(max_tokens=6)[:4], watch)
+    assert_right(llm, path, watch.drafts)
+
+
 # ----------------------------------------------------------------------------------------------------- all layouts
 
 
