@@ -172,7 +172,7 @@ def test_the_rate_rises_and_falls() -> None:
         ('{"prompt": 3, "completion": "A"}', "each a text"),
         ('{"messages": [{"role": "user", "content": "A"}]}', "no message of the role 'assistant'"),
         ('{"messages": 3}', "a conversation is a list"),
-        ('{"messages": [{"role": "assistant"}, 3]}', "a message is a mapping"),
+        ('{"messages": [{"role": "assistant"}, 3]}', "messages must be mappings"),
         ('{"text": "ABCDEFGH"}', "a single text"),
     ],
 )
@@ -205,7 +205,8 @@ def test_bad_files_are_refused(target: Path, data: Path, tmp_path: Path) -> None
         {"held_out": 1.0},
         {"warmup": -0.1},
         {"target": ""},
-        {"temperature": -1.0},
+        {"temperature": (0.5, -1.0)},
+        {"temperature": ()},
         {"max_length": 2},
         {"clip": 0.0},
     ],
@@ -218,7 +219,12 @@ def test_bad_options_are_refused(bad: dict[str, Any], tmp_path: Path) -> None:
 
 def test_the_command(target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = options(target, data, tmp_path / "head", **SHORT)
-    flags = [f"--{k.replace('_', '-')}={v}" for k, v in asdict(chosen).items() if v is not None and k != "autocast"]
+    flags = [
+        f"--{key.replace('_', '-')}={one}"
+        for key, value in asdict(chosen).items()
+        if value is not None and key != "autocast"
+        for one in (value if isinstance(value, tuple) else (value,))
+    ]
     assert main(["train", "medusa", *flags, "--num-heads", "2"]) == 0
     assert "accuracy" in capsys.readouterr().err
     config = json.loads((tmp_path / "head" / "config.json").read_text())

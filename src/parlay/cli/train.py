@@ -70,7 +70,9 @@ def run(options: argparse.Namespace) -> int:
             if not console.is_terminal and progress.figures is not seen.get(progress.doing):
                 # Nobody sees a bar move in a file: there, every measurement has a line.
                 seen[progress.doing] = progress.figures
-                console.print(f"{progress.doing} {progress.done}/{progress.total} {_figures(progress)}", soft_wrap=True)
+                console.print(
+                    f"{progress.doing} {progress.done}/{progress.total} {_figures(progress)}", soft_wrap=True
+                )
 
         found = train(options.method, chosen, own, watch)
     console.print(

@@ -59,41 +59,53 @@ class _Asked(Protocol):
 
 @dataclass(slots=True)
 class Rollout:
-    """How far the head has gone from every row.
+    """How far the head has gone from the rows it starts from.
 
     Attributes:
         cos, sin: `[rows + guesses, head_dim]` of all positions.
-        keys, values: `[texts, groups, rows, head_dim]`, of every guess so far.
+        starts: `[texts, n]`, the rows that it starts from; of the first guess's pairs they see those up to there.
+        keys, values: of every guess, `[texts, groups, rows, head_dim]` of the first and n rows of later ones.
     """
 
     cos: Tensor
     sin: Tensor
+    starts: Tensor
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
+    def chosen(self, rows: Tensor) -> Tensor:
+        """Return of `[texts, rows, width]` those rows that it starts from, if these are not they already."""
+        if self.keys:
+            return rows
+        return rows.gather(1, self.starts[..., None].expand(-1, -1, rows.shape[-1]))
+
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return what rows see `[texts, heads, rows, head_dim]`: the first guess's keys up to them, then their own.
+        """Return what rows see `[texts, heads, n, head_dim]`: the first guess's keys up to them, then their own.
 
         Args:
-            query: `[texts, heads, rows, head_dim]`.
-            key, value: `[texts, groups, rows, head_dim]`, of this guess.
+            query: `[texts, heads, n, head_dim]`.
+            key, value: of this guess.
         """
-        step, rows = len(self.keys), query.shape[2]
-        at = slice(step, step + rows)
-        query, key = turn(query, self.cos[at], self.sin[at]), turn(key, self.cos[at], self.sin[at])
+        at = (self.starts + len(self.keys))[:, None]
+        query = turn(query, self.cos[at], self.sin[at])
+        if self.keys:
+            key = turn(key, self.cos[at], self.sin[at])
+        else:
+            key = turn(key, self.cos[: key.shape[2]], self.sin[: key.shape[2]])
         self.keys.append(key)
         self.values.append(value.float())
-        texts, heads, _, size = query.shape
-        grouped = query.view(texts, key.shape[1], -1, rows, size) * size**-0.5
-        later = torch.ones((rows, rows), dtype=torch.bool, device=query.device).triu(1)
+        texts, heads, n, size = query.shape
+        grouped = query.view(texts, key.shape[1], -1, n, size) * size**-0.5
         first, *own = (k.unsqueeze(2) for k in self.keys)
+        rows = first.shape[3]
+        later = torch.arange(rows, device=query.device) > self.starts[:, None, None, :, None]
         scores = (grouped @ first.transpose(-1, -2)).float().masked_fill(later, -torch.inf)
         likeness = torch.cat([scores, *((grouped * k).sum(-1, keepdim=True) for k in own)], -1).softmax(-1)
         first, *own = (v.unsqueeze(2) for v in self.values)
         seen = (likeness[..., :rows] @ first).float()
         for i, v in enumerate(own):
             seen = seen + likeness[..., rows + i, None] * v
-        return seen.view(texts, heads, rows, size)
+        return seen.view(texts, heads, n, size)
 
 
 class Layer(nn.Module):
@@ -113,16 +125,20 @@ class Layer(nn.Module):
         self.down_proj = random(width, inner, 0.5)
 
     def forward(self, x: Tensor, state: Tensor, rollout: Rollout) -> Tensor:
-        """Return `state` `[texts, rows, width]` with what the layer adds, of which attention reads `x`."""
-        texts, rows = x.shape[:2]
-        query, key, value = (
-            linear(x, weight).view(texts, rows, -1, self._size).transpose(1, 2)
-            for weight in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        seen = rollout.attend(query, key, value).transpose(1, 2).reshape(texts, rows, -1)
-        state = state + linear(seen, self.o_proj)
+        """Return `state` `[texts, n, width]` with what the layer adds, of which attention reads `x`.
+
+        For the first guess both have all rows of a text; only those that the rollout starts from are gone on with.
+        """
+        key, value = (self._heads(x, weight) for weight in (self.k_proj, self.v_proj))
+        x, state = rollout.chosen(x), rollout.chosen(state)
+        seen = rollout.attend(self._heads(x, self.q_proj), key, value)
+        state = state + linear(seen.transpose(1, 2).flatten(2), self.o_proj)
         normed = norm(state, self.post_attention_layernorm)
         return state + linear(silu(linear(normed, self.gate_proj)) * linear(normed, self.up_proj), self.down_proj)
+
+    def _heads(self, x: Tensor, weight: Tensor) -> Tensor:
+        texts, rows = x.shape[:2]
+        return linear(x, weight).view(texts, rows, -1, self._size).transpose(1, 2)
 
 
 class RolloutTrainee(Trainee):
@@ -155,29 +171,38 @@ class RolloutTrainee(Trainee):
 
     @abstractmethod
     def foresee(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:
-        """Return the states to go on with, of embedded tokens beside states, all `[texts, rows, width]`."""
+        """Return the states to go on with, of embedded tokens beside states, as `Layer` does."""
 
     @abstractmethod
     def score(self, state: Tensor) -> tuple[Tensor, Output]:
         """Return what the output layer multiplies, and the output layer."""
 
     def guess(self, lesson: Lesson) -> Iterator[Guess]:  # noqa: D102
-        lengths = torch.bincount(lesson.text)
-        longest = int(lengths.max())
-        device = lengths.device
-        each = torch.arange(longest, device=device)
-        real = (
-            each < lengths[:, None]
-        )  # texts side by side, the shorter ones filled up with rows that nobody looks at
-        places = ((lengths.cumsum(0) - lengths)[:, None] + each).clamp(max=len(lesson.text) - 1)
+        guesses = [lesson.starts(2 + i) for i in range(self.guesses)]
+        active = torch.zeros(len(lesson.text), dtype=torch.bool, device=lesson.text.device)
+        active[torch.cat(guesses)] = True
+        if not active.any():
+            return
+        # Texts side by side, shorter ones filled up with rows that nobody looks at; of each the rows to start from.
+        places, _ = _grid(torch.bincount(lesson.text))
+        counts = torch.bincount(lesson.text[active], minlength=len(places))
+        chosen, real = _grid(counts)
+        origins = active.nonzero()[:, 0]
+        starts = torch.where(real, origins[chosen] - places[:, :1], 0)
+        index = torch.zeros_like(lesson.text)
+        index[origins] = torch.arange(len(origins), device=origins.device)
+
+        angles = torch.arange(places.shape[1] + self.guesses, device=places.device)[:, None]
+        angles = angles * self._turns.to(places.device)
+        rollout = Rollout(angles.cos(), angles.sin(), starts)
         tokens, state = lesson.tokens[places], self.begin(lesson)[places]
-        angles = torch.arange(longest + self.guesses, device=device)[:, None] * self._turns.to(device)
-        rollout = Rollout(angles.cos(), angles.sin())
-        for i in range(self.guesses):
-            state = self.foresee(embedding(tokens.roll(-1 - i, 1), self._embedding), state, rollout).float()
-            starts = lesson.starts(2 + i)
-            states, output = self.score(state[real][starts])
-            yield Guess(states, output, starts + 1 + i)
+        for i, rows in enumerate(guesses):
+            next_tokens = tokens.roll(-1 - i, 1)
+            if i:
+                next_tokens = next_tokens.gather(1, starts)
+            state = self.foresee(embedding(next_tokens, self._embedding), state, rollout).float()
+            states, output = self.score(state[real][index[rows]])
+            yield Guess(states, output, rows + 1 + i)
 
     def layer_tensors(self, prefix: str) -> dict[str, Tensor]:
         """Return the layer's tensors by their public names."""
@@ -208,3 +233,17 @@ class RolloutTrainee(Trainee):
 def norm(state: Tensor, weight: Tensor) -> Tensor:
     """Return states normed over their last axis, in float32."""
     return rms_norm(state.float(), state.shape[-1:], weight, EPS)
+
+
+def _grid(lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where the elements of lists one after another stand, list by list, and which of these are elements.
+
+    Args:
+        lengths: `[lists]` of each list.
+
+    Returns:
+        Both `[lists, longest]`; places beyond a list's end are those of others.
+    """
+    each = torch.arange(int(lengths.max()), device=lengths.device)
+    first = lengths.cumsum(0) - lengths
+    return (first[:, None] + each).clamp(max=int(lengths.sum()) - 1), each < lengths[:, None]

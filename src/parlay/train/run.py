@@ -214,6 +214,8 @@ class _Run:
         for first in range(0, len(self.held_out), size):
             for part in self.teacher.parts(self.held_out[first : first + size]):
                 found = self._losses(part)
+                if not sum(found[2]):
+                    continue
                 loss += sum(map(float, found[0]))
                 right += [float(good) for good in found[1]]
                 labels += found[2]

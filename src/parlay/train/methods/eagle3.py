@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from parlay.errors import ConfigError, ModelError
+from parlay.errors import ConfigError
 from parlay.train.data import Text
 from parlay.train.layers import random
 from parlay.train.rollout import Layer, Rollout, RolloutTrainee, norm
@@ -26,7 +26,7 @@ class Options(RolloutOptions):
         intermediate_size: width within the layer's feed-forward network; 0 takes the target's.
         draft_vocab_size: how many tokens the head can guess, the commonest of what is learnt from; 0 is all.
         layers: after how many of the target's layers the head reads its states, three numbers; none takes what its
-            authors do.
+            authors do, or the last three of a target with fewer than 7.
     """
 
     draft_vocab_size: int = 0
@@ -50,11 +50,9 @@ class Trainee(RolloutTrainee):
             raise ConfigError(
                 f"draft_vocab_size={options.draft_vocab_size} is beyond the target's {vocab} tokens; lower it"
             )
-        self.taps = options.layers or (2, depth // 2, depth - 3)
-        if sorted(set(self.taps)) != list(self.taps) or not 0 <= self.taps[0] <= self.taps[-1] <= depth:
-            if options.layers:
-                raise ConfigError(f"layers={list(options.layers)}, but the target has {depth} layers")
-            raise ModelError(f"a target of {depth} layers is too small for those that are usual; give layers")
+        self.taps = options.layers or _usual(depth)
+        if not 0 <= self.taps[0] <= self.taps[-1] <= depth:
+            raise ConfigError(f"layers={list(self.taps)}, but the target has {depth} layers; give others")
         teacher.tap(self.taps)
         self._ids = _commonest(texts, vocab, options.draft_vocab_size) if options.draft_vocab_size else None
         self.fc = random(width, 3 * width)
@@ -97,6 +95,11 @@ class Trainee(RolloutTrainee):
             "eagle_aux_hidden_state_layer_ids": list(self.taps),
         }
         return config, tensors
+
+
+def _usual(depth: int) -> tuple[int, ...]:
+    """Return what the authors' heads read, early, middle and late, or the last three of a target with few layers."""
+    return (2, depth // 2, depth - 3) if depth > 6 else (depth - 2, depth - 1, depth)
 
 
 def _commonest(texts: Sequence[Text], vocab: int, count: int) -> Tensor:
