@@ -111,13 +111,14 @@ def test_eagle_rollouts(own: dict[str, Any], place: Path, teacher: Teacher, less
     texts = read_texts(place / "prompts.jsonl", TextCodec(place / "target"), 64, 96)[:3]
     # Texts of different lengths, so that some rows are only filling.
     texts = [Text(text.tokens[:n], text.counted[:n]) for text, n in zip(texts, (24, 17, 20), strict=True)]
+    texts[1].counted[3:6] = True  # an earlier answer, as in a conversation
     trainee = disturbed("eagle3" if own else "eagle", teacher, texts, rollout=4, intermediate_size=56, **own)
     lesson = teacher.lesson(texts)
     save_head(tmp_path, trainee, torch.float32, "", place / "target")
     states = torch.cat(lesson.tapped, -1) if own else lesson.hidden
     expected = rolled(tmp_path, lesson, states, teacher, 4)
     for i, (found, rows) in enumerate(guesses(trainee, lesson)):
-        assert len(rows) == sum(n - 12 for n in (24, 17, 20))
+        assert len(rows) == sum(int(text.counted[2 + i :].sum()) for text in texts)
         for logits, row in zip(found, rows.tolist(), strict=True):
             torch.testing.assert_close(logits.double(), expected[i][row], atol=1e-3, rtol=1e-3)
 
