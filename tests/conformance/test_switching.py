@@ -1,0 +1,102 @@
+"""A proposer may be switched off and on again within a request, or lose it: the tokens stay the same."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+from asking import Ask, accepted, assert_same, assert_whole, run
+from conftest import DTYPES, MakeLLM, Plain, drafts
+
+from parlay import SamplingParams
+from parlay.engine.engine import Engine
+from parlay.engine.request import Request
+from parlay.engine.scheduler import Scheduler
+from parlay.proposers.select import proposers
+
+DRAFTING = [name for name in proposers.names() if drafts(name)]
+TEMPERATURES = (0.0, 0.7, 1.3)
+
+
+def asks(temperature: float) -> list[Ask]:
+    """Return sixteen requests, half of which repeat themselves."""
+    made = []
+    for i in range(16):
+        period, length = (3 + i % 5, 20) if i % 2 else (40, 7 + 2 * i)
+        prompt = tuple((j % period * 31 + 7 * i) % 256 for j in range(length))
+        made.append(Ask(prompt, SamplingParams(temperature=temperature, seed=i, max_tokens=40, logprobs=1)))
+    return made
+
+
+Limit = Callable[[Scheduler, Request], int]
+
+
+@pytest.fixture
+def switch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int, int], int]], Callable[..., None]]:
+    """A way to decide before every step how long drafts may be, given step, request and the usual length."""
+    usual: Limit = Scheduler._limit
+
+    def install(choose: Callable[[int, int, int], int]) -> Callable[..., None]:
+        step = [0]
+
+        def limit(scheduler: Scheduler, request: Request) -> int:
+            return choose(step[0], request.request_id, usual(scheduler, request))
+
+        monkeypatch.setattr(Scheduler, "_limit", limit)
+        steps = count()
+        return lambda *_: step.__setitem__(0, next(steps))
+
+    return install
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", DRAFTING)
+def test_off_and_on_again(
+    make_llm: MakeLLM, plain: Plain, switch: Any, method: str, dtype: str, temperature: float
+) -> None:
+    before = switch(lambda step, request, usual: usual if (step // 3 + request) % 2 else 0)
+    for options in ({}, {"max_num_batched_tokens": 48, "block_size": 4}):
+        answers = run(make_llm(method, 4, dtype=dtype, **options), asks(temperature), before)
+        assert_same(answers, plain(dtype, asks(temperature)))
+        assert accepted(answers) > 0
+
+
+@pytest.mark.parametrize("method", DRAFTING)
+def test_lengths_that_change_with_every_step(make_llm: MakeLLM, plain: Plain, switch: Any, method: str) -> None:
+    before = switch(lambda step, request, usual: min(usual, (5 * step + 3 * request) % 7))
+    answers = run(make_llm(method, 6), asks(0.7), before)
+    assert_same(answers, plain("float32", asks(0.7)))
+    assert accepted(answers) > 0
+
+
+@pytest.mark.parametrize("method", DRAFTING)
+def test_a_budget_of_nothing(make_llm: MakeLLM, plain: Plain, switch: Any, method: str) -> None:
+    before = switch(lambda step, request, usual: 0)
+    answers = run(make_llm(method, 4), asks(0.7), before)
+    assert_same(answers, plain("float32", asks(0.7)))
+    assert all(answer.metrics.drafted == 0 for answer in answers)
+
+
+@pytest.mark.parametrize("method", DRAFTING)
+def test_requests_that_are_given_up(make_llm: MakeLLM, plain: Plain, method: str) -> None:
+    steps = count()
+
+    def give_up(engine: Engine, requests: list[Request]) -> None:
+        step = next(steps)
+        if step % 2 and step // 2 * 3 < len(requests):
+            engine.abort(requests[step // 2 * 3])
+
+    llm = make_llm(method, 4, block_size=4)
+    answers = run(llm, asks(0.7), give_up)
+    expected = plain("float32", asks(0.7))
+    assert_whole(llm.engine)
+    left = [i for i, answer in enumerate(answers) if answer.finish_reason == "abort"]
+    assert len(left) > 3
+    for i, answer in enumerate(answers):
+        if i in left:
+            assert answer.token_ids == expected[i].token_ids[: len(answer.token_ids)]
+        else:
+            assert_same([answer], [expected[i]])
+    again = run(llm, asks(0.7))  # what they left behind harms nobody
+    assert_same(again, expected)
