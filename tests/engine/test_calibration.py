@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay import SamplingParams
+from parlay.bench.methods import _calibration
 from parlay.engine import calibration
 from parlay.engine.calibration import DEPTHS, Calibration, log_odds
 from parlay.engine.scheduler import Scheduler
@@ -114,7 +115,7 @@ def test_an_overconfident_proposer_is_toned_down() -> None:
     list(learn(found, rng, raws(), law))
     for own in (0.1, 0.5, 0.9, 0.97):
         assert estimates(found, chain(1, probs=[own]))[0] == pytest.approx(law(own, 0), abs=0.08)
-    model = found._model("guess", GREEDY)
+    model = found._models["guess", False]
     assert model._slope == pytest.approx(1 / 3, abs=0.1)
 
 
@@ -192,7 +193,7 @@ def test_against_descent_to_the_very_end() -> None:
         judged = found.observe(draft, verdict, GREEDY)
         assert draft.odds is not None
         nodes += [(draft.odds[i], i, accepted) for i, (_, accepted) in enumerate(judged)]
-    model = found._model("guess", GREEDY)
+    model = found._models["guess", False]
     kept = len(nodes) - len(model._judged)  # those not learnt from yet came last
     slope, intercept, depths = _descend(nodes[:kept], model._worth.tolist())
     for own in (0.2, 0.5, 0.8, 0.95):
@@ -245,6 +246,8 @@ def test_probabilities_stay_probabilities(turns: list[tuple[list[float] | None, 
         assert draft.probs is not None
         assert all(0 < p < 1 for p in draft.probs)
         found.observe(draft, Verdict((0,) * (accepted + more), tuple(range(accepted))), GREEDY)
+    assert all(np.isfinite(model._weights).all() for model in found._models.values())
+    assert [log_odds(p) for p in (math.nan, math.inf, -0.1, 1.1, 0.5)] == [0] * 5
 
 
 def test_the_same_history_gives_the_same_bits() -> None:
@@ -263,7 +266,7 @@ def test_a_step_of_many_requests_is_learnt_from_at_once(monkeypatch: pytest.Monk
         step = [found.apply(chain(4), GREEDY) for _ in range(100)]
         for draft in step:
             found.observe(draft, judge(rng, draft, lambda *_: 0.7), GREEDY)
-        assert len(found._model("guess", GREEDY)._rows) in (0, 200)
+        assert len(found._models["guess", False]._rows) in (0, 200)
     assert estimates(found, chain(1))[0] == pytest.approx(0.7, abs=0.1)
 
 
@@ -316,5 +319,8 @@ def test_reliability_is_counted_in_bins() -> None:
     assert found.judged == [1, 0, 2, 0, 0, 0, 0, 0, 0, 1]
     assert found.accepted == [0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
     assert found.error == pytest.approx((0.54 + 0.001 + 1e-9) / 4)
+    row = _calibration(found)
+    assert row == {"nodes": 4, "expected": pytest.approx(1.459 / 4), "accepted": 0.5, "error": found.error}
     stats.reset()
     assert stats.reliability.error == 0
+    assert _calibration(stats.reliability) is None

@@ -13,6 +13,7 @@ The model is that of vLLM's adaptive verification, and begins where its does. De
 only as far as they have shown to, so that shallow nodes teach about deep ones, of which few are ever reached.
 """
 
+from collections import defaultdict
 from math import exp, log
 
 import numpy as np
@@ -48,7 +49,7 @@ class Calibration:
     """What is known about the nodes of every source: one for all requests and proposers of an engine."""
 
     def __init__(self) -> None:
-        self._models: dict[tuple[str, bool], _Model] = {}
+        self._models: defaultdict[tuple[str, bool], _Model] = defaultdict(_Model)
 
     def apply(self, draft: Draft, params: SamplingParams) -> Draft:
         """Return a draft with a calibrated probability on every node, strictly between 0 and 1.
@@ -60,8 +61,9 @@ class Calibration:
         if not draft.tokens:
             return draft
         odds = (0.0,) * len(draft) if draft.probs is None else tuple(map(log_odds, draft.probs))
+        models = self._models_of(draft, params)
         nodes = zip(draft.source, odds, depths(draft), strict=True)
-        probs = tuple(self._model(source, params).estimate(own, depth) for source, own, depth in nodes)
+        probs = tuple(models[source].estimate(own, depth) for source, own, depth in nodes)
         return Draft(draft.tokens, draft.parents, draft.source, probs, draft.q, odds)
 
     def observe(self, draft: Draft, verdict: Verdict, params: SamplingParams) -> list[tuple[float, bool]]:
@@ -79,20 +81,17 @@ class Calibration:
             return []
         # The target chose a token after the root and each accepted node, unless the request ended at the last.
         parents = (ROOT, *verdict.path)[: len(verdict.tokens)]
-        judged = []
+        models, judged = self._models_of(draft, params), []
         for node, depth in enumerate(depths(draft)):
             if draft.parents[node] in parents:
                 accepted = node in verdict.path
-                self._model(draft.source[node], params).observe(draft.odds[node], depth, accepted)
+                models[draft.source[node]].observe(draft.odds[node], depth, accepted)
                 judged.append((draft.probs[node], accepted))
         return judged
 
-    def _model(self, source: str, params: SamplingParams) -> "_Model":
-        key = source, params.temperature > 0
-        model = self._models.get(key)
-        if model is None:
-            model = self._models[key] = _Model()
-        return model
+    def _models_of(self, draft: Draft, params: SamplingParams) -> dict[str, "_Model"]:
+        sampled = params.temperature > 0
+        return {source: self._models[source, sampled] for source in set(draft.source)}
 
 
 class _Model:
@@ -119,7 +118,7 @@ class _Model:
 
     def _refine(self) -> None:
         """Go one Newton step towards the weights that explain best what is remembered."""
-        odds, depth, accepted = np.array(self._judged[-_WINDOW:]).T
+        odds, depth, accepted = np.array(self._judged).T
         self._judged.clear()
         rows = np.zeros((len(odds), len(_PRIOR)))
         rows[:, 0], rows[:, 1] = odds, 1
