@@ -8,7 +8,7 @@ from typing import Any
 
 from parlay.bench.protocol import TEMPERATURES, Prefix, load_prefixes, params_for, repeated_share
 from parlay.bench.workloads import workload
-from parlay.engine.stats import EngineStats
+from parlay.engine.stats import EngineStats, Reliability
 from parlay.llm import LLM
 from parlay.proposers.select import embedded_configs
 from parlay.types.output import CompletionOutput
@@ -114,6 +114,7 @@ def _row(run: _Run, plain: _Run, stats: EngineStats) -> dict[str, Any]:
         "accepted_per_position": [
             sum(m.accepted_per_position[i] for m in metrics if i < len(m.accepted_per_position)) for i in range(depth)
         ],
+        "calibration": _calibration(stats.reliability),
         "drafts": sum(m.drafts for m in metrics),
         "same_tokens": [o.token_ids for o in run.outputs] == [o.token_ids for o in plain.outputs],
         "repeated_8_grams": repeated_share([o.token_ids for o in run.outputs]),
@@ -122,4 +123,17 @@ def _row(run: _Run, plain: _Run, stats: EngineStats) -> dict[str, Any]:
             "propose": 1e3 * stats.propose / stats.steps,
             "outside": 1e3 * (stats.verify + stats.schedule) / stats.steps,
         },
+    }
+
+
+def _calibration(found: Reliability) -> dict[str, Any] | None:
+    """Return how well the probabilities of judged nodes foretold what became of them; None if there were none."""
+    nodes = sum(found.judged)
+    if not nodes:
+        return None
+    return {
+        "nodes": nodes,
+        "expected": sum(found.expected) / nodes,
+        "accepted": sum(found.accepted) / nodes,
+        "error": found.error,
     }

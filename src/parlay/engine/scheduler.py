@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from time import perf_counter
 
 from parlay.config import EngineConfig
+from parlay.engine.calibration import Calibration
 from parlay.engine.request import Request, Rows
 from parlay.engine.shape import shape
 from parlay.engine.stats import EngineStats
@@ -64,6 +65,7 @@ class Scheduler:
         self._pairs = isinstance(proposer, DeviceProposer) and proposer.pairs
         self._draft_length = draft_length
         self._longest_draft = max(draft_length, predicted_length or DEFAULT_LENGTH)
+        self._calibration = Calibration()
         self._plan_ids = itertools.count()
         self._waiting: list[Request] = []
         self._running: list[Request] = []  # in order of admission
@@ -241,9 +243,9 @@ class Scheduler:
         """Return a draft of at most `limit` nodes, or of `room` where a grammar forces some."""
         try:
             draft = self._draft(request, limit)
-            if request.constraint is None:
-                return draft
-            return self._shape(request, draft, min(request.remaining - 1, room))
+            if request.constraint is not None:
+                draft = self._shape(request, draft, min(request.remaining - 1, room))
+            return self._calibration.apply(draft, request.params)
         except Exception as error:
             raise SpanError(request.request_id) from error
 
@@ -357,7 +359,7 @@ class Scheduler:
         path = verdict.path[: len(request.tokens) - known]
         counts.accepted += len(path)
         counts.per_position.update(range(len(path)))
-        self.stats.judge(span.draft.source, path)
+        self.stats.judge(span.draft.source, path, self._calibration.observe(span.draft, verdict, span.params))
         if request.params.return_rejected:
             at = known - len(request.prompt_tokens) + len(path)
             nodes = enumerate(zip(span.draft.tokens, span.draft.source, strict=True))

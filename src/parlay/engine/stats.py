@@ -1,7 +1,7 @@
 """Counters of an engine's life."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from parlay.types.plan import StepTimes
@@ -25,6 +25,37 @@ class MethodStats:
 
 
 @dataclass(slots=True)
+class Reliability:
+    """Whether nodes are accepted as often as their probabilities say, in ten bins of probability.
+
+    Attributes:
+        judged: nodes whose parent was accepted, a bin.
+        expected: the sum of their probabilities.
+        accepted: how many of them were confirmed.
+    """
+
+    judged: list[int] = field(default_factory=lambda: [0] * 10)
+    expected: list[float] = field(default_factory=lambda: [0.0] * 10)
+    accepted: list[int] = field(default_factory=lambda: [0] * 10)
+
+    def add(self, prob: float, accepted: bool) -> None:
+        """Count one node."""
+        place = min(int(prob * 10), 9)
+        self.judged[place] += 1
+        self.expected[place] += prob
+        self.accepted[place] += accepted
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: by how much a bin's mean probability misses its nodes' share accepted.
+
+        (Naeini, Cooper, Hauskrecht 2015; the mean over all nodes, 0 without any.)
+        """
+        gaps = sum(abs(p - n) for p, n in zip(self.expected, self.accepted, strict=True))
+        return gaps / max(sum(self.judged), 1)
+
+
+@dataclass(slots=True)
 class EngineStats:
     """Sums over all steps since start or the last `reset`; times in seconds.
 
@@ -38,6 +69,7 @@ class EngineStats:
         turns: times that a request emitted in a step.
         undrafted: those of them without a draft.
         methods: by who guessed the nodes.
+        reliability: of the nodes' probabilities.
         preemptions: times that a request lost its blocks.
         prompt_tokens: of the requests that were admitted, each counted once.
         cached_tokens: those of them found in the prefix cache.
@@ -53,6 +85,7 @@ class EngineStats:
     turns: int = 0
     undrafted: int = 0
     methods: dict[str, MethodStats] = field(default_factory=dict)
+    reliability: Reliability = field(default_factory=Reliability)
     preemptions: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -67,14 +100,17 @@ class EngineStats:
         self.propose += times.propose + drafting
         self.schedule += total - times.forward - times.verify - times.propose - drafting
 
-    def judge(self, sources: Sequence[str], path: Sequence[int]) -> None:
+    def judge(self, sources: Sequence[str], path: Sequence[int], judged: Iterable[tuple[float, bool]] = ()) -> None:
         """Count one request's turn.
 
         Args:
             sources: who guessed each node of its draft.
             path: its confirmed nodes, root to leaf.
+            judged: of the nodes that the target judged, their probabilities and whether they were accepted.
         """
         self.turns += 1
+        for prob, accepted in judged:
+            self.reliability.add(prob, accepted)
         if not sources:
             self.undrafted += 1
             return
@@ -134,7 +170,8 @@ class StatsSnapshot:
     @classmethod
     def of(cls, stats: EngineStats, *, running: int, waiting: int, blocks: int, blocks_used: int) -> "StatsSnapshot":
         """Return what `stats` counts now, as plain data that no longer changes."""
-        counts = {name: getattr(stats, name) for name in EngineStats.__slots__ if name not in ("methods", "finished")}
+        apart = ("methods", "finished", "reliability")
+        counts = {name: getattr(stats, name) for name in EngineStats.__slots__ if name not in apart}
         methods = {
             name: MethodSnapshot(
                 drafts=m.drafts,

@@ -15,8 +15,10 @@ class Draft:
         tokens: guessed token ids, one a node, best path first.
         parents: index of each node's parent, `ROOT` for children of the root. A chain counts upward: -1, 0, 1 ...
         source: who guessed each node.
-        probs: the proposer's estimate that a node is accepted given that its parent is; never used for correctness.
+        probs: how likely a node is to be accepted given that its parent is; never used for correctness. From a
+            proposer they are its own estimates, if it has any; in a plan they are calibrated, and every node has one.
         q: a handle on the draft distributions, kept only when a verifier asks for it.
+        odds: log-odds of the proposer's own estimates where `probs` is calibrated, which is what it learns from.
     """
 
     tokens: tuple[int, ...] = ()
@@ -24,6 +26,7 @@ class Draft:
     source: tuple[str, ...] = ()
     probs: tuple[float, ...] | None = None
     q: Any = None
+    odds: tuple[float, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -44,7 +47,8 @@ class Draft:
         if n >= len(self.tokens):
             return self
         probs = None if self.probs is None else self.probs[:n]
-        return Draft(self.tokens[:n], self.parents[:n], self.source[:n], probs, self.q)
+        odds = None if self.odds is None else self.odds[:n]
+        return Draft(self.tokens[:n], self.parents[:n], self.source[:n], probs, self.q, odds)
 
 
 NO_DRAFT = Draft()
