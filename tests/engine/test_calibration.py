@@ -195,13 +195,14 @@ def test_against_descent_to_the_very_end() -> None:
         nodes += [(draft.odds[i], i, accepted) for i, (_, accepted) in enumerate(judged)]
     model = found._models["guess", False]
     kept = len(nodes) - len(model._judged)  # those not learnt from yet came last
-    slope, intercept, depths = _descend(nodes[:kept], model._worth.tolist())
+    worth = model._worth.tolist()
+    slope, intercept, depths = _descend(nodes[kept - len(worth) : kept], worth)
     for own in (0.2, 0.5, 0.8, 0.95):
         for depth, probability in enumerate(estimates(found, chain(3, probs=[own] * 3))):
             assert probability == pytest.approx(
                 _sigmoid(slope * log_odds(own) + intercept + depths[depth]), abs=0.003
             )
-    ages = [worth for worth in model._worth.tolist() if worth < 1]
+    ages = [one for one in worth if one < 1]
     assert ages == sorted(ages)
     assert ages[0] < 0.1, "the oldest count for little"
 

@@ -36,9 +36,9 @@ _RIDGE = np.array([1.0, 0.5] + [1.0] * DEPTHS)
 
 # The following were chosen on records of `suffix`, `ngram` and `draft_model` with tiny-code, by how well each node
 # was foretold (log loss), so far as a change of acceptance is still followed within 200 nodes.
-_EVERY = 32  # judged nodes between refinements
-_DECAY = 0.9  # what a refinement leaves of the weight of earlier nodes: about 300 nodes count, or 10 large steps
-_WINDOW = 1024  # most nodes kept; those before would count a thirtieth, or be of a few large steps ago
+_EVERY = 64  # judged nodes between refinements
+_DECAY = 0.8  # what a refinement leaves of the weight of earlier nodes: about 300 nodes count, or 5 large steps
+_WINDOW = 768  # most nodes kept; those before would count a fifteenth, or be of a few large steps ago
 # Sums that far from what was expected are no drift but a change, after which little of the past is worth keeping.
 _SURPRISE = 5.0  # standard deviations
 _FORGET = 0.1
