@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from training import options, write_prompts, write_target
 
 from parlay.cli.main import main
-from parlay.errors import ConfigError, ParlayError
+from parlay.errors import ConfigError, ModelError, ParlayError
 from parlay.train.run import Progress, schedule, train
 from parlay.train.teacher import Output, Teacher
 from parlay.train.trainee import Guess, distil, methods
@@ -182,6 +182,23 @@ def test_bad_data_are_refused(content: str, message: str, target: Path, tmp_path
     with pytest.raises(ConfigError, match=message) as caught:
         train("medusa", options(target, file, tmp_path / "head", generate=0))
     assert "\n" not in str(caught.value)
+
+
+def test_bad_data_are_refused_before_weights_are_read(data: Path, tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target")
+    (target / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="there are no data"):
+        train("medusa", options(target, tmp_path / "none", tmp_path / "head"))
+    with pytest.raises(ModelError, match="cannot be read"):
+        train("medusa", options(target, data, tmp_path / "head"))
+
+
+def test_a_full_disk(target: Path, data: Path, tmp_path: Path) -> None:
+    work = tmp_path / "head" / "training"
+    work.mkdir(parents=True)
+    (work / "checkpoint.pt.partial").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"checkpoint\.pt cannot be written: .*goes on from its last checkpoint$"):
+        train("medusa", options(target, data, tmp_path / "head", **SHORT))
 
 
 def test_bad_files_are_refused(target: Path, data: Path, tmp_path: Path) -> None:

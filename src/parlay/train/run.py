@@ -13,7 +13,7 @@ from torch import Tensor
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
 from parlay.models.loader import digest_weights
-from parlay.models.select import find_model
+from parlay.models.select import describe_model
 from parlay.train.card import card
 from parlay.train.data import Text, digest, read_texts
 from parlay.train.options import TrainOptions
@@ -88,10 +88,11 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{output} cannot be written to: {error.strerror}") from None
-    teacher = Teacher(options)
-    path = find_model(options.target)
+    target = describe_model(options.target)
+    path = target.path
+    texts = read_texts(Path(options.data), TextCodec(path), target.vocab_size, options.max_length)
+    teacher = Teacher(options)  # reads weights, which takes longer than to find fault with the data
     weights = digest_weights(path).hex()[:16]
-    texts = read_texts(Path(options.data), TextCodec(path), teacher.config.vocab_size, options.max_length)
     if options.generate:
 
         def tick(done: int) -> None:
