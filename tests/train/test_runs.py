@@ -193,6 +193,17 @@ def test_bad_data_are_refused_before_weights_are_read(data: Path, tmp_path: Path
         train("medusa", options(target, data, tmp_path / "head"))
 
 
+def test_a_run_does_not_learn_from_its_own_files(target: Path, data: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lies within .*; give another output"):
+        train("medusa", options(target, data.parent, data.parent / "head"))
+
+
+def test_a_last_step_that_is_too_large(target: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the loss is \S+ after step 1; lower the learning_rate"):
+        train("medusa", options(target, data, tmp_path / "head", **{**SHORT, "learning_rate": 1e38, "max_steps": 1}))
+    assert not [*(tmp_path / "head").glob("*.safetensors")]
+
+
 def test_a_full_disk(target: Path, data: Path, tmp_path: Path) -> None:
     work = tmp_path / "head" / "training"
     work.mkdir(parents=True)
@@ -204,7 +215,13 @@ def test_a_full_disk(target: Path, data: Path, tmp_path: Path) -> None:
 def test_bad_files_are_refused(target: Path, data: Path, tmp_path: Path) -> None:
     binary = tmp_path / "binary.txt"
     binary.write_bytes(b"\xff\xfe")
-    for file, message in ((tmp_path / "none", "there are no data"), (binary, "is not text in UTF-8")):
+    whole = tmp_path / "data.json"
+    whole.write_text('[{"text": "ABCDEFGH"}]')
+    for file, message in (
+        (tmp_path / "none", "there are no data"),
+        (binary, "is not text in UTF-8"),
+        (whole, "into one that ends in .jsonl"),
+    ):
         with pytest.raises(ConfigError, match=message):
             train("medusa", options(target, file, tmp_path / "head"))
     with pytest.raises(ConfigError, match="beyond the 512 positions"):
