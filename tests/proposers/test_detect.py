@@ -149,6 +149,16 @@ def test_files_that_cannot_be_read_tell_nothing(tmp_path: Path) -> None:
         LLM("tiny-code", speculative_config={"method": "medusa", "model": str(path)})
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_damage_is_not_taken_for_another_method(weightless: str, tmp_path: Path, file: str) -> None:
+    """A head may name the class of an ordinary language model."""
+    path = write_head(tmp_path / "head", LLAMA, eagle(), file)
+    (path / file).write_bytes((path / file).read_bytes()[:100])
+    for method in ({}, {"method": "eagle"}):
+        with pytest.raises(ModelError, match=f"{file} cannot be read|lacks the key"):
+            LLM(weightless, speculative_config={"model": str(path), **method})
+
+
 @pytest.mark.parametrize("method", [*sorted(SERVED), "auto"])
 def test_what_is_wrong_with_options_is_said_first(method: str) -> None:
     for options, match in (

@@ -260,6 +260,14 @@ def test_where_the_targets_logits_cannot_be_recorded(
     assert_right(llm, path, watch.drafts)
 
 
+@pytest.mark.parametrize("name", ["eagle", "the target's output"])
+def test_logits_of_all_passes_lie_in_the_same_memory(make_llm: MakeLLM, tmp_path: Path, name: str) -> None:
+    """A recorded pass keeps all that it writes to, and there are hundreds; of a vocabulary each that is gigabytes."""
+    head = head_of(make_llm(speculative_config={"model": str(write(tmp_path / "head", *HEADS[name]()))}))
+    found = [head.score(torch.ones(rows, 64)) for rows in (1, 2, 64)]
+    assert len({logits.data_ptr() for logits in found}) == 1
+
+
 # ----------------------------------------------------------------------------------------------------- all layouts
 
 

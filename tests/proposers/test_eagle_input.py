@@ -71,6 +71,10 @@ BAD: dict[str, tuple[Callable[[], Made], str]] = {
         "after 4 layers, but that has only 3",
     ),
     "eagle3: no layers": (lambda: _eagle3(eagle_aux_hidden_state_layer_ids="2"), "must list whole numbers"),
+    "eagle3: only the last state": (
+        lambda: _eagle3(eagle_config={"use_aux_hidden_state": False}),
+        "use_aux_hidden_state=False is not served",
+    ),
     "eagle3: no object": (lambda: _eagle3(eagle_config=[1]), "eagle_config must be an object"),
     "eagle3: missing": (
         lambda: _eagle3("midlayer.hidden_norm.weight"),
@@ -127,6 +131,14 @@ def test_the_wrong_method(make_llm: MakeLLM, tmp_path: Path) -> None:
         make_llm(speculative_config={"method": "eagle3", "model": str(one)})
     with pytest.raises(ConfigError, match="'eagle3', not 'eagle'"):
         make_llm(speculative_config={"method": "eagle", "model": str(three)})
+
+
+def test_an_empty_list_of_layers_means_the_usual_ones(tmp_path: Path) -> None:
+    """As in what ModelOpt exports."""
+    target = describe_model(str(write_llama(tmp_path / "target", num_hidden_layers=8)))
+    for i, given in enumerate(({}, {"eagle_aux_hidden_state_layer_ids": [], "use_aux_hidden_state": True})):
+        head = write(tmp_path / str(i), *_eagle3(eagle_config=given))
+        assert eagle3.Proposer(Options(str(head)), TargetInfo(target, torch.float32, 128)).taps == (2, 4, 5)
 
 
 def test_a_target_with_too_few_layers(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from training import options, write_prompts, write_target
 
 from parlay.cli.main import main
-from parlay.errors import ConfigError, ParlayError
+from parlay.errors import ConfigError, ModelError, ParlayError
 from parlay.train.run import Progress, schedule, train
 from parlay.train.teacher import Output, Teacher
 from parlay.train.trainee import Guess, distil, methods
@@ -184,10 +184,44 @@ def test_bad_data_are_refused(content: str, message: str, target: Path, tmp_path
     assert "\n" not in str(caught.value)
 
 
+def test_bad_data_are_refused_before_weights_are_read(data: Path, tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target")
+    (target / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="there are no data"):
+        train("medusa", options(target, tmp_path / "none", tmp_path / "head"))
+    with pytest.raises(ModelError, match="cannot be read"):
+        train("medusa", options(target, data, tmp_path / "head"))
+
+
+def test_a_run_does_not_learn_from_its_own_files(target: Path, data: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lies within .*; give another output"):
+        train("medusa", options(target, data.parent, data.parent / "head"))
+
+
+def test_a_last_step_that_is_too_large(target: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the loss is \S+ after step 1; lower the learning_rate"):
+        train("medusa", options(target, data, tmp_path / "head", **{**SHORT, "learning_rate": 1e38, "max_steps": 1}))
+    assert not [*(tmp_path / "head").glob("*.safetensors")]
+
+
+def test_a_full_disk(target: Path, data: Path, tmp_path: Path) -> None:
+    work = tmp_path / "head" / "training"
+    work.mkdir(parents=True)
+    (work / "checkpoint.pt.partial").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"checkpoint\.pt cannot be written: .*goes on from its last checkpoint$"):
+        train("medusa", options(target, data, tmp_path / "head", **SHORT))
+
+
 def test_bad_files_are_refused(target: Path, data: Path, tmp_path: Path) -> None:
     binary = tmp_path / "binary.txt"
     binary.write_bytes(b"\xff\xfe")
-    for file, message in ((tmp_path / "none", "there are no data"), (binary, "is not text in UTF-8")):
+    whole = tmp_path / "data.json"
+    whole.write_text('[{"text": "ABCDEFGH"}]')
+    for file, message in (
+        (tmp_path / "none", "there are no data"),
+        (binary, "is not text in UTF-8"),
+        (whole, "into one that ends in .jsonl"),
+    ):
         with pytest.raises(ConfigError, match=message):
             train("medusa", options(target, file, tmp_path / "head"))
     with pytest.raises(ConfigError, match="beyond the 512 positions"):

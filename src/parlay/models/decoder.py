@@ -312,6 +312,6 @@ class Decoder:
         """The embedding `[vocab, hidden]`, as stored."""
         return self._embedding
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 logits `[rows, vocab]` of hidden states `[rows, hidden]`."""
-        return self._head(hidden)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return float32 logits `[rows, vocab]` of hidden states `[rows, hidden]`; in `out`, if it is given."""
+        return self._head(hidden, out)

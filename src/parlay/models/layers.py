@@ -80,9 +80,10 @@ class Head:
         self._divisor = divisor
         self._cap = cap
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Return `[rows, vocab]` float32 for normalised hidden states `[rows, hidden]`."""
-        out = torch.empty((hidden.shape[0], self._vocab_size), dtype=torch.float32)
+    def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return `[rows, vocab]` float32 for normalised hidden states `[rows, hidden]`; in `out`, if it is given."""
+        if out is None:
+            out = torch.empty((hidden.shape[0], self._vocab_size), dtype=torch.float32)
         self._kernels.logits(hidden, self._weight, out)
         if self._divisor != 1:
             out.div_(self._divisor)

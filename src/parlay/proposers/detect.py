@@ -51,7 +51,7 @@ def detect(path: Path) -> str | None:
         with Checkpoint(path) as weights:
             shapes = {name: weights.shape(name) for name in weights.names}
     except ModelError:
-        shapes = {}
+        return None  # heads may have an ordinary language model's class, so that alone tells nothing
     by_tensors = _by_tensors(shapes)
     if by_tensors is not None:
         return by_tensors

@@ -22,8 +22,8 @@ from parlay.models.heads import layer_config
 from parlay.models.loader import Checkpoint
 from parlay.proposers.base import Runtime
 from parlay.proposers.body import Body, side_by_side
-from parlay.proposers.heads import Options
-from parlay.proposers.paired import PairedProposer, records_logits
+from parlay.proposers.heads import MOST_ROWS, Options
+from parlay.proposers.paired import PairedProposer, lent_logits, records_logits
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -57,11 +57,12 @@ class Proposer(PairedProposer):
                 own["input_layernorm.weight"] = (width,)
             shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
         weights.expect(shapes, (".rotary_emb.inv_freq",))
-        self.weight_bytes = sum(map(math.prod, shapes.values())) * target.dtype.itemsize
+        numbers = sum(map(math.prod, shapes.values()))
+        self.weight_bytes = numbers * target.dtype.itemsize + MOST_ROWS * config.vocab_size * 4
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels = self._target.dtype, runtime.kernels
-        self._target_logits, self.recordable = runtime.target.logits, records_logits(runtime.target)
+        self._target_logits, self.recordable = lent_logits(runtime.target), records_logits(runtime.target)
         own = None if self._borrows else weights.read(_EMBEDDING, dtype)
         if isinstance(runtime.target, Decoder) and (own is None or torch.equal(own, runtime.target.embedding)):
             own = runtime.target.embedding  # usually a copy, and a large one

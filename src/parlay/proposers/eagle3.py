@@ -25,7 +25,7 @@ from parlay.models.select import lends
 from parlay.proposers.base import Runtime
 from parlay.proposers.body import Body, side_by_side
 from parlay.proposers.heads import MOST_ROWS, Options
-from parlay.proposers.paired import PairedProposer, records_logits
+from parlay.proposers.paired import PairedProposer, lent_logits, records_logits
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -124,7 +124,7 @@ class Proposer(PairedProposer):
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, target = self._target.dtype, runtime.kernels, runtime.target
         assert isinstance(target, Decoder)
-        self._target_logits, self.recordable = target.logits, self._own_output or records_logits(target)
+        self.recordable = self._own_output or records_logits(target)
         self._embedding = target.embedding if self._borrows else weights.read(_EMBEDDING, dtype)
         self._fuse = kernels.pack_linear(weights.read("fc.weight", dtype))
         self._bias = weights.read("fc.bias", dtype) if self._biased else None
@@ -136,7 +136,9 @@ class Proposer(PairedProposer):
         self._output: LinearWeight | None = None
         if self._own_output:
             self._output = kernels.pack_head(weights.read(_OUTPUT, dtype))
-        self._logits = torch.zeros((MOST_ROWS, self._vocab if self._own_output else 0))
+            self._logits = torch.zeros((MOST_ROWS, self._vocab))
+        else:
+            self._target_logits = lent_logits(target)
         self._normed = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)
         self._ids = self._read_ids(weights) if self._mapped else None
 
@@ -208,13 +210,18 @@ def _taps(head: HeadConfig, settings: HeadConfig, layers: int) -> tuple[int, ...
     """Return after how many of the target's layers the head reads its states, ascending whatever the config's order.
 
     Listed at the top, ids count layers that have run; in `eagle_config` they name the last layer that has. The
-    authors' own heads list none.
+    authors' own heads list none, and those of others may have an empty list.
 
     Raises:
         ModelError: ids that are none, or more layers than the target has.
     """
+    if not settings.flag("use_aux_hidden_state", True):
+        raise ModelError(
+            f"{head.path / 'config.json'}: use_aux_hidden_state=False is not served; only heads that read states "
+            "between the target's layers are"
+        )
     listed = settings.raw.get(_TAPS)
-    if listed is None:
+    if listed is None or listed == []:
         found = {2, layers // 2, layers - 3}
         if len(found) < 3 or min(found) < 0:
             raise ModelError(
@@ -222,7 +229,7 @@ def _taps(head: HeadConfig, settings: HeadConfig, layers: int) -> tuple[int, ...
                 "those that are usual; the head was made for another target"
             )
         return tuple(sorted(found))
-    if not isinstance(listed, list) or not listed or not all(type(i) is int and i >= 0 for i in listed):
+    if not isinstance(listed, list) or not all(type(i) is int and i >= 0 for i in listed):
         raise ModelError(
             f"{head.path / 'config.json'}: {_TAPS} must list whole numbers of at least 0, not {shown(listed)}"
         )

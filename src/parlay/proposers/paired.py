@@ -312,7 +312,9 @@ class PairedProposer(DeviceProposer):
         return ForwardContext(self._kernels, batch.positions, batch.slots, batch.view, self._layer_caches, buffers)
 
     def _table(self, blocks: int) -> Tensor:
-        return self._tables.setdefault(blocks, torch.zeros((MOST_ROWS, blocks), dtype=torch.int32))
+        if blocks not in self._tables:
+            self._tables[blocks] = torch.zeros((MOST_ROWS, blocks), dtype=torch.int32)
+        return self._tables[blocks]
 
     def _step(self, step: int, rows: int, blocks: int) -> Batch:
         """Return what a step after the first reads: one row a request, its token the guess before."""
@@ -359,6 +361,14 @@ def _runs(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> list[_Run]:
 def records_logits(target: Model) -> bool:
     """Whether a target's logits are computed by kernels alone, so that they can be recorded."""
     return isinstance(target, Decoder) and target.config.style.logit_divisor == 1
+
+
+def lent_logits(target: Model) -> Callable[[Tensor], Tensor]:
+    """Return what makes logits of at most `MOST_ROWS` states; a target's own keep theirs in each recorded pass."""
+    if not isinstance(target, Decoder):
+        return target.logits
+    memory = torch.zeros((MOST_ROWS, target.config.vocab_size))
+    return lambda states: target.logits(states, memory[: len(states)])
 
 
 def _shifted(batch: Batch) -> Batch:

@@ -92,6 +92,8 @@ def _files(path: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _read(file: Path, codec: TextCodec, alone: bool) -> Iterator[Text]:
+    if alone and file.suffix == ".json":  # in a directory it may well be one text among many
+        raise ConfigError(f"{file} is a file of JSON; write its entries into one that ends in .jsonl, one a line")
     try:
         content = file.read_text("utf-8")
     except OSError as error:

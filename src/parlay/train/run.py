@@ -13,7 +13,7 @@ from torch import Tensor
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
 from parlay.models.loader import digest_weights
-from parlay.models.select import find_model
+from parlay.models.select import describe_model
 from parlay.train.card import card
 from parlay.train.data import Text, digest, read_texts
 from parlay.train.options import TrainOptions
@@ -81,6 +81,11 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
     output = Path(options.output)
     if (output / "config.json").exists():
         raise ConfigError(f"{output} holds a model already; give another output")
+    data = Path(options.data)
+    if data.is_dir() and output.resolve().is_relative_to(data.resolve()):
+        raise ConfigError(
+            f"{output} lies within {data}, so the run would learn from its own files; give another output"
+        )
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda' was asked for, but torch finds none here; leave it at 'cpu'")
     work = output / "training"
@@ -88,10 +93,11 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{output} cannot be written to: {error.strerror}") from None
-    teacher = Teacher(options)
-    path = find_model(options.target)
+    target = describe_model(options.target)
+    path = target.path
+    texts = read_texts(data, TextCodec(path), target.vocab_size, options.max_length)
+    teacher = Teacher(options)  # reads weights, which takes longer than to find fault with the data
     weights = digest_weights(path).hex()[:16]
-    texts = read_texts(Path(options.data), TextCodec(path), teacher.config.vocab_size, options.max_length)
     if options.generate:
 
         def tick(done: int) -> None:
@@ -159,6 +165,8 @@ class _Run:
                 raise ConfigError(f"the loss is {loss} at step {self.step}; lower the learning_rate")
             if self.step % self.options.evaluate_every == 0 or self.step == self.steps:
                 figures = self.measure()
+                if not math.isfinite(figures.loss):  # the last update was too large, and its loss is not yet known
+                    raise ConfigError(f"the loss is {figures.loss} after step {self.step}; lower the learning_rate")
                 save_checkpoint(checkpoint, self._state(figures), self.identity)
             watch(Progress("training", self.step, self.steps, loss, figures))
         return figures

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from parlay.errors import ConfigError, shown
+from parlay.errors import ConfigError, brief, shown
 from parlay.train.trainee import Trainee
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -86,7 +87,6 @@ def _whole(path: Path, write: Callable[[Path], object]) -> None:
         with beside.open("rb") as file:
             os.fsync(file.fileno())
         beside.replace(path)
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written: {error.strerror}; the run goes on from its last checkpoint"
-        ) from None
+    except (OSError, RuntimeError, SafetensorError) as error:  # the last two are what libraries make of a full disk
+        reason = error.strerror if isinstance(error, OSError) else brief(str(error).split("\n")[0])
+        raise ConfigError(f"{path} cannot be written: {reason}; the run goes on from its last checkpoint") from None
