@@ -416,7 +416,7 @@ NB_MODULE(_native, m) {
       .def("run", &Tape::run, free)
       .def("__len__", &Tape::size);
   nb::class_<SuffixTrie>(m, "SuffixTrie")
-      .def(nb::init<uint32_t>())
+      .def(nb::init<uint32_t, bool>(), nb::arg(), nb::arg() = false)
       .def("begin", &SuffixTrie::begin)
       .def("append", [](SuffixTrie& t, uint32_t sequence, const Tokens& x) { t.append(sequence, x.data(), x.size()); })
       .def("end", &SuffixTrie::end)
@@ -427,6 +427,7 @@ NB_MODULE(_native, m) {
                              float min_prob) {
         return found(t.guess_after(x.data(), x.size(), {most, factor, offset, min_prob}));
       })
+      .def("lookup", &SuffixTrie::lookup)
       .def("count", [](const SuffixTrie& t, const Tokens& x) { return t.count(x.data(), x.size()); })
       .def_prop_ro("bytes", &SuffixTrie::bytes);
   m.def("record", &record, nb::arg().none());

@@ -58,7 +58,7 @@ void ChildTable::grow() {
 
 // ------------------------------------------------------------------------------------------------------- SuffixTrie
 
-SuffixTrie::SuffixTrie(uint32_t depth) : depth_(depth), nodes_(2), sequences_(1) {
+SuffixTrie::SuffixTrie(uint32_t depth, bool latest) : depth_(depth), latest_(latest), nodes_(2), sequences_(1) {
   if (depth < 1) throw std::invalid_argument("a suffix trie is at least one token deep");
 }
 
@@ -86,6 +86,7 @@ void SuffixTrie::append(uint32_t sequence, const int32_t* tokens, size_t count) 
 
 void SuffixTrie::push(uint32_t number, int32_t token) {
   Sequence& sequence = sequences_[number];
+  if (latest_) renew_places(sequence);
   sequence.tokens.push_back(token);
   ++tokens_;
   const uint32_t size = uint32_t(sequence.tokens.size());
@@ -103,6 +104,15 @@ void SuffixTrie::push(uint32_t number, int32_t token) {
     if (nodes_[child].owner != 0) grow_leaf(child, length);
     at = child;
     if (++nodes_[child].count > nodes_[nodes_[parent].best].count) nodes_[parent].best = child;
+  }
+}
+
+// The strings that end a sequence are about to go on, so that this becomes the latest place of theirs that does.
+void SuffixTrie::renew_places(const Sequence& sequence) {
+  const uint32_t size = uint32_t(sequence.tokens.size());
+  for (uint32_t start = size > depth_ ? size - depth_ : 0; start < size; ++start) {
+    Node& node = nodes_[sequence.cursors[start % depth_]];
+    if (node.owner == 0) node.start = start;  // a leaf has no other place
   }
 }
 
@@ -146,7 +156,7 @@ uint32_t SuffixTrie::make_leaf(uint32_t parent, int32_t token, uint32_t owner, u
 // Makes a leaf, whose string has `length` tokens, a node with the only occurrence so far as the leaf below it.
 void SuffixTrie::grow_leaf(uint32_t leaf, uint32_t length) {
   const uint32_t owner = nodes_[leaf].owner, start = nodes_[leaf].start;
-  nodes_[leaf].owner = nodes_[leaf].start = 0;
+  nodes_[leaf].owner = 0;
   const std::vector<int32_t>& tokens = sequences_[owner].tokens;
   if (length == depth_ || start + length == tokens.size()) return;
   const uint32_t below = make_leaf(leaf, tokens[start + length], owner, start);
@@ -251,6 +261,21 @@ Guess SuffixTrie::guess_after(const int32_t* tokens, size_t count, const Limits&
   Guess best;
   for (size_t match = matches.size(); match > 0; --match) follow(matches[match - 1], uint32_t(match), limits, best);
   return best;
+}
+
+std::vector<int32_t> SuffixTrie::lookup(uint32_t sequence, uint32_t least, size_t most) const {
+  if (sequence >= sequences_.size() || !sequences_[sequence].growing)
+    throw std::invalid_argument("this sequence does not grow");
+  if (sequences_.size() > 2) throw std::invalid_argument("places are known in a trie of one sequence only");
+  const Sequence& text = sequences_[sequence];
+  const uint32_t size = uint32_t(text.tokens.size());
+  for (uint32_t length = std::min(depth_, size); length >= std::max(least, 1u); --length) {
+    const Node& node = nodes_[text.cursors[(size - length) % depth_]];
+    if (node.owner != 0) continue;  // a leaf would be this very place
+    const auto next = text.tokens.begin() + node.start + length;
+    return {next, next + std::min<size_t>(most, text.tokens.end() - next)};
+  }
+  return {};
 }
 
 // Follows the most frequent children of the node of a string of `match` tokens; the string may end inside of a leaf.

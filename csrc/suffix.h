@@ -5,7 +5,10 @@
 // a leaf that names the place and has no children before a second occurrence comes by: most strings of real text are
 // leaves after a few tokens, and a sequence that grows alone costs nothing.
 //
-// Idea: SuffixDecoding (Oliaro et al. 2411.04975). Obvious twin: parlay.proposers.suffix_tree.
+// Every node names a place where its string occurs, so a trie of one sequence is an index for prompt lookup as well.
+//
+// Ideas: SuffixDecoding (Oliaro et al. 2411.04975), Prompt Lookup Decoding (Saxena 2023). Obvious twin:
+// parlay.proposers.suffix_tree.
 #pragma once
 
 #include <cstddef>
@@ -51,8 +54,8 @@ class ChildTable {
 
 class SuffixTrie {
  public:
-  // Strings of up to `depth` tokens are counted.
-  explicit SuffixTrie(uint32_t depth);
+  // Strings of up to `depth` tokens are counted. `lookup` finds the first place of a string, or the `latest`.
+  explicit SuffixTrie(uint32_t depth, bool latest = false);
 
   // Begins an empty sequence and returns its number.
   uint32_t begin();
@@ -69,6 +72,10 @@ class SuffixTrie {
   // Guesses what follows a text that need not be of this trie.
   Guess guess_after(const int32_t* tokens, size_t count, const Limits& limits) const;
 
+  // Up to `most` of the tokens that followed where the longest string of `least` to `depth` tokens that ends a growing
+  // sequence occurred before; none if none did. Only in a trie that never held two sequences.
+  std::vector<int32_t> lookup(uint32_t sequence, uint32_t least, size_t most) const;
+
   // What the trie holds, in bytes.
   size_t bytes() const;
   uint32_t depth() const { return depth_; }
@@ -82,8 +89,8 @@ class SuffixTrie {
     int32_t token = 0;
     uint32_t parent = 0;
     uint32_t next = 0, previous = 0;  // siblings
-    uint32_t owner = 0;               // a leaf's sequence and the place where its string begins; 0: no leaf
-    uint32_t start = 0;
+    uint32_t owner = 0;               // a leaf's sequence; 0: no leaf
+    uint32_t start = 0;               // where the string begins: a leaf's only place, or one of those that go on
     uint32_t first = 0, best = 0;  // children: all in a list, and the most frequent
   };
 
@@ -98,6 +105,7 @@ class SuffixTrie {
   static constexpr uint32_t kRoot = 1;
 
   void push(uint32_t number, int32_t token);
+  void renew_places(const Sequence& sequence);
   void remove_from(uint32_t number, uint32_t start);
   uint32_t make_leaf(uint32_t parent, int32_t token, uint32_t owner, uint32_t start);
   void grow_leaf(uint32_t leaf, uint32_t length);
@@ -109,6 +117,7 @@ class SuffixTrie {
   void follow(uint32_t node, uint32_t match, const Limits& limits, Guess& best) const;
 
   uint32_t depth_;
+  bool latest_;
   std::vector<Node> nodes_;  // 0 is nothing, 1 the root
   std::vector<uint32_t> free_nodes_;
   std::vector<Sequence> sequences_;  // 0 is nothing

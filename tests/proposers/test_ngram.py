@@ -1,24 +1,73 @@
-"""N-gram prompt lookup against brute force and against vLLM's own answers."""
+"""N-gram prompt lookup against brute force, against a table of all n-grams and against vLLM's own answers."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parlay import ConfigError
 from parlay.config import SpeculativeConfig
+from parlay.proposers import suffix_tree
 from parlay.proposers.ngram import Options, Proposer
 from parlay.proposers.select import make_proposer
 from parlay.types.draft import NO_DRAFT
 
+MATCHES = ("earliest", "latest")
 CASES = json.loads((Path(__file__).parent.parent / "goldens/ngram/golden.json").read_text())["cases"]
 
 
 def proposer(low: int, high: int, match: str = "earliest") -> Proposer:
     return Proposer(Options(low, high, match), target=None)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=("native", "plain"))
+def form(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With the native tree, and as it is where no compiler was found."""
+    if request.param == "native":
+        pytest.importorskip("parlay.kernels._native")
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("parlay.proposers.ngram.make_tree", plain_tree)
+        yield
+
+
+def plain_tree(depth: int, *, latest: bool) -> suffix_tree.SuffixTree:
+    return suffix_tree.SuffixTree(depth, latest)
+
+
+class Table:
+    """The obvious form of the proposer for one request: where each n-gram ended, first or last."""
+
+    def __init__(self, low: int, high: int, match: str) -> None:
+        self._sizes = range(low, high + 1)
+        self._latest = match == "latest"
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._tokens: list[int] = []
+        self._match: int | None = None  # where the longest n-gram that now ends the text ended before
+
+    def append(self, token: int) -> None:
+        tokens = self._tokens
+        tokens.append(token)
+        end = len(tokens)
+        self._match = None
+        for n in self._sizes:
+            if n > end:
+                break
+            gram = tuple(tokens[end - n :])
+            before = self._ends.get(gram)
+            if before is not None:
+                self._match = before
+            if before is None or self._latest:
+                self._ends[gram] = end
+
+    def following(self, count: int) -> list[int]:
+        return [] if self._match is None else self._tokens[self._match : self._match + count]
 
 
 def brute_force(tokens: list[int], low: int, high: int, k: int, match: str) -> list[int]:
@@ -43,14 +92,85 @@ texts = st.one_of(
 )
 
 
-@settings(max_examples=500)
-@given(texts, st.integers(1, 4), st.integers(0, 4), st.integers(1, 12), st.sampled_from(["earliest", "latest"]))
-def test_equal_to_brute_force_at_every_length(tokens: list[int], low: int, more: int, k: int, match: str) -> None:
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts, st.integers(1, 4), st.integers(0, 4), st.integers(1, 12), st.sampled_from(MATCHES))
+def test_equal_to_brute_force_at_every_length(
+    form: None, tokens: list[int], low: int, more: int, k: int, match: str
+) -> None:
     subject = proposer(low, low + more, match)
     for end, token in enumerate(tokens, start=1):
         subject.observe(7, [token])
         expected = brute_force(tokens[:end], low, low + more, k, match)
         assert list(subject.propose(7, k).tokens) == expected
+
+
+def play(seed: int, steps: int) -> None:
+    """Several requests come, grow, ask and go in any order."""
+    random = Random(seed)
+    low = random.choice((1, 1, 2, 3, 7))
+    high, match = low + random.choice((0, 1, 3, 20, 60)), random.choice(MATCHES)
+    vocabulary = random.choice((1, 2, 3, 20))
+    subject, tables = proposer(low, high, match), dict[int, Table]()
+    for _ in range(steps):
+        request = random.randrange(4)
+        if random.random() < 0.02:
+            subject.forget(request)
+            tables.pop(request, None)
+            continue
+        table = tables.setdefault(request, Table(low, high, match))
+        told, length = table._tokens, random.choice((0, 1, 1, 1, 2, 5, 30))
+        start = random.randrange(len(told) or 1)
+        # A third of what is written is a repetition.
+        repeated = told[start : start + length] if random.random() < 0.3 else []
+        tokens = repeated or [random.randrange(vocabulary) for _ in range(length)]
+        subject.observe(request, tokens)
+        for token in tokens:
+            table.append(token)
+        for asked, other in tables.items():
+            budget = random.choice((0, 1, 2, 5, 40))
+            assert list(subject.propose(asked, budget).tokens) == other.following(budget), (low, high, match)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_equal_to_the_table_for_requests_that_come_and_go(form: None, seed: int) -> None:
+    play(seed, 80)
+
+
+@pytest.mark.soak
+def test_equal_to_the_table_for_long() -> None:
+    for seed in range(1000, 4000):
+        play(seed, 400)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.integers(0, 2), st.lists(st.integers(0, 2), max_size=12)),
+            st.tuples(st.integers(0, 2), st.none()),
+        ),
+        max_size=30,
+    ),
+    st.integers(1, 5),
+    st.integers(0, 8),
+    st.sampled_from(MATCHES),
+    st.integers(0, 9),
+)
+def test_equal_to_the_table_in_any_order_of_calls(
+    form: None, calls: list[tuple[int, list[int] | None]], low: int, more: int, match: str, budget: int
+) -> None:
+    subject, tables = proposer(low, low + more, match), dict[int, Table]()
+    for request, tokens in calls:
+        if tokens is None:
+            subject.forget(request)
+            tables.pop(request, None)
+            continue
+        subject.observe(request, tokens)
+        table = tables.setdefault(request, Table(low, low + more, match))
+        for token in tokens:
+            table.append(token)
+        for asked, other in tables.items():
+            assert list(subject.propose(asked, budget).tokens) == other.following(budget)
 
 
 @given(texts, st.integers(0, 40))
@@ -63,7 +183,7 @@ def test_how_tokens_arrive_does_not_matter(tokens: list[int], cut: int) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["note"])
-def test_goldens(case: dict[str, Any]) -> None:
+def test_goldens(form: None, case: dict[str, Any]) -> None:
     subject = proposer(case["min_n"], case["max_n"])
     subject.observe(0, case["tokens"])
     # The engine never lets a draft go beyond the context.
@@ -125,6 +245,7 @@ def test_bounds(options: dict[str, int], bounds: tuple[int, int]) -> None:
         ({"prompt_lookup_min": 0}, "at least 1"),
         ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "below"),
         ({"prompt_lookup_max": "3"}, "prompt_lookup_max|int"),
+        ({"prompt_lookup_max": 1025}, "lower prompt_lookup_max .1025. to 1024"),
         ({"match": "first"}, "first"),
         ({"prompt_lookup_mx": 3}, "did you mean 'prompt_lookup_max'"),
         ({"model": "x"}, "model"),

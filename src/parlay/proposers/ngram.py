@@ -4,7 +4,8 @@ Idea (Saxena 2023, "Prompt Lookup Decoding"; vLLM's `ngram`): of the last n toke
 [prompt_lookup_min, prompt_lookup_max] that occurs earlier in the same request, draft the tokens that followed there.
 
 Wins on edits, summaries, agents' loops and code that repeats names. Loses nothing where nothing repeats: without a
-match there is no draft. Costs one dictionary look-up per n and token.
+match there is no draft. Each request has a tree of its own, the one of `suffix` and as deep as the longest n-gram:
+about 2 us a request and step; 60 to 80 bytes a token at depth 4, and never more than 60 for each token and n.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 from parlay.errors import ConfigError
 from parlay.proposers.base import HostProposer, TargetInfo
+from parlay.proposers.suffix_tree import Counts, make_tree
 from parlay.types.draft import NO_DRAFT, Draft
 
 EMBEDDED: Mapping[str, Any] = {}
@@ -38,6 +40,11 @@ class Options:
             raise ConfigError(f"prompt_lookup_min must be at least 1, not {low}")
         if high < low:
             raise ConfigError(f"prompt_lookup_max ({high}) must not be below prompt_lookup_min ({low})")
+        if high > 1024:
+            raise ConfigError(
+                f"n-grams of more than 1024 tokens cost memory and find nothing more: "
+                f"lower prompt_lookup_max ({high}) to 1024 or less"
+            )
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -48,56 +55,28 @@ class Options:
         return (high if low is None else low), (low if high is None else high)  # type: ignore[return-value]
 
 
-class _Text:
-    """One request's known tokens with an index of where each n-gram ended."""
-
-    def __init__(self, low: int, high: int, latest: bool) -> None:
-        self._sizes = range(low, high + 1)
-        self._latest = latest
-        self._ends: dict[tuple[int, ...], int] = {}
-        self._tokens: list[int] = []
-        self._match: int | None = None  # where the longest n-gram that now ends the text ended before
-
-    def append(self, token: int) -> None:
-        tokens = self._tokens
-        tokens.append(token)
-        end = len(tokens)
-        self._match = None
-        for n in self._sizes:
-            if n > end:
-                break
-            gram = tuple(tokens[end - n :])
-            before = self._ends.get(gram)
-            if before is not None:
-                self._match = before
-            if before is None or self._latest:
-                self._ends[gram] = end
-
-    def following(self, count: int) -> list[int]:
-        return [] if self._match is None else self._tokens[self._match : self._match + count]
-
-
 class Proposer(HostProposer):
     """Drafts a chain of what followed the longest matching n-gram."""
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._low, self._high = options.bounds
         self._latest = options.match == "latest"
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, tuple[Counts, int]] = {}  # a tree of its own, and the number of the text therein
 
     def observe(self, request_id: int, tokens: Sequence[int]) -> None:
         """Index a request's next tokens."""
-        text = self._texts.get(request_id)
-        if text is None:
-            text = self._texts[request_id] = _Text(self._low, self._high, self._latest)
-        for token in tokens:
-            text.append(token)
+        if request_id not in self._texts:
+            tree = make_tree(self._high, latest=self._latest)
+            self._texts[request_id] = tree, tree.begin()
+        tree, number = self._texts[request_id]
+        tree.append(number, tokens)
 
     def propose(self, request_id: int, budget: int) -> Draft:
         """Return the continuation of the match, cut to the budget and to the end of the text."""
-        tokens = self._texts[request_id].following(budget)
+        tree, number = self._texts[request_id]
+        tokens = tree.lookup(number, self._low, budget)
         return Draft.chain(tokens, "ngram") if tokens else NO_DRAFT
 
     def forget(self, request_id: int) -> None:
-        """Drop a request's index."""
+        """Drop a request's tree."""
         self._texts.pop(request_id, None)

@@ -1,10 +1,11 @@
-"""Counts of the strings that occur in token sequences, and what they make likely to come next.
+"""Counts and places of the strings that occur in token sequences, and what they make likely to come next.
 
 `SuffixTree` is the obvious form, a table of every string. It serves where no compiler was found and is what the
 native trie (`csrc/suffix.h`) is compared with. Which of several equally frequent tokens is followed depends on
 history: the one that first was as frequent; after something was removed, the one that came first.
 
-Source: SuffixDecoding (Oliaro et al. 2411.04975), with its reference implementation's scores.
+Sources: SuffixDecoding (Oliaro et al. 2411.04975), with its reference implementation's scores; `lookup` is Prompt
+Lookup Decoding (Saxena 2023).
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,22 +74,39 @@ class Counts(Protocol):
     ) -> tuple[list[int], list[float], float, int]:
         """Guess what follows a text, of which the last `depth` tokens are looked at; otherwise as `guess`."""
 
+    def lookup(self, sequence: int, least: int, most: int) -> list[int]:
+        """Return what followed where the end of a growing sequence occurred before.
 
-def make_tree(depth: int) -> Counts:
-    """Return an empty tree of strings of up to `depth` tokens: the native one where it was built."""
+        Only in a tree that never held two sequences at once.
+
+        Args:
+            sequence: its number.
+            least: tokens of its end that must have occurred; the longest string of these to `depth` is followed.
+            most: tokens to return.
+
+        Returns:
+            the tokens that followed, up to the end of the sequence; none without an earlier occurrence.
+        """
+
+
+def make_tree(depth: int, *, latest: bool = False) -> Counts:
+    """Return an empty tree of strings of up to `depth` tokens: the native one where it was built.
+
+    `latest` is whether `lookup` goes to the last of several earlier places; otherwise to the first.
+    """
     try:
         from parlay.kernels import _native
     except ImportError:
-        return SuffixTree(depth)
-    return _native.SuffixTrie(depth)
+        return SuffixTree(depth, latest)
+    return _native.SuffixTrie(depth, latest)
 
 
 class SuffixTree:
     """The obvious form of `Counts`."""
 
-    def __init__(self, depth: int) -> None:
-        """Count strings of up to `depth` tokens."""
-        self._depth = depth
+    def __init__(self, depth: int, latest: bool = False) -> None:
+        """Count strings of up to `depth` tokens; see `make_tree`."""
+        self._depth, self._latest = depth, latest
         self._counts: dict[Tokens, int] = {}
         self._children: dict[Tokens, list[int]] = {}  # in the order in which they came
         self._best: dict[Tokens, int] = {}
@@ -174,6 +192,18 @@ class SuffixTree:
             if guess.tokens and guess.score >= best.score:
                 best = guess
         return best
+
+    def lookup(self, sequence: int, least: int, most: int) -> list[int]:  # noqa: D102
+        text = self._sequences[sequence]
+        for length in range(min(self._depth, len(text)), least - 1, -1):
+            string = text[-length:]
+            if self._counts[tuple(string)] == 1:
+                continue  # this very place
+            ends = range(length, len(text))
+            for end in reversed(ends) if self._latest else ends:
+                if text[end - length : end] == string:
+                    return text[end : end + most]
+        return []
 
     def _follow(self, string: Tokens, most: int, min_prob: float) -> Guess:
         tokens: list[int] = []
