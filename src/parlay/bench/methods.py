@@ -6,11 +6,11 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from parlay.bench.contenders import contenders
 from parlay.bench.protocol import TEMPERATURES, Prefix, load_prefixes, params_for, repeated_share
 from parlay.bench.workloads import workload
 from parlay.engine.stats import EngineStats, Reliability
 from parlay.llm import LLM
-from parlay.proposers.select import embedded_configs
 from parlay.types.output import CompletionOutput
 
 _ROUND = 16  # prefixes that each method completes before the next has its turn
@@ -33,7 +33,7 @@ def measure(
     length: int | None,
     tick: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row a workload, batch size, temperature and method.
+    """Yield one row a workload, batch size, temperature and method; `parlay.bench.contenders` says which.
 
     Methods take turns every few prefixes, so that drift of the machine hits all alike; a speed-up is the median of
     the rounds' ratios.
@@ -67,7 +67,7 @@ def _case(
     tick(f"batch {batch_size}, temperature {temperature:g}: loading")
     llms = {
         name: LLM(model, speculative_config=config, enable_prefix_caching=False)
-        for name, config in embedded_configs(length).items()
+        for name, config in contenders(model, length).items()
     }
     plain = next(iter(llms))
     runs = {name: _Run() for name in llms}

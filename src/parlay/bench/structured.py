@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from parlay.bench.contenders import contenders
 from parlay.bench.protocol import TEMPERATURES, Prefix, load_prefixes
 from parlay.llm import LLM
 from parlay.models.select import describe_model
-from parlay.proposers.select import embedded_configs
 from parlay.sampling.grammar import Grammars
 from parlay.types.output import CompletionOutput
 from parlay.types.params import SamplingParams
@@ -84,7 +84,7 @@ def measure(
     prefixes = load_prefixes(requests)
     llms = {
         name: LLM(model, speculative_config=config, enable_prefix_caching=False)
-        for name, config in embedded_configs(length).items()
+        for name, config in contenders(model, length).items()
     }
     plain = next(iter(llms))
     for llm in llms.values():

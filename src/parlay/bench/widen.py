@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parlay.errors import ConfigError
+from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig, read_json
 from parlay.models.decoder import weight_shapes
 from parlay.models.loader import Checkpoint
@@ -70,7 +70,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class _Places:
+class Places:
     """Where old elements go: `[old]` new indices along each kind of axis."""
 
     vocab: Tensor
@@ -113,23 +113,13 @@ def widen(model: str, output: Path, shape: Shape, seed: int, tick: Callable[[str
     """
     small = describe_model(model)
     _check(small, shape)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"{output} is not an empty directory; name one that does not exist yet")
     ratio = shape.hidden_size / small.hidden_size
-    wide = replace(
-        small,
-        path=output,
-        rms_norm_eps=small.rms_norm_eps / ratio,
-        **{field.name: getattr(shape, field.name) for field in fields(shape)},
-    )
-    places, dtype = _places(small, wide), resolve_dtype("auto", small)
+    wide = _config(small, output, shape)
+    places, dtype = find_places(small, wide), resolve_dtype("auto", small)
     shapes = weight_shapes(wide)
     parameters = sum(torch.Size(s).numel() for s in shapes.values())
 
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be made: {error.strerror}; name a directory that can") from None
+    make_directory(output)
     _write_texts(small, wide, parameters, dtype)
     generator = torch.Generator().manual_seed(seed)
     shards = list(_shards(shapes, dtype.itemsize))
@@ -147,7 +137,7 @@ def widen(model: str, output: Path, shape: Shape, seed: int, tick: Callable[[str
         "metadata": {"total_size": parameters * dtype.itemsize},
         "weight_map": {name: file for file, names in zip(files, shards, strict=True) for name in names},
     }
-    _write_json(output / "model.safetensors.index.json", index)
+    write_json(output / "model.safetensors.index.json", index)
     found = obstacles(small, wide)
     return {
         "output": str(output),
@@ -158,9 +148,54 @@ def widen(model: str, output: Path, shape: Shape, seed: int, tick: Callable[[str
     }
 
 
+def is_widened(small: ModelConfig, path: Path, shape: Shape) -> bool:
+    """Whether a directory holds a model widened to a shape.
+
+    Sizes, the epsilon, every norm and the embedding are compared. What cannot be read is something else.
+    """
+    try:
+        _check(small, shape)
+    except ConfigError:
+        return False
+    expected = _config(small, path.resolve(), shape)
+    same = (*(field.name for field in fields(shape)), "vocab_size", "head_dim", "rms_norm_eps", "tie_embeddings")
+    places, dtype = find_places(small, expected), resolve_dtype("auto", small)
+    ratio, unused = shape.hidden_size / small.hidden_size, torch.Generator()
+    try:
+        wide = describe_model(str(expected.path))
+        if any(getattr(wide, name) != getattr(expected, name) for name in same):
+            return False
+        with Checkpoint(small.path) as before, Checkpoint(path) as after:
+            after.expect(weight_shapes(wide))
+            return all(
+                torch.equal(
+                    after.read(name, dtype),
+                    _tensor(name, before.read(name, dtype), places, after.shape(name), dtype, ratio, unused),
+                )
+                for name, size in weight_shapes(small).items()
+                if len(size) == 1 or name.endswith("embed_tokens.weight")
+            )
+    except ModelError:
+        return False
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory to write to.
+
+    Raises:
+        ConfigError: it cannot be made, or something is in it.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} is not an empty directory; name one that does not exist yet")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be made: {error.strerror}; name a directory that can") from None
+
+
 def obstacles(small: ModelConfig, wide: ModelConfig) -> list[str]:
     """Return why the widened model may differ from the small one in the last bits; empty where it cannot."""
-    places, found = _places(small, wide), []
+    places, found = find_places(small, wide), []
     ratio = wide.hidden_size // small.hidden_size
     # A square root that is a power of two: one bit set, at an even place.
     if wide.hidden_size % small.hidden_size or ratio & (ratio - 1) or ratio.bit_length() % 2 == 0:
@@ -177,6 +212,16 @@ def obstacles(small: ModelConfig, wide: ModelConfig) -> list[str]:
         if not torch.equal(before.diff() > 0, (place // _k_block(width)).diff() > 0):
             found.append(f"with this {what} sums are cut into blocks at other places")
     return found
+
+
+def _config(small: ModelConfig, path: Path, shape: Shape) -> ModelConfig:
+    """Return what the widened model's config is to be."""
+    return replace(
+        small,
+        path=path,
+        rms_norm_eps=small.rms_norm_eps / (shape.hidden_size / small.hidden_size),
+        **{field.name: getattr(shape, field.name) for field in fields(shape)},
+    )
 
 
 def _check(small: ModelConfig, shape: Shape) -> None:
@@ -206,12 +251,13 @@ def _k_block(inputs: int) -> int:
     return 1024 if inputs > 1024 else 512
 
 
-def _places(small: ModelConfig, wide: ModelConfig) -> _Places:
+def find_places(small: ModelConfig, wide: ModelConfig) -> Places:
+    """Return where a model's elements go in its widened form."""
     head = torch.arange(small.num_heads)
     group, new_group = small.num_heads // small.num_kv_heads, wide.num_heads // wide.num_kv_heads
     heads = head // group * new_group + head % group
     within = torch.arange(small.head_dim)
-    return _Places(
+    return Places(
         vocab=torch.arange(small.vocab_size),
         hidden=_columns(small.hidden_size, wide.hidden_size),
         queries=(heads[:, None] * small.head_dim + within).flatten(),
@@ -230,7 +276,7 @@ def _columns(old: int, new: int) -> Tensor:
 def _tensor(
     name: str,
     old: Tensor | None,
-    places: _Places,
+    places: Places,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     ratio: float,
@@ -276,7 +322,7 @@ def _write_texts(small: ModelConfig, wide: ModelConfig, parameters: int, dtype: 
         "rms_norm_eps": wide.rms_norm_eps,
     }
     raw["dtype" if "dtype" in raw else "torch_dtype"] = str(dtype).removeprefix("torch.")
-    _write_json(wide.path / "config.json", raw)
+    write_json(wide.path / "config.json", raw)
     for pattern in _COPIED:
         for file in small.path.glob(pattern):
             shutil.copyfile(file, wide.path / file.name)
@@ -284,5 +330,6 @@ def _write_texts(small: ModelConfig, wide: ModelConfig, parameters: int, dtype: 
     (wide.path / "README.md").write_text(card)
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write an object as a file of JSON for people to read."""
     path.write_text(json.dumps(value, indent=2) + "\n")

@@ -62,6 +62,15 @@ def add_parser(commands: Any) -> None:
         "--model", default="tiny-code", help="name or directory of the small model (default: tiny-code)"
     )
     widen.add_argument("--output", type=Path, required=True, help="directory to write the wide one to")
+    widen.add_argument(
+        "--head",
+        dest="heads",
+        action="append",
+        default=[],
+        metavar="HEAD",
+        help="a draft head of the small model to widen too, into OUTPUT/heads; may be repeated, and added to a model "
+        "that is there already",
+    )
     widen.add_argument("--seed", type=int, default=0, help="of the random numbers that nothing reads (default: 0)")
     for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size"):
         # Without a flag the default of `Shape` holds, which is not imported before it is needed.
@@ -179,13 +188,14 @@ def _startup(options: argparse.Namespace) -> int:
 
 
 def _widen(options: argparse.Namespace) -> int:
-    from parlay.bench.widen import Shape, widen
+    from parlay.bench.widen import Shape
+    from parlay.bench.widen_heads import widen_all
 
     given = {f.name: getattr(options, f.name) for f in fields(Shape) if hasattr(options, f.name)}
     with _progress() as tick:
-        row = widen(options.model, options.output, Shape(**given), options.seed, tick)
+        rows = widen_all(options.model, options.output, Shape(**given), options.seed, options.heads, tick)
     _report(
-        [row],
+        rows,
         {
             "output": ("output", "{}"),
             "parameters": ("parameters", "{:,d}"),
@@ -193,7 +203,7 @@ def _widen(options: argparse.Namespace) -> int:
             "same_bits": ("same bits", "{}"),
         },
     )
-    for obstacle in row["obstacles"]:
+    for obstacle in (obstacle for row in rows for obstacle in row["obstacles"]):
         print(f"bits may differ: {obstacle}", file=sys.stderr)
     return 0
 

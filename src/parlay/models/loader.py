@@ -110,13 +110,14 @@ class Checkpoint:
                 )
         return leftovers
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a tensor, converted to `dtype`.
+    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a tensor, converted to `dtype` unless that is None.
 
         Raises:
             ModelError: some value is not finite, or too large for `dtype`.
         """
         stored: Tensor = self._files[self._where[name]].get_tensor(name)
+        dtype = dtype or stored.dtype
         tensor = stored.to(dtype).contiguous()
         # One pass at the speed of memory; NaN wins over any minimum and maximum.
         if tensor.numel() and not all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):

@@ -1,6 +1,7 @@
 """From a speculative config to a proposer."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from parlay.config import SpeculativeConfig, build
@@ -16,19 +17,23 @@ _HELPERS = frozenset({"base", "body", "detect", "heads", "paired", "prediction",
 proposers = Registry("parlay.proposers", "speculative method", hidden=_HELPERS)
 
 
-def embedded_configs(length: int | None = None) -> dict[str, SpeculativeConfig]:
+def embedded_configs(length: int | None = None, heads: Path | None = None) -> dict[str, SpeculativeConfig]:
     """Return for every proposer that can serve the embedded target how it does so, plain decoding first.
 
     Args:
         length: nodes a draft, for proposers that draft; None takes each one's default.
+        heads: a directory of checkpoints by their methods' names, which take the place of embedded ones.
     """
     configs = {}
     for name in sorted(proposers.names(), key=lambda name: name != SpeculativeConfig().method):
         module = proposers.load(name)
-        if module.EMBEDDED is None:
+        options = module.EMBEDDED
+        if heads is not None and _reads_checkpoint(name) and (heads / name).is_dir():
+            options = {**(options or {}), "model": str(heads / name)}
+        if options is None:
             continue
         own = length if module.Proposer.default_length else None
-        configs[name] = SpeculativeConfig(method=name, num_speculative_tokens=own, options=module.EMBEDDED)
+        configs[name] = SpeculativeConfig(method=name, num_speculative_tokens=own, options=options)
     return configs
 
 
