@@ -27,7 +27,7 @@ from parlay.proposers.paired import PairedProposer, lent_logits, records_logits
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
-EMBEDDED: Mapping[str, Any] | None = None
+EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-eagle"}
 _FIRST = "layers.0."
 _EMBEDDING = "embed_tokens.weight"
 

@@ -29,7 +29,7 @@ from parlay.proposers.paired import PairedProposer, lent_logits, records_logits
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
-EMBEDDED: Mapping[str, Any] | None = None
+EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-eagle3"}
 _EMBEDDING, _OUTPUT, _OFFSETS = "embed_tokens.weight", "lm_head.weight", "d2t"
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 _MOST_GUESSES = 64

@@ -25,7 +25,7 @@ from parlay.proposers.heads import MOST_ROWS, HeadProposer, Options, take_best
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
-EMBEDDED: Mapping[str, Any] | None = None
+EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-medusa"}
 _MAP = "token_map"
 # The authors' names: head.layer, output layers after the blocks'. Theirs and vLLM's may stand below a module's.
 _OURS = re.compile(r"(medusa_head\.)?(\d{1,6})\.(\d{1,6})\.linear\.weight")

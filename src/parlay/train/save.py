@@ -84,6 +84,7 @@ def _whole(path: Path, write: Callable[[Path], object]) -> None:
     beside = path.with_name(path.name + ".partial")
     try:
         write(beside)
+        beside.chmod(0o644)  # some libraries let nobody else read what they write
         with beside.open("rb") as file:
             os.fsync(file.fileno())
         beside.replace(path)
