@@ -1,6 +1,7 @@
 """A run that is stopped and goes on ends as one that was not; the loss against its slow twin; what is refused."""
 
 import json
+import weakref
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from training import options, write_prompts, write_target
 
+from parlay import LLM
 from parlay.cli.main import main
 from parlay.errors import ConfigError, ModelError, ParlayError
+from parlay.train.options import TrainOptions
 from parlay.train.run import Progress, schedule, train
 from parlay.train.teacher import Output, Teacher
 from parlay.train.trainee import Guess, distil, methods
@@ -191,6 +194,42 @@ def test_bad_data_are_refused_before_weights_are_read(data: Path, tmp_path: Path
         train("medusa", options(target, tmp_path / "none", tmp_path / "head"))
     with pytest.raises(ModelError, match="cannot be read"):
         train("medusa", options(target, data, tmp_path / "head"))
+
+
+@pytest.mark.parametrize(
+    ("method", "own", "message"),
+    [
+        ("eagle3", {"layers": (1, 2, 4)}, "the target has 3 layers"),
+        ("eagle3", {"draft_vocab_size": 65}, "beyond the target's 64 tokens"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_weights_are_read(
+    method: str, own: dict[str, Any], message: str, data: Path, tmp_path: Path
+) -> None:
+    target = write_target(tmp_path / "target")
+    (target / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match=message):
+        train(method, options(target, data, tmp_path / "head"), methods.load(method).Options(**own))
+
+
+def test_the_target_is_in_memory_once(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[weakref.ref[Any]] = []
+
+    def load(*given: Any, **more: Any) -> LLM:
+        llm = LLM(*given, **more)
+        writers.extend(map(weakref.ref, (llm, llm.engine, llm.engine._worker)))
+        return llm
+
+    def teach(chosen: TrainOptions) -> Teacher:
+        assert writers
+        assert not any(writer() for writer in writers), "who wrote is still there"
+        return Teacher(chosen)
+
+    monkeypatch.setattr("parlay.train.responses.LLM", load)
+    monkeypatch.setattr("parlay.train.run.Teacher", teach)
+    train("medusa", options(target, data, tmp_path / "head", **{**SHORT, "max_steps": 1}))
 
 
 def test_a_run_does_not_learn_from_its_own_files(target: Path, data: Path) -> None:

@@ -13,13 +13,12 @@ from torch import Tensor
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
 from parlay.models.loader import digest_weights
-from parlay.models.select import describe_model
 from parlay.train.card import card
 from parlay.train.data import Text, digest, read_texts
 from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
 from parlay.train.save import load_checkpoint, save_checkpoint, save_head
-from parlay.train.teacher import Teacher
+from parlay.train.teacher import Teacher, describe_target
 from parlay.train.trainee import Trainee, distil, methods
 
 _BETAS = (0.9, 0.95)
@@ -93,10 +92,10 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{output} cannot be written to: {error.strerror}") from None
-    target = describe_model(options.target)
+    target = describe_target(options)
     path = target.path
+    module.Trainee.check(own, target)
     texts = read_texts(data, TextCodec(path), target.vocab_size, options.max_length)
-    teacher = Teacher(options)  # reads weights, which takes longer than to find fault with the data
     weights = digest_weights(path).hex()[:16]
     if options.generate:
 
@@ -104,6 +103,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
             watch(Progress("writing", done, options.generate))
 
         texts = write_responses(work / "responses.jsonl", texts, options, weights, tick)
+    teacher = Teacher(options)  # only now, so that the target's weights are in memory once while it writes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         run = _Run(method, module.Trainee(own, teacher, texts), teacher, texts, options)
