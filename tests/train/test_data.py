@@ -7,6 +7,7 @@ import pytest
 from checkpoints import write_llama
 
 from parlay.engine.tokenizer import TextCodec
+from parlay.errors import ConfigError
 from parlay.train.data import Text, digest, read_texts
 
 
@@ -44,6 +45,27 @@ def test_answers_of_the_assistant_count(codec: TextCodec, tmp_path: Path) -> Non
     (text,) = read(file, codec, 256)
     assert shown(text, codec) == " good day\n farewell\n"
     assert shown(text, codec, counted=False) == "user: hello\nassistant:user: bye\nassistant:"
+
+
+def test_conversations_as_in_sharegpt(codec: TextCodec, tmp_path: Path) -> None:
+    turns = [("system", "be kind"), ("human", "hello"), ("gpt", "good day")]
+    file, twin = tmp_path / "sharegpt.jsonl", tmp_path / "messages.jsonl"
+    file.write_text(json.dumps({"id": "1", "conversations": [{"from": who, "value": said} for who, said in turns]}))
+    roles = {"human": "user", "gpt": "assistant"}
+    messages = [{"role": roles.get(who, who), "content": said} for who, said in turns]
+    twin.write_text(json.dumps({"messages": messages}))
+    (text,) = read(file, codec)
+    assert shown(text, codec) == " good day\n"
+    assert digest([text]) == digest(read(twin, codec))
+
+
+@pytest.mark.parametrize("turn", [3, {"from": "human"}, {"from": "dog", "value": "bow"}, {"from": [], "value": ""}])
+def test_turns_of_nobody(turn: object, codec: TextCodec, tmp_path: Path) -> None:
+    file = tmp_path / "sharegpt.jsonl"
+    for turns in (turn, [turn]):
+        file.write_text(json.dumps({"conversations": turns}))
+        with pytest.raises(ConfigError, match="line 1: a (turn|conversation) is"):
+            read(file, codec)
 
 
 def test_long_texts_are_cut(codec: TextCodec, tmp_path: Path) -> None:

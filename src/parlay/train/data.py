@@ -16,7 +16,8 @@ from parlay.errors import ConfigError, RequestError, shown
 from parlay.log import logger
 
 LEAST_TOKENS = 4  # of a text; shorter ones teach nothing
-_FORMS = "'prompt' and 'completion', 'messages', or 'text'"
+_FORMS = "'prompt' and 'completion', 'messages', 'conversations', or 'text'"
+_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}  # of ShareGPT's conversations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,6 +125,8 @@ def _entry(line: str, codec: TextCodec) -> Text:
         raise ConfigError(f"an entry is an object with {_FORMS}, not {shown(entry)}")
     if "messages" in entry:
         return _conversation(entry["messages"], codec)
+    if "conversations" in entry:
+        return _conversation(_messages(entry["conversations"]), codec)
     for keys, make in ((("prompt", "completion"), _pair), (("text",), _whole)):
         values = [entry.get(key) for key in keys]
         if all(isinstance(value, str) for value in values):
@@ -138,6 +141,19 @@ def _whole(text: str, codec: TextCodec) -> Text:
 
 def _pair(prompt: str, completion: str, codec: TextCodec) -> Text:
     return Text.of(codec.encode(prompt), codec.encode(completion, add_special_tokens=False))
+
+
+def _messages(turns: Any) -> list[dict[str, str]]:
+    """Return ShareGPT's turns as messages."""
+    if not isinstance(turns, list):
+        raise ConfigError(f"a conversation is a list of turns, not {shown(turns)}")
+    for turn in turns:
+        speaks = turn.get("from") if isinstance(turn, dict) else None
+        if not (isinstance(speaks, str) and speaks in _ROLES and isinstance(turn.get("value"), str)):
+            raise ConfigError(
+                f"a turn is an object with 'value', a text, and 'from', one of {list(_ROLES)}, not {shown(turn)}"
+            )
+    return [{"role": _ROLES[turn["from"]], "content": turn["value"]} for turn in turns]
 
 
 def _conversation(messages: Any, codec: TextCodec) -> Text:

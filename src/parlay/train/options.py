@@ -13,8 +13,8 @@ class TrainOptions:
 
     Attributes:
         target: the model to draft for: a directory, a name on the hub, or that of an embedded model.
-        data: a file of text or, ending in .jsonl, of JSON objects with `prompt` and `completion`, `messages`, or
-            `text`; or a directory of such files.
+        data: a file of text or, ending in .jsonl, of JSON objects with `prompt` and `completion`, `messages`,
+            `conversations`, or `text`; or a directory of such files.
         output: directory of the head, made if need be; a run that was stopped goes on from what it left there.
         generate: how many responses the target writes first, to be learnt from in place of the data, which then are
             prompts; 0 learns from the data as they are.
