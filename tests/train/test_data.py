@@ -64,7 +64,7 @@ def test_turns_of_nobody(turn: object, codec: TextCodec, tmp_path: Path) -> None
     file = tmp_path / "sharegpt.jsonl"
     for turns in (turn, [turn]):
         file.write_text(json.dumps({"conversations": turns}))
-        with pytest.raises(ConfigError, match="line 1: a (turn|conversation) is"):
+        with pytest.raises(ConfigError, match=r"line 1: a (turn|conversation) is"):
             read(file, codec)
 
 
@@ -74,6 +74,8 @@ def test_long_texts_are_cut(codec: TextCodec, tmp_path: Path) -> None:
     texts = read(file, codec, 50)
     assert [len(text.tokens) for text in texts] == [50, 50, 50, 10]
     assert "".join(shown(text, codec) for text in texts) == "abcdefgh" * 20
+    file.with_name("more.txt").write_text("ijklmnop" * 8)
+    assert [text.document for text in read(tmp_path, codec, 50)] == [0, 0, 0, 0, 1, 1]
 
 
 def test_pieces_without_a_label_are_left_out(codec: TextCodec, tmp_path: Path) -> None:

@@ -15,9 +15,12 @@ from training import options, write_prompts, write_target
 
 from parlay import LLM
 from parlay.cli.main import main
+from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, ModelError, ParlayError
+from parlay.train.data import Text, read_texts
 from parlay.train.options import TrainOptions
-from parlay.train.run import Progress, schedule, train
+from parlay.train.responses import write_responses
+from parlay.train.run import Progress, schedule, split, train
 from parlay.train.teacher import Output, Teacher
 from parlay.train.trainee import Guess, distil, methods
 
@@ -134,9 +137,6 @@ def test_the_loss_is_cross_entropy(cap: float, frozen: bool, monkeypatch: pytest
 
 def test_the_teacher_is_the_target(target: Path, data: Path, tmp_path: Path) -> None:
     """Texts in one pass have the states and distributions that they have alone, and the output layer makes them."""
-    from parlay.engine.tokenizer import TextCodec
-    from parlay.train.data import read_texts
-
     teacher = Teacher(options(target, data, tmp_path))
     texts = read_texts(data, TextCodec(target), 64, 96)[:5]
     lesson = teacher.lesson(texts)
@@ -154,6 +154,29 @@ def test_the_teacher_is_the_target(target: Path, data: Path, tmp_path: Path) -> 
             expected += [first + t for t in range(n - ahead) if text.counted[t + ahead]]
             first += n
         assert lesson.starts(ahead).tolist() == expected
+
+
+def test_what_is_held_out_has_nothing_of_what_is_learnt(tmp_path: Path) -> None:
+    chosen = options(tmp_path, tmp_path, tmp_path, held_out=0.2)
+    texts = [Text.of([1, 2], [3, 4, piece], document) for piece in range(7) for document in range(10)]
+    learnt, held = split(texts, chosen)
+    assert len(held) == 14
+    assert len({text.document for text in held}) == 2
+    assert not {text.document for text in held} & {text.document for text in learnt}
+    assert {id(text) for text in (*learnt, *held)} == {id(text) for text in texts}
+    with pytest.raises(ConfigError, match="a single document"):
+        split([replace(text, document=3) for text in texts], chosen)
+
+
+def test_a_response_is_of_its_prompts_document(target: Path, tmp_path: Path) -> None:
+    """Also if it was written before."""
+    texts = [Text.of([i] * 3, [5, 6], 10 + i) for i in range(4)]
+    chosen = options(target, tmp_path, tmp_path, generate=11, response_tokens=4)
+    for _ in range(2):
+        found = write_responses(tmp_path / "responses.jsonl", texts, chosen, "target")
+        assert len(found) == 11
+        assert all(text.document == 10 + text.tokens[0] for text in found)
+        assert len({text.document for text in found}) == 4
 
 
 def test_the_rate_rises_and_falls() -> None:
@@ -176,7 +199,7 @@ def test_the_rate_rises_and_falls() -> None:
         ('{"messages": [{"role": "user", "content": "A"}]}', "no message of the role 'assistant'"),
         ('{"messages": 3}', "a conversation is a list"),
         ('{"messages": [{"role": "assistant"}, 3]}', "messages must be mappings"),
-        ('{"text": "ABCDEFGH"}', "a single text"),
+        ('{"text": "ABCDEFGH"}', "a single document"),
     ],
 )
 def test_bad_data_are_refused(content: str, message: str, target: Path, tmp_path: Path) -> None:

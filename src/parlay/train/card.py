@@ -50,7 +50,8 @@ It guesses the next tokens of its target, which confirms or corrects them: with 
     {command(method, options, own)}
 
 With parlay {__version__}, in {steps:,} steps. Learnt from {source}: {tokens:,} tokens, of which {counted:,} count.
-Of the texts, {options.held_out:.1%} were held out. The head learnt the target's distributions, not the tokens alone.
+Of the documents they come from, {options.held_out:.1%} were held out. The head learnt the target's distributions, not
+the tokens alone.
 
 ## On the held-out texts
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,18 @@ class Text:
     Attributes:
         tokens: `[length]`.
         counted: `[length]`.
+        document: number of the file, line or conversation that it comes from.
     """
 
     tokens: NDArray[np.int32]
     counted: NDArray[np.bool_]
+    document: int = 0
 
     @classmethod
-    def of(cls, prompt: list[int], response: list[int]) -> "Text":
+    def of(cls, prompt: list[int], response: list[int], document: int = 0) -> "Text":
         """Return a text of which only the response counts."""
         counted = np.arange(len(prompt) + len(response)) >= len(prompt)
-        return cls(np.array([*prompt, *response], dtype=np.int32), counted)
+        return cls(np.array([*prompt, *response], dtype=np.int32), counted, document)
 
 
 def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int) -> list[Text]:
@@ -51,11 +53,9 @@ def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int) -> lis
     Raises:
         ConfigError: there is nothing to read, or something is not what its name says; the message says where.
     """
+    documents = (text for file, alone in _files(path) for text in _read(file, codec, alone))
     texts = [
-        piece
-        for file, alone in _files(path)
-        for text in _read(file, codec, alone)
-        for piece in _cut(text, max_length)
+        piece for number, text in enumerate(documents) for piece in _cut(replace(text, document=number), max_length)
     ]
     texts = [text for text in texts if len(text.tokens) >= LEAST_TOKENS and text.counted[2:].any()]
     if not texts:
@@ -184,4 +184,4 @@ def _conversation(messages: Any, codec: TextCodec) -> Text:
 def _cut(text: Text, length: int) -> Iterator[Text]:
     for first in range(0, len(text.tokens), length):
         piece = slice(first, first + length)
-        yield Text(text.tokens[piece], text.counted[piece])
+        yield replace(text, tokens=text.tokens[piece], counted=text.counted[piece])

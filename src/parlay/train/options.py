@@ -28,7 +28,8 @@ class TrainOptions:
         warmup: share of the steps in which the rate rises; then it falls to 0 as a cosine.
         weight_decay: of AdamW, on matrices only.
         clip: largest norm of a step's gradient.
-        held_out: share of the texts that are only measured on.
+        held_out: share of the documents (files, lines, conversations) that are only measured on, with all that comes
+            of them.
         evaluate_every: steps between two measurements on those, and between two checkpoints.
         autocast: multiply in bfloat16; weights and optimiser stay in float32.
         device: where the head is trained, `cpu` or `cuda`; the target runs where the engine runs, on the CPU.

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parlay.errors import ConfigError
 from parlay.llm import LLM
@@ -40,7 +41,8 @@ def write_responses(
     found = _read(file, header)
     if len(found) < options.generate:
         _write(file, header, found, texts, options, tick)
-    made = [Text.of(*pair) for pair in found[: options.generate]]
+    order = _order(texts, options)
+    made = [Text.of(*pair, texts[order[i % len(texts)]].document) for i, pair in enumerate(found[: options.generate])]
     made = [text for text in made if len(text.tokens) >= LEAST_TOKENS and text.counted[2:].any()]
     if not made:
         raise ConfigError(
@@ -81,7 +83,7 @@ def _write(
     options: TrainOptions,
     tick: Callable[[int], None],
 ) -> None:
-    order = np.random.default_rng(options.seed).permutation(len(texts))
+    order = _order(texts, options)
     llm = LLM(options.target, dtype=options.dtype, max_model_len=options.max_length)
     with file.open("a", encoding="utf-8") as out:
         if not out.tell():
@@ -107,6 +109,11 @@ def _write(
                 out.write(json.dumps({"prompt": pair[0], "response": pair[1]}) + "\n")
             out.flush()
     tick(len(found))
+
+
+def _order(texts: list[Text], options: TrainOptions) -> NDArray[np.int64]:
+    """Return the order in which texts give prompts: the i-th response's is of the i-th of these, over and over."""
+    return np.random.default_rng(options.seed).permutation(len(texts))
 
 
 def _prompt(text: Text, number: int, options: TrainOptions) -> list[int]:

@@ -96,6 +96,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
     path = target.path
     module.Trainee.check(own, target)
     texts = read_texts(data, TextCodec(path), target.vocab_size, options.max_length)
+    split(texts, options)  # refuses a single document before hours of writing
     weights = digest_weights(path).hex()[:16]
     if options.generate:
 
@@ -131,12 +132,7 @@ class _Run:
     ) -> None:
         self.options, self.teacher = options, teacher
         self.trainee = trainee.to(options.device)
-        held = max(1, round(len(texts) * options.held_out))
-        if held >= len(texts):
-            raise ConfigError("a single text cannot be both learnt from and held out; give more data")
-        order = np.random.default_rng(options.seed).permutation(len(texts))
-        self.held_out = [texts[i] for i in order[:held]]
-        self.texts = [texts[i] for i in order[held:]]
+        self.texts, self.held_out = split(texts, options)
         self.steps = options.epochs * -(-len(self.texts) // options.batch_size)
         if options.max_steps is not None:
             self.steps = min(self.steps, options.max_steps)
@@ -246,6 +242,26 @@ class _Run:
         self.step = state["step"]
         self.untrained = Figures(**state["untrained"])
         return Figures(**state["figures"])
+
+
+def split(texts: Sequence[Text], options: TrainOptions) -> tuple[list[Text], list[Text]]:
+    """Return texts to learn from and those to measure on, in random order; those of a document stay together.
+
+    Raises:
+        ConfigError: they are of a single document.
+    """
+    documents = sorted({text.document for text in texts})
+    held = max(1, round(len(documents) * options.held_out))
+    if held >= len(documents):
+        raise ConfigError(
+            "a single document cannot be both learnt from and held out; give more files or lines of JSON, or a text "
+            "as several"
+        )
+    order = np.random.default_rng(options.seed).permutation(documents)
+    place = {int(document): i for i, document in enumerate(order)}
+    found = sorted(texts, key=lambda text: place[text.document])
+    learnt = sum(place[text.document] >= held for text in found)
+    return found[len(found) - learnt :], found[: len(found) - learnt]
 
 
 def schedule(step: int, steps: int, warmup: float) -> float:
