@@ -583,6 +583,15 @@ def test_a_long_prefix_is_seen_again_in_parts() -> None:
     assert steps > 40
 
 
+def test_only_who_drafts_takes_a_block_for_the_pair_after() -> None:
+    for wish, blocks in ((None, 3), (SpeculationOverride(enabled=False), 2)):
+        rig = PairRig(max_num_batched_tokens=8)
+        rig.add(12, max_tokens=4, speculative=wish)
+        (span,) = rig.step().values()
+        assert len(span.tokens) == 8
+        assert len(span.blocks) == blocks
+
+
 def test_known_tokens_come_before_states_seen_again() -> None:
     rig = PairRig(enable_prefix_caching=True, max_num_batched_tokens=4)
     rig.add(range(10, 27), max_tokens=4)

@@ -230,7 +230,7 @@ class Scheduler:
                 missing, room = self._unseen(request) - again if follow else 0, min(left, catching)
                 further = missing if missing <= room else room if room > 1 else 0
                 again, left, catching = again + further, left - further, catching - further
-            elif self._pairs and not request.table.grow(end + 1):
+            elif self._pairs and follow and not request.table.grow(end + 1):
                 budget, follow = 0, False  # there is no room for the pair of the token after these
             yield self._span(request, end, draft, budget, again, follow)
 
