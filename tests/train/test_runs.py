@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import write_llama
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -103,10 +104,38 @@ def test_a_run_is_not_mistaken_for_another(target: Path, data: Path, tmp_path: P
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
     with pytest.raises(ConfigError, match="damaged"):
         train("medusa", chosen)
+    for known in (3, "identity", torch.ones(2)):
+        torch.save({"identity": known, "state": {}}, checkpoint)
+        with pytest.raises(ConfigError, match="damaged"):
+            train("medusa", chosen)
     checkpoint.unlink()
     train("medusa", chosen)
     with pytest.raises(ConfigError, match="holds a model already"):
         train("medusa", chosen)
+
+
+def test_a_checkpoint_of_another_version(target: Path, data: Path, tmp_path: Path) -> None:
+    chosen = options(target, data, tmp_path / "head", **SHORT)
+    with pytest.raises(KilledError):
+        train("medusa", chosen, watch=killed_at("training", 4))
+    checkpoint = tmp_path / "head" / "training" / "checkpoint.pt"
+    saved = torch.load(checkpoint, weights_only=True)
+    some = dict(list(saved["state"]["trainee"].items())[1:])
+    for other in (
+        {"trainee": some},
+        {"optimizer": {"state": {}, "param_groups": []}},
+        {"random": 3},
+        {"figures": {"loss": 0.0}},
+        {"untrained": {"other": 3}},
+    ):
+        torch.save({**saved, "state": {**saved["state"], **other}}, checkpoint)
+        with pytest.raises(ConfigError, match=r"checkpoint\.pt does not fit this version of parlay"):
+            train("medusa", chosen)
+    torch.save({**saved, "state": {}}, checkpoint)
+    with pytest.raises(ConfigError, match="does not fit"):
+        train("medusa", chosen)
+    torch.save(saved, checkpoint)
+    train("medusa", chosen)
 
 
 def plain_loss(guess: Guess, wanted: Tensor) -> Tensor:
@@ -177,6 +206,17 @@ def test_a_response_is_of_its_prompts_document(target: Path, tmp_path: Path) -> 
         assert len(found) == 11
         assert all(text.document == 10 + text.tokens[0] for text in found)
         assert len({text.document for text in found}) == 4
+
+
+def test_the_end_of_a_response_is_learnt(tmp_path: Path) -> None:
+    target = write_llama(tmp_path / "target", vocab_size=64, eos_token_id=[*range(40, 64)])
+    texts = [Text.of([i] * 6, [5, 6]) for i in range(4)]
+    chosen = options(target, tmp_path, tmp_path, generate=12, response_tokens=30)
+    found = write_responses(tmp_path / "responses.jsonl", texts, chosen, "target")
+    ended = [text for text in found if text.tokens[-1] >= 40]
+    assert len(ended) > 6
+    assert all(text.counted[-1] and (text.tokens[:-1] < 40).all() for text in ended)
+    assert all(len(text.tokens) == 36 for text in found if text not in ended)
 
 
 def test_the_rate_rises_and_falls() -> None:
@@ -271,6 +311,19 @@ def test_a_full_disk(target: Path, data: Path, tmp_path: Path) -> None:
     work.mkdir(parents=True)
     (work / "checkpoint.pt.partial").symlink_to("/dev/full")
     with pytest.raises(ConfigError, match=r"checkpoint\.pt cannot be written: .*goes on from its last checkpoint$"):
+        train("medusa", options(target, data, tmp_path / "head", **SHORT))
+
+
+def test_responses_that_cannot_be_kept(target: Path, data: Path, tmp_path: Path) -> None:
+    work = tmp_path / "head" / "training"
+    work.mkdir(parents=True)
+    file = work / "responses.jsonl"
+    file.symlink_to("/nowhere/at/all")
+    with pytest.raises(ConfigError, match=r"responses\.jsonl cannot be read or written: No such file"):
+        train("medusa", options(target, data, tmp_path / "head", **SHORT))
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ConfigError, match=r"responses\.jsonl cannot be read or written: Is a directory"):
         train("medusa", options(target, data, tmp_path / "head", **SHORT))
 
 

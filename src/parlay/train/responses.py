@@ -34,13 +34,19 @@ def write_responses(
         tick: called with the number of responses that there are.
 
     Raises:
-        ConfigError: the file has been written with other options or data.
+        ConfigError: the file has been written with other options or data, or cannot be read or written.
     """
     shaping = {name: value for name, value in asdict(options).items() if name in _SHAPING}
     header = json.dumps({**shaping, "weights": target, "data": digest(texts)}, sort_keys=True)
-    found = _read(file, header)
-    if len(found) < options.generate:
-        _write(file, header, found, texts, options, tick)
+    try:
+        found = _read(file, header)
+        if len(found) < options.generate:
+            _write(file, header, found, texts, options, tick)
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be read or written: {error.strerror}; put that right, and the run goes on with "
+            "the responses that are there"
+        ) from None
     order = _order(texts, options)
     made = [Text.of(*pair, texts[order[i % len(texts)]].document) for i, pair in enumerate(found[: options.generate])]
     made = [text for text in made if len(text.tokens) >= LEAST_TOKENS and text.counted[2:].any()]
@@ -66,7 +72,7 @@ def _read(file: Path, header: str) -> list[tuple[list[int], list[int]]]:
         found = [
             (list(map(int, entry["prompt"])), list(map(int, entry["response"]))) for entry in map(json.loads, lines)
         ]
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+    except (UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{file} is damaged; delete it, and the target writes its responses again") from None

@@ -1,4 +1,7 @@
-"""A training run: the same weights in the end, however often it is stopped and goes on."""
+"""A training run: however often it is stopped and goes on, it ends with the same weights.
+
+Bit for bit that is so on the CPU, with as many threads.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -153,7 +156,13 @@ class _Run:
         if state is None:
             figures = self.untrained = self.measure()
         else:
-            figures = self._restore(state)
+            try:
+                figures = self._restore(state)
+            except (LookupError, TypeError, ValueError, RuntimeError, AttributeError):
+                raise ConfigError(
+                    f"{checkpoint} does not fit this version of parlay; go on with the one that wrote it, or delete "
+                    "it and the run begins anew"
+                ) from None
         watch(Progress("training", self.step, self.steps, None, figures))
         while self.step < self.steps:
             loss = self._learn(self._batch())
