@@ -269,7 +269,8 @@ class PairedProposer(DeviceProposer):
                 self._run(f"guess {step}", count, blocks if step else 0, partial(self._guess, step, count, blocks))
             if not self.recordable:
                 self._choose(step, count)
-        tokens, probs = self._tokens[:steps, :rows].T.tolist(), self._likely[:steps, :rows].T.tolist()
+        tokens = self._tokens[:steps, :rows].T.tolist()
+        probs = self._likely[:steps, :rows].nan_to_num().T.tolist()  # a sick target's states may hold anything
         return [
             Draft.chain(own[: chain.run.length], self.source, sure[: chain.run.length])
             for chain, own, sure in zip(turn, tokens, probs, strict=True)
