@@ -20,7 +20,8 @@ _Shapes = Mapping[str, tuple[int, ...]]
 _NAMES = {
     "dflash": "dflash",
     "dspark": "dspark",
-    "arctic": "arctic",
+    "arcticmlp": "arctic",
+    "arcticlstm": "arctic",
     "mlpvariantspeculator": "arctic",
     "mlpspeculator": "mlp_speculator",
     "mlp_speculator": "mlp_speculator",
