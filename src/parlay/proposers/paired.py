@@ -110,7 +110,7 @@ class PairedProposer(DeviceProposer):
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._target = target
         self.head = read_head(options.model, replace(target.hub, revision=options.revision))
-        with Checkpoint(self.head.path) as weights:
+        with Checkpoint(self.head.path, head=True) as weights:
             self.describe(weights)
         self.cache = cache_spec(self.config, target.dtype)
 
@@ -166,7 +166,7 @@ class PairedProposer(DeviceProposer):
         self._layer_caches: tuple[LayerCache, ...] = allocate(
             self.cache, runtime.num_blocks, runtime.block_size, dtype
         )
-        with Checkpoint(self.head.path) as weights:
+        with Checkpoint(self.head.path, head=True) as weights:
             self.read(weights, runtime)
         self._vocabulary = self.vocabulary()
         self._passes: dict[tuple[str, int, int], Callable[[], object]] = {}
