@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from checkpoints import write_llama
+from checkpoints import EOS, write_llama
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
@@ -36,6 +38,24 @@ def test_completions_count(codec: TextCodec, tmp_path: Path) -> None:
     pair, whole = read(file, codec)
     assert (shown(pair, codec, counted=False), shown(pair, codec)) == ("what is it? ", "a cat")
     assert (shown(whole, codec, counted=False), shown(whole, codec)) == ("", "all of it")
+
+
+@pytest.mark.parametrize("appended", [False, True], ids=["nothing added", "an end added"])
+def test_completions_end(appended: bool, tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "target")
+    (path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<256>"}}')
+    if appended:
+        tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        tokenizer.post_processor = TemplateProcessing(single="$A <256>", special_tokens=[("<256>", EOS)])
+        tokenizer.save(str(path / "tokenizer.json"))
+    file = tmp_path / "pairs.jsonl"
+    ends = [("abc", "def"), ("abc", "def<256>"), ("abc<256>", "def")]
+    file.write_text("".join(json.dumps({"prompt": p, "completion": c}) + "\n" for p, c in ends))
+    abc, *rest = read(file, codec := TextCodec(path))
+    a, d = codec.encode("abc", add_special_tokens=False), codec.encode("def", add_special_tokens=False)
+    assert abc.tokens.tolist() == [*a, *d, EOS]
+    assert abc.counted.tolist() == [False] * 3 + [True] * 4
+    assert [text.tokens.tolist() for text in rest] == [[*a, *d, EOS], [*a, EOS, *d, EOS]]
 
 
 def test_answers_of_the_assistant_count(codec: TextCodec, tmp_path: Path) -> None:

@@ -140,7 +140,15 @@ def _whole(text: str, codec: TextCodec) -> Text:
 
 
 def _pair(prompt: str, completion: str, codec: TextCodec) -> Text:
-    return Text.of(codec.encode(prompt), codec.encode(completion, add_special_tokens=False))
+    """Return a prompt and what is to follow it, to its end: some tokenizers put one behind whatever they read."""
+    before, after, end = codec.encode(prompt), codec.encode(completion, add_special_tokens=False), codec.end
+    if end is not None:
+        plain = codec.encode(prompt, add_special_tokens=False)
+        if before[-1 - len(plain) :] == [*plain, end]:
+            before.pop()
+        if after[-1:] != [end]:
+            after.append(end)
+    return Text.of(before, after)
 
 
 def _messages(turns: Any) -> list[dict[str, str]]:
