@@ -552,7 +552,7 @@ def test_after_a_prefix_the_last_row_runs_once_more() -> None:
 
 def test_of_a_prefix_that_it_has_not_seen_all_rows_run_once_more() -> None:
     """With the request's own where there are as many; else from what rows are left over."""
-    rig = PairRig(enable_prefix_caching=True, max_num_batched_tokens=12)
+    rig = PairRig(enable_prefix_caching=True, max_num_batched_tokens=48)
     first = rig.add(range(10, 27), max_tokens=4, speculative=SpeculationOverride(enabled=False))
     assert not rig.step()[first.request_id].follow
     while rig.look():
@@ -561,9 +561,35 @@ def test_of_a_prefix_that_it_has_not_seen_all_rows_run_once_more() -> None:
     seen = []
     for _ in range(3):
         seen.append(rig.step()[second.request_id])
-    assert [(s.start, len(s.tokens), len(s.again)) for s in seen] == [(16, 3, 9), (19, 1, 10), (20, 1, 0)]
+    assert [(s.start, len(s.tokens), len(s.again)) for s in seen] == [(16, 3, 12), (19, 1, 7), (20, 1, 0)]
     assert second.unseen == 0
     assert len(second.draft) > 0
+
+
+def test_a_long_prefix_is_seen_again_in_parts() -> None:
+    """Else everybody would wait for steps that are as long as those of a prompt."""
+    rig = PairRig(enable_prefix_caching=True, max_num_batched_tokens=64, blocks=256)
+    rig.add(range(10, 412), max_tokens=4, speculative=SpeculationOverride(enabled=False))
+    while rig.look():
+        rig.commit()
+    late = [rig.add((*range(10, 410), 3, i), max_tokens=99) for i in range(2)]
+    steps = 0
+    while any(request.unseen or not request.draft for request in late):
+        spans = rig.step()
+        assert sum(again(spans).values()) <= 16
+        assert all(span.sample for span in spans.values())
+        steps += 1
+        assert steps < 60, "nobody catches up"
+    assert steps > 40
+
+
+def test_only_who_drafts_takes_a_block_for_the_pair_after() -> None:
+    for wish, blocks in ((None, 3), (SpeculationOverride(enabled=False), 2)):
+        rig = PairRig(max_num_batched_tokens=8)
+        rig.add(12, max_tokens=4, speculative=wish)
+        (span,) = rig.step().values()
+        assert len(span.tokens) == 8
+        assert len(span.blocks) == blocks
 
 
 def test_known_tokens_come_before_states_seen_again() -> None:

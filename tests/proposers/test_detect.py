@@ -93,6 +93,7 @@ KINDS: dict[str, list[tuple[dict[str, Any], dict[str, Tensor], str]]] = {
     "draft_model": [
         (LLAMA, {}, ""),
         ({"architectures": ["GPT2LMHeadModel"]}, {}, ""),
+        ({"architectures": ["ArcticForCausalLM"], "model_type": "arctic"}, {}, ""),
         (LLAMA, {f"model.{name}": tensor for name, tensor in eagle().items()}, ""),
     ],
 }

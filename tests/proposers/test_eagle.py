@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from parlay import LLM, CapacityError, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
-from parlay.proposers.paired import PairedProposer
+from parlay.proposers.paired import PairedProposer, _Chain, _Run
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.types.draft import Draft
@@ -266,6 +266,18 @@ def test_logits_of_all_passes_lie_in_the_same_memory(make_llm: MakeLLM, tmp_path
     head = head_of(make_llm(speculative_config={"model": str(write(tmp_path / "head", *HEADS[name]()))}))
     found = [head.score(torch.ones(rows, 64)) for rows in (1, 2, 64)]
     assert len({logits.data_ptr() for logits in found}) == 1
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+@pytest.mark.parametrize("method", METHODS)
+def test_states_that_are_no_numbers(make_llm: MakeLLM, method: str, value: float) -> None:
+    """Guesses are tokens then too, and their probabilities can be reckoned with."""
+    chain = _Chain(_Run(0, Stretch((3, 4), 1, range(4)), [0, 1], 4), 1)
+    (draft,) = head_of(make_llm(method, 4))._draft([chain], torch.full((2, 64), value))
+    assert len(draft) == 4
+    assert all(0 <= token < 257 for token in draft.tokens)
+    assert draft.probs is not None
+    assert all(0 <= p <= 1 for p in draft.probs)
 
 
 # ----------------------------------------------------------------------------------------------------- all layouts

@@ -56,6 +56,10 @@ BAD: dict[str, tuple[Callable[[], Made], str]] = {
     ),
     "eagle: shape": (lambda: _eagle(intermediate_size=81), r"has shape \[80, 64\], but the config says \[81, 64\]"),
     "eagle: key": (lambda: _eagle("num_attention_heads"), "lacks the key 'num_attention_heads'"),
+    "eagle: speculators": (
+        lambda: ({**speculators(speculators_model_type="eagle"), "speculators_config": {}}, _eagle()[1]),
+        "head in the format of speculators, of which only EAGLE-3 is served",
+    ),
     "eagle: activation": (lambda: _eagle(hidden_act="gelu"), "hidden_act='gelu' is not served"),
     "eagle: heads": (lambda: _eagle(head_dim=12), "head_dim 12 is not served"),
     "eagle3: width": (lambda: _eagle3(target_hidden_size=128), "width 128 but the target"),

@@ -139,7 +139,12 @@ def forms() -> dict[str, Callable[[Path, dict[str, Tensor]], Path]]:
     def prefixed(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
         return {prefix + name: tensor for name, tensor in tensors.items()}
 
+    def beside_the_target(path: Path, tensors: dict[str, Tensor]) -> Path:
+        config = json.loads((write_llama(path) / "config.json").read_text())
+        return write_head(path, config, tensors, "medusa_lm_head.pt")
+
     return {
+        "beside the target": beside_the_target,
         "pt": lambda path, t: write_medusa(path, t),
         "safetensors": lambda path, t: write_medusa(path, t, "medusa_lm_head.safetensors"),
         "prefix": lambda path, t: write_medusa(path, prefixed(t, "medusa_head.")),

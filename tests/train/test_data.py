@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from checkpoints import write_llama
+from checkpoints import EOS, write_llama
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from parlay.engine.tokenizer import TextCodec
+from parlay.errors import ConfigError
 from parlay.train.data import Text, digest, read_texts
 
 
@@ -37,6 +40,24 @@ def test_completions_count(codec: TextCodec, tmp_path: Path) -> None:
     assert (shown(whole, codec, counted=False), shown(whole, codec)) == ("", "all of it")
 
 
+@pytest.mark.parametrize("appended", [False, True], ids=["nothing added", "an end added"])
+def test_completions_end(appended: bool, tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "target")
+    (path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<256>"}}')
+    if appended:
+        tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        tokenizer.post_processor = TemplateProcessing(single="$A <256>", special_tokens=[("<256>", EOS)])
+        tokenizer.save(str(path / "tokenizer.json"))
+    file = tmp_path / "pairs.jsonl"
+    ends = [("abc", "def"), ("abc", "def<256>"), ("abc<256>", "def")]
+    file.write_text("".join(json.dumps({"prompt": p, "completion": c}) + "\n" for p, c in ends))
+    abc, *rest = read(file, codec := TextCodec(path))
+    a, d = codec.encode("abc", add_special_tokens=False), codec.encode("def", add_special_tokens=False)
+    assert abc.tokens.tolist() == [*a, *d, EOS]
+    assert abc.counted.tolist() == [False] * 3 + [True] * 4
+    assert [text.tokens.tolist() for text in rest] == [[*a, *d, EOS], [*a, EOS, *d, EOS]]
+
+
 def test_answers_of_the_assistant_count(codec: TextCodec, tmp_path: Path) -> None:
     file = tmp_path / "chats.jsonl"
     roles = [("user", "hello"), ("assistant", "good day"), ("user", "bye"), ("assistant", "farewell")]
@@ -46,12 +67,35 @@ def test_answers_of_the_assistant_count(codec: TextCodec, tmp_path: Path) -> Non
     assert shown(text, codec, counted=False) == "user: hello\nassistant:user: bye\nassistant:"
 
 
+def test_conversations_as_in_sharegpt(codec: TextCodec, tmp_path: Path) -> None:
+    turns = [("system", "be kind"), ("human", "hello"), ("gpt", "good day")]
+    file, twin = tmp_path / "sharegpt.jsonl", tmp_path / "messages.jsonl"
+    file.write_text(json.dumps({"id": "1", "conversations": [{"from": who, "value": said} for who, said in turns]}))
+    roles = {"human": "user", "gpt": "assistant"}
+    messages = [{"role": roles.get(who, who), "content": said} for who, said in turns]
+    twin.write_text(json.dumps({"messages": messages}))
+    (text,) = read(file, codec)
+    assert shown(text, codec) == " good day\n"
+    assert digest([text]) == digest(read(twin, codec))
+
+
+@pytest.mark.parametrize("turn", [3, {"from": "human"}, {"from": "dog", "value": "bow"}, {"from": [], "value": ""}])
+def test_turns_of_nobody(turn: object, codec: TextCodec, tmp_path: Path) -> None:
+    file = tmp_path / "sharegpt.jsonl"
+    for turns in (turn, [turn]):
+        file.write_text(json.dumps({"conversations": turns}))
+        with pytest.raises(ConfigError, match=r"line 1: a (turn|conversation) is"):
+            read(file, codec)
+
+
 def test_long_texts_are_cut(codec: TextCodec, tmp_path: Path) -> None:
     file = tmp_path / "long.txt"
     file.write_text("abcdefgh" * 20)
     texts = read(file, codec, 50)
     assert [len(text.tokens) for text in texts] == [50, 50, 50, 10]
     assert "".join(shown(text, codec) for text in texts) == "abcdefgh" * 20
+    file.with_name("more.txt").write_text("ijklmnop" * 8)
+    assert [text.document for text in read(tmp_path, codec, 50)] == [0, 0, 0, 0, 1, 1]
 
 
 def test_pieces_without_a_label_are_left_out(codec: TextCodec, tmp_path: Path) -> None:

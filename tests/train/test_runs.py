@@ -1,20 +1,27 @@
 """A run that is stopped and goes on ends as one that was not; the loss against its slow twin; what is refused."""
 
 import json
+import weakref
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkpoints import write_llama
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from training import options, write_prompts, write_target
 
+from parlay import LLM
 from parlay.cli.main import main
+from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, ModelError, ParlayError
-from parlay.train.run import Progress, schedule, train
+from parlay.train.data import Text, read_texts
+from parlay.train.options import TrainOptions
+from parlay.train.responses import write_responses
+from parlay.train.run import Progress, schedule, split, train
 from parlay.train.teacher import Output, Teacher
 from parlay.train.trainee import Guess, distil, methods
 
@@ -97,10 +104,38 @@ def test_a_run_is_not_mistaken_for_another(target: Path, data: Path, tmp_path: P
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
     with pytest.raises(ConfigError, match="damaged"):
         train("medusa", chosen)
+    for known in (3, "identity", torch.ones(2)):
+        torch.save({"identity": known, "state": {}}, checkpoint)
+        with pytest.raises(ConfigError, match="damaged"):
+            train("medusa", chosen)
     checkpoint.unlink()
     train("medusa", chosen)
     with pytest.raises(ConfigError, match="holds a model already"):
         train("medusa", chosen)
+
+
+def test_a_checkpoint_of_another_version(target: Path, data: Path, tmp_path: Path) -> None:
+    chosen = options(target, data, tmp_path / "head", **SHORT)
+    with pytest.raises(KilledError):
+        train("medusa", chosen, watch=killed_at("training", 4))
+    checkpoint = tmp_path / "head" / "training" / "checkpoint.pt"
+    saved = torch.load(checkpoint, weights_only=True)
+    some = dict(list(saved["state"]["trainee"].items())[1:])
+    for other in (
+        {"trainee": some},
+        {"optimizer": {"state": {}, "param_groups": []}},
+        {"random": 3},
+        {"figures": {"loss": 0.0}},
+        {"untrained": {"other": 3}},
+    ):
+        torch.save({**saved, "state": {**saved["state"], **other}}, checkpoint)
+        with pytest.raises(ConfigError, match=r"checkpoint\.pt does not fit this version of parlay"):
+            train("medusa", chosen)
+    torch.save({**saved, "state": {}}, checkpoint)
+    with pytest.raises(ConfigError, match="does not fit"):
+        train("medusa", chosen)
+    torch.save(saved, checkpoint)
+    train("medusa", chosen)
 
 
 def plain_loss(guess: Guess, wanted: Tensor) -> Tensor:
@@ -131,9 +166,6 @@ def test_the_loss_is_cross_entropy(cap: float, frozen: bool, monkeypatch: pytest
 
 def test_the_teacher_is_the_target(target: Path, data: Path, tmp_path: Path) -> None:
     """Texts in one pass have the states and distributions that they have alone, and the output layer makes them."""
-    from parlay.engine.tokenizer import TextCodec
-    from parlay.train.data import read_texts
-
     teacher = Teacher(options(target, data, tmp_path))
     texts = read_texts(data, TextCodec(target), 64, 96)[:5]
     lesson = teacher.lesson(texts)
@@ -151,6 +183,40 @@ def test_the_teacher_is_the_target(target: Path, data: Path, tmp_path: Path) -> 
             expected += [first + t for t in range(n - ahead) if text.counted[t + ahead]]
             first += n
         assert lesson.starts(ahead).tolist() == expected
+
+
+def test_what_is_held_out_has_nothing_of_what_is_learnt(tmp_path: Path) -> None:
+    chosen = options(tmp_path, tmp_path, tmp_path, held_out=0.2)
+    texts = [Text.of([1, 2], [3, 4, piece], document) for piece in range(7) for document in range(10)]
+    learnt, held = split(texts, chosen)
+    assert len(held) == 14
+    assert len({text.document for text in held}) == 2
+    assert not {text.document for text in held} & {text.document for text in learnt}
+    assert {id(text) for text in (*learnt, *held)} == {id(text) for text in texts}
+    with pytest.raises(ConfigError, match="a single document"):
+        split([replace(text, document=3) for text in texts], chosen)
+
+
+def test_a_response_is_of_its_prompts_document(target: Path, tmp_path: Path) -> None:
+    """Also if it was written before."""
+    texts = [Text.of([i] * 3, [5, 6], 10 + i) for i in range(4)]
+    chosen = options(target, tmp_path, tmp_path, generate=11, response_tokens=4)
+    for _ in range(2):
+        found = write_responses(tmp_path / "responses.jsonl", texts, chosen, "target")
+        assert len(found) == 11
+        assert all(text.document == 10 + text.tokens[0] for text in found)
+        assert len({text.document for text in found}) == 4
+
+
+def test_the_end_of_a_response_is_learnt(tmp_path: Path) -> None:
+    target = write_llama(tmp_path / "target", vocab_size=64, eos_token_id=[*range(40, 64)])
+    texts = [Text.of([i] * 6, [5, 6]) for i in range(4)]
+    chosen = options(target, tmp_path, tmp_path, generate=12, response_tokens=30)
+    found = write_responses(tmp_path / "responses.jsonl", texts, chosen, "target")
+    ended = [text for text in found if text.tokens[-1] >= 40]
+    assert len(ended) > 6
+    assert all(text.counted[-1] and (text.tokens[:-1] < 40).all() for text in ended)
+    assert all(len(text.tokens) == 36 for text in found if text not in ended)
 
 
 def test_the_rate_rises_and_falls() -> None:
@@ -173,7 +239,7 @@ def test_the_rate_rises_and_falls() -> None:
         ('{"messages": [{"role": "user", "content": "A"}]}', "no message of the role 'assistant'"),
         ('{"messages": 3}', "a conversation is a list"),
         ('{"messages": [{"role": "assistant"}, 3]}', "messages must be mappings"),
-        ('{"text": "ABCDEFGH"}', "a single text"),
+        ('{"text": "ABCDEFGH"}', "a single document"),
     ],
 )
 def test_bad_data_are_refused(content: str, message: str, target: Path, tmp_path: Path) -> None:
@@ -193,6 +259,42 @@ def test_bad_data_are_refused_before_weights_are_read(data: Path, tmp_path: Path
         train("medusa", options(target, data, tmp_path / "head"))
 
 
+@pytest.mark.parametrize(
+    ("method", "own", "message"),
+    [
+        ("eagle3", {"layers": (1, 2, 4)}, "the target has 3 layers"),
+        ("eagle3", {"draft_vocab_size": 65}, "beyond the target's 64 tokens"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_weights_are_read(
+    method: str, own: dict[str, Any], message: str, data: Path, tmp_path: Path
+) -> None:
+    target = write_target(tmp_path / "target")
+    (target / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match=message):
+        train(method, options(target, data, tmp_path / "head"), methods.load(method).Options(**own))
+
+
+def test_the_target_is_in_memory_once(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[weakref.ref[Any]] = []
+
+    def load(*given: Any, **more: Any) -> LLM:
+        llm = LLM(*given, **more)
+        writers.extend(map(weakref.ref, (llm, llm.engine, llm.engine._worker)))
+        return llm
+
+    def teach(chosen: TrainOptions) -> Teacher:
+        assert writers
+        assert not any(writer() for writer in writers), "who wrote is still there"
+        return Teacher(chosen)
+
+    monkeypatch.setattr("parlay.train.responses.LLM", load)
+    monkeypatch.setattr("parlay.train.run.Teacher", teach)
+    train("medusa", options(target, data, tmp_path / "head", **{**SHORT, "max_steps": 1}))
+
+
 def test_a_run_does_not_learn_from_its_own_files(target: Path, data: Path) -> None:
     with pytest.raises(ConfigError, match=r"lies within .*; give another output"):
         train("medusa", options(target, data.parent, data.parent / "head"))
@@ -209,6 +311,19 @@ def test_a_full_disk(target: Path, data: Path, tmp_path: Path) -> None:
     work.mkdir(parents=True)
     (work / "checkpoint.pt.partial").symlink_to("/dev/full")
     with pytest.raises(ConfigError, match=r"checkpoint\.pt cannot be written: .*goes on from its last checkpoint$"):
+        train("medusa", options(target, data, tmp_path / "head", **SHORT))
+
+
+def test_responses_that_cannot_be_kept(target: Path, data: Path, tmp_path: Path) -> None:
+    work = tmp_path / "head" / "training"
+    work.mkdir(parents=True)
+    file = work / "responses.jsonl"
+    file.symlink_to("/nowhere/at/all")
+    with pytest.raises(ConfigError, match=r"responses\.jsonl cannot be read or written: No such file"):
+        train("medusa", options(target, data, tmp_path / "head", **SHORT))
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ConfigError, match=r"responses\.jsonl cannot be read or written: Is a directory"):
         train("medusa", options(target, data, tmp_path / "head", **SHORT))
 
 

@@ -206,11 +206,11 @@ class Scheduler:
         """Yield the spans, with drafts where rows and blocks are left: to each request an equal share."""
         drafting = sum(known == r.gap and self._limit(r) > 0 for r, (known, _) in rows.items())
         left = self._rows_left(rows)
+        catching = max(2, self._config.max_num_batched_tokens // 4)  # rows that run again: everybody waits for them
         # A device proposer drafts for the next step, which will have about as many requests.
         next_share = self._config.max_num_batched_tokens // max(drafting, 1) - 1
         for request, (known, again) in rows.items():
-            end = request.computed + known
-            sample = known == request.gap
+            end, sample = request.computed + known, known == request.gap
             limit = self._limit(request)
             draft, budget = NO_DRAFT, max(min(limit, self._draft_length, next_share), 0) if self._device else 0
             if request.predicted:
@@ -227,10 +227,10 @@ class Scheduler:
                 drafting -= 1
                 left -= len(draft)
                 # One request after another catches up: by a row a step none would, as the target goes on too.
-                missing = self._unseen(request) - again if follow else 0
-                further = missing if missing <= left else left if left > 1 else 0
-                again, left = again + further, left - further
-            elif self._pairs and not request.table.grow(end + 1):
+                missing, room = self._unseen(request) - again if follow else 0, min(left, catching)
+                further = missing if missing <= room else room if room > 1 else 0
+                again, left, catching = again + further, left - further, catching - further
+            elif self._pairs and follow and not request.table.grow(end + 1):
                 budget, follow = 0, False  # there is no room for the pair of the token after these
             yield self._span(request, end, draft, budget, again, follow)
 

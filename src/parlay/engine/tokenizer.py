@@ -76,6 +76,13 @@ class TextCodec:
         """No token stands for more characters than this, whatever a normaliser joins."""
         return 4 * max(map(len, self.tokenizer.get_vocab()))
 
+    @cached_property
+    def end(self) -> int | None:
+        """The token that ends a text, if the tokenizer's config names one."""
+        name = self._config.get("eos_token")
+        found: int | None = self.tokenizer.token_to_id(_text(name)) if name else None
+        return found
+
     def spellings(self, word: str) -> list[list[int]]:
         """Return the tokens of `word` at the beginning of a text and, where they differ, after a space.
 

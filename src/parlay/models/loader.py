@@ -24,16 +24,21 @@ from parlay.models.pickled import Pickled
 
 _SAMPLE = 256  # bytes
 _PICKLED = (".bin", ".pt")
+_HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _NAME = 255  # characters of a file's name
 
 
 class Checkpoint:
     """The tensors of a model directory or GGUF file, by name; read one at a time, as asked for. A context manager."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, head: bool = False) -> None:
         """Open the weights in directory `path`, safetensors or else `.bin`, or GGUF file `path`.
 
         Of safetensors and GGUF files only headers are read here.
+
+        Args:
+            path: of the weights.
+            head: those of a draft head are wanted, beside which its target's may lie.
 
         Raises:
             ModelError: there are none, or one is corrupt.
@@ -42,7 +47,7 @@ class Checkpoint:
         self._stack = ExitStack()
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
-        for file in _weight_files(path):
+        for file in _weight_files(path, head):
             self._files[file] = handle = self._open(file)
             for name in handle.keys():  # noqa: SIM118 - not a mapping
                 self._where[name] = file
@@ -166,18 +171,16 @@ def _read_header(data: BinaryIO, size: int) -> bytes:
     return data.read(length)
 
 
-def _weight_files(path: Path) -> list[Path]:
+def _weight_files(path: Path, head: bool = False) -> list[Path]:
     if path.is_file():
         return [path]
-    # The first of these that is there is what the directory holds.
-    known = (
+    own = (
         "model.safetensors.index.json",
         "model.safetensors",
         "pytorch_model.bin.index.json",
         "pytorch_model.bin",
-        "medusa_lm_head.safetensors",
-        "medusa_lm_head.pt",
     )
+    known = (*_HEADS, *own) if head else (*own, *_HEADS)  # the first of these that is there is what counts
     first = path / next((name for name in known if (path / name).exists()), "model.safetensors")
     files = [first]
     if first.suffix == ".json":

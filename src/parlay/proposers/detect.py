@@ -20,7 +20,8 @@ _Shapes = Mapping[str, tuple[int, ...]]
 _NAMES = {
     "dflash": "dflash",
     "dspark": "dspark",
-    "arctic": "arctic",
+    "arcticmlp": "arctic",
+    "arcticlstm": "arctic",
     "mlpvariantspeculator": "arctic",
     "mlpspeculator": "mlp_speculator",
     "mlp_speculator": "mlp_speculator",
@@ -48,7 +49,7 @@ def detect(path: Path) -> str | None:
     if announced is not None:
         return announced
     try:
-        with Checkpoint(path) as weights:
+        with Checkpoint(path, head=True) as weights:
             shapes = {name: weights.shape(name) for name in weights.names}
     except ModelError:
         return None  # heads may have an ordinary language model's class, so that alone tells nothing

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parlay.errors import ModelError
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder, attention_shapes, mlp_shapes
 from parlay.models.heads import layer_config
@@ -40,6 +41,11 @@ class Proposer(PairedProposer):
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         head, target = self.head, self._target
         names = weights.names
+        if "speculators_model_type" in head.raw or "transformer_layer_config" in head.raw:
+            raise ModelError(
+                f"{head.path} is an EAGLE head in the format of speculators, of which only EAGLE-3 is served; give "
+                "one in the format of EAGLE's authors"
+            )
         self.config = config = layer_config(head, head.raw, _FIRST, names)
         head.check_target(target.config, hidden=config.hidden_size, vocab=config.vocab_size)
         width = config.hidden_size

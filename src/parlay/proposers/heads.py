@@ -96,7 +96,7 @@ class HeadProposer(DeviceProposer):
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._target = target
         self.head = read_head(options.model, replace(target.hub, revision=options.revision))
-        with Checkpoint(self.head.path) as weights:
+        with Checkpoint(self.head.path, head=True) as weights:
             self.default_length = self.describe(weights)
 
     def load(self, runtime: Runtime) -> None:
@@ -108,7 +108,7 @@ class HeadProposer(DeviceProposer):
         # Row 0 has the tokens that drafts begin with, row i the i-th guesses and how likely they are to the head.
         self._tokens = torch.zeros((most + 1, MOST_ROWS), dtype=torch.int32)
         self._probs = torch.zeros((most + 1, MOST_ROWS))
-        with Checkpoint(self.head.path) as weights:
+        with Checkpoint(self.head.path, head=True) as weights:
             self.read(weights, runtime)
 
     @abstractmethod

@@ -110,7 +110,7 @@ class PairedProposer(DeviceProposer):
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._target = target
         self.head = read_head(options.model, replace(target.hub, revision=options.revision))
-        with Checkpoint(self.head.path) as weights:
+        with Checkpoint(self.head.path, head=True) as weights:
             self.describe(weights)
         self.cache = cache_spec(self.config, target.dtype)
 
@@ -166,7 +166,7 @@ class PairedProposer(DeviceProposer):
         self._layer_caches: tuple[LayerCache, ...] = allocate(
             self.cache, runtime.num_blocks, runtime.block_size, dtype
         )
-        with Checkpoint(self.head.path) as weights:
+        with Checkpoint(self.head.path, head=True) as weights:
             self.read(weights, runtime)
         self._vocabulary = self.vocabulary()
         self._passes: dict[tuple[str, int, int], Callable[[], object]] = {}
@@ -269,7 +269,8 @@ class PairedProposer(DeviceProposer):
                 self._run(f"guess {step}", count, blocks if step else 0, partial(self._guess, step, count, blocks))
             if not self.recordable:
                 self._choose(step, count)
-        tokens, probs = self._tokens[:steps, :rows].T.tolist(), self._likely[:steps, :rows].T.tolist()
+        tokens = self._tokens[:steps, :rows].T.tolist()
+        probs = self._likely[:steps, :rows].nan_to_num().T.tolist()  # a sick target's states may hold anything
         return [
             Draft.chain(own[: chain.run.length], self.source, sure[: chain.run.length])
             for chain, own, sure in zip(turn, tokens, probs, strict=True)

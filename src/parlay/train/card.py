@@ -1,5 +1,6 @@
 """The model card of a trained head."""
 
+import json
 import shlex
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,9 @@ def card(
         f"| {i + 1} | {before:.1%} | {after:.1%} |"
         for i, (before, after) in enumerate(zip(untrained.accuracy, figures.accuracy, strict=True))
     )
+    head = shlex.quote(json.dumps({"model": options.output}))
     return f"""---
-base_model: {options.target}
+base_model: {json.dumps(options.target)}
 library_name: parlay
 tags: [speculative-decoding, {method}]
 ---
@@ -43,14 +45,15 @@ tags: [speculative-decoding, {method}]
 
 It guesses the next tokens of its target, which confirms or corrects them: with it, text comes faster and is the same.
 
-    parlay generate --model {shlex.quote(options.target)} --speculative-config '{{"model": "{options.output}"}}'
+    parlay generate --model {shlex.quote(options.target)} --speculative-config {head}
 
 ## Training
 
     {command(method, options, own)}
 
 With parlay {__version__}, in {steps:,} steps. Learnt from {source}: {tokens:,} tokens, of which {counted:,} count.
-Of the texts, {options.held_out:.1%} were held out. The head learnt the target's distributions, not the tokens alone.
+Of the documents they come from, {options.held_out:.1%} were held out. The head learnt the target's distributions, not
+the tokens alone.
 
 ## On the held-out texts
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from parlay.errors import ConfigError, RequestError, shown
 from parlay.log import logger
 
 LEAST_TOKENS = 4  # of a text; shorter ones teach nothing
-_FORMS = "'prompt' and 'completion', 'messages', or 'text'"
+_FORMS = "'prompt' and 'completion', 'messages', 'conversations', or 'text'"
+_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}  # of ShareGPT's conversations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,16 +27,18 @@ class Text:
     Attributes:
         tokens: `[length]`.
         counted: `[length]`.
+        document: number of the file, line or conversation that it comes from.
     """
 
     tokens: NDArray[np.int32]
     counted: NDArray[np.bool_]
+    document: int = 0
 
     @classmethod
-    def of(cls, prompt: list[int], response: list[int]) -> "Text":
+    def of(cls, prompt: list[int], response: list[int], document: int = 0) -> "Text":
         """Return a text of which only the response counts."""
         counted = np.arange(len(prompt) + len(response)) >= len(prompt)
-        return cls(np.array([*prompt, *response], dtype=np.int32), counted)
+        return cls(np.array([*prompt, *response], dtype=np.int32), counted, document)
 
 
 def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int) -> list[Text]:
@@ -50,11 +53,9 @@ def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int) -> lis
     Raises:
         ConfigError: there is nothing to read, or something is not what its name says; the message says where.
     """
+    documents = (text for file, alone in _files(path) for text in _read(file, codec, alone))
     texts = [
-        piece
-        for file, alone in _files(path)
-        for text in _read(file, codec, alone)
-        for piece in _cut(text, max_length)
+        piece for number, text in enumerate(documents) for piece in _cut(replace(text, document=number), max_length)
     ]
     texts = [text for text in texts if len(text.tokens) >= LEAST_TOKENS and text.counted[2:].any()]
     if not texts:
@@ -124,6 +125,8 @@ def _entry(line: str, codec: TextCodec) -> Text:
         raise ConfigError(f"an entry is an object with {_FORMS}, not {shown(entry)}")
     if "messages" in entry:
         return _conversation(entry["messages"], codec)
+    if "conversations" in entry:
+        return _conversation(_messages(entry["conversations"]), codec)
     for keys, make in ((("prompt", "completion"), _pair), (("text",), _whole)):
         values = [entry.get(key) for key in keys]
         if all(isinstance(value, str) for value in values):
@@ -137,7 +140,28 @@ def _whole(text: str, codec: TextCodec) -> Text:
 
 
 def _pair(prompt: str, completion: str, codec: TextCodec) -> Text:
-    return Text.of(codec.encode(prompt), codec.encode(completion, add_special_tokens=False))
+    """Return a prompt and what is to follow it, to its end: some tokenizers put one behind whatever they read."""
+    before, after, end = codec.encode(prompt), codec.encode(completion, add_special_tokens=False), codec.end
+    if end is not None:
+        plain = codec.encode(prompt, add_special_tokens=False)
+        if before[-1 - len(plain) :] == [*plain, end]:
+            before.pop()
+        if after[-1:] != [end]:
+            after.append(end)
+    return Text.of(before, after)
+
+
+def _messages(turns: Any) -> list[dict[str, str]]:
+    """Return ShareGPT's turns as messages."""
+    if not isinstance(turns, list):
+        raise ConfigError(f"a conversation is a list of turns, not {shown(turns)}")
+    for turn in turns:
+        speaks = turn.get("from") if isinstance(turn, dict) else None
+        if not (isinstance(speaks, str) and speaks in _ROLES and isinstance(turn.get("value"), str)):
+            raise ConfigError(
+                f"a turn is an object with 'value', a text, and 'from', one of {list(_ROLES)}, not {shown(turn)}"
+            )
+    return [{"role": _ROLES[turn["from"]], "content": turn["value"]} for turn in turns]
 
 
 def _conversation(messages: Any, codec: TextCodec) -> Text:
@@ -168,4 +192,4 @@ def _conversation(messages: Any, codec: TextCodec) -> Text:
 def _cut(text: Text, length: int) -> Iterator[Text]:
     for first in range(0, len(text.tokens), length):
         piece = slice(first, first + length)
-        yield Text(text.tokens[piece], text.counted[piece])
+        yield replace(text, tokens=text.tokens[piece], counted=text.counted[piece])

@@ -13,8 +13,8 @@ class TrainOptions:
 
     Attributes:
         target: the model to draft for: a directory, a name on the hub, or that of an embedded model.
-        data: a file of text or, ending in .jsonl, of JSON objects with `prompt` and `completion`, `messages`, or
-            `text`; or a directory of such files.
+        data: a file of text or, ending in .jsonl, of JSON objects with `prompt` and `completion`, `messages`,
+            `conversations`, or `text`; or a directory of such files.
         output: directory of the head, made if need be; a run that was stopped goes on from what it left there.
         generate: how many responses the target writes first, to be learnt from in place of the data, which then are
             prompts; 0 learns from the data as they are.
@@ -28,7 +28,8 @@ class TrainOptions:
         warmup: share of the steps in which the rate rises; then it falls to 0 as a cosine.
         weight_decay: of AdamW, on matrices only.
         clip: largest norm of a step's gradient.
-        held_out: share of the texts that are only measured on.
+        held_out: share of the documents (files, lines, conversations) that are only measured on, with all that comes
+            of them.
         evaluate_every: steps between two measurements on those, and between two checkpoints.
         autocast: multiply in bfloat16; weights and optimiser stay in float32.
         device: where the head is trained, `cpu` or `cuda`; the target runs where the engine runs, on the CPU.

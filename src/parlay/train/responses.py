@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parlay.errors import ConfigError
 from parlay.llm import LLM
@@ -33,14 +34,21 @@ def write_responses(
         tick: called with the number of responses that there are.
 
     Raises:
-        ConfigError: the file has been written with other options or data.
+        ConfigError: the file has been written with other options or data, or cannot be read or written.
     """
     shaping = {name: value for name, value in asdict(options).items() if name in _SHAPING}
     header = json.dumps({**shaping, "weights": target, "data": digest(texts)}, sort_keys=True)
-    found = _read(file, header)
-    if len(found) < options.generate:
-        _write(file, header, found, texts, options, tick)
-    made = [Text.of(*pair) for pair in found[: options.generate]]
+    try:
+        found = _read(file, header)
+        if len(found) < options.generate:
+            _write(file, header, found, texts, options, tick)
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be read or written: {error.strerror}; put that right, and the run goes on with "
+            "the responses that are there"
+        ) from None
+    order = _order(texts, options)
+    made = [Text.of(*pair, texts[order[i % len(texts)]].document) for i, pair in enumerate(found[: options.generate])]
     made = [text for text in made if len(text.tokens) >= LEAST_TOKENS and text.counted[2:].any()]
     if not made:
         raise ConfigError(
@@ -64,7 +72,7 @@ def _read(file: Path, header: str) -> list[tuple[list[int], list[int]]]:
         found = [
             (list(map(int, entry["prompt"])), list(map(int, entry["response"]))) for entry in map(json.loads, lines)
         ]
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+    except (UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{file} is damaged; delete it, and the target writes its responses again") from None
@@ -81,7 +89,7 @@ def _write(
     options: TrainOptions,
     tick: Callable[[int], None],
 ) -> None:
-    order = np.random.default_rng(options.seed).permutation(len(texts))
+    order = _order(texts, options)
     llm = LLM(options.target, dtype=options.dtype, max_model_len=options.max_length)
     with file.open("a", encoding="utf-8") as out:
         if not out.tell():
@@ -107,6 +115,11 @@ def _write(
                 out.write(json.dumps({"prompt": pair[0], "response": pair[1]}) + "\n")
             out.flush()
     tick(len(found))
+
+
+def _order(texts: list[Text], options: TrainOptions) -> NDArray[np.int64]:
+    """Return the order in which texts give prompts: the i-th response's is of the i-th of these, over and over."""
+    return np.random.default_rng(options.seed).permutation(len(texts))
 
 
 def _prompt(text: Text, number: int, options: TrainOptions) -> list[int]:

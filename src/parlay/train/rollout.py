@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
 from parlay.errors import ConfigError, ModelError
+from parlay.models.config import ModelConfig
 from parlay.models.select import lends
 from parlay.train.data import Text
 from parlay.train.layers import frequencies, public_name, random, turn
@@ -155,15 +156,18 @@ class RolloutTrainee(Trainee):
 
     def __init__(self, options: _Asked, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
-        if not lends(teacher.config):
-            raise ModelError(
-                f"{teacher.config.path} has no embedding to lend, for no family of parlay's computes that model; "
-                "train a head of another kind"
-            )
         self.guesses, self.config = options.rollout, teacher.config
         self.inner = options.intermediate_size or teacher.config.intermediate_size
         self._embedding = teacher.embedding()
         self._turns = frequencies(teacher.config.head_dim, THETA)
+
+    @classmethod
+    def check(cls, options: Any, target: ModelConfig) -> None:  # noqa: D102
+        if not lends(target):
+            raise ModelError(
+                f"{target.path} has no embedding or states between its layers to lend, for no family of parlay's "
+                "computes that model; train a head of another kind"
+            )
 
     @abstractmethod
     def begin(self, lesson: Lesson) -> Tensor:

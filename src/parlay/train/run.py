@@ -1,4 +1,7 @@
-"""A training run: the same weights in the end, however often it is stopped and goes on."""
+"""A training run: however often it is stopped and goes on, it ends with the same weights.
+
+Bit for bit that is so on the CPU, with as many threads.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,13 +16,12 @@ from torch import Tensor
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
 from parlay.models.loader import digest_weights
-from parlay.models.select import describe_model
 from parlay.train.card import card
 from parlay.train.data import Text, digest, read_texts
 from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
 from parlay.train.save import load_checkpoint, save_checkpoint, save_head
-from parlay.train.teacher import Teacher
+from parlay.train.teacher import Teacher, describe_target
 from parlay.train.trainee import Trainee, distil, methods
 
 _BETAS = (0.9, 0.95)
@@ -93,10 +95,11 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{output} cannot be written to: {error.strerror}") from None
-    target = describe_model(options.target)
+    target = describe_target(options)
     path = target.path
+    module.Trainee.check(own, target)
     texts = read_texts(data, TextCodec(path), target.vocab_size, options.max_length)
-    teacher = Teacher(options)  # reads weights, which takes longer than to find fault with the data
+    split(texts, options)  # refuses a single document before hours of writing
     weights = digest_weights(path).hex()[:16]
     if options.generate:
 
@@ -104,6 +107,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
             watch(Progress("writing", done, options.generate))
 
         texts = write_responses(work / "responses.jsonl", texts, options, weights, tick)
+    teacher = Teacher(options)  # only now, so that the target's weights are in memory once while it writes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         run = _Run(method, module.Trainee(own, teacher, texts), teacher, texts, options)
@@ -131,12 +135,7 @@ class _Run:
     ) -> None:
         self.options, self.teacher = options, teacher
         self.trainee = trainee.to(options.device)
-        held = max(1, round(len(texts) * options.held_out))
-        if held >= len(texts):
-            raise ConfigError("a single text cannot be both learnt from and held out; give more data")
-        order = np.random.default_rng(options.seed).permutation(len(texts))
-        self.held_out = [texts[i] for i in order[:held]]
-        self.texts = [texts[i] for i in order[held:]]
+        self.texts, self.held_out = split(texts, options)
         self.steps = options.epochs * -(-len(self.texts) // options.batch_size)
         if options.max_steps is not None:
             self.steps = min(self.steps, options.max_steps)
@@ -157,7 +156,13 @@ class _Run:
         if state is None:
             figures = self.untrained = self.measure()
         else:
-            figures = self._restore(state)
+            try:
+                figures = self._restore(state)
+            except (LookupError, TypeError, ValueError, RuntimeError, AttributeError):
+                raise ConfigError(
+                    f"{checkpoint} does not fit this version of parlay; go on with the one that wrote it, or delete "
+                    "it and the run begins anew"
+                ) from None
         watch(Progress("training", self.step, self.steps, None, figures))
         while self.step < self.steps:
             loss = self._learn(self._batch())
@@ -246,6 +251,26 @@ class _Run:
         self.step = state["step"]
         self.untrained = Figures(**state["untrained"])
         return Figures(**state["figures"])
+
+
+def split(texts: Sequence[Text], options: TrainOptions) -> tuple[list[Text], list[Text]]:
+    """Return texts to learn from and those to measure on, in random order; those of a document stay together.
+
+    Raises:
+        ConfigError: they are of a single document.
+    """
+    documents = sorted({text.document for text in texts})
+    held = max(1, round(len(documents) * options.held_out))
+    if held >= len(documents):
+        raise ConfigError(
+            "a single document cannot be both learnt from and held out; give more files or lines of JSON, or a text "
+            "as several"
+        )
+    order = np.random.default_rng(options.seed).permutation(documents)
+    place = {int(document): i for i, document in enumerate(order)}
+    found = sorted(texts, key=lambda text: place[text.document])
+    learnt = sum(place[text.document] >= held for text in found)
+    return found[len(found) - learnt :], found[: len(found) - learnt]
 
 
 def schedule(step: int, steps: int, warmup: float) -> float:

@@ -37,8 +37,8 @@ def load_checkpoint(path: Path, identity: dict[str, Any]) -> dict[str, Any] | No
         return None
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        known, state = saved["identity"], saved["state"]
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError):
+        known, state = dict(saved["identity"]), dict(saved["state"])
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, EOFError, pickle.UnpicklingError):
         raise ConfigError(f"{path} is damaged; delete it, and the run begins anew") from None
     for key in sorted({*known, *identity}):
         if known.get(key) != identity.get(key):
@@ -46,8 +46,7 @@ def load_checkpoint(path: Path, identity: dict[str, Any]) -> dict[str, Any] | No
                 f"{path} is of a run with {key}={shown(known.get(key))}, not {shown(identity.get(key))}; give "
                 "the same, or another output"
             )
-    found: dict[str, Any] = state
-    return found
+    return state
 
 
 def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str, target: Path) -> None:

@@ -11,8 +11,9 @@ from torch.nn.functional import linear
 from parlay import env
 from parlay.errors import ConfigError, ModelError
 from parlay.kernels.select import select_kernels
+from parlay.models.config import ModelConfig
 from parlay.models.decoder import Decoder
-from parlay.models.select import check_weights, describe_model, lends, load_model, resolve_dtype
+from parlay.models.select import check_weights, describe_model, load_model, resolve_dtype
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.train.data import Text
@@ -68,6 +69,22 @@ class Lesson:
         return ((self.text[:-ahead] == self.text[ahead:]) & self.counted[ahead:]).nonzero()[:, 0]
 
 
+def describe_target(options: TrainOptions) -> ModelConfig:
+    """Return the target's shape, reading no weights.
+
+    Raises:
+        ConfigError: an option does not fit it.
+        ModelError: it cannot be found or served.
+    """
+    config = describe_model(options.target)
+    resolve_dtype(options.dtype, config)
+    if options.max_length > config.max_position:
+        raise ConfigError(
+            f"max_length={options.max_length} is beyond the {config.max_position} positions of the target; lower it"
+        )
+    return config
+
+
 class Teacher:
     """A target that is only looked at.
 
@@ -83,13 +100,8 @@ class Teacher:
             ConfigError: an option does not fit it.
             ModelError: it cannot be found, read or served.
         """
-        self.config = describe_model(options.target)
+        self.config = describe_target(options)
         self.dtype = resolve_dtype(options.dtype, self.config)
-        if options.max_length > self.config.max_position:
-            raise ConfigError(
-                f"max_length={options.max_length} is beyond the {self.config.max_position} positions of the target; "
-                "lower it"
-            )
         check_weights(self.config)
         torch.set_num_threads(env.threads())
         kernels = select_kernels()
@@ -102,14 +114,8 @@ class Teacher:
     def tap(self, layers: tuple[int, ...]) -> None:
         """Have every lesson give the residual stream after so many layers; before the first lesson.
 
-        Raises:
-            ModelError: the target cannot lend it.
+        Only a target that `lends` can.
         """
-        if not lends(self.config):
-            raise ModelError(
-                f"{self.config.path} has no states between its layers to give, for no family of parlay's computes "
-                "that model; train another method"
-            )
         self._runner.tap(layers)
 
     def parts(self, texts: Sequence[Text]) -> list[list[Text]]:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from parlay.models.config import ModelConfig
 from parlay.registry import Registry
 from parlay.train.data import Text
 from parlay.train.teacher import Lesson, Output, Teacher
@@ -70,6 +71,20 @@ class Trainee(nn.Module, ABC):
             ModelError: this method has no head for such a target.
         """
         super().__init__()
+        self.check(options, teacher.config)
+
+    @classmethod
+    def check(cls, options: Any, target: ModelConfig) -> None:
+        """Refuse what the target's config alone shows to be wrong, before weights are read.
+
+        Args:
+            options: the method's own.
+            target: the shape of the target.
+
+        Raises:
+            ConfigError: options that are out of range.
+            ModelError: this method has no head for such a target.
+        """
 
     @abstractmethod
     def guess(self, lesson: Lesson) -> Iterator[Guess]:

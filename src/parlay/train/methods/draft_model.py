@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from parlay.errors import ConfigError, ModelError
+from parlay.models.config import ModelConfig
 from parlay.train.data import Text
 from parlay.train.layers import frequencies, public_name, random, turn
 from parlay.train.teacher import Lesson, Output, Teacher
@@ -95,11 +96,6 @@ class Trainee(Base):
 
     def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
-        if teacher.config.path.is_file():
-            raise ModelError(
-                f"{teacher.config.path} has its tokenizer within, but a draft model needs one in a file of its own; "
-                "give the target as a directory"
-            )
         self.guesses = 1
         self._options, self._config = options, teacher.config
         width = options.hidden_size
@@ -109,6 +105,14 @@ class Trainee(Base):
         self.norm = nn.Parameter(torch.ones(width))
         size = width // options.num_heads
         self._turns = frequencies(size, _THETA)
+
+    @classmethod
+    def check(cls, options: Options, target: ModelConfig) -> None:  # noqa: D102
+        if target.path.is_file():
+            raise ModelError(
+                f"{target.path} has its tokenizer within, but a draft model needs one in a file of its own; give the "
+                "target as a directory"
+            )
 
     def guess(self, lesson: Lesson) -> Iterator[Guess]:  # noqa: D102
         rows = torch.arange(len(lesson.text), device=lesson.text.device)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from parlay.errors import ConfigError
+from parlay.models.config import ModelConfig
 from parlay.train.data import Text
 from parlay.train.layers import random
 from parlay.train.rollout import Layer, Rollout, RolloutTrainee, norm
@@ -46,13 +47,7 @@ class Trainee(RolloutTrainee):
     def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
         width, vocab, depth = teacher.config.hidden_size, teacher.config.vocab_size, teacher.config.num_layers
-        if options.draft_vocab_size > vocab:
-            raise ConfigError(
-                f"draft_vocab_size={options.draft_vocab_size} is beyond the target's {vocab} tokens; lower it"
-            )
         self.taps = options.layers or _usual(depth)
-        if not 0 <= self.taps[0] <= self.taps[-1] <= depth:
-            raise ConfigError(f"layers={list(self.taps)}, but the target has {depth} layers; give others")
         teacher.tap(self.taps)
         self._ids = _commonest(texts, vocab, options.draft_vocab_size) if options.draft_vocab_size else None
         self.fc = random(width, 3 * width)
@@ -60,6 +55,18 @@ class Trainee(RolloutTrainee):
         self.layer = Layer(teacher, 2 * width, self.inner)
         first = teacher.output().weight.float().cpu()
         self.head = nn.Parameter((first if self._ids is None else first[self._ids]).clone())
+
+    @classmethod
+    def check(cls, options: Options, target: ModelConfig) -> None:  # noqa: D102
+        super().check(options, target)
+        if options.draft_vocab_size > target.vocab_size:
+            raise ConfigError(
+                f"draft_vocab_size={options.draft_vocab_size} is beyond the target's {target.vocab_size} tokens; "
+                "lower it"
+            )
+        layers = options.layers or _usual(target.num_layers)
+        if not 0 <= layers[0] <= layers[-1] <= target.num_layers:
+            raise ConfigError(f"layers={list(layers)}, but the target has {target.num_layers} layers; give others")
 
     def begin(self, lesson: Lesson) -> Tensor:  # noqa: D102
         return linear(torch.cat(lesson.tapped, -1), self.fc)
