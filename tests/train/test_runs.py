@@ -193,8 +193,10 @@ def test_what_is_held_out_has_nothing_of_what_is_learnt(tmp_path: Path) -> None:
     assert len({text.document for text in held}) == 2
     assert not {text.document for text in held} & {text.document for text in learnt}
     assert {id(text) for text in (*learnt, *held)} == {id(text) for text in texts}
-    with pytest.raises(ConfigError, match="a single document"):
-        split([replace(text, document=3) for text in texts], chosen)
+    alone = [replace(text, document=3) for text in texts]
+    assert split(alone, chosen) == (alone[:-14], alone[-14:])
+    with pytest.raises(ConfigError, match="a single text"):
+        split(texts[:1], chosen)
 
 
 def test_a_response_is_of_its_prompts_document(target: Path, tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_the_rate_rises_and_falls() -> None:
         ('{"messages": [{"role": "user", "content": "A"}]}', "no message of the role 'assistant'"),
         ('{"messages": 3}', "a conversation is a list"),
         ('{"messages": [{"role": "assistant"}, 3]}', "messages must be mappings"),
-        ('{"text": "ABCDEFGH"}', "a single document"),
+        ('{"text": "ABCDEFGH"}', "a single text"),
     ],
 )
 def test_bad_data_are_refused(content: str, message: str, target: Path, tmp_path: Path) -> None:

@@ -99,7 +99,6 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
     path = target.path
     module.Trainee.check(own, target)
     texts = read_texts(data, TextCodec(path), target.vocab_size, options.max_length)
-    split(texts, options)  # refuses a single document before hours of writing
     weights = digest_weights(path).hex()[:16]
     if options.generate:
 
@@ -254,18 +253,20 @@ class _Run:
 
 
 def split(texts: Sequence[Text], options: TrainOptions) -> tuple[list[Text], list[Text]]:
-    """Return texts to learn from and those to measure on, in random order; those of a document stay together.
+    """Return texts to learn from and those to measure on; those of a document stay together, in a random order.
+
+    Of a single document the last texts are measured on.
 
     Raises:
-        ConfigError: they are of a single document.
+        ConfigError: there is a single text.
     """
+    if len(texts) < 2:
+        raise ConfigError("a single text cannot be both learnt from and held out; give more data")
     documents = sorted({text.document for text in texts})
-    held = max(1, round(len(documents) * options.held_out))
-    if held >= len(documents):
-        raise ConfigError(
-            "a single document cannot be both learnt from and held out; give more files or lines of JSON, or a text "
-            "as several"
-        )
+    if len(documents) == 1:
+        held = min(max(1, round(len(texts) * options.held_out)), len(texts) - 1)
+        return list(texts[:-held]), list(texts[-held:])
+    held = min(max(1, round(len(documents) * options.held_out)), len(documents) - 1)
     order = np.random.default_rng(options.seed).permutation(documents)
     place = {int(document): i for i, document in enumerate(order)}
     found = sorted(texts, key=lambda text: place[text.document])
