@@ -41,7 +41,7 @@ base_model: {json.dumps(options.target)}
 library_name: parlay
 tags: [speculative-decoding, {method}]
 ---
-# A {method} draft head for {options.target}
+# {method} draft head for {options.target}
 
 It guesses the next tokens of its target, which confirms or corrects them: with it, text comes faster and is the same.
 
