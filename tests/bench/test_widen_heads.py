@@ -17,6 +17,7 @@ from parlay.bench.widen import Shape, widen
 from parlay.bench.widen_heads import widen_all, widen_head
 from parlay.cli.main import main
 from parlay.errors import ConfigError, ModelError
+from parlay.proposers.select import proposers
 
 # By a power of 4 in width, with more layers than the small one's 3 or 4.
 SHAPE = Shape(hidden_size=256, num_layers=7, num_heads=16, num_kv_heads=4, intermediate_size=160)
@@ -246,10 +247,11 @@ def test_benchmarks_leave_out_what_does_not_fit(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from parlay.proposers import draft_model, medusa
-
-    monkeypatch.setattr(draft_model, "EMBEDDED", None)  # its vocabulary is another
-    monkeypatch.setattr(medusa, "EMBEDDED", {"model": str(heads["medusa, first generation"])})
+    for name in proposers.names():
+        module = proposers.load(name)
+        if "model" in (module.EMBEDDED or {}):  # of the embedded target, whose vocabulary is another
+            monkeypatch.setattr(module, "EMBEDDED", None)
+    monkeypatch.setattr(proposers.load("medusa"), "EMBEDDED", {"model": str(heads["medusa, first generation"])})
     assert "medusa" in contenders(str(target), None)
     assert not caplog.records
     wide = wide_of(target)
