@@ -23,7 +23,7 @@ from parlay.proposers.heads import MOST_ROWS, HeadProposer, Options, take_best
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
-EMBEDDED: Mapping[str, Any] | None = None
+EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-mlp-speculator"}
 _EPS = 1e-6
 _MOST_GUESSES = 64
 _PREFIX = "speculator."
