@@ -97,38 +97,66 @@ inline int64_t draw_row(const float* scores, float temperature, uint64_t seed, i
   return best.token;
 }
 
-// The same over the listed tokens alone; `top` is the highest of their scores. What pads the list never wins.
-inline int64_t draw_list(const List& kept, float top, uint64_t seed, int64_t position) {
-  if (kept.size < 2 || top == -kInf) return kept.size ? kept.token[0] : 0;
+// The same over a list: where in it the winner stands. `tokens` are those of the noise; `top` is the highest of the
+// scores. What pads the list never wins.
+inline int64_t draw_list(const List& kept, const int32_t* tokens, float top, uint64_t seed, int64_t position) {
+  if (kept.size < 2 || top == -kInf) return 0;
   uint32_t words[kLanes];
-  Best best = {-(double)kInf, kept.token[0]};
+  Best best = {-(double)kInf, 0};
   for (int64_t first = 0; first < kept.size; first += kLanes) {
     const float lead = (float)(best.value - (double)top);
     const Vec below = load(kept.score + first) - splat(top);
     if (!not_above(splat(lead - kMostNoise - 0.01f), below)) continue;
-    philox_tokens(seed, position, kept.token + first, words);
+    philox_tokens(seed, position, tokens + first, words);
     const Vec bound = fma(exp(below - splat(lead)), splat(1.001f), splat(0x1p-30f));
     uint32_t passed = not_above(fractions(words), bound);
     for (; passed; passed &= passed - 1) {
       const int lane = __builtin_ctz(passed);
-      best.offer((double)kept.score[first + lane] + gumbel_of(words[lane]), kept.token[first + lane]);
+      best.offer((double)kept.score[first + lane] + gumbel_of(words[lane]), first + lane);
     }
   }
   return best.token;
 }
 
+// Which of a row's scores wins.
+inline int64_t draw_place(const DrawArgs& a, int64_t row) {
+  const float* scores = a.scores + row * a.vocab;
+  const float temperature = a.temperatures[row];
+  const Filter filter = filter_of(a.filters, row, a.vocab);
+  if (temperature == 0 || (filter.keeps_all() && !a.ids))
+    return draw_row(scores, temperature, a.seeds[row], a.positions[row], a.vocab);
+  float top;
+  const List kept = survivors(scores, temperature, filter, a.vocab, &top);
+  if (kept.size == 0) return 0;
+  int32_t* tokens = kept.token;
+  if (a.ids) {
+    tokens = (int32_t*)kept.weight;  // which nobody asks for any more
+    for (int64_t i = 0; i < kept.size; ++i) tokens[i] = (int32_t)a.ids[kept.token[i]];
+    for (int64_t i = kept.size; i % kLanes; ++i) tokens[i] = 0;
+  }
+  return kept.token[draw_list(kept, tokens, top, a.seeds[row], a.positions[row])];
+}
+
+// The share of one score in the softmax of all, 0 where that is no number.
+inline float share(const float* scores, int64_t place, float temperature, int64_t vocab) {
+  int64_t first_best;
+  const float top = scaled(highest(scores, vocab, &first_best), temperature), own = scaled(scores[place], temperature);
+  if (own == -kInf || top == kInf) return 0;
+  const Vec divisor = splat(temperature), low = splat(-kInf);
+  Vec lanes = splat(0.f);
+  for (int64_t first = 0; first < vocab; first += kLanes)
+    lanes = lanes + exp(unless_nan(load_scores(scores, first, vocab) / divisor, low) - splat(top));
+  float lone[kLanes];
+  store(lone, exp(splat(own - top)));
+  return lone[0] / sum(lanes);
+}
+
 void draw(const DrawArgs& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    const float* scores = a.scores + row * a.vocab;
+    const int64_t place = draw_place(a, row);
+    a.out[row] = a.ids ? a.ids[place] : place;
     const float temperature = a.temperatures[row];
-    const Filter filter = filter_of(a.filters, row, a.vocab);
-    if (temperature == 0 || filter.keeps_all()) {
-      a.out[row] = draw_row(scores, temperature, a.seeds[row], a.positions[row], a.vocab);
-    } else {
-      float top;
-      const List kept = survivors(scores, temperature, filter, a.vocab, &top);
-      a.out[row] = draw_list(kept, top, a.seeds[row], a.positions[row]);
-    }
+    if (a.probs) a.probs[row] = share(a.scores + row * a.vocab, place, temperature == 0 ? 1 : temperature, a.vocab);
   }
 }
 

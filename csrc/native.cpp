@@ -319,14 +319,17 @@ void process(uintptr_t scores, uintptr_t temperatures, uintptr_t min_p, uintptr_
 }
 
 void draw(uintptr_t scores, uintptr_t temperatures, uintptr_t min_p, uintptr_t top_k, uintptr_t top_p,
-          uintptr_t seeds, uintptr_t positions, uintptr_t out, int64_t rows, int64_t vocab) {
+          uintptr_t seeds, uintptr_t positions, uintptr_t out, uintptr_t ids, uintptr_t probs, int64_t rows,
+          int64_t vocab) {
   const DrawArgs a = {at<float>(scores),
                       at<float>(temperatures),
                       {at<double>(min_p), at<int64_t>(top_k), at<double>(top_p)},
                       at<uint64_t>(seeds),
                       at<int64_t>(positions),
                       at<int64_t>(out),
-                      vocab};
+                      vocab,
+                      at<int64_t>(ids),
+                      at<float>(probs)};
   submit([=] {
     deal_rows(rows, rows * a.vocab, [&](int64_t begin, int64_t end) { table->draw(a, begin, end); });
   });

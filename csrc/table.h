@@ -140,6 +140,8 @@ struct DrawArgs {
   const int64_t* positions;
   int64_t* out;
   int64_t vocab;
+  const int64_t* ids;  // the token of each score, or null where they are in the tokens' order
+  float* probs;        // may be null
 };
 
 // One compiled variant. Row kernels do rows begin..end; attention does adjacent rows of one request against

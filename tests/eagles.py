@@ -12,6 +12,11 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 Tensors = dict[str, Tensor]
+Choose = Callable[[Tensor, int, Tensor | None], int]
+
+
+def likeliest(logits: Tensor, position: int, ids: Tensor | None) -> int:
+    return int(logits.argmax())
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -121,26 +126,34 @@ class Twin:
         """Return the logits `[pairs, D]` of foreseen states."""
         return linear(self.features(states), self.output)
 
-    def token(self, logits: Tensor) -> int:
-        """Return the target's id of the likeliest token."""
-        best = int(logits.argmax())
-        return best + int(self.tensors["d2t"][best]) if "d2t" in self.tensors else best
+    @property
+    def ids(self) -> Tensor | None:
+        """The target's ids `[D]` of what it can guess; None where they are the same."""
+        offsets = self.tensors.get("d2t")
+        return None if offsets is None else offsets + torch.arange(len(offsets))
 
-    def chain(self, tokens: Sequence[int], known: Tensor, length: int) -> tuple[list[int], list[Tensor]]:
+    def token(self, place: int) -> int:
+        """Return the target's id of a token that it can guess."""
+        return place if self.ids is None else int(self.ids[place])
+
+    def chain(
+        self, tokens: Sequence[int], known: Tensor, length: int, choose: Choose = likeliest
+    ) -> tuple[list[int], list[Tensor]]:
         """Return the guesses that follow `tokens`, and their logits.
 
         Args:
             tokens: all known ones; the first has no pair.
             known: the target's states `[len(tokens) - 1, H]` or `[..., n H]`.
             length: how many guesses.
+            choose: which of a row of logits, for a position and given all ids.
         """
         pairs, states = list(tokens[1:]), self.states(known)
         guesses, scores = [], []
-        for _ in range(length):
+        for step in range(length):
             foreseen = self.foresee(torch.tensor(pairs), states)
             logits = self.logits(foreseen[-1])
             scores.append(logits)
-            guesses.append(self.token(logits))
+            guesses.append(self.token(choose(logits, len(tokens) + step, self.ids)))
             pairs.append(guesses[-1])
             states = torch.cat([states, foreseen[-1:]])
         return guesses, scores

@@ -21,10 +21,15 @@ from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 
 Tensors = dict[str, Tensor]
+ChooseAll = Callable[[int, Tensor], Tensor]  # of a step and its logits `[rows, V]`, the choices
 GUESSES = 8
 _TEXTS, _PROMPT, _OUTPUT = 64, 12, 36
 
 # ------------------------------------------------------------------------------------------------ slow and obvious
+
+
+def likeliest_all(step: int, logits: Tensor) -> Tensor:
+    return logits.argmax(-1)
 
 
 def medusa_states(tensors: Mapping[str, Tensor], hidden: Tensor, heads: int, layers: int) -> list[Tensor]:
@@ -80,12 +85,16 @@ def mlp_logits(
 
 
 def mlp_chain(
-    config: Mapping[str, Any], tensors: Mapping[str, Tensor], hidden: Tensor, token: Tensor
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    hidden: Tensor,
+    token: Tensor,
+    choose: ChooseAll = likeliest_all,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the guesses `[rows]` that follow `token`, and the logits that each was chosen by."""
     tokens = [token]
-    for _ in range(config["n_predict"]):
-        tokens.append(mlp_logits(config, tensors, hidden, tokens)[-1].argmax(-1))
+    for step in range(config["n_predict"]):
+        tokens.append(choose(step, mlp_logits(config, tensors, hidden, tokens)[-1]))
     return tokens[1:], mlp_logits(config, tensors, hidden, tokens[:-1])
 
 

@@ -6,12 +6,14 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, kstest
+from torch import Tensor
 
-from parlay.kernels.base import Kernels
-from parlay.kernels.reference import ReferenceKernels, ln, philox
+from parlay.kernels.base import Filters, Kernels
+from parlay.kernels.noise import ln, philox
+from parlay.kernels.reference import ReferenceKernels
 
 from .conftest import ISAS
-from .helpers import draw, gumbel, random, same_bits
+from .helpers import draw, filters_of, gumbel, random, same_bits
 
 INF = float("inf")
 NAN = float("nan")
@@ -149,6 +151,63 @@ def test_draw_agrees_on_any_scores(
         torch.tensor([position]),
     )
     assert torch.equal(draw(native, *arguments), draw(ReferenceKernels(), *arguments))
+
+
+def guess(
+    kernels: Kernels, scores: Tensor, temperatures: Tensor, filters: Filters | None, ids: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Tokens and their shares of rows of scores, with one noise."""
+    rows = len(scores)
+    tokens, probs = torch.full((rows,), -1), torch.full((rows,), torch.nan)
+    seeds, positions = torch.arange(rows) * 7919 - 3, torch.arange(rows) * 2**30
+    kernels.draw(scores, temperatures, seeds, positions, tokens, filters, ids, probs)
+    return tokens, probs
+
+
+@pytest.mark.parametrize("limits", [None, (0.0, 0, 1.0), (0.05, 0, 1.0), (0.0, 7, 1.0), (0.001, 30, 0.8)])
+@pytest.mark.parametrize("columns", [1, 15, 64, 515])
+@pytest.mark.parametrize("named", [False, True])
+def test_guesses_agree_with_the_twin(
+    native: Kernels, reference: ReferenceKernels, columns: int, limits: tuple[float, int, float] | None, named: bool
+) -> None:
+    rows = 40
+    scores = random(rows, columns, spread=2.0, seed=columns)
+    scores[::5, :: max(1, columns // 50)] = NAN
+    scores[1::5, : columns - 1] = -INF
+    scores[2::15] = -INF
+    temperatures = torch.linspace(0, 2, rows)
+    temperatures[3::10] = 1e-30
+    ids = torch.randperm(3 * columns)[:columns] if named else None
+    filters = limits and filters_of([limits] * rows)
+    tokens, probs = guess(native, scores, temperatures, filters, ids)
+    same_tokens, same_probs = guess(reference, scores, temperatures, filters, ids)
+    assert torch.equal(tokens, same_tokens)
+    torch.testing.assert_close(probs, same_probs, rtol=1e-5, atol=1e-7)
+
+
+def test_a_share_is_that_of_the_drawn_token(kernels: Kernels) -> None:
+    scores = random(50, 77, seed=3)
+    temperatures = torch.tensor([0.0, 0.7] * 25)
+    tokens, probs = guess(kernels, scores, temperatures, None, None)
+    divisors = torch.where(temperatures > 0, temperatures, 1)[:, None]
+    expected = (scores / divisors).softmax(-1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(probs, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("limits", [None, (0.0, 40, 0.9)])
+def test_named_scores_share_the_noise_of_the_whole_vocabulary(
+    kernels: Kernels, limits: tuple[float, int, float] | None
+) -> None:
+    """A head that knows some tokens draws what a head would that finds all others impossible."""
+    rows, vocab = 60, 300
+    ids = torch.randperm(vocab, generator=torch.Generator().manual_seed(1))[:100].sort().values
+    scores = random(rows, 100, seed=4)
+    whole = torch.full((rows, vocab), -INF).index_copy_(1, ids, scores)
+    temperatures, filters = torch.full((rows,), 0.9), limits and filters_of([limits] * rows)
+    tokens, probs = guess(kernels, scores, temperatures, filters, ids)
+    same_tokens, same_probs = guess(kernels, whole, temperatures, filters, None)
+    assert torch.equal(tokens, same_tokens)
+    torch.testing.assert_close(probs, same_probs)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])

@@ -11,23 +11,21 @@ from typing import Any
 
 import pytest
 import torch
-from asking import Ask, accepted, assert_same, assert_whole, run, with_params
+from asking import accepted, assert_same, assert_whole, run, with_params
 from conftest import MakeLLM, Pair, Plain
 from eagles import Twin, eagle_config, random_eagle, random_eagle3, write
 from heads import fitted
 from safetensors.torch import load_file
+from watching import Known, Noted, Watch, asks
 
-from parlay import LLM, CapacityError, SamplingParams
+from parlay import LLM, CapacityError
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.proposers.paired import PairedProposer, _Chain, _Run
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
-from parlay.types.draft import Draft
-from parlay.types.plan import Plan
 
 METHODS = ("eagle", "eagle3")
-Known = tuple[int, ...]
 
 
 def head_of(llm: LLM) -> PairedProposer:
@@ -36,7 +34,7 @@ def head_of(llm: LLM) -> PairedProposer:
     return proposer
 
 
-def assert_right(llm: LLM, path: Path, drafts: dict[Known, Draft], most: int = 40) -> None:
+def assert_right(llm: LLM, path: Path, drafts: dict[Known, Noted], most: int = 40) -> None:
     """Compare drafts, by the known tokens that each follows, with the twin's; a spread of them if they are many."""
     head, own = head_of(llm), llm.engine._worker._runner
     lent = load_file(own.model.config.path / "model.safetensors")
@@ -46,52 +44,17 @@ def assert_right(llm: LLM, path: Path, drafts: dict[Known, Draft], most: int = 4
     assert drafts
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the twin's products are small
-    for known, draft in list(drafts.items())[:: -(-len(drafts) // most)]:
+    for known, noted in list(drafts.items())[:: -(-len(drafts) // most)]:
+        draft = noted.draft
         hidden = runner.forward(flatten([Stretch(known[:-1], 0, range(128))], 1))
         states = torch.cat(list(head.sources(hidden, runner.tapped)), 1)
-        tokens, logits = twin.chain(known, states, len(draft))
+        tokens, logits = twin.chain(known, states, len(draft), noted.choose)
         assert draft.is_chain
         assert list(draft.tokens) == tokens, f"after {len(known)} tokens"
-        probs = [float(row.softmax(-1).max()) for row in logits]
+        places = [noted.choose(row, len(known) + step, twin.ids) for step, row in enumerate(logits)]
+        probs = [noted.likely(row, place) for row, place in zip(logits, places, strict=True)]
         assert draft.probs == pytest.approx(probs, rel=2e-3)
     torch.set_num_threads(threads)
-
-
-class Watch:
-    """Notes every draft that is about to be verified, and what each step runs; meddles too, if asked."""
-
-    def __init__(self, llm: LLM, meddle: Callable[[Engine, list[Request]], None] | None = None) -> None:
-        self.drafts: dict[Known, Draft] = {}
-        self.plans: list[Plan] = []
-        self._meddle = meddle
-        plan = llm.engine._scheduler.plan
-
-        def noted(now: float = 0.0) -> Plan:
-            self.plans.append(plan(now))
-            return self.plans[-1]
-
-        llm.engine._scheduler.plan = noted  # type: ignore[method-assign]
-
-    def __call__(self, engine: Engine, requests: list[Request]) -> None:
-        if self._meddle is not None:
-            self._meddle(engine, requests)
-        for request in requests:
-            if request.finish_reason is None and len(request.draft):
-                self.drafts[tuple(request.tokens)] = request.draft
-
-    @property
-    def again(self) -> list[int]:
-        """How many tokens each span of each step ran once more."""
-        return [len(span.again) for plan in self.plans for span in plan.spans]
-
-
-def asks(temperature: float = 0.7, **changes: Any) -> list[Ask]:
-    lengths = (1, 2, 16, 17, 33, 40)
-    given = {"temperature": temperature, "max_tokens": 21, "logprobs": 0, "ignore_eos": True, **changes}
-    return [
-        Ask(tuple((7 * i * j + j) % 256 for j in range(length)), SamplingParams(**{"seed": i, **given}))
-        for i, length in enumerate(lengths)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +73,7 @@ def test_in_chunks_and_blocks_of_any_size(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, options: dict[str, int]
 ) -> None:
     llm = make_llm(method, 5, enable_prefix_caching=False, **options)
-    watch = Watch(llm)
+    watch = Watch().over(llm)
     answers = run(llm, asks(), watch)
     assert_same(answers, plain("float32", asks()))
     assert accepted(answers) > (5 if options.get("max_num_batched_tokens") != 7 else 0)
@@ -124,7 +87,7 @@ def test_from_a_cached_prefix(make_llm: MakeLLM, models: dict[str, Pair], plain:
     llm = make_llm(method, 4, block_size=4)
     whole = [with_params(ask, n=2) for ask in asks()]
     for wish, most in (({"enabled": False}, 0), (None, 40), (None, 4)):
-        watch = Watch(llm)
+        watch = Watch().over(llm)
         answers = run(llm, [with_params(ask, speculative=wish) for ask in whole], watch)
         assert_same(answers, plain("float32", whole))
         assert max(watch.again) <= most
@@ -146,7 +109,7 @@ def test_shared_blocks_stay_as_they_are(make_llm: MakeLLM, method: str) -> None:
     for layer in cache:  # what is computed anew would be equal anyway; so mark what nobody reads any more
         layer.key[named] = layer.key[named] * 1.5
     before = [(layer.key[named].clone(), layer.value[named].clone()) for layer in cache]
-    watch = Watch(llm)
+    watch = Watch().over(llm)
     run(llm, asks(max_tokens=1), watch)
     (request,) = llm.engine.add(asks()[5].prompt, asks(max_tokens=3)[5].params)
     for _ in range(2):
@@ -171,7 +134,7 @@ def test_after_preemption(
             engine.preempt(running[-1])
 
     llm = make_llm(method, 4, block_size=4, enable_prefix_caching=caching)
-    watch = Watch(llm, preempt)
+    watch = Watch(preempt).over(llm)
     answers = run(llm, asks(), watch)
     assert_same(answers, plain("float32", asks()))
     assert sum(a.metrics.preemptions for a in answers) > 1
@@ -192,7 +155,7 @@ def test_switched_off_and_on_again(
             request.params = replace(request.params, speculative=wish[(step + i) // 3 % 5])
 
     llm = make_llm(method, 4, max_num_batched_tokens=rows)
-    watch = Watch(llm, switch)
+    watch = Watch(switch).over(llm)
     answers = run(llm, asks(max_tokens=40), watch)
     assert_same(answers, plain("float32", asks(max_tokens=40)))
     assert max(watch.again) > (4 if rows > 9 else 0)
@@ -204,7 +167,7 @@ def test_switched_off_and_on_again(
 @pytest.mark.parametrize("method", METHODS)
 def test_when_blocks_run_out(make_llm: MakeLLM, models: dict[str, Pair], method: str) -> None:
     llm = make_llm(method, 4, block_size=4, max_model_len=64, num_blocks=18)
-    watch = Watch(llm)
+    watch = Watch().over(llm)
     answers = run(llm, asks(), watch)
     assert any(a.metrics.preemptions for a in answers)
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
@@ -217,7 +180,7 @@ def test_after_a_prediction_has_failed(make_llm: MakeLLM, models: dict[str, Pair
     texts = [answer.text[: len(answer.text) // 2] + " and then something else" for answer in wanted]
     predicted = [with_params(ask, prediction=text) for ask, text in zip(asks(temperature=0), texts, strict=True)]
     llm = make_llm(method, 4)
-    watch = Watch(llm)
+    watch = Watch().over(llm)
     assert_same(run(llm, predicted, watch), wanted)
     assert not any(watch.again)
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
@@ -230,7 +193,7 @@ def test_more_requests_than_a_turn_takes(
     for module in ("paired", "eagle3"):
         monkeypatch.setattr(f"parlay.proposers.{module}.MOST_ROWS", 2)
     llm = make_llm(method, 4)
-    watch = Watch(llm)
+    watch = Watch().over(llm)
     run(llm, asks(), watch)
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
@@ -241,7 +204,7 @@ def test_with_the_reference_kernels(
 ) -> None:
     monkeypatch.setenv("PARLAY_KERNELS", "reference")
     llm = make_llm(method, 3)
-    watch = Watch(llm)
+    watch = Watch().over(llm)
     run(llm, asks(max_tokens=6)[:4], watch)
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
@@ -255,7 +218,7 @@ def test_where_the_targets_logits_cannot_be_recorded(
     path = write(tmp_path / "head", *HEADS[name]())
     llm = make_llm(speculative_config={"model": str(path)})
     assert not head_of(llm).recordable
-    watch = Watch(llm)
+    watch = Watch().over(llm)
     run(llm, asks(max_tokens=6)[:4], watch)
     assert_right(llm, path, watch.drafts)
 
@@ -379,7 +342,7 @@ def test_every_layout(make_llm: MakeLLM, tmp_path: Path, name: str) -> None:
     llm = make_llm(speculative_config={"model": str(path)})
     assert llm.engine.methods[1] == ("eagle" if name.startswith("eagle ") or name == "eagle" else "eagle3")
     assert head_of(llm).default_length == (3 if name.startswith("speculators") else 5)
-    watch = Watch(llm)
+    watch = Watch().over(llm)
     run(llm, asks(max_tokens=5)[:4], watch)
     assert_right(llm, path, watch.drafts)
 
@@ -392,7 +355,7 @@ def test_a_narrower_head(make_llm: MakeLLM, tmp_path: Path) -> None:
     }
     path = write(tmp_path / "head", config, tensors)
     llm = make_llm(speculative_config={"model": str(path)})
-    watch = Watch(llm)
+    watch = Watch().over(llm)
     run(llm, asks(max_tokens=5)[:4], watch)
     assert_right(llm, path, watch.drafts)
 

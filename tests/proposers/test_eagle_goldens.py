@@ -121,7 +121,7 @@ def test_logits_and_chains(
             0,
             tuple(range(j, BLOCKS)),
             0,
-            SamplingParams(),
+            SamplingParams(temperature=0),
             sample=True,
             remaining=99,
             behind=tuple(before),

@@ -66,14 +66,15 @@ def _case(
     """Yield one row a method. Engines are new: a proposer may remember what it was asked before."""
     tick(f"batch {batch_size}, temperature {temperature:g}: loading")
     llms = {
-        name: LLM(model, speculative_config=config, enable_prefix_caching=False)
+        # Every method has its own engine at the same time, so a cache has room for what runs at once and no more.
+        name: LLM(model, speculative_config=config, enable_prefix_caching=False, max_num_seqs=batch_size)
         for name, config in contenders(model, length).items()
     }
     plain = next(iter(llms))
     runs = {name: _Run() for name in llms}
     nonsense = [Prefix(p.number, p.tokens[::-1]) for p in load_prefixes(8)]  # which teaches nothing about the rest
     for llm in llms.values():
-        _complete(llm, nonsense, 8, temperature)  # warm-up
+        _complete(llm, nonsense, batch_size, temperature)  # warm-up
         llm.engine.stats.reset()
     for start in range(0, len(chosen), _ROUND):
         for name, llm in llms.items():

@@ -170,8 +170,10 @@ class TimedKernels:
         positions: Tensor,
         out: Tensor,
         filters: Filters | None = None,
+        ids: Tensor | None = None,
+        probs: Tensor | None = None,
     ) -> None:
-        self._run("draw", lambda: self.inner.draw(scores, temperatures, seeds, positions, out, filters))
+        self._run("draw", lambda: self.inner.draw(scores, temperatures, seeds, positions, out, filters, ids, probs))
 
     def gumbel(self, seed: int, position: int, out: Tensor) -> None:  # noqa: D102
         self._run("draw", lambda: self.inner.gumbel(seed, position, out))

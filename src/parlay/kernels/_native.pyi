@@ -128,6 +128,8 @@ def draw(
     seeds: int,
     positions: int,
     out: int,
+    ids: int,
+    probs: int,
     rows: int,
     vocab: int,
     /,

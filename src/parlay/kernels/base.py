@@ -347,6 +347,8 @@ class Kernels(Protocol):
         positions: Tensor,
         out: Tensor,
         filters: Filters | None = None,
+        ids: Tensor | None = None,
+        probs: Tensor | None = None,
     ) -> None:
         """Draw one token a row from softmax(score / temperature) with noise keyed by (seed, position, token).
 
@@ -361,8 +363,12 @@ class Kernels(Protocol):
             temperatures: float32 `[rows]`, not negative, finite.
             seeds: int64 `[rows]` that holds the bits of a uint64.
             positions: int64 `[rows]`, position of the token to be drawn.
-            out: int64 `[rows]`.
+            out: int64 `[rows]`, written: tokens.
             filters: of these rows; None keeps all tokens.
+            ids: int64 `[V]`, the token of each score, below 2^31: its noise, and what is written. Ties go to the
+                first. None where scores are in the tokens' order.
+            probs: float32 `[rows]`, written unless None: each drawn token's share in softmax(score / temperature),
+                at temperature 0 in softmax(score), filters apart; 0 where that is no number. To float accuracy.
         """
         ...
 

@@ -354,24 +354,20 @@ class NativeKernels:
         positions: Tensor,
         out: Tensor,
         filters: Filters | None = None,
+        ids: Tensor | None = None,
+        probs: Tensor | None = None,
     ) -> None:
         assert _sound(scores, temperatures)
         assert scores.dtype is torch.float32
-        assert seeds.dtype is positions.dtype is out.dtype is torch.int64
+        assert all(t is None or t.dtype is torch.int64 for t in (seeds, positions, out, ids))
         rows, vocab = scores.shape
         assert _fits(filters, rows)
         if self._held is not None:
-            self._held += (scores, temperatures, seeds, positions, out, filters)
-        _native.draw(
-            scores.data_ptr(),
-            temperatures.data_ptr(),
-            *(filters.addresses if filters else _NONE),
-            seeds.data_ptr(),
-            positions.data_ptr(),
-            out.data_ptr(),
-            rows,
-            vocab,
-        )
+            self._held += (scores, temperatures, seeds, positions, out, filters, ids, probs)
+        noise = (seeds.data_ptr(), positions.data_ptr(), out.data_ptr())
+        named = (0 if ids is None else ids.data_ptr(), 0 if probs is None else probs.data_ptr())
+        limits = filters.addresses if filters else _NONE
+        _native.draw(scores.data_ptr(), temperatures.data_ptr(), *limits, *noise, *named, rows, vocab)
 
     def gumbel(self, seed: int, position: int, out: Tensor) -> None:  # noqa: D102
         assert out.dtype is torch.float64

@@ -3,7 +3,7 @@
 Idea: Li et al. 2024 (arXiv 2401.15077); EAGLE-2 (arXiv 2406.16858) has the same weights and drafts trees of them. A
 linear layer joins a token's embedding and the target's hidden state before it; one decoder layer, which attends to
 all such pairs before, makes the state of the token itself; the target's own head then tells what follows. The state
-goes back in with the token that was guessed. Here the likeliest tokens make a chain.
+goes back in with the token that was guessed. Here one guess after the other makes a chain.
 
 A guess costs a layer and the target's head. Loses where that head is most of the target, as in small models with
 large vocabularies, and further along a draft, for it was trained on true states and is fed foreseen ones.

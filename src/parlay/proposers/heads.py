@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from parlay.errors import ConfigError
-from parlay.kernels.base import Kernels
 from parlay.models.heads import HeadConfig, read_head
 from parlay.models.loader import Checkpoint
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo, draft_length
+from parlay.proposers.draws import Draws
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, Span, Verdict
 
@@ -54,12 +54,14 @@ class Start:
         index: of its span.
         row: of the target's hidden states: the one from which it chose its newest token.
         token: that token.
-        length: how many tokens to draft after it.
+        position: of the first token to guess.
+        length: how many tokens to draft.
     """
 
     index: int
     row: int
     token: int
+    position: int
     length: int
 
 
@@ -76,7 +78,7 @@ def _starts(spans: Sequence[Span], verdicts: Sequence[Verdict], most: int) -> It
         length = min(draft_length(span, verdict), most) if span.budget else 0
         if length > 0:
             last = first_node + verdict.path[-1] if verdict.path else first_node - 1
-            yield Start(i, last, verdict.tokens[-1], length)
+            yield Start(i, last, verdict.tokens[-1], span.end + len(verdict.tokens), length)
 
 
 class HeadProposer(DeviceProposer):
@@ -102,12 +104,13 @@ class HeadProposer(DeviceProposer):
     def load(self, runtime: Runtime) -> None:
         """Read the head's weights and allocate what its passes write to."""
         self._kernels = runtime.kernels
-        self._passes: dict[tuple[int, int], Callable[[], object]] = {}
+        self._passes: dict[tuple[int, int, bool], Callable[[], object]] = {}
         most, dtype = self.default_length, self._target.dtype
         self._hidden = torch.zeros((MOST_ROWS, self._target.config.hidden_size), dtype=dtype)
         # Row 0 has the tokens that drafts begin with, row i the i-th guesses and how likely they are to the head.
-        self._tokens = torch.zeros((most + 1, MOST_ROWS), dtype=torch.int32)
+        self._tokens = torch.zeros((most + 1, MOST_ROWS), dtype=torch.int64)
         self._probs = torch.zeros((most + 1, MOST_ROWS))
+        self._draws = Draws(most, MOST_ROWS)
         with Checkpoint(self.head.path, head=True) as weights:
             self.read(weights, runtime)
 
@@ -130,9 +133,14 @@ class HeadProposer(DeviceProposer):
     def guess(self, step: int, rows: int) -> None:
         """Make guess `step`, counted from 0, of the leading `rows`, by kernels alone.
 
-        It reads `_hidden`, `_tokens[step]` and what earlier guesses left, and writes `_tokens[step + 1]` and
-        `_probs[step + 1]`, unless `finish` does.
+        It reads `_hidden`, `_tokens[step]` and what earlier guesses left, and calls `choose`, unless `finish` does
+        what remains.
         """
+
+    def choose(self, step: int, logits: Tensor, ids: Tensor | None = None) -> None:
+        """Draw guess `step` of the leading rows from float32 `logits` `[rows, D]`, see `Draws.draw`."""
+        rows, after = len(logits), step + 1
+        self._draws.draw(self._kernels, step, logits, self._tokens[after, :rows], self._probs[after, :rows], ids)
 
     def finish(self, counts: Sequence[int]) -> None:
         """Do what remains after all guesses; of the i-th there are `counts[i]`."""
@@ -145,6 +153,7 @@ class HeadProposer(DeviceProposer):
         every = starts(spans, verdicts, self.default_length)
         for first in range(0, len(every), MOST_ROWS):
             turn = every[first : first + MOST_ROWS]
+            self._draws.prepare([spans[start.index] for start in turn], [start.position for start in turn])
             for start, draft in zip(turn, self._draft(turn, hidden), strict=True):
                 proposals[start.index] = Proposal(draft, spans[start.index].proposer)
         return proposals
@@ -159,7 +168,7 @@ class HeadProposer(DeviceProposer):
         self.finish(counts)
         made = slice(1, len(counts) + 1)
         tokens = self._tokens[made, :rows].T.tolist()
-        probs = self._probs[made, :rows].nan_to_num().T.tolist()  # a sick target's states may hold anything
+        probs = self._probs[made, :rows].T.tolist()
         return [
             Draft.chain(own[: start.length], self.source, likely[: start.length])
             for start, own, likely in zip(turn, tokens, probs, strict=True)
@@ -167,7 +176,7 @@ class HeadProposer(DeviceProposer):
 
     def _guess(self, step: int, rows: int) -> None:
         """Run `guess`, from its recording if there is one."""
-        known = self._passes.get((step, rows))
+        known = self._passes.get((step, rows, self._draws.filtered))
         if known is not None:
             known()
             return
@@ -175,16 +184,4 @@ class HeadProposer(DeviceProposer):
         replay = self._kernels.record(work)
         if replay is None:  # nothing can be recorded here, and nothing has run
             work()
-        self._passes[step, rows] = replay or work
-
-
-def take_best(kernels: Kernels, logits: Tensor, tokens: Tensor, probs: Tensor) -> None:
-    """Write each row's likeliest token and its softmax probability.
-
-    Args:
-        kernels: they choose experts in just this way.
-        logits: float32 `[rows, vocab]`.
-        tokens: int32 `[rows]`, written.
-        probs: float32 `[rows]`, written.
-    """
-    kernels.route(logits, tokens.unsqueeze(1), probs.unsqueeze(1), normalise=False)
+        self._passes[step, rows, self._draws.filtered] = replay or work

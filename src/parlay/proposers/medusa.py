@@ -2,8 +2,8 @@
 
 Idea: Cai et al. 2024 (arXiv 2401.10774). Head i guesses the token after next but i, by itself: it knows neither the
 newest token nor what the other heads guess. A head is residual blocks of the target's width and then either an output
-layer of its own (the first generation) or the target's (the second), which is far smaller. Here each head's likeliest
-token makes a chain.
+layer of its own (the first generation) or the target's (the second), which is far smaller. Here each head's guess
+makes a chain.
 
 Costs one pass over the heads a step, whatever the draft's length. Loses where a guess depends on those before it.
 """
@@ -21,7 +21,7 @@ from parlay.errors import ModelError
 from parlay.kernels.linear import LinearWeight
 from parlay.models.loader import Checkpoint
 from parlay.proposers.base import Runtime
-from parlay.proposers.heads import MOST_ROWS, HeadProposer, Options, take_best
+from parlay.proposers.heads import MOST_ROWS, HeadProposer, Options
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -84,7 +84,7 @@ def read_layout(names: Sequence[str], one_output: bool = False) -> _Layout | Non
 
 
 class Proposer(HeadProposer):
-    """Drafts the chain of every head's likeliest token."""
+    """Drafts the chain of every head's guess."""
 
     source = "medusa"
 
@@ -174,21 +174,16 @@ class Proposer(HeadProposer):
         if self._outputs:
             logits = self._logits[:rows]
             kernels.logits(state, self._outputs[step], logits)
-            take_best(kernels, logits, self._tokens[step + 1, :rows], self._probs[step + 1, :rows])
+            self.choose(step, logits, self._chosen)
 
     def finish(self, counts: Sequence[int]) -> None:
-        """Apply the target's output layer to the states of all heads at once, or name chosen tokens by their ids."""
-        if self._outputs and self._chosen is None:
+        """Apply the target's output layer to the states of all heads at once, if they have none of their own."""
+        if self._outputs:
             return
         made = torch.tensor([i * MOST_ROWS + row for i, count in enumerate(counts) for row in range(count)])
         guessed, probs = self._tokens[1:].view(-1), self._probs[1:].view(-1)
-        if self._chosen is not None:
-            guessed.index_copy_(0, made, self._chosen[guessed[made]].int())
-            return
         states = self._states.view(-1, self._states.shape[2]).index_select(0, made)
         for first in range(0, len(states), MOST_ROWS):
+            places = made[first : first + MOST_ROWS]
             logits = self._logits_of_target(states[first : first + MOST_ROWS])
-            best, likely = torch.empty(len(logits), dtype=torch.int32), torch.empty(len(logits))
-            take_best(self._kernels, logits, best, likely)
-            guessed.index_copy_(0, made[first : first + MOST_ROWS], best)
-            probs.index_copy_(0, made[first : first + MOST_ROWS], likely)
+            guessed[places], probs[places] = self._draws.draw_at(self._kernels, places, logits)

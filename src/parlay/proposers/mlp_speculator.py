@@ -19,7 +19,7 @@ from parlay.errors import ModelError
 from parlay.kernels.linear import LinearWeight
 from parlay.models.loader import Checkpoint
 from parlay.proposers.base import Runtime
-from parlay.proposers.heads import MOST_ROWS, HeadProposer, Options, take_best
+from parlay.proposers.heads import MOST_ROWS, HeadProposer, Options
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -112,6 +112,8 @@ class Proposer(HeadProposer):
         self._stages = stages
         # A state is read while the next one is written.
         self._states = torch.zeros((2, MOST_ROWS, inner), dtype=dtype)
+        self._newest = torch.zeros((MOST_ROWS, inner), dtype=dtype)
+        self._each = torch.arange(MOST_ROWS, dtype=torch.int32)
         self._logits = torch.zeros((MOST_ROWS, self._vocab))
         self._halved = torch.full((self._hidden.shape[1],), 0.5**0.5, dtype=dtype)
 
@@ -131,10 +133,11 @@ class Proposer(HeadProposer):
         if step == 0 and self._scaled:
             kernels.rms_norm(before, self._halved, _EPS, before)
         kernels.linear(before, stage.project, state)
-        kernels.add_embedding(state, stage.embedding, self._tokens[step, :rows])
+        kernels.embed(stage.embedding, self._tokens[step, :rows], self._newest[:rows])
+        kernels.add_embedding(state, self._newest, self._each[:rows])  # row by row the sum of both
         kernels.rms_norm(state, stage.norm, _EPS, state)
         kernels.add_bias(state, stage.bias)
         kernels.activate(state, "gelu")
         logits = self._logits[:rows]
         kernels.logits(state, stage.head, logits)
-        take_best(kernels, logits, self._tokens[step + 1, :rows], self._probs[step + 1, :rows])
+        self.choose(step, logits)

@@ -30,7 +30,8 @@ from parlay.models.heads import read_head
 from parlay.models.loader import Checkpoint
 from parlay.models.select import Model, cache_spec, lends
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo, draft_length, draft_room
-from parlay.proposers.heads import MOST_ROWS, Options, take_best
+from parlay.proposers.draws import Draws
+from parlay.proposers.heads import MOST_ROWS, Options
 from parlay.runner.batch import Batch, Stretch, flatten, table_array
 from parlay.runner.graphs import copy_batch, empty_batch
 from parlay.types.draft import Draft
@@ -183,8 +184,7 @@ class PairedProposer(DeviceProposer):
         self._each = torch.arange(MOST_ROWS, dtype=torch.int32)
         self._ones = torch.ones(MOST_ROWS, dtype=torch.int32)
         self._none = torch.zeros(MOST_ROWS + 1, dtype=torch.int32)
-        self._best, self._drawn = torch.zeros_like(self._each), torch.zeros(MOST_ROWS, dtype=torch.int64)
-        self._cold, self._zeros = torch.zeros(MOST_ROWS), torch.zeros_like(self._drawn)  # no temperature, no noise
+        self._draws = Draws(_MOST_STEPS, MOST_ROWS)
 
     def vocabulary(self) -> Tensor | None:
         """Return the target's ids `[D]` of the tokens that the head can guess, or None if they are the same."""
@@ -211,6 +211,7 @@ class PairedProposer(DeviceProposer):
         chains.sort(key=lambda chain: -chain.run.length)
         for first in range(0, len(chains), MOST_ROWS):
             turn = chains[first : first + MOST_ROWS]
+            self._draws.prepare([spans[c.run.index] for c in turn], [c.run.known for c in turn])
             for chain, draft in zip(turn, self._draft(turn, states), strict=True):
                 proposals[chain.run.index] = Proposal(draft, ProposerState(chain.run.known))
         return proposals
@@ -266,11 +267,12 @@ class PairedProposer(DeviceProposer):
             self._slots[1:steps, :rows] = torch.from_numpy(_slots(tables, places, self._block_size))
         for step, count in enumerate(counts):
             if step or self.recordable:
-                self._run(f"guess {step}", count, blocks if step else 0, partial(self._guess, step, count, blocks))
+                kind = f"guess {step}, filtered" if self._draws.filtered else f"guess {step}"
+                self._run(kind, count, blocks if step else 0, partial(self._guess, step, count, blocks))
             if not self.recordable:
                 self._choose(step, count)
         tokens = self._tokens[:steps, :rows].T.tolist()
-        probs = self._likely[:steps, :rows].nan_to_num().T.tolist()  # a sick target's states may hold anything
+        probs = self._likely[:steps, :rows].T.tolist()
         return [
             Draft.chain(own[: chain.run.length], self.source, sure[: chain.run.length])
             for chain, own, sure in zip(turn, tokens, probs, strict=True)
@@ -286,14 +288,9 @@ class PairedProposer(DeviceProposer):
             self._choose(step, count)
 
     def _choose(self, step: int, count: int) -> None:
-        """Find the likeliest token that each of the leading states foresees."""
-        kernels, logits, tokens = self._kernels, self.score(self._state[:count]), self._tokens[step, :count]
-        take_best(kernels, logits, self._best[:count], self._likely[step, :count])
-        # The same tokens once more, as the indices that a look-up takes.
-        drawn = tokens if self._vocabulary is None else self._drawn[:count]
-        kernels.draw(logits, self._cold[:count], self._zeros[:count], self._zeros[:count], drawn)
-        if self._vocabulary is not None:
-            kernels.embed(_halves(self._vocabulary), drawn, _halves(tokens))
+        """Draw a token from what each of the leading states foresees."""
+        tokens, likely = self._tokens[step, :count], self._likely[step, :count]
+        self._draws.draw(self._kernels, step, self.score(self._state[:count]), tokens, likely, self._vocabulary)
 
     # ---------------------------------------------------------------------------------------------------- passes
 
@@ -387,8 +384,3 @@ def _slots(tables: NDArray[np.int32], places: NDArray[np.int64], size: int) -> N
 
 def _rounded(blocks: int) -> int:
     return max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
-
-
-def _halves(ids: Tensor) -> Tensor:
-    """Return int64 `[n]` as the rows `[n, 2]` of a table that can be looked up."""
-    return ids.view(torch.float32).view(-1, 2)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from parlay.kernels.reference import gumbel_noise, process_row
+from parlay.kernels.noise import gumbel_noise
+from parlay.kernels.reference import process_row
 from parlay.types.params import SamplingParams
 
 Logits = Callable[[tuple[int, ...]], NDArray[np.float32]]
