@@ -183,6 +183,18 @@ def test_embedded_models_and_files(tmp_path: Path) -> None:
     assert detect(file) == "draft_model"
 
 
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "mlp-speculator"])
+def test_a_head_given_as_the_target_is_named(tmp_path: Path, method: str) -> None:
+    """With or without a tokenizer beside it."""
+    found = method.replace("-", "_")
+    with pytest.raises(ModelError, match=f"is a draft head for the method '{found}', no model by itself"):
+        LLM(f"tiny-code-{method}")
+    beside = shutil.copytree(ASSETS / f"tiny-code-{method}", tmp_path / "head")
+    shutil.copy(ASSETS / "tiny-code" / "tokenizer.json", beside)
+    with pytest.raises(ModelError, match=f"is a draft head for the method '{found}', no model by itself"):
+        LLM(str(beside))
+
+
 def test_methods_without_a_checkpoint_are_left_alone() -> None:
     for method in ("none", "ngram", "suffix"):
         config = SpeculativeConfig(method=method)

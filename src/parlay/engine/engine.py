@@ -26,7 +26,7 @@ from parlay.models.hub import Hub
 from parlay.models.select import cache_spec, check_weights, describe_model, find_model, load_model, resolve_dtype
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.proposers.prediction import Follower, Prediction
-from parlay.proposers.select import make_proposer, settle_method
+from parlay.proposers.select import make_proposer, naming_heads, settle_method
 from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.grammar import Constraint, Grammars
@@ -64,17 +64,18 @@ class Engine:
         self.config = config
         hub = Hub(token=config.hf_token, cache_dir=config.download_dir)
         speculative = settle_method(speculative or SpeculativeConfig(), hub)
-        model_config = describe_model(config.model, replace(hub, revision=config.revision))
-        dtype = resolve_dtype(config.dtype, model_config)
-        self.max_model_len = _model_len(config, model_config.max_position)
-        self.codec = _codec(config, model_config, hub)
-        proposer = make_proposer(speculative, TargetInfo(model_config, dtype, self.max_model_len, hub))
-        if speculative.num_speculative_tokens is not None and not proposer.default_length:
-            raise ConfigError(f"method {speculative.method!r} drafts nothing; leave num_speculative_tokens out")
-        groups = [cache_spec(model_config, dtype)] + ([proposer.cache] if proposer.cache else [])
-        weights = weight_bytes(model_config, dtype) + proposer.weight_bytes
-        num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory(), weights)
-        check_weights(model_config)
+        with naming_heads(config.model, replace(hub, revision=config.revision)) as named:
+            model_config = describe_model(config.model, named)
+            dtype = resolve_dtype(config.dtype, model_config)
+            self.max_model_len = _model_len(config, model_config.max_position)
+            self.codec = _codec(config, model_config, hub)
+            proposer = make_proposer(speculative, TargetInfo(model_config, dtype, self.max_model_len, hub))
+            if speculative.num_speculative_tokens is not None and not proposer.default_length:
+                raise ConfigError(f"method {speculative.method!r} drafts nothing; leave num_speculative_tokens out")
+            groups = [cache_spec(model_config, dtype)] + ([proposer.cache] if proposer.cache else [])
+            weights = weight_bytes(model_config, dtype) + proposer.weight_bytes
+            num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory(), weights)
+            check_weights(model_config)
 
         torch.set_num_threads(env.threads())
         kernels, trust = settle(select_kernels(config.device), cases(model_config, dtype), env.threads())

@@ -1,5 +1,7 @@
 """From a speculative config to a proposer."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,31 @@ def settle_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> SpeculativeC
             "leave it out"
         )
     return config
+
+
+@contextmanager
+def naming_heads(model: str, hub: Hub) -> Iterator[Hub]:
+    """Say of a draft head that was given as the target that it is one, instead of what it lacks to be a model.
+
+    Args:
+        model: the target, as the user gave it.
+        hub: how it is fetched; handed back.
+
+    Raises:
+        ModelError: in place of another one that the body raises.
+    """
+    try:
+        yield hub
+    except ModelError:
+        found = None
+        with suppress(ModelError, ConfigError):
+            found = detect(find_model(model, hub))
+        if found in (None, "draft_model"):
+            raise
+        raise ModelError(
+            f"{shown(model)} is a draft head for the method {shown(found)}, no model by itself; give its target as "
+            'the model, and this as speculative_config {"model": ...}'
+        ) from None
 
 
 def _reads_checkpoint(method: str) -> bool:
