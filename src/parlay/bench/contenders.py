@@ -3,6 +3,7 @@
 from parlay.bench.widen_heads import FOLDER
 from parlay.config import SpeculativeConfig
 from parlay.errors import ModelError
+from parlay.llm import LLM
 from parlay.log import logger
 from parlay.models.select import describe_model, find_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
@@ -43,3 +44,21 @@ def contenders(model: str, length: int | None) -> dict[str, SpeculativeConfig]:
             continue
         kept[name] = how
     return kept
+
+
+def engines(model: str, length: int | None, requests: int) -> dict[str, LLM]:
+    """Return an engine for each contender, all at the same time.
+
+    Args:
+        model: as in `contenders`.
+        length: likewise.
+        requests: that run at once; a cache has room for these and no more, so that many engines fit into memory.
+
+    Raises:
+        CapacityError: they do not fit all the same.
+        ModelError: as `contenders` does.
+    """
+    return {
+        name: LLM(model, speculative_config=config, enable_prefix_caching=False, max_num_seqs=requests)
+        for name, config in contenders(model, length).items()
+    }

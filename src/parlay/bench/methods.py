@@ -6,7 +6,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from parlay.bench.contenders import contenders
+from parlay.bench.contenders import engines
 from parlay.bench.protocol import TEMPERATURES, Prefix, load_prefixes, params_for, repeated_share
 from parlay.bench.workloads import workload
 from parlay.engine.stats import EngineStats, Reliability
@@ -65,11 +65,7 @@ def _case(
 ) -> Iterator[dict[str, Any]]:
     """Yield one row a method. Engines are new: a proposer may remember what it was asked before."""
     tick(f"batch {batch_size}, temperature {temperature:g}: loading")
-    llms = {
-        # Every method has its own engine at the same time, so a cache has room for what runs at once and no more.
-        name: LLM(model, speculative_config=config, enable_prefix_caching=False, max_num_seqs=batch_size)
-        for name, config in contenders(model, length).items()
-    }
+    llms = engines(model, length, batch_size)
     plain = next(iter(llms))
     runs = {name: _Run() for name in llms}
     nonsense = [Prefix(p.number, p.tokens[::-1]) for p in load_prefixes(8)]  # which teaches nothing about the rest

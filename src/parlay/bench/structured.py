@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from parlay.bench.contenders import contenders
+from parlay.bench.contenders import engines
 from parlay.bench.protocol import TEMPERATURES, Prefix, load_prefixes
 from parlay.llm import LLM
 from parlay.models.select import describe_model
@@ -82,13 +82,11 @@ def measure(
         tick: called with a label before every round.
     """
     prefixes = load_prefixes(requests)
-    llms = {
-        name: LLM(model, speculative_config=config, enable_prefix_caching=False)
-        for name, config in contenders(model, length).items()
-    }
+    most = max(batch_sizes)
+    llms = engines(model, length, most)
     plain = next(iter(llms))
     for llm in llms.values():
-        _complete(llm, prefixes[:8], 8, 0.8)  # warm-up; compiles the grammars too
+        _complete(llm, prefixes[:most], most, 0.8)  # warm-up; compiles the grammars too
     for batch_size in batch_sizes:
         for temperature in TEMPERATURES:
             runs = {name: _Run() for name in llms}
