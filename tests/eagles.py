@@ -354,5 +354,5 @@ def fit_eagle3(path: Path, target: Path, texts: Tensor, states: Callable[[Sequen
     tokens = torch.cat(wanted)
     inside = torch.isin(tokens, torch.tensor(ids))
     shares = torch.nn.functional.one_hot(tokens, vocab)[inside][:, ids].double()
-    tensors["lm_head.weight"] = 12 * _solve(torch.cat(features)[inside], shares).float()
+    tensors["lm_head.weight"] = 30 * _solve(torch.cat(features)[inside], shares).float()
     write(path, config, tensors)

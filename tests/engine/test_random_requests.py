@@ -18,7 +18,7 @@ from parlay import LLM, CompletionOutput, RequestError, SamplingParams
 from parlay.engine.request import Request
 
 LENGTH = 96
-METHODS = ("ngram", "suffix", "draft_model", "medusa", "mlp_speculator")
+METHODS = ("ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3")
 TEMPERATURES = (0.0, 0.0, 0.3, 0.7, 1.0, 1.3)
 BAD_WORDS = [(a, b) for a in string.ascii_letters for b in string.ascii_letters]
 random.Random(1).shuffle(BAD_WORDS)
