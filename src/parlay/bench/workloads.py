@@ -14,25 +14,27 @@ from parlay.bench.protocol import Prefix, load_prefixes
 from parlay.engine.tokenizer import TextCodec
 from parlay.models.select import ASSETS
 
-_TASKS = 32  # of an agent, each asked this often:
-_ATTEMPTS = 16
+_PROMPTS = 512
+_ATTEMPTS = 16  # at each of an agent's tasks
 _SHOWN = 80  # tokens of the code that is to be edited
 _BEGUN = 24  # tokens of the edited code that are there already
 
 
 def workload(name: str, count: int | None = None) -> list[Prefix]:
-    """Return the first `count` prompts of a workload, all 512 by default; a prompt's number is its seed.
+    """Return `count` prompts of a workload, all 512 by default; a prompt's number is its seed.
+
+    Fewer are the first ones; of an agent's loop it is tasks that are left out, not attempts at them.
 
     Args:
         name: of `WORKLOADS`.
         count: how many.
     """
-    return WORKLOADS[name]()[:count]
+    return WORKLOADS[name](_PROMPTS if count is None else min(count, _PROMPTS))
 
 
-def _edits() -> list[Prefix]:
+def _edits(count: int) -> list[Prefix]:
     codec = TextCodec(ASSETS / "tiny-code")
-    return [Prefix(prefix.number, tuple(edit(codec, prefix))) for prefix in load_prefixes()]
+    return [Prefix(prefix.number, tuple(edit(codec, prefix))) for prefix in load_prefixes(count)]
 
 
 def edit(codec: TextCodec, prefix: Prefix) -> list[int]:
@@ -49,15 +51,15 @@ def _commonest_name(text: str) -> str | None:
     return names.most_common(1)[0][0] if names else None  # the first of equals
 
 
-def _agent() -> list[Prefix]:
+def _agent(count: int) -> list[Prefix]:
     codec = TextCodec(ASSETS / "tiny-code")
-    tasks = load_prefixes(_TASKS)
+    tasks = load_prefixes(-(-count // _ATTEMPTS))
     made: list[Prefix] = []
     for attempt in range(_ATTEMPTS):
         heading = codec.encode(f"# Attempt {attempt + 1}\n", add_special_tokens=False)
         for task in tasks:
             made.append(Prefix(len(made), (*heading, *task.tokens)))
-    return made
+    return made[:count]
 
 
-WORKLOADS: dict[str, Callable[[], list[Prefix]]] = {"completion": load_prefixes, "edit": _edits, "agent": _agent}
+WORKLOADS: dict[str, Callable[[int], list[Prefix]]] = {"completion": load_prefixes, "edit": _edits, "agent": _agent}
