@@ -23,7 +23,7 @@ from parlay.kv.table import BlockTable
 from parlay.log import logger
 from parlay.models.config import ModelConfig
 from parlay.models.hub import Hub
-from parlay.models.select import cache_spec, check_weights, describe_model, find_model, load_model, resolve_dtype
+from parlay.models.select import cache_spec, check_weights, describe_files, find_model, load_model, resolve_dtype
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
 from parlay.proposers.prediction import Follower, Prediction
 from parlay.proposers.select import make_proposer, naming_heads, settle_method
@@ -64,8 +64,9 @@ class Engine:
         self.config = config
         hub = Hub(token=config.hf_token, cache_dir=config.download_dir)
         speculative = settle_method(speculative or SpeculativeConfig(), hub)
-        with naming_heads(config.model, replace(hub, revision=config.revision)) as named:
-            model_config = describe_model(config.model, named)
+        path = find_model(config.model, replace(hub, revision=config.revision))
+        with naming_heads(config.model, path):
+            model_config = describe_files(path)
             dtype = resolve_dtype(config.dtype, model_config)
             self.max_model_len = _model_len(config, model_config.max_position)
             self.codec = _codec(config, model_config, hub)

@@ -149,7 +149,11 @@ def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:
         ModelError: it cannot be found or read, or its architecture is not served.
         ConfigError: a revision of what is not on the hub.
     """
-    path = find_model(name, hub)
+    return describe_files(find_model(name, hub))
+
+
+def describe_files(path: Path) -> ModelConfig:
+    """Return the shape of a model that was found, see `describe_model`."""
     raw = read_raw(path)
     architecture = architecture_of(raw)
     if architecture.endswith(_SUFFIX) and _family(architecture) in families.names():

@@ -1,7 +1,7 @@
 """From a speculative config to a proposer."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -75,22 +75,20 @@ def settle_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> SpeculativeC
 
 
 @contextmanager
-def naming_heads(model: str, hub: Hub) -> Iterator[Hub]:
+def naming_heads(model: str, path: Path) -> Iterator[None]:
     """Say of a draft head that was given as the target that it is one, instead of what it lacks to be a model.
 
     Args:
         model: the target, as the user gave it.
-        hub: how it is fetched; handed back.
+        path: where it was found.
 
     Raises:
         ModelError: in place of another one that the body raises.
     """
     try:
-        yield hub
+        yield
     except ModelError:
-        found = None
-        with suppress(ModelError, ConfigError):
-            found = detect(find_model(model, hub))
+        found = detect(path)
         if found in (None, "draft_model"):
             raise
         raise ModelError(
