@@ -7,8 +7,7 @@
 namespace parlay {
 namespace {
 
-// The lowest id of the highest score; NaN counts as -inf, and 0 is the answer where there is nothing else. A draft head
-// asks this of a whole vocabulary.
+// The lowest id of the highest score; NaN counts as -inf, and 0 is the answer where there is nothing else.
 PARLAY_INLINE int64_t highest(const float* scores, int64_t count) {
   const int64_t stretch = 16 * kLanes;
   int64_t where = 0;
