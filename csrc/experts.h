@@ -7,28 +7,6 @@
 namespace parlay {
 namespace {
 
-// The lowest id of the highest score; NaN counts as -inf, and 0 is the answer where there is nothing else.
-PARLAY_INLINE int64_t highest(const float* scores, int64_t count) {
-  const int64_t stretch = 16 * kLanes;
-  int64_t where = 0;
-  float most = -kInf;
-  for (int64_t begin = 0; begin < count; begin += stretch) {
-    const float* here = scores + begin;
-    Vec lanes = splat(-kInf);
-    PARLAY_ROW(first, n, count - begin < stretch ? count - begin : stretch) {
-      if (n == kLanes)
-        lanes = larger(load(here + first), lanes);
-      else
-        for (int64_t i = first; i < first + n; ++i) lanes = larger(splat(here[i]), lanes);
-    }
-    const float top = maximum(lanes);
-    if (top > most) most = top, where = begin;
-  }
-  if (most == -kInf) return 0;
-  while (scores[where] != most) ++where;
-  return where;
-}
-
 // The best experts by score, ties to the lowest id, with weights e^score over the sum of all or of the chosen.
 void route(const RouteArgs& a, int64_t begin, int64_t end) {
   const int64_t padded = (a.experts + kLanes - 1) / kLanes * kLanes;
@@ -40,8 +18,8 @@ void route(const RouteArgs& a, int64_t begin, int64_t end) {
     float* weights = a.weights + row * a.chosen;
     memset(taken, 0, padded);
     for (int64_t i = 0; i < a.chosen; ++i) {
-      int64_t best = i ? -1 : highest(scores, a.experts);
-      for (int64_t e = 0; i && e < a.experts; ++e)
+      int64_t best = -1;
+      for (int64_t e = 0; e < a.experts; ++e)
         if (!taken[e] && (best < 0 || scores[e] > scores[best])) best = e;
       taken[best] = true;
       experts[i] = (int32_t)best;
