@@ -24,11 +24,12 @@ NATIVE = [
 ]
 # The slow twins, where oneDNN keeps one order of bfloat16 and where it does not.
 TWINS = [{"PARLAY_KERNELS": "reference", "ONEDNN_MAX_CPU_ISA": isa} for isa in ("AVX512_CORE", "AVX2")]
-# Tests that set these variables themselves, or ask for results of exactly this machine's kernels.
+# Tests that set these variables themselves, ask for results of exactly this machine's kernels, or run by hand only.
+LEFT_OUT = "test_instruction_sets.py", "test_select.py", "test_examples.py", "test_house.py", "test_server_soak.py"
 OTHERS = [
     path.relative_to(TESTS)
     for path in sorted(TESTS.rglob("test_*.py"))
-    if path.name not in ("test_instruction_sets.py", "test_select.py", "test_examples.py", "test_house.py")
+    if path.name not in LEFT_OUT and path.parent.name != "clients"
 ]
 
 
