@@ -238,6 +238,26 @@ def test_the_proposer_is_told_everything_once() -> None:
     assert rig.proposer.seen == {}
 
 
+def test_the_proposer_is_told_how_a_response_ends() -> None:
+    rig = Rig(k=4)
+    rig.add(3, max_tokens=6)
+    told: list[int] = []
+    rig.proposer.forget = lambda request_id: told.extend(rig.proposer.seen[request_id])  # type: ignore[method-assign]
+    for _ in range(2):
+        rig.step(accept=2)
+    assert told == [10, 11, 12, 0, 0, 1, 0, 0, 1]
+
+
+def test_the_proposer_is_told_of_a_request_when_it_runs() -> None:
+    rig = Rig(k=2, max_num_seqs=1)
+    first, second = rig.add(3, max_tokens=2), rig.add(3)
+    rig.step()
+    assert set(rig.proposer.seen) == {first.request_id}
+    rig.step()
+    rig.look()
+    assert rig.proposer.seen == {second.request_id: [10, 11, 12]}
+
+
 def test_a_draft_that_finds_no_blocks_is_dropped() -> None:
     rig = Rig(k=8, blocks=3)
     rig.add(4, max_tokens=4)

@@ -119,6 +119,30 @@ def test_memory_stays_within_its_budget() -> None:
     assert largest < most * 1.2  # the newest response, before older ones have made room
 
 
+@pytest.mark.parametrize("tokens", [1, 7, 33])
+def test_room_is_made_however_many_tokens_a_step_has(tokens: int) -> None:
+    most, few = 100_000, proposer(max_cached_requests=20)
+    small = proposer(max_cached_bytes=most)
+    for number in range(300):
+        for subject in (few, small):
+            subject.admit(number, [0], "")
+            response = [(number * 37 + i * i) % 500 for i in range(99)]
+            for first in range(0, len(response), tokens):
+                subject.observe(number, response[first : first + tokens])
+            subject.forget(number)
+        assert len(few._past._responses) <= 20 + 3
+    assert most / 2 < small._past.bytes < most * 1.2
+
+
+def test_what_has_hardly_begun_takes_nobodys_place() -> None:
+    subject = proposer(max_cached_requests=1)
+    answer(subject, 1, [8], [5, 6, 7])
+    for number in range(2, 40):
+        answer(subject, number, [8], [3] * (number % 2))
+    assert draft(subject, [5, 6]) == (7,)
+    assert len(subject._past._responses) == 1
+
+
 def test_a_response_may_be_forgotten_while_it_grows() -> None:
     subject = proposer(max_cached_requests=1)
     subject.admit(1, [7], "")

@@ -85,8 +85,6 @@ class Scheduler:
         request.tokens = list(request.prompt_tokens)
         if not request.draft_limit(self._longest_draft):
             request.prediction = None
-        if self._host and request.draft_limit(self._draft_length):
-            self._host.admit(request.request_id, request.tokens, request.tenant)
         place = sum(r.priority <= request.priority for r in self._waiting)
         self._waiting.insert(place, request)
 
@@ -199,6 +197,8 @@ class Scheduler:
                 request.counts.cached_tokens = request.computed
                 self.stats.prompt_tokens += len(request.prompt_tokens)
                 self.stats.cached_tokens += request.computed
+                if self._host and request.draft_limit(self._draft_length):
+                    self._host.admit(request.request_id, request.tokens, request.tenant)
             self._waiting.remove(request)
             self._running.append(request)
 
@@ -364,6 +364,8 @@ class Scheduler:
             at = known - len(request.prompt_tokens) + len(path)
             nodes = enumerate(zip(span.draft.tokens, span.draft.source, strict=True))
             request.rejected.extend(Rejected(at, *guess) for node, guess in nodes if node not in path)
+        if self._host and request.draft_limit(self._draft_length):  # what ends a response is worth knowing too
+            self._host.observe(request.request_id, request.tokens[known:])
         if reason is not None:
             self.finish(request, reason, now)
             return
@@ -371,8 +373,6 @@ class Scheduler:
             request.error = verdict.error
             self.finish(request, "abort", now)
             return
-        if self._host and request.draft_limit(self._draft_length):
-            self._host.observe(request.request_id, verdict.tokens)
         if request.prediction is not None:
             request.prediction.observe(verdict.tokens)
         request.table.trim(max(len(request.tokens), request.proposer.computed + request.proposer.ahead))

@@ -21,7 +21,8 @@ from parlay.proposers.suffix_tree import Counts, Guess, make_tree
 from parlay.types.draft import NO_DRAFT, Draft
 
 EMBEDDED: Mapping[str, Any] = {}
-_SLICE = 16  # places whose strings are uncounted at a time, so that no step waits for a whole response to go
+_SLICE = 16  # places whose strings are uncounted for each step of a response, or twice its new tokens if that is more
+_LEAST = 2  # tokens of a response; a single one teaches nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +75,14 @@ class Proposer(HostProposer):
     def admit(self, request_id: int, prompt: Sequence[int], tenant: str) -> None:
         """Count a prompt's strings, for this request alone."""
         own = make_tree(self._depth)
-        text = self._texts[request_id] = _Text(own, own.begin(), tenant)
+        text = self._texts[request_id] = _Text(own, own.begin(), _Response(tenant))
         text.append(prompt, self._depth)
-        text.response = self._past.begin(tenant)
 
     def observe(self, request_id: int, tokens: Sequence[int]) -> None:
         """Count the strings that end in new tokens of a response, for its tenant too."""
         text = self._texts[request_id]
         text.append(tokens, self._depth)
-        if text.response is not None:
-            self._past.append(text.response, tokens)
+        self._past.append(text.response, tokens)
 
     def propose(self, request_id: int, budget: int) -> Draft:
         """Return the chain with the highest expected number of right guesses; ties go to the request's own."""
@@ -95,7 +94,7 @@ class Proposer(HostProposer):
             options.suffix_decoding_min_token_prob,
         )
         best = Guess(*text.tree.guess(text.number, *limits))
-        if (shared := self._past.tree(text.tenant)) is not None:
+        if (shared := self._past.tree(text.response.tenant)) is not None:
             other = Guess(*shared.guess_after(text.tail, *limits))
             best = other if other.score > best.score else best
         if not best.tokens:
@@ -107,8 +106,19 @@ class Proposer(HostProposer):
     def forget(self, request_id: int) -> None:
         """Drop a request's own tree; its response stays for its tenant."""
         text = self._texts.pop(request_id, None)
-        if text is not None and text.response is not None:
+        if text is not None:
             self._past.end(text.response)
+
+
+@dataclass(slots=True, eq=False)
+class _Response:
+    """What a tenant learns from a request."""
+
+    tenant: str
+    number: int | None = None  # in the tenant's tree, once it has begun there
+    begun: list[int] = field(default_factory=list)  # its tokens until then
+    places: int = 0  # that are counted
+    evicted: bool = False
 
 
 @dataclass(slots=True)
@@ -117,22 +127,12 @@ class _Text:
 
     tree: Counts
     number: int
-    tenant: str
+    response: _Response
     tail: list[int] = field(default_factory=list)
-    response: "_Response | None" = None  # what its tenant learns from it
 
     def append(self, tokens: Sequence[int], depth: int) -> None:
         self.tree.append(self.number, tokens)
         self.tail = [*self.tail, *tokens[-depth:]][-depth:]
-
-
-@dataclass(slots=True, eq=False)
-class _Response:
-    """A response in its tenant's tree."""
-
-    tenant: str
-    number: int
-    evicted: bool = False
 
 
 class _Past:
@@ -152,45 +152,59 @@ class _Past:
         """Return a tenant's tree, if there is one."""
         return self._trees.get(tenant)
 
-    def begin(self, tenant: str) -> _Response | None:
-        """Begin a response; None if none are remembered."""
-        if not self._most:
-            return None
-        before = self._trees[tenant].bytes if tenant in self._trees else 0
-        tree = self._trees.setdefault(tenant, make_tree(self._depth))
-        response = _Response(tenant, tree.begin())
-        self.bytes += tree.bytes - before
-        self._held[tenant] += 1
-        self._responses.append(response)
-        return response
-
     def append(self, response: _Response, tokens: Sequence[int]) -> None:
         """Take note of a response's next tokens, and make room."""
-        if not response.evicted:
-            tree = self._trees[response.tenant]
-            before = tree.bytes
-            tree.append(response.number, tokens)
-            self.bytes += tree.bytes - before
-        self._make_room()
+        if response.evicted or not self._most:
+            return
+        if response.number is None:
+            response.begun += tokens
+            if len(response.begun) < _LEAST:
+                return
+            tokens, response.begun = response.begun, []
+            response.number = self._begin(response)
+        tree = self._trees[response.tenant]
+        before = tree.bytes
+        tree.append(response.number, tokens)
+        response.places += len(tokens)
+        self.bytes += tree.bytes - before
+        self._make_room(max(_SLICE, 2 * len(tokens)))
 
     def end(self, response: _Response) -> None:
         """Take note that a response is complete."""
-        if not response.evicted:
+        if response.number is not None and not response.evicted:
             self._trees[response.tenant].end(response.number)
 
-    def _make_room(self) -> None:
-        """Uncount a part of the oldest response while there are too many, or too large ones."""
-        if self._leaving is None:
-            if len(self._responses) <= self._most and self.bytes <= self._most_bytes:
-                return
-            self._leaving = self._responses.popleft()
-            self._leaving.evicted = True
-        leaving, tree = self._leaving, self._trees[self._leaving.tenant]
+    def _begin(self, response: _Response) -> int:
+        """Begin a response in its tenant's tree; return its number there."""
+        before = self._trees[response.tenant].bytes if response.tenant in self._trees else 0
+        tree = self._trees.setdefault(response.tenant, make_tree(self._depth))
+        number = tree.begin()
+        self.bytes += tree.bytes - before
+        self._held[response.tenant] += 1
+        self._responses.append(response)
+        return number
+
+    def _make_room(self, places: int) -> None:
+        """Uncount up to so many places of the oldest responses while there are too many, or too large ones."""
+        while places > 0:
+            if self._leaving is None:
+                if len(self._responses) <= self._most and self.bytes <= self._most_bytes:
+                    return
+                self._leaving = self._responses.popleft()
+                self._leaving.evicted = True
+            places -= self._uncount(self._leaving, places)
+
+    def _uncount(self, leaving: _Response, places: int) -> int:
+        """Uncount up to so many places of a response; return how many."""
+        tree, count = self._trees[leaving.tenant], min(places, leaving.places)
+        assert leaving.number is not None
         before = tree.bytes
-        if tree.remove(leaving.number, _SLICE):
+        leaving.places -= count
+        if tree.remove(leaving.number, count):
             self._leaving = None
             self._held[leaving.tenant] -= 1
         self.bytes += tree.bytes - before
         if not self._held[leaving.tenant]:
             self.bytes -= tree.bytes
             del self._trees[leaving.tenant], self._held[leaving.tenant]
+        return count
