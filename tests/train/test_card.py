@@ -17,7 +17,7 @@ from parlay.train.trainee import methods
 def test_any_path(name: str) -> None:
     chosen = options(Path(name), Path(name), Path(name))
     figures = Figures(1.0, (0.5,))
-    text = card("medusa", chosen, methods.load("medusa").Options(), [Text.of([1], [2])], figures, figures, 3)
+    text = card("medusa", chosen, methods.load("medusa").Options(), ([Text.of([1], [2])], []), figures, figures, 3)
     lines = [line.strip() for line in text.splitlines()]
     (model,) = (line.removeprefix("base_model: ") for line in lines if line.startswith("base_model: "))
     assert json.loads(model) == name  # which is YAML too

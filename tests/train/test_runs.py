@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from training import options, write_prompts, write_target
 
-from parlay import LLM
+from parlay import LLM, SamplingParams
 from parlay.cli.main import main
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, ModelError, ParlayError
 from parlay.train.data import Text, read_texts
 from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
-from parlay.train.run import Progress, schedule, split, train
+from parlay.train.run import Progress, schedule, train
 from parlay.train.teacher import Output, Teacher
 from parlay.train.trainee import Guess, distil, methods
 
@@ -185,29 +185,22 @@ def test_the_teacher_is_the_target(target: Path, data: Path, tmp_path: Path) -> 
         assert lesson.starts(ahead).tolist() == expected
 
 
-def test_what_is_held_out_has_nothing_of_what_is_learnt(tmp_path: Path) -> None:
-    chosen = options(tmp_path, tmp_path, tmp_path, held_out=0.2)
-    texts = [Text.of([1, 2], [3, 4, piece], document) for piece in range(7) for document in range(10)]
-    learnt, held = split(texts, chosen)
-    assert len(held) == 14
-    assert len({text.document for text in held}) == 2
-    assert not {text.document for text in held} & {text.document for text in learnt}
-    assert {id(text) for text in (*learnt, *held)} == {id(text) for text in texts}
-    alone = [replace(text, document=3) for text in texts]
-    assert split(alone, chosen) == (alone[:-14], alone[-14:])
-    with pytest.raises(ConfigError, match="a single text"):
-        split(texts[:1], chosen)
-
-
-def test_a_response_is_of_its_prompts_document(target: Path, tmp_path: Path) -> None:
-    """Also if it was written before."""
-    texts = [Text.of([i] * 3, [5, 6], 10 + i) for i in range(4)]
-    chosen = options(target, tmp_path, tmp_path, generate=11, response_tokens=4)
-    for _ in range(2):
-        found = write_responses(tmp_path / "responses.jsonl", texts, chosen, "target")
-        assert len(found) == 11
-        assert all(text.document == 10 + text.tokens[0] for text in found)
-        assert len({text.document for text in found}) == 4
+@pytest.mark.parametrize("served", [None, 200])
+def test_the_teacher_is_the_target_that_is_served(served: int | None, tmp_path: Path) -> None:
+    """Whose frequencies depend on the longest sequence of the engine, not of the texts."""
+    scaling = {"rope_type": "dynamic", "factor": 4.0}
+    target = write_llama(
+        tmp_path / "target", calm=3.0, vocab_size=64, max_position_embeddings=64, rope_scaling=scaling
+    )
+    ids = torch.randint(64, (60,), generator=torch.Generator().manual_seed(0)).tolist()
+    teacher = Teacher(options(target, tmp_path, tmp_path, max_length=60, max_model_len=served))
+    wanted = teacher.lesson([Text.of([], ids)]).wanted.log()
+    llm = LLM(str(target), max_model_len=served)
+    output = llm.generate([ids], SamplingParams(max_tokens=1, prompt_logprobs=1), use_tqdm=False)[0]
+    assert output.prompt_logprobs is not None
+    for row, (token, known) in enumerate(zip(ids[1:], output.prompt_logprobs[1:], strict=True)):
+        assert known is not None
+        assert float(wanted[row, token]) == pytest.approx(known[token].logprob, abs=1e-4)
 
 
 def test_the_end_of_a_response_is_learnt(tmp_path: Path) -> None:
@@ -275,6 +268,13 @@ def test_options_that_do_not_fit_are_refused_before_weights_are_read(
     (target / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(ConfigError, match=message):
         train(method, options(target, data, tmp_path / "head"), methods.load(method).Options(**own))
+
+
+@pytest.mark.parametrize("head", ["tiny-code-eagle", "tiny-code-medusa"])
+def test_a_head_given_as_the_target_is_named(head: str, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"'{head}' is a draft head for the method"):
+        train("eagle", replace(options(tmp_path, data, tmp_path / "head"), target=head))
+    assert not (tmp_path / "head").exists()
 
 
 def test_the_target_is_in_memory_once(

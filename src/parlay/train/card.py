@@ -17,19 +17,28 @@ def card(
     method: str,
     options: TrainOptions,
     own: Any,
-    texts: list[Text],
+    texts: tuple[list[Text], list[Text]],
     untrained: "Figures",
     figures: "Figures",
     steps: int,
 ) -> str:
-    """Return a card with the command that makes this head, what it learnt from, and how good it is."""
-    tokens = sum(len(text.tokens) for text in texts)
-    counted = sum(int(text.counted.sum()) for text in texts)
+    """Return a card with the command that makes this head, what it learnt from, and how good it is.
+
+    Args:
+        method: of the head.
+        options, own: of its training.
+        texts: what it learnt from, and what was held out.
+        untrained, figures: what it was like before and is now.
+        steps: of the optimiser.
+    """
+    learnt, held_out = texts
+    tokens = sum(len(text.tokens) for text in learnt)
+    counted = sum(int(text.counted.sum()) for text in learnt)
     source = (
-        f"{len(texts):,} responses that the target wrote to prompts from `{options.data}` at temperature "
+        f"{len(learnt):,} responses that the target wrote to prompts from `{options.data}` at temperature "
         f"{' and '.join(f'{number:g}' for number in options.temperature)}"
         if options.generate
-        else f"{len(texts):,} texts from `{options.data}`"
+        else f"{len(learnt):,} texts from `{options.data}`"
     )
     rows = "\n".join(
         f"| {i + 1} | {before:.1%} | {after:.1%} |"
@@ -52,13 +61,12 @@ It guesses the next tokens of its target, which confirms or corrects them: with 
     {command(method, options, own)}
 
 With parlay {__version__}, in {steps:,} steps. Learnt from {source}: {tokens:,} tokens, of which {counted:,} count.
-Of the documents they come from, {options.held_out:.1%} were held out. The head learnt the target's distributions, not
-the tokens alone.
+{len(held_out):,} more were held out. The head learnt the target's distributions, not the tokens alone.
 
 ## On the held-out texts
 
 Share of guesses that are the target's likeliest token, given the text so far; the loss is {figures.loss:.3f} nats a
-guess, and was {untrained.loss:.3f} before training.
+guess, and was {untrained.loss:.3f} before training. Tokens that the head cannot guess count for nothing in it.
 
 | guess | untrained | trained |
 |---|---|---|

@@ -28,17 +28,19 @@ class Text:
         tokens: `[length]`.
         counted: `[length]`.
         document: number of the file, line or conversation that it comes from.
+        part: number, among all documents' parts, of the one of at most `max_length` tokens that it is or answers.
     """
 
     tokens: NDArray[np.int32]
     counted: NDArray[np.bool_]
     document: int = 0
+    part: int = 0
 
     @classmethod
-    def of(cls, prompt: list[int], response: list[int], document: int = 0) -> "Text":
+    def of(cls, prompt: list[int], response: list[int], document: int = 0, part: int = 0) -> "Text":
         """Return a text of which only the response counts."""
         counted = np.arange(len(prompt) + len(response)) >= len(prompt)
-        return cls(np.array([*prompt, *response], dtype=np.int32), counted, document)
+        return cls(np.array([*prompt, *response], dtype=np.int32), counted, document, part)
 
 
 def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int) -> list[Text]:
@@ -64,7 +66,7 @@ def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int) -> lis
         raise ConfigError(
             f"{path} has tokens beyond the target's vocabulary of {vocab}; its tokenizer is another one's"
         )
-    return texts
+    return [replace(text, part=number) for number, text in enumerate(texts)]
 
 
 def digest(texts: list[Text]) -> str:

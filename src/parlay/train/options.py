@@ -24,13 +24,15 @@ class TrainOptions:
         max_steps: end after so many steps of the optimiser, if the epochs have not ended before.
         batch_size: texts a step.
         max_length: tokens a text; longer ones are cut into several.
+        max_model_len: longest sequence that the target is to be served with, on which some rotary embeddings depend;
+            None takes the model's limit.
         learning_rate: highest, after the warm-up.
         warmup: share of the steps in which the rate rises; then it falls to 0 as a cosine.
         weight_decay: of AdamW, on matrices only.
         clip: largest norm of a step's gradient.
-        held_out: share of the documents (files, lines, conversations) that are only measured on, with all that comes
-            of them.
-        evaluate_every: steps between two measurements on those, and between two checkpoints.
+        held_out: share of the text that is only measured on: documents (files, lines, conversations) with all that
+            comes of them, or the end of one that is larger than this.
+        evaluate_every: steps between two measurements on a part of that, and between two checkpoints.
         autocast: multiply in bfloat16; weights and optimiser stay in float32.
         device: where the head is trained, `cpu` or `cuda`; the target runs where the engine runs, on the CPU.
         dtype: what the target computes in; `auto` takes the checkpoint's.
@@ -47,6 +49,7 @@ class TrainOptions:
     max_steps: int | None = None
     batch_size: int = 16
     max_length: int = 512
+    max_model_len: int | None = None
     learning_rate: float = 1e-3
     warmup: float = 0.05
     weight_decay: float = 0.0
@@ -69,6 +72,7 @@ class TrainOptions:
             ("max_steps", 1),
             ("batch_size", 1),
             ("max_length", 16),
+            ("max_model_len", 16),
             ("evaluate_every", 1),
             ("seed", 0),
         ):

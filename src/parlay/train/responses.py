@@ -18,7 +18,7 @@ from parlay.train.options import TrainOptions
 from parlay.types.params import SamplingParams
 
 _AT_ONCE = 64
-_SHAPING = ("dtype", "temperature", "response_tokens", "max_length", "seed")
+_SHAPING = ("dtype", "temperature", "response_tokens", "max_length", "max_model_len", "seed")
 
 
 def write_responses(
@@ -48,7 +48,8 @@ def write_responses(
             "the responses that are there"
         ) from None
     order = _order(texts, options)
-    made = [Text.of(*pair, texts[order[i % len(texts)]].document) for i, pair in enumerate(found[: options.generate])]
+    asked = [texts[order[i % len(texts)]] for i in range(options.generate)]
+    made = [Text.of(*pair, text.document, text.part) for pair, text in zip(found, asked, strict=False)]
     made = [text for text in made if len(text.tokens) >= LEAST_TOKENS and text.counted[2:].any()]
     if not made:
         raise ConfigError(
@@ -90,7 +91,7 @@ def _write(
     tick: Callable[[int], None],
 ) -> None:
     order = _order(texts, options)
-    llm = LLM(options.target, dtype=options.dtype, max_model_len=options.max_length)
+    llm = LLM(options.target, dtype=options.dtype, max_model_len=options.max_model_len)
     with file.open("a", encoding="utf-8") as out:
         if not out.tell():
             out.write(header + "\n")

@@ -16,11 +16,14 @@ from torch import Tensor
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
 from parlay.models.loader import digest_weights
+from parlay.models.select import find_model
+from parlay.proposers.select import naming_heads
 from parlay.train.card import card
 from parlay.train.data import Text, digest, read_texts
 from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
 from parlay.train.save import load_checkpoint, save_checkpoint, save_head
+from parlay.train.split import sample, split
 from parlay.train.teacher import Teacher, describe_target
 from parlay.train.trainee import Trainee, distil, methods
 
@@ -33,7 +36,8 @@ class Figures:
     """How good a head is on texts that it does not learn from.
 
     Attributes:
-        loss: mean cross entropy against the target's distributions, in nats a guess.
+        loss: mean cross entropy against the target's distributions, in nats a guess. Tokens outside a reduced
+            vocabulary count for nothing.
         accuracy: of every guess in turn, how often its likeliest token is the target's.
     """
 
@@ -90,15 +94,17 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
         )
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda' was asked for, but torch finds none here; leave it at 'cpu'")
+    path = find_model(options.target)
+    with naming_heads(options.target, path):
+        target = describe_target(options)
+        codec = TextCodec(path)
+    module.Trainee.check(own, target)
+    texts = read_texts(data, codec, target.vocab_size, options.max_length)
     work = output / "training"
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{output} cannot be written to: {error.strerror}") from None
-    target = describe_target(options)
-    path = target.path
-    module.Trainee.check(own, target)
-    texts = read_texts(data, TextCodec(path), target.vocab_size, options.max_length)
     weights = digest_weights(path).hex()[:16]
     if options.generate:
 
@@ -109,7 +115,8 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
     teacher = Teacher(options)  # only now, so that the target's weights are in memory once while it writes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        run = _Run(method, module.Trainee(own, teacher, texts), teacher, texts, options)
+        learnt, held_out = split(texts, options)
+        run = _Run(module.Trainee(own, teacher, learnt), teacher, learnt, held_out, options)
         run.identity = {
             **{key: value for key, value in asdict(options).items() if key not in _PLACES},
             "method": method,
@@ -118,7 +125,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
             "texts": digest(texts),
         }
         figures = run.finish(work / "checkpoint.pt", watch)
-        text = card(method, options, own, texts, run.untrained, figures, run.steps)
+        text = card(method, options, own, (learnt, held_out), run.untrained, figures, run.steps)
     save_head(output, run.trainee, teacher.dtype, text, path)
     (work / "checkpoint.pt").unlink(missing_ok=True)
     return figures
@@ -130,11 +137,13 @@ class _Run:
     identity: dict[str, Any]
 
     def __init__(
-        self, method: str, trainee: Trainee, teacher: Teacher, texts: list[Text], options: TrainOptions
+        self, trainee: Trainee, teacher: Teacher, texts: list[Text], held_out: list[Text], options: TrainOptions
     ) -> None:
         self.options, self.teacher = options, teacher
         self.trainee = trainee.to(options.device)
-        self.texts, self.held_out = split(texts, options)
+        self.texts, self.held_out = texts, held_out
+        # To look on the way costs little beside learning.
+        self.sample = sample(held_out, max(16, options.evaluate_every * options.batch_size // 10))
         self.steps = options.epochs * -(-len(self.texts) // options.batch_size)
         if options.max_steps is not None:
             self.steps = min(self.steps, options.max_steps)
@@ -153,7 +162,7 @@ class _Run:
         """Go on from the checkpoint if there is one, to the last step; return what the head is like then."""
         state = load_checkpoint(checkpoint, self.identity)
         if state is None:
-            figures = self.untrained = self.measure()
+            figures = self.untrained = self.measure(self.held_out)
         else:
             try:
                 figures = self._restore(state)
@@ -168,7 +177,7 @@ class _Run:
             if not math.isfinite(loss):
                 raise ConfigError(f"the loss is {loss} at step {self.step}; lower the learning_rate")
             if self.step % self.options.evaluate_every == 0 or self.step == self.steps:
-                figures = self.measure()
+                figures = self.measure(self.held_out if self.step == self.steps else self.sample)
                 if not math.isfinite(figures.loss):  # the last update was too large, and its loss is not yet known
                     raise ConfigError(f"the loss is {figures.loss} after step {self.step}; lower the learning_rate")
                 save_checkpoint(checkpoint, self._state(figures), self.identity)
@@ -219,12 +228,12 @@ class _Run:
         return losses, right, counts
 
     @torch.no_grad()
-    def measure(self) -> Figures:
-        """Return what the head is like on held-out texts."""
+    def measure(self, texts: Sequence[Text]) -> Figures:
+        """Return what the head is like on texts."""
         size, count = self.options.batch_size, self.trainee.guesses
         loss, right, labels = 0.0, np.zeros(count), np.zeros(count)
-        for first in range(0, len(self.held_out), size):
-            for part in self.teacher.parts(self.held_out[first : first + size]):
+        for first in range(0, len(texts), size):
+            for part in self.teacher.parts(texts[first : first + size]):
                 found = self._losses(part)
                 if not sum(found[2]):
                     continue
@@ -250,28 +259,6 @@ class _Run:
         self.step = state["step"]
         self.untrained = Figures(**state["untrained"])
         return Figures(**state["figures"])
-
-
-def split(texts: Sequence[Text], options: TrainOptions) -> tuple[list[Text], list[Text]]:
-    """Return texts to learn from and those to measure on; those of a document stay together, in a random order.
-
-    Of a single document the last texts are measured on.
-
-    Raises:
-        ConfigError: there is a single text.
-    """
-    if len(texts) < 2:
-        raise ConfigError("a single text cannot be both learnt from and held out; give more data")
-    documents = sorted({text.document for text in texts})
-    if len(documents) == 1:
-        held = min(max(1, round(len(texts) * options.held_out)), len(texts) - 1)
-        return list(texts[:-held]), list(texts[-held:])
-    held = min(max(1, round(len(documents) * options.held_out)), len(documents) - 1)
-    order = np.random.default_rng(options.seed).permutation(documents)
-    place = {int(document): i for i, document in enumerate(order)}
-    found = sorted(texts, key=lambda text: place[text.document])
-    learnt = sum(place[text.document] >= held for text in found)
-    return found[len(found) - learnt :], found[: len(found) - learnt]
 
 
 def schedule(step: int, steps: int, warmup: float) -> float:

@@ -78,10 +78,13 @@ def describe_target(options: TrainOptions) -> ModelConfig:
     """
     config = describe_model(options.target)
     resolve_dtype(options.dtype, config)
-    if options.max_length > config.max_position:
+    served = options.max_model_len or config.max_position
+    if served > config.max_position:
         raise ConfigError(
-            f"max_length={options.max_length} is beyond the {config.max_position} positions of the target; lower it"
+            f"max_model_len={served} is beyond the {config.max_position} positions of the target; lower it"
         )
+    if options.max_length > served:
+        raise ConfigError(f"max_length={options.max_length} is beyond the {served} positions of the target; lower it")
     return config
 
 
@@ -106,7 +109,7 @@ class Teacher:
         torch.set_num_threads(env.threads())
         kernels = select_kernels()
         kernels.set_threads(env.threads())
-        model = load_model(self.config, self.dtype, options.max_length, kernels)
+        model = load_model(self.config, self.dtype, options.max_model_len or self.config.max_position, kernels)
         self._rows = max(_ROWS, options.max_length)
         self._runner = ModelRunner(model, kernels, self._rows // _BLOCK + options.batch_size + 1, _BLOCK)
         self._device = torch.device(options.device)

@@ -64,7 +64,7 @@ class Trainee(nn.Module, ABC):
         Args:
             options: the method's own.
             teacher: the target; a trainee may ask it for more in its lessons.
-            texts: what is learnt from.
+            texts: what is learnt from, and nothing that is held out.
 
         Raises:
             ConfigError: options that are out of range.
