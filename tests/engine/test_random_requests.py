@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 from asking import daily_seed, essence
-from conftest import DTYPES, MakeLLM
+from conftest import DTYPES, MakeLLM, drafts
 
 from parlay import LLM, CompletionOutput, RequestError, SamplingParams
 from parlay.engine.request import Request
+from parlay.proposers.select import proposers
 
 LENGTH = 96
-METHODS = ("ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3")
+METHODS = [name for name in proposers.names() if drafts(name)]
 TEMPERATURES = (0.0, 0.0, 0.3, 0.7, 1.0, 1.3)
 BAD_WORDS = [(a, b) for a in string.ascii_letters for b in string.ascii_letters]
 random.Random(1).shuffle(BAD_WORDS)

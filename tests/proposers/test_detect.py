@@ -195,6 +195,15 @@ def test_a_head_given_as_the_target_is_named(tmp_path: Path, method: str) -> Non
         LLM(str(beside))
 
 
+@pytest.mark.parametrize("method", [None, "medusa", "draft_model"])
+def test_a_file_of_a_checkpoint_is_not_the_checkpoint(method: str | None) -> None:
+    file = ASSETS / "tiny-code-medusa" / "medusa_lm_head.safetensors"
+    assert file.is_file()
+    asked = {"model": str(file)} | ({"method": method} if method else {})
+    with pytest.raises(ModelError, match="give the directory of the checkpoint"):
+        settle_method(SpeculativeConfig.parse(asked))
+
+
 def test_methods_without_a_checkpoint_are_left_alone() -> None:
     for method in ("none", "ngram", "suffix"):
         config = SpeculativeConfig(method=method)

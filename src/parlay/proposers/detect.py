@@ -40,7 +40,7 @@ def detect(path: Path) -> str | None:
         path: a model's directory or GGUF file.
     """
     if path.is_file():
-        return "draft_model"
+        return "draft_model" if _may_be_gguf(path) else None
     try:
         raw = read_json(path / "config.json")
     except ModelError:
@@ -57,6 +57,16 @@ def detect(path: Path) -> str | None:
     if by_tensors is not None:
         return by_tensors
     return "draft_model" if any(_LANGUAGE_MODEL.fullmatch(name) for name in _class_names(raw)) else None
+
+
+def _may_be_gguf(file: Path) -> bool:
+    if file.suffix.lower() == ".gguf":
+        return True
+    try:
+        with file.open("rb") as opened:
+            return opened.read(4) == b"GGUF"
+    except OSError:
+        return True  # whoever reads it will say why it cannot be
 
 
 def _announced(raw: Mapping[str, Any]) -> str | None:

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parlay.errors import ConfigError, ModelError
+from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.select import cache_spec, check_weights, describe_model, load_model
 from parlay.models.tokenizer import read_tokenizer, tokenizer_file
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo, draft_length
+from parlay.proposers.heads import Options
 from parlay.runner.batch import Stretch, flatten, single_rows, table_array
 from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
@@ -31,28 +32,9 @@ from parlay.sampling.sampler import draw, filter_tensors, seed_tensor, temperatu
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, ProposerState, Span, SpanError, Verdict
 
+__all__ = ["EMBEDDED", "Options", "Proposer"]
+
 EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-draft"}
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of `draft_model`, with vLLM's names.
-
-    Attributes:
-        model: as the engine's; also fetched with its `hf_token` into its `download_dir`.
-        revision: branch, tag or commit of a model on the hub.
-        draft_tensor_parallel_size: ranks the draft model is split over; only 1 so far.
-    """
-
-    model: str
-    revision: str | None = None
-    draft_tensor_parallel_size: int = 1
-
-    def __post_init__(self) -> None:
-        if self.draft_tensor_parallel_size != 1:
-            raise ConfigError(
-                f"draft_tensor_parallel_size={self.draft_tensor_parallel_size} is not served yet; leave it at 1"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,8 @@ class Proposer(PairedProposer):
         self._prefixes = [prefix, *(f"layers.{i}." for i in range(1, config.num_layers))]
         if not lends(target.config):
             raise ModelError(
-                f"the draft head {head.path} reads states between the layers of its target, and {target.config.path} "
-                "has none to give, for no family of parlay's computes that model; take another method"
+                f"the draft head {head.path} reads states between the layers of its target, but the architecture of "
+                f"{target.config.path} lends none; take another method"
             )
         self._settings = settings = _settings(head)
         inner = target.config.hidden_size

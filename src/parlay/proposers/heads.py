@@ -27,12 +27,13 @@ MOST_ROWS = 64  # requests that draft at once; more take turns
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a draft head, with vLLM's names.
+    """Options of what guesses with weights of its own, with vLLM's names.
 
     Attributes:
-        model: directory of the head, or its name on the hub; fetched as the engine's model is.
-        revision: branch, tag or commit of a head on the hub.
-        draft_tensor_parallel_size: ranks the head is split over; only 1 so far.
+        model: directory of a head or draft model, or its name on the hub; fetched as the engine's model is, with its
+            `hf_token` into its `download_dir`.
+        revision: branch, tag or commit of one on the hub.
+        draft_tensor_parallel_size: ranks it is split over; only 1 so far.
     """
 
     model: str

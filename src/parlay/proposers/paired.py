@@ -153,9 +153,8 @@ class PairedProposer(DeviceProposer):
             return False
         if not lends(self._target.config):
             raise ModelError(
-                f"the draft head {self.head.path} has no embed_tokens.weight, and the target "
-                f"{self._target.config.path} cannot lend it, for no family of parlay's computes that model; give a "
-                "head with an embedding of its own"
+                f"the draft head {self.head.path} has no embed_tokens.weight, and the architecture of the target "
+                f"{self._target.config.path} does not lend its own; give a head with an embedding of its own"
             )
         return True
 

@@ -57,7 +57,12 @@ def settle_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> SpeculativeC
     name, revision = config.options.get("model"), config.options.get("revision")
     if not isinstance(name, str) or not isinstance(revision, str | None):
         return replace(config, method="draft_model")  # whose options will say what is wrong
-    found = detect(find_model(name, replace(hub, revision=revision)))
+    path = find_model(name, replace(hub, revision=revision))
+    found = detect(path)
+    if found is None and path.is_file():
+        raise ModelError(
+            f"{shown(name)} is neither a GGUF file nor a directory; give the directory of the checkpoint"
+        )
     if found is not None and found not in proposers.names():
         served = ", ".join(method for method in proposers.names() if _reads_checkpoint(method))
         raise ModelError(

@@ -165,8 +165,8 @@ class RolloutTrainee(Trainee):
     def check(cls, options: Any, target: ModelConfig) -> None:  # noqa: D102
         if not lends(target):
             raise ModelError(
-                f"{target.path} has no embedding or states between its layers to lend, for no family of parlay's "
-                "computes that model; train a head of another kind"
+                f"the architecture of {target.path} lends neither its embedding nor the states between its layers; "
+                "train a head of another kind"
             )
 
     @abstractmethod
