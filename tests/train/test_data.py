@@ -88,6 +88,20 @@ def test_turns_of_nobody(turn: object, codec: TextCodec, tmp_path: Path) -> None
             read(file, codec)
 
 
+@pytest.mark.parametrize("entry", ['{"prompt": "ABCDEFGHIJ"}', '{"messages": [{"role": "user", "content": "Hi"}]}'])
+def test_prompts_alone_can_be_asked(entry: str, codec: TextCodec, tmp_path: Path) -> None:
+    file = tmp_path / "data.NDJSON"
+    file.write_text("\ufeff" + entry)
+    with pytest.raises(ConfigError, match="line 1: "):
+        read_texts(file, codec, 1 << 20, 512)
+    (text,) = read_texts(file, codec, 1 << 20, 512, prompts=True)
+    assert not text.counted.any()
+    prompt = text.tokens.tolist()
+    assert "Hi" in codec.decode(prompt) or prompt == codec.encode("ABCDEFGHIJ")
+    (end,) = read_texts(file, codec, 1 << 20, 3, prompts=True)
+    assert end.tokens.tolist() == prompt[-3:]
+
+
 def test_long_texts_are_cut(codec: TextCodec, tmp_path: Path) -> None:
     file = tmp_path / "long.txt"
     file.write_text("abcdefgh" * 20)

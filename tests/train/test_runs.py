@@ -22,6 +22,7 @@ from parlay.train.data import Text, read_texts
 from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
 from parlay.train.run import Progress, schedule, train
+from parlay.train.save import alone
 from parlay.train.teacher import Output, Teacher
 from parlay.train.trainee import Guess, distil, methods
 
@@ -90,11 +91,27 @@ def test_responses_are_not_written_again(target: Path, data: Path, tmp_path: Pat
 
 def test_a_run_is_not_mistaken_for_another(target: Path, data: Path, tmp_path: Path) -> None:
     chosen = options(target, data, tmp_path / "head", **SHORT)
+    other_data = write_prompts(tmp_path / "fewer.jsonl", 47)
     with pytest.raises(KilledError):
         train("medusa", chosen, watch=killed_at("training", 4))
     for other, message in (
         (replace(chosen, learning_rate=0.5), "learning_rate=0.01, not 0.5"),
-        (replace(chosen, response_tokens=9), "other options or data"),
+        (replace(chosen, response_tokens=9), "response_tokens=20, not 9"),
+        (replace(chosen, generate=41), "generate=40, not 41"),
+        (replace(chosen, generate=40, data=str(other_data)), "other options or data"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train("medusa", other)
+    with pytest.raises(ConfigError, match="is of a run with method='medusa', not 'eagle'"):
+        train("eagle", chosen)
+    with alone(tmp_path / "head" / "training"), pytest.raises(ConfigError, match="another run is writing to"):
+        train("medusa", chosen)
+    without = replace(chosen, generate=0, output=str(tmp_path / "without"))
+    with pytest.raises(KilledError):
+        train("medusa", without, watch=killed_at("training", 4))
+    for other, message in (
+        (replace(without, data=str(other_data)), "of a run with another set of data"),
+        (replace(without, target=str(write_target(tmp_path / "other", seed=6))), "of a run with another target"),
     ):
         with pytest.raises(ConfigError, match=message):
             train("medusa", other)
@@ -207,11 +224,23 @@ def test_the_end_of_a_response_is_learnt(tmp_path: Path) -> None:
     target = write_llama(tmp_path / "target", vocab_size=64, eos_token_id=[*range(40, 64)])
     texts = [Text.of([i] * 6, [5, 6]) for i in range(4)]
     chosen = options(target, tmp_path, tmp_path, generate=12, response_tokens=30)
-    found = write_responses(tmp_path / "responses.jsonl", texts, chosen, "target")
+    found = write_responses(tmp_path / "responses.jsonl", texts, chosen, "target", 64)
     ended = [text for text in found if text.tokens[-1] >= 40]
     assert len(ended) > 6
     assert all(text.counted[-1] and (text.tokens[:-1] < 40).all() for text in ended)
     assert all(len(text.tokens) == 36 for text in found if text not in ended)
+
+
+@pytest.mark.parametrize("token", [64, 10**8, -4])
+def test_responses_of_another_vocabulary(token: int, target: Path, data: Path, tmp_path: Path) -> None:
+    chosen = options(target, data, tmp_path / "head", **SHORT)
+    with pytest.raises(KilledError):
+        train("medusa", chosen, watch=killed_at("training", 0))
+    file = tmp_path / "head" / "training" / "responses.jsonl"
+    header, _, *rest = file.read_text().splitlines()
+    file.write_text("\n".join([header, json.dumps({"prompt": [1, 2], "response": [token, 7]}), *rest]) + "\n")
+    with pytest.raises(ConfigError, match="beyond the target's vocabulary of 64; delete it"):
+        train("medusa", chosen)
 
 
 def test_the_rate_rises_and_falls() -> None:
@@ -229,7 +258,7 @@ def test_the_rate_rises_and_falls() -> None:
         ("", "holds no text"),
         ("{", "line 1: this is no JSON"),
         ('{"text": "ABC DEF"}\n[1]', "line 2: an entry is an object"),
-        ('{"prompt": "ABC"}', "an entry has 'prompt' and 'completion'"),
+        ('{"prompt": "ABC"}', "a prompt alone has nothing to learn from"),
         ('{"prompt": 3, "completion": "A"}', "each a text"),
         ('{"messages": [{"role": "user", "content": "A"}]}', "no message of the role 'assistant'"),
         ('{"messages": 3}', "a conversation is a list"),

@@ -87,7 +87,7 @@ def test_responses_are_held_out_with_their_prompts(documents: int, tmp_path: Pat
     texts = [replace(Text.of([i] * 3, [5, 6], 10 + i % documents), part=i) for i in range(8)]
     asked = options(target, tmp_path, tmp_path, generate=22, response_tokens=4, held_out=0.3)
     for _ in range(2):
-        found = write_responses(tmp_path / "responses.jsonl", texts, asked, "target")
+        found = write_responses(tmp_path / "responses.jsonl", texts, asked, "target", 64)
         assert len(found) == 22
         assert all(text.part == text.tokens[0] for text in found)
         assert all(text.document == 10 + text.part % documents for text in found)

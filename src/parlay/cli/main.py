@@ -21,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (demo, generate, chat, serve, train, bench, verify):
         command.add_parser(commands)
-    options = parser.parse_args(normalise(list(sys.argv[1:] if arguments is None else arguments)))
     try:
+        options = parser.parse_args(normalise(list(sys.argv[1:] if arguments is None else arguments)))
         log.configure()
         return int(options.run(options))
     except ParlayError as error:

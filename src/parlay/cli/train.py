@@ -74,9 +74,15 @@ def run(options: argparse.Namespace) -> int:
                     f"{progress.doing} {progress.done}/{progress.total} {_figures(progress)}", soft_wrap=True
                 )
 
-        found = train(options.method, chosen, own, watch)
+        try:
+            found = train(options.method, chosen, own, watch)
+        except KeyboardInterrupt:
+            bar.stop()
+            console.print("stopped; the same command goes on from the last checkpoint")
+            raise
     console.print(
-        f"held-out loss {found.loss:.3f}, accuracy {_shares(found.accuracy)}; the head is in {chosen.output}"
+        f"held-out loss {found.loss:.3f}, accuracy {_shares(found.accuracy)}; the head is in {chosen.output}",
+        soft_wrap=True,
     )
     return 0
 

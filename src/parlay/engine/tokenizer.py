@@ -100,6 +100,11 @@ class TextCodec:
             text = self._texts[token] = self.decode([token], skip_special_tokens=False)
         return text
 
+    @property
+    def chats(self) -> bool:
+        """Whether there is a chat template."""
+        return self._template is not None
+
     def chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
         """Return the prompt that the model's chat template makes of `messages`.
 

@@ -60,8 +60,9 @@ It guesses the next tokens of its target, which confirms or corrects them: with 
 
     {command(method, options, own)}
 
-With parlay {__version__}, in {steps:,} steps. Learnt from {source}: {tokens:,} tokens, of which {counted:,} count.
-{len(held_out):,} more were held out. The head learnt the target's distributions, not the tokens alone.
+With parlay {__version__}, in {steps:,} steps of {options.batch_size}, from {source}:
+{tokens:,} tokens, of which {counted:,} count. {len(held_out):,} more were held out. The head learnt the target's
+distributions, not the tokens alone.
 
 ## On the held-out texts
 

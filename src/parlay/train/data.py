@@ -16,6 +16,7 @@ from parlay.errors import ConfigError, RequestError, shown
 from parlay.log import logger
 
 LEAST_TOKENS = 4  # of a text; shorter ones teach nothing
+_LINES = (".jsonl", ".ndjson")
 _FORMS = "'prompt' and 'completion', 'messages', 'conversations', or 'text'"
 _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}  # of ShareGPT's conversations
 
@@ -43,23 +44,30 @@ class Text:
         return cls(np.array([*prompt, *response], dtype=np.int32), counted, document, part)
 
 
-def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int) -> list[Text]:
+def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int, prompts: bool = False) -> list[Text]:
     """Return the texts of a file, or of all files below a directory, cut to at most `max_length` tokens.
 
     Args:
         path: of the data.
         codec: the target's tokenizer and chat template.
         vocab: ids are below.
-        max_length: longer texts become several.
+        max_length: longer texts become several; of a prompt alone the end is taken.
+        prompts: whether prompts alone will do: texts of which no token counts.
 
     Raises:
         ConfigError: there is nothing to read, or something is not what its name says; the message says where.
     """
-    documents = (text for file, alone in _files(path) for text in _read(file, codec, alone))
-    texts = [
-        piece for number, text in enumerate(documents) for piece in _cut(replace(text, document=number), max_length)
-    ]
-    texts = [text for text in texts if len(text.tokens) >= LEAST_TOKENS and text.counted[2:].any()]
+    documents = (text for file, alone in _files(path) for text in _read(file, codec, alone, prompts))
+    texts: list[Text] = []
+    for number, text in enumerate(documents):
+        numbered = replace(text, document=number)
+        if prompts and len(text.tokens) and not text.counted.any():
+            texts.append(replace(numbered, tokens=text.tokens[-max_length:], counted=text.counted[-max_length:]))
+        texts += [
+            piece
+            for piece in _cut(numbered, max_length)
+            if len(piece.tokens) >= LEAST_TOKENS and piece.counted[2:].any()
+        ]
     if not texts:
         raise ConfigError(f"{path} holds no text of at least {LEAST_TOKENS} tokens; give other data")
     if max(int(text.tokens.max()) for text in texts) >= vocab:
@@ -94,31 +102,31 @@ def _files(path: Path) -> Iterator[tuple[Path, bool]]:
         )
 
 
-def _read(file: Path, codec: TextCodec, alone: bool) -> Iterator[Text]:
+def _read(file: Path, codec: TextCodec, alone: bool, prompts: bool) -> Iterator[Text]:
     if alone and file.suffix == ".json":  # in a directory it may well be one text among many
         raise ConfigError(f"{file} is a file of JSON; write its entries into one that ends in .jsonl, one a line")
     try:
-        content = file.read_text("utf-8")
+        content = file.read_text("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        if alone or file.suffix == ".jsonl":
+        if alone or file.suffix.lower() in _LINES:
             raise ConfigError(f"{file} is not text in UTF-8; convert it") from None
         logger.warning("%s is not text in UTF-8 and is left out", file)
         return
-    if file.suffix != ".jsonl":
+    if file.suffix.lower() not in _LINES:
         yield _whole(content, codec)
         return
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            yield _entry(line, codec)
+            yield _entry(line, codec, prompts)
         except (RequestError, ConfigError, ValueError, RecursionError) as error:
             raise ConfigError(f"{file}, line {number}: {error}") from None
 
 
-def _entry(line: str, codec: TextCodec) -> Text:
+def _entry(line: str, codec: TextCodec, prompts: bool) -> Text:
     try:
         entry = json.loads(line)
     except ValueError as error:
@@ -126,14 +134,20 @@ def _entry(line: str, codec: TextCodec) -> Text:
     if not isinstance(entry, Mapping):
         raise ConfigError(f"an entry is an object with {_FORMS}, not {shown(entry)}")
     if "messages" in entry:
-        return _conversation(entry["messages"], codec)
+        return _conversation(entry["messages"], codec, prompts)
     if "conversations" in entry:
-        return _conversation(_messages(entry["conversations"]), codec)
+        return _conversation(_messages(entry["conversations"]), codec, prompts)
     for keys, make in ((("prompt", "completion"), _pair), (("text",), _whole)):
         values = [entry.get(key) for key in keys]
         if all(isinstance(value, str) for value in values):
             read: Callable[..., Text] = make
             return read(*values, codec)
+    if isinstance(entry.get("prompt"), str) and entry.get("completion") is None:
+        if prompts:
+            return Text.of(_encode_prompt(entry["prompt"], codec), [])
+        raise ConfigError(
+            "a prompt alone has nothing to learn from; give its 'completion', or have the target `generate`"
+        )
     raise ConfigError(f"an entry has {_FORMS}, each a text; this one has {shown(list(entry))}")
 
 
@@ -141,16 +155,18 @@ def _whole(text: str, codec: TextCodec) -> Text:
     return Text.of([], codec.encode(text))
 
 
+def _encode_prompt(prompt: str, codec: TextCodec) -> list[int]:
+    """Return a prompt's tokens without the end that some tokenizers put behind whatever they read."""
+    tokens, plain = codec.encode(prompt), codec.encode(prompt, add_special_tokens=False)
+    return tokens[:-1] if tokens[-1 - len(plain) :] == [*plain, codec.end] else tokens
+
+
 def _pair(prompt: str, completion: str, codec: TextCodec) -> Text:
-    """Return a prompt and what is to follow it, to its end: some tokenizers put one behind whatever they read."""
-    before, after, end = codec.encode(prompt), codec.encode(completion, add_special_tokens=False), codec.end
-    if end is not None:
-        plain = codec.encode(prompt, add_special_tokens=False)
-        if before[-1 - len(plain) :] == [*plain, end]:
-            before.pop()
-        if after[-1:] != [end]:
-            after.append(end)
-    return Text.of(before, after)
+    """Return a prompt and what is to follow it, to its end."""
+    after = codec.encode(completion, add_special_tokens=False)
+    if codec.end is not None and after[-1:] != [codec.end]:
+        after.append(codec.end)
+    return Text.of(_encode_prompt(prompt, codec), after)
 
 
 def _messages(turns: Any) -> list[dict[str, str]]:
@@ -166,8 +182,13 @@ def _messages(turns: Any) -> list[dict[str, str]]:
     return [{"role": _ROLES[turn["from"]], "content": turn["value"]} for turn in turns]
 
 
-def _conversation(messages: Any, codec: TextCodec) -> Text:
+def _conversation(messages: Any, codec: TextCodec, prompts: bool) -> Text:
     """Return a conversation as the chat template shows it; what the assistant says counts."""
+    if not codec.chats:
+        raise ConfigError(
+            "the target has no chat template to show messages with; lay one beside its tokenizer as "
+            "chat_template.jinja, or give 'prompt' and 'completion'"
+        )
     after = ChatOptions(add_generation_prompt=False)
     whole = codec.chat(messages, after)
     answers: list[tuple[int, int]] = []
@@ -181,6 +202,8 @@ def _conversation(messages: Any, codec: TextCodec) -> Text:
                 continue
             raise RequestError("the chat template does not show the last answer where it asks for one")
         answers.append((len(begins), len(until)))
+    if not answers and prompts and messages[-1]["role"] != "assistant":
+        return Text.of(codec.encode(codec.chat(messages), add_special_tokens=False), [])
     if not answers:
         raise RequestError("the conversation has no message of the role 'assistant' to learn from")
     encoding = codec.tokenizer.encode(whole, add_special_tokens=False)

@@ -22,7 +22,12 @@ _SHAPING = ("dtype", "temperature", "response_tokens", "max_length", "max_model_
 
 
 def write_responses(
-    file: Path, texts: list[Text], options: TrainOptions, target: str, tick: Callable[[int], None] = lambda done: None
+    file: Path,
+    texts: list[Text],
+    options: TrainOptions,
+    target: str,
+    vocab: int,
+    tick: Callable[[int], None] = lambda done: None,
 ) -> list[Text]:
     """Return what the target answers to the prompts of texts, or how it goes on where they have none.
 
@@ -31,6 +36,7 @@ def write_responses(
         texts: whose prompts it takes in a random order, over and over.
         options: how many, how long, how hot.
         target: names its weights.
+        vocab: ids are below.
         tick: called with the number of responses that there are.
 
     Raises:
@@ -39,7 +45,7 @@ def write_responses(
     shaping = {name: value for name, value in asdict(options).items() if name in _SHAPING}
     header = json.dumps({**shaping, "weights": target, "data": digest(texts)}, sort_keys=True)
     try:
-        found = _read(file, header)
+        found = _read(file, header, vocab)
         if len(found) < options.generate:
             _write(file, header, found, texts, options, tick)
     except OSError as error:
@@ -58,7 +64,7 @@ def write_responses(
     return made
 
 
-def _read(file: Path, header: str) -> list[tuple[list[int], list[int]]]:
+def _read(file: Path, header: str, vocab: int) -> list[tuple[list[int], list[int]]]:
     """Return the responses of a file; a last line that was cut off is dropped from it."""
     if not file.exists():
         return []
@@ -77,6 +83,11 @@ def _read(file: Path, header: str) -> list[tuple[list[int], list[int]]]:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{file} is damaged; delete it, and the target writes its responses again") from None
+    if not all(0 <= token < vocab for pair in found for part in pair for token in part):
+        raise ConfigError(
+            f"{file} has tokens beyond the target's vocabulary of {vocab}; delete it, and the target writes its "
+            "responses again"
+        )
     if whole != content:
         file.write_text(whole, "utf-8")
     return found
@@ -125,7 +136,7 @@ def _order(texts: list[Text], options: TrainOptions) -> NDArray[np.int64]:
 
 def _prompt(text: Text, number: int, options: TrainOptions) -> list[int]:
     """Return what comes before a text's first answer; of a text that counts as a whole, a part of some length."""
-    first = int(text.counted.argmax())
+    first = int(text.counted.argmax()) if text.counted.any() else len(text.tokens)
     if first == 0:
         first = int(np.random.default_rng((options.seed, number)).integers(1, max(2, len(text.tokens) // 2)))
     # There is to be room for half a response at least; the end of a prompt matters most.

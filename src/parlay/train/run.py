@@ -15,6 +15,7 @@ from torch import Tensor
 
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
+from parlay.models.config import ModelConfig
 from parlay.models.loader import digest_weights
 from parlay.models.select import find_model
 from parlay.proposers.select import naming_heads
@@ -22,7 +23,7 @@ from parlay.train.card import card
 from parlay.train.data import Text, digest, read_texts
 from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
-from parlay.train.save import load_checkpoint, save_checkpoint, save_head
+from parlay.train.save import alone, load_checkpoint, save_checkpoint, save_head
 from parlay.train.split import sample, split
 from parlay.train.teacher import Teacher, describe_target
 from parlay.train.trainee import Trainee, distil, methods
@@ -99,35 +100,46 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
         target = describe_target(options)
         codec = TextCodec(path)
     module.Trainee.check(own, target)
-    texts = read_texts(data, codec, target.vocab_size, options.max_length)
+    texts = read_texts(data, codec, target.vocab_size, options.max_length, prompts=options.generate > 0)
     work = output / "training"
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{output} cannot be written to: {error.strerror}") from None
+    with alone(work):
+        return _train(method, options, own, target, texts, watch)
+
+
+def _train(
+    method: str, options: TrainOptions, own: Any, target: ModelConfig, texts: list[Text], watch: Watch
+) -> Figures:
+    output, work, path = Path(options.output), Path(options.output) / "training", target.path
     weights = digest_weights(path).hex()[:16]
+    identity = {
+        "method": method,
+        "target_weights": weights,
+        **{key: value for key, value in asdict(options).items() if key not in _PLACES},
+        **{f"{method}.{key}": value for key, value in asdict(own).items()},
+    }
+    load_checkpoint(work / "checkpoint.pt", identity)  # another run's is refused before anything is written
     if options.generate:
 
         def tick(done: int) -> None:
             watch(Progress("writing", done, options.generate))
 
-        texts = write_responses(work / "responses.jsonl", texts, options, weights, tick)
+        texts = write_responses(work / "responses.jsonl", texts, options, weights, target.vocab_size, tick)
     teacher = Teacher(options)  # only now, so that the target's weights are in memory once while it writes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         learnt, held_out = split(texts, options)
-        run = _Run(module.Trainee(own, teacher, learnt), teacher, learnt, held_out, options)
-        run.identity = {
-            **{key: value for key, value in asdict(options).items() if key not in _PLACES},
-            "method": method,
-            **{f"{method}.{key}": value for key, value in asdict(own).items()},
-            "target_weights": weights,
-            "texts": digest(texts),
-        }
+        run = _Run(methods.load(method).Trainee(own, teacher, learnt), teacher, learnt, held_out, options)
+        run.identity = {**identity, "texts": digest(texts)}
         figures = run.finish(work / "checkpoint.pt", watch)
         text = card(method, options, own, (learnt, held_out), run.untrained, figures, run.steps)
     save_head(output, run.trainee, teacher.dtype, text, path)
     (work / "checkpoint.pt").unlink(missing_ok=True)
+    if not any(work.iterdir()):
+        work.rmdir()
     return figures
 
 

@@ -1,9 +1,11 @@
 """What a training run leaves on disk. Every file is whole or not there."""
 
+import fcntl
 import json
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,28 @@ from safetensors.torch import save_file
 from parlay.errors import ConfigError, brief, shown
 from parlay.train.trainee import Trainee
 
+_DIGESTS = {"target_weights": "target", "texts": "set of data"}  # of a run's identity, and what they stand for
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Keep other runs away from a run's directory.
+
+    Raises:
+        ConfigError: another run is there.
+    """
+    held = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another run is writing to {directory}; wait for its end, or give another output"
+            ) from None
+        yield
+    finally:
+        os.close(held)
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], identity: dict[str, Any]) -> None:
@@ -30,6 +53,10 @@ def save_checkpoint(path: Path, state: dict[str, Any], identity: dict[str, Any])
 def load_checkpoint(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     """Return where a run is, or None if it has not begun.
 
+    Args:
+        path: of the checkpoint.
+        identity: what tells the run from others; a part of it is compared as far as it goes.
+
     Raises:
         ConfigError: the checkpoint is damaged, or of another run.
     """
@@ -40,12 +67,11 @@ def load_checkpoint(path: Path, identity: dict[str, Any]) -> dict[str, Any] | No
         known, state = dict(saved["identity"]), dict(saved["state"])
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, EOFError, pickle.UnpicklingError):
         raise ConfigError(f"{path} is damaged; delete it, and the run begins anew") from None
-    for key in sorted({*known, *identity}):
-        if known.get(key) != identity.get(key):
-            raise ConfigError(
-                f"{path} is of a run with {key}={shown(known.get(key))}, not {shown(identity.get(key))}; give "
-                "the same, or another output"
-            )
+    for key, value in identity.items():
+        if known.get(key) == value:
+            continue
+        said = f"another {_DIGESTS[key]}" if key in _DIGESTS else f"{key}={shown(known.get(key))}, not {shown(value)}"
+        raise ConfigError(f"{path} is of a run with {said}; give the same, or another output")
     return state
 
 
@@ -88,5 +114,9 @@ def _whole(path: Path, write: Callable[[Path], object]) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
     except (OSError, RuntimeError, SafetensorError) as error:  # the last two are what libraries make of a full disk
-        reason = error.strerror if isinstance(error, OSError) else brief(str(error).split("\n")[0])
-        raise ConfigError(f"{path} cannot be written: {reason}; the run goes on from its last checkpoint") from None
+        reason = error.strerror if isinstance(error, OSError) else f"is the disk full? ({brief(str(error))})"
+        beside.unlink(missing_ok=True)
+        raise ConfigError(
+            f"{path} cannot be written: {reason}; put that right and give the same command again: the run goes on "
+            "from its last checkpoint"
+        ) from None
