@@ -98,7 +98,7 @@ def _foreseen(rng: random.Random, params: SamplingParams, answers: list[Completi
     for _ in range(rng.randint(0, 2)):
         place = rng.randint(0, len(text))
         text[place : place + rng.randint(0, 3)] = rng.sample(range(257), rng.randint(0, 3))
-    return replace(params, prediction=text, return_rejected=rng.random() < 0.5)
+    return replace(params, prediction=text[:LENGTH], return_rejected=rng.random() < 0.5)
 
 
 def _check_random_requests(make_llm: MakeLLM, count: int, method: str, dtype: str) -> None:

@@ -195,6 +195,14 @@ def test_a_head_given_as_the_target_is_named(tmp_path: Path, method: str) -> Non
         LLM(str(beside))
 
 
+def test_a_damaged_head_is_named_by_its_config(tmp_path: Path) -> None:
+    head = shutil.copytree(ASSETS / "tiny-code-eagle3", tmp_path / "head")
+    weights = head / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
+        LLM("tiny-code", speculative_config={"model": str(head)})
+
+
 @pytest.mark.parametrize("method", [None, "medusa", "draft_model"])
 def test_a_file_of_a_checkpoint_is_not_the_checkpoint(method: str | None) -> None:
     file = ASSETS / "tiny-code-medusa" / "medusa_lm_head.safetensors"

@@ -87,7 +87,7 @@ class Engine:
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
         proposer.load(Runtime(kernels, num_blocks, config.block_size, max_rows, model))
 
-        self.methods = (SpeculativeConfig().method, speculative.method)
+        self.methods = tuple(dict.fromkeys((SpeculativeConfig().method, speculative.method)))
         self.vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)
         self._grammars = Grammars(self.codec.tokenizer.to_str, self.vocab_size, sorted(self._eos))

@@ -1,5 +1,7 @@
 """Weights in `.bin` files, as torch saves them."""
 
+import pickle
+import warnings
 import zipfile
 from hashlib import sha256
 from pathlib import Path
@@ -23,12 +25,21 @@ class Pickled:
         """
         try:
             # Nothing but tensors is unpickled. Older files than zip archives cannot be mapped and are read whole.
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+            with warnings.catch_warnings(action="ignore"):
+                content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        except pickle.UnpicklingError:  # torch's message says how to run what the file holds
+            raise ModelError(
+                f"{file} is damaged, or holds other objects than tensors, whose code would run if they were read; "
+                "get the weights as safetensors"
+            ) from None
         except Exception as error:  # a damaged file makes torch raise almost anything
             reason = brief(str(error).split("\n")[0]) or type(error).__name__
             raise ModelError(f"{file} cannot be read as a file of tensors alone: {reason}") from None
         if not isinstance(content, dict) or not all(isinstance(n, str) and _plain(t) for n, t in content.items()):
-            raise ModelError(f"{file} holds something else than plain tensors by name")
+            raise ModelError(
+                f"{file} holds something else than plain tensors by name; save the model's state_dict alone, best as "
+                "safetensors"
+            )
         self._tensors: dict[str, Tensor] = content
 
     def keys(self) -> list[str]:

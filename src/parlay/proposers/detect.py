@@ -16,7 +16,7 @@ from parlay.proposers.medusa import read_layout
 
 _Shapes = Mapping[str, tuple[int, ...]]
 
-# By what an architecture or model type begins with, in small letters; the first that fits counts.
+# By what an architecture or model type has in it, in small letters; the first that fits counts.
 _NAMES = {
     "dflash": "dflash",
     "dspark": "dspark",
@@ -26,6 +26,7 @@ _NAMES = {
     "mlpspeculator": "mlp_speculator",
     "mlp_speculator": "mlp_speculator",
     "medusa": "medusa",
+    "eagle3": "eagle3",
 }
 _LANGUAGE_MODEL = re.compile(r"\w+(ForCausalLM|LMHeadModel)")
 
@@ -76,8 +77,8 @@ def _announced(raw: Mapping[str, Any]) -> str | None:
     if isinstance(algorithm, str):
         return algorithm
     for name in _class_names(raw):
-        for beginning, method in _NAMES.items():
-            if name.lower().startswith(beginning):
+        for part, method in _NAMES.items():
+            if part in name.lower():
                 return method
     return "medusa" if "medusa_num_heads" in raw else None
 
