@@ -7,7 +7,8 @@
 namespace parlay {
 namespace {
 
-// The best experts by score, ties to the lowest id, with weights e^score over the sum of all or of the chosen.
+// The best experts by score, NaN being -inf and ties going to the lowest id, with weights e^score over the sum of all
+// or of the chosen.
 void route(const RouteArgs& a, int64_t begin, int64_t end) {
   const int64_t padded = (a.experts + kLanes - 1) / kLanes * kLanes;
   float* powers = (float*)scratch(padded * 5);
@@ -16,11 +17,12 @@ void route(const RouteArgs& a, int64_t begin, int64_t end) {
     const float* scores = a.scores + row * a.experts;
     int32_t* experts = a.chosen_experts + row * a.chosen;
     float* weights = a.weights + row * a.chosen;
+    const auto known = [scores](int64_t e) { return scores[e] == scores[e] ? scores[e] : -kInf; };
     memset(taken, 0, padded);
     for (int64_t i = 0; i < a.chosen; ++i) {
       int64_t best = -1;
       for (int64_t e = 0; e < a.experts; ++e)
-        if (!taken[e] && (best < 0 || scores[e] > scores[best])) best = e;
+        if (!taken[e] && (best < 0 || known(e) > known(best))) best = e;
       taken[best] = true;
       experts[i] = (int32_t)best;
     }

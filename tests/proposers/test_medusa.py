@@ -297,9 +297,7 @@ class Code:
 def test_a_pickle_of_something_else(weightless: str, tmp_path: Path, content: object) -> None:
     path = write_medusa(tmp_path / "head", random_medusa())
     torch.save(content, path / "medusa_lm_head.pt")
-    with pytest.raises(
-        ModelError, match=r"medusa_lm_head\.pt (cannot be read as a file of tensors alone|holds some)"
-    ):
+    with pytest.raises(ModelError, match=r"medusa_lm_head\.pt (is damaged, or holds other objects|holds some)"):
         LLM(weightless, speculative_config={"model": str(path)})
 
 
