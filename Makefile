@@ -2,27 +2,32 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 CLIENTS := build/clients
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+# Bytecode is kept whatever the shell says: the suite starts over a hundred processes, which would compile all anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test clients soak check clean
 
 # A stamp per set of tools, so that `make demo` installs no test tools. Native sources are part of the package: when
-# they change, it is built again.
+# they change, it is built again, and nothing else builds it. pip knows dependency groups since 25.1.
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 
 $(VENV)/.installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) 'pip>=25.1'
 	$(INSTALL) torch
 	$(INSTALL) --editable .
 	touch $@
 
 $(VENV)/.tools: $(VENV)/.installed
-	$(INSTALL) --editable '.[test,check]'
+	$(INSTALL) --group test --group check
 	touch $@
 
 $(VENV)/.clients: $(VENV)/.tools
-	$(INSTALL) --editable '.[test,serve,clients]'
+	$(INSTALL) --group clients
 	touch $@
 
 $(CLIENTS)/.installed: tests/clients/npm/package.json
@@ -35,7 +40,7 @@ demo: $(VENV)/.installed
 	$(BIN)/parlay demo
 
 test: $(VENV)/.tools
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 clients: $(VENV)/.clients $(CLIENTS)/.installed
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
@@ -43,7 +48,7 @@ clients: $(VENV)/.clients $(CLIENTS)/.installed
 	$(BIN)/python -m pytest -m clients tests/clients
 
 soak: $(VENV)/.clients
-	PARLAY_SOAK_SECONDS=$${PARLAY_SOAK_SECONDS:-600} $(BIN)/python -m pytest -m soak
+	PARLAY_SOAK_SECONDS=$${PARLAY_SOAK_SECONDS:-600} PARLAY_TEST_SEED=$${PARLAY_TEST_SEED:-$$(date +%Y%m%d)} $(BIN)/python -m pytest -m soak
 
 check: $(VENV)/.tools
 	$(BIN)/ruff format --check .

@@ -1,12 +1,13 @@
 """Checkpoints and engines that many tests share."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from asking import Ask, assert_whole, daily_seed, run
+from asking import Ask, assert_whole, random_seed, run
 from checkpoints import write_llama
 from heads import FITTED, fitted
 from hypothesis import settings
@@ -17,6 +18,11 @@ from parlay.proposers.select import proposers
 # The same examples every time, and no deadline on a machine that may be busy.
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile("fixed")
+
+# Tests run side by side, one process a core: engines compute in one thread each, in processes that tests start too.
+# Tests that are about threads set their number themselves.
+os.environ.setdefault("PARLAY_THREADS", "1")
+torch.set_num_threads(1)
 
 DTYPES = ("float32", "bfloat16")
 
@@ -30,7 +36,7 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    terminalreporter.write_line(f"random requests were drawn with PARLAY_TEST_SEED={daily_seed()}")
+    terminalreporter.write_line(f"random requests were drawn with PARLAY_TEST_SEED={random_seed()}")
 
 
 class Pair(NamedTuple):

@@ -28,8 +28,8 @@ class Watch:
         status: of the answer; 0 before there is one.
     """
 
-    def __init__(self, url: str, body: dict[str, Any]) -> None:
-        """Begin."""
+    def __init__(self, url: str, body: dict[str, Any], rest: float = 0.0) -> None:
+        """Begin; between two streams wait for `rest` seconds."""
         self.text = ""
         self.times: list[float] = []
         self.complete = self.cut = False
@@ -128,12 +128,12 @@ def status(head: bytes) -> int:
 class Patrol:
     """Asks for the same stream over and over from a process of its own, and takes the times of all events."""
 
-    def __init__(self, url: str, body: dict[str, Any]) -> None:
-        """Begin."""
+    def __init__(self, url: str, body: dict[str, Any], rest: float = 0.0) -> None:
+        """Begin; between two streams wait for `rest` seconds."""
         context = get_context("spawn")
         self._over = context.Event()
         self._results, far = context.Pipe(duplex=False)
-        self._process = context.Process(target=_patrol, args=(url, body, self._over, far), daemon=True)
+        self._process = context.Process(target=_patrol, args=(url, body, rest, self._over, far), daemon=True)
         self._process.start()
         self._results.recv()  # the first stream has begun
 
@@ -145,7 +145,7 @@ class Patrol:
         return found
 
 
-def _patrol(url: str, body: dict[str, Any], over: Any, results: Any) -> None:
+def _patrol(url: str, body: dict[str, Any], rest: float, over: Any, results: Any) -> None:
     streams: list[tuple[list[float], str, Any]] = []
     while not over.is_set():
         watch = Watch(url, body)
@@ -155,6 +155,7 @@ def _patrol(url: str, body: dict[str, Any], over: Any, results: Any) -> None:
             results.send(None)
         watch.join()
         streams.append((watch.times, watch.text, watch.error or (None if watch.complete else "cut")))
+        over.wait(rest)
     results.send(streams)
 
 

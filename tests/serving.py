@@ -16,11 +16,16 @@ from parlay.server.listen import Server
 
 
 class Live:
-    """Serves an engine in a thread of its own while used as a context manager."""
+    """Serves an engine in a thread of its own while used as a context manager.
+
+    Attributes:
+        log: the facts about each request that has ended.
+    """
 
     def __init__(self, engine: Any, *, metrics: Any = None, page: Any = None, **options: Any) -> None:
         self.config = ServerConfig(port=0, **options)
         self.engine = engine
+        self.log: list[dict[str, Any]] = []
         self._more = {"metrics": metrics, "page": page}
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
@@ -43,7 +48,8 @@ class Live:
         self.gate = Gate(self.config.max_open, self.config.max_open_per_key)
         keys = read_keys(self.config)
         methods = ("none", "ngram")
-        app = create_app(self.engine, self.config, keys=keys, gate=self.gate, methods=methods, **self._more)
+        more = {"keys": keys, "gate": self.gate, "methods": methods, "log": self.log.append, **self._more}
+        app = create_app(self.engine, self.config, **more)
         server = Server(app, self.config, self.gate)
         self.server = server
         await server.serve()

@@ -15,10 +15,11 @@ from parlay.config import SpeculativeConfig, modernise
 from parlay.engine.request import Request
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ParlayError
-from parlay.llm import LLM, Messages, Prompt
+from parlay.llm import LLM
 from parlay.log import logger
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
+from parlay.types.prompt import Messages, Prompt
 
 _REQUEST_OPTIONS = ("priority", "tenant", "timeout", "final_only")
 

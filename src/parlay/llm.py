@@ -12,9 +12,7 @@ from parlay.engine.request import Request, best
 from parlay.errors import ConfigError, RequestError, shown
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Messages = Sequence[Mapping[str, Any]]
+from parlay.types.prompt import Messages, Prompt, content_of, text_of
 
 
 class LLM:
@@ -267,22 +265,6 @@ def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
         raise RequestError(f"a conversation is a list of messages, not {shown(messages)}")
     alone = bool(messages) and isinstance(messages[0], Mapping)
     return [messages] if alone else list(messages)  # type: ignore[list-item,arg-type]
-
-
-def content_of(prompt: Prompt) -> str | Sequence[int]:
-    """Return what to encode, or the token ids where there are any."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    if not prompt or set(prompt) - {"prompt", "prompt_token_ids"}:
-        raise RequestError(f"a prompt mapping has 'prompt' or 'prompt_token_ids', not {shown(list(prompt))}")
-    content: str | Sequence[int] = prompt.get("prompt_token_ids", prompt.get("prompt"))
-    return content
-
-
-def text_of(prompt: Prompt | RequestError) -> str | None:
-    """Return a prompt's text, if it was given as text."""
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    return text if isinstance(text, str) else None
 
 
 def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

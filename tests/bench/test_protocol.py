@@ -36,12 +36,12 @@ def test_repeated_share() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        ["methods", "--batch-sizes", "2", "--num-speculative-tokens", "2"],
+        ["methods", "--batch-sizes", "8", "--num-speculative-tokens", "2"],
         ["transformers", "--batch-sizes", "2", "--prompt-length", "40"],
     ],
 )
 def test_benchmarks_end_with_json(kind: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *kind, "--prefixes", "4"]) == 0
+    assert main(["bench", *kind, "--prefixes", "2"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["rows"]
     assert {"command", "commit", "torch", "cpu"} <= set(result["provenance"])

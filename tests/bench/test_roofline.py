@@ -182,7 +182,7 @@ def test_steps_of_a_rig(loaded: tuple[Model, TimedKernels]) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("method", [pytest.param("ngram", marks=pytest.mark.soak), "draft_model"])
 def test_the_command(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     config: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
     if method == "draft_model":

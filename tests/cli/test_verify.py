@@ -67,7 +67,7 @@ def test_broken_kernels_fail(
     for module in (parlay.engine.engine, parlay.engine.numerics):
         monkeypatch.setattr(module, "select_kernels", select)
     model = str(write_llama(tmp_path / "model", scale=7.0))
-    assert main(["verify", model, "--max-tokens", "8", "--json"]) == 1
+    assert main(["verify", model, "--max-tokens", "4", "--json"]) == 1
     *text, line = capsys.readouterr().out.splitlines()
     result = json.loads(line)
     assert "promise 1 does NOT hold here to the bit" in text[-1]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from asking import daily_seed
+from asking import random_seed
 from served import NGRAM, Served
 
 from parlay import LLM, SamplingParams
@@ -53,4 +53,4 @@ def test_the_document(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_the_document_for_longer(tmp_path: Path) -> None:
-    fuzz(300, daily_seed(), tmp_path)
+    fuzz(300, random_seed(), tmp_path)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from asking import Ask, accepted, assert_same, run, with_params
 from conftest import DTYPES, MakeLLM, Plain
+from crossing import crossed
 
 from parlay import LLM, RequestError, SamplingParams
 from parlay.engine.engine import Engine
@@ -74,9 +75,7 @@ def plainly(asks: list[Ask]) -> list[Ask]:
     return [with_params(ask, prediction=None) for ask in asks]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("method", METHODS)
+@crossed(method=METHODS, dtype=DTYPES, temperature=[0.0, 0.7, 1.3])
 def test_in_a_batch(
     make_llm: MakeLLM, predicted: Predict, plain: Plain, method: str, dtype: str, temperature: float
 ) -> None:
@@ -87,17 +86,15 @@ def test_in_a_batch(
     assert not any(a.metrics.drafts for a in answers[4::6])  # speculation is off for these
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    "options",
-    [
+@crossed(
+    method=METHODS,
+    options=[
         {"max_num_batched_tokens": 7},
         {"max_num_batched_tokens": 1},
         {"max_num_batched_tokens": 33, "block_size": 5},
         {"block_size": 1},
         {"max_model_len": 76, "block_size": 4, "num_blocks": 24},
     ],
-    ids=str,
 )
 def test_in_chunks_and_blocks_of_any_size(
     make_llm: MakeLLM, predicted: Predict, plain: Plain, method: str, options: dict[str, int]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from asking import Ask, accepted, assert_same, assert_whole, run
 from conftest import DTYPES, MakeLLM, Plain, drafts
+from crossing import crossed
 
 from parlay import SamplingParams
 from parlay.engine.engine import Engine
@@ -49,9 +50,7 @@ def switch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int, int
     return install
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("method", DRAFTING)
+@crossed(method=DRAFTING, dtype=DTYPES, temperature=TEMPERATURES)
 def test_off_and_on_again(
     make_llm: MakeLLM, plain: Plain, switch: Any, method: str, dtype: str, temperature: float
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from asking import Ask, accepted, assert_same, essence, run, with_params
 from conftest import DTYPES, MakeLLM, Plain
+from crossing import crossed
 
 from parlay import SamplingParams
 from parlay.engine.engine import Engine
@@ -85,12 +86,15 @@ def asks(temperature: float) -> list[Ask]:
     ]
 
 
-@pytest.mark.parametrize("honesty", [0.2, 0.5, 0.9])
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@crossed(dtype=DTYPES, honesty_and_temperature=[(h, t) for h in (0.2, 0.5, 0.9) for t in TEMPERATURES])
 def test_trees_give_the_same_tokens(
-    make_llm: MakeLLM, plain: Plain, plant: Callable[..., None], dtype: str, temperature: float, honesty: float
+    make_llm: MakeLLM,
+    plain: Plain,
+    plant: Callable[..., None],
+    dtype: str,
+    honesty_and_temperature: tuple[float, float],
 ) -> None:
+    honesty, temperature = honesty_and_temperature
     expected = plain(dtype, asks(temperature))
     plant(Planted([a.token_ids for a in expected], honesty=honesty, seed=int(10 * temperature)))
     answers = run(make_llm(dtype=dtype), asks(temperature))

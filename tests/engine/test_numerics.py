@@ -137,10 +137,19 @@ print(json.dumps({"same": alone == together, "id": llm.numerics_id}))
     [
         # oneDNN multiplies bfloat16 without bfloat16 instructions: other orders for few rows than for many.
         ({"PARLAY_KERNELS": "reference", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "PARLAY_THREADS": "2"}, "reference"),
-        ({"PARLAY_KERNELS": "reference", "ONEDNN_MAX_CPU_ISA": "AVX2"}, "reference"),
-        ({"OMP_NUM_THREADS": "1", "PARLAY_THREADS": "4"}, ""),
+        pytest.param(
+            {"PARLAY_KERNELS": "reference", "ONEDNN_MAX_CPU_ISA": "AVX2"}, "reference", marks=pytest.mark.soak
+        ),
+        pytest.param({"OMP_NUM_THREADS": "1", "PARLAY_THREADS": "4"}, "", marks=pytest.mark.soak),
         ({"OMP_NUM_THREADS": "4", "PARLAY_THREADS": "1", "OMP_WAIT_POLICY": "ACTIVE"}, ""),
-        *(({"PARLAY_ISA": isa, "PARLAY_KERNELS": "native"}, f"native-{isa}") for isa in ISAS),
+        *(
+            pytest.param(
+                {"PARLAY_ISA": isa, "PARLAY_KERNELS": "native"},
+                f"native-{isa}",
+                marks=() if isa == "baseline" else pytest.mark.soak,
+            )
+            for isa in ISAS
+        ),
     ],
     ids=str,
 )

@@ -1,6 +1,6 @@
 """Many random requests through small, crowded engines; each answer is what plain decoding gives.
 
-The seed changes every day and is printed; `PARLAY_TEST_SEED` repeats a run.
+The suite draws the same ones in every run, `make soak` others; the seed is printed, `PARLAY_TEST_SEED` repeats a run.
 """
 
 import random
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from asking import daily_seed, essence
+from asking import essence, random_seed
 from conftest import DTYPES, MakeLLM, drafts
 
 from parlay import LLM, CompletionOutput, RequestError, SamplingParams
@@ -102,7 +102,7 @@ def _foreseen(rng: random.Random, params: SamplingParams, answers: list[Completi
 
 
 def _check_random_requests(make_llm: MakeLLM, count: int, method: str, dtype: str) -> None:
-    seed = daily_seed()
+    seed = random_seed()
     rng = random.Random(f"{seed} {method} {dtype}")
     prompts = _prompts(rng)
     asks = [(next(prompts), _params(rng)) for _ in range(count)]
@@ -197,8 +197,8 @@ def _complete(
 
 
 @pytest.mark.parametrize(("method", "dtype"), [("ngram", "float32"), ("draft_model", "bfloat16")])
-def test_a_thousand_random_requests(make_llm: MakeLLM, method: str, dtype: str) -> None:
-    _check_random_requests(make_llm, 1000, method, dtype)
+def test_some_random_requests(make_llm: MakeLLM, method: str, dtype: str) -> None:
+    _check_random_requests(make_llm, 400, method, dtype)
 
 
 @pytest.mark.soak

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -224,11 +225,40 @@ def test_linear_sums_in_onednns_order(
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(256, 512), (640, 256), (1024, 48), (1536, 33), (2050, 17)])
 def test_bf16_products_are_onednns_too(native: Kernels, inputs: int, outputs: int) -> None:
-    """With bfloat16 instructions oneDNN keeps the same order, and all our instruction sets have its roundings."""
-    if not torch.cpu._is_avx512_bf16_supported() or env.arithmetic():
-        pytest.skip("oneDNN has another order without bfloat16 instructions")
+    """With AVX512's bfloat16 instructions oneDNN keeps the same order, and all our variants have its roundings."""
+    if not torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() or env.arithmetic():
+        pytest.skip("oneDNN has another order without bfloat16 instructions, and with AMX's")
     x, weight = cancelling(9, inputs, outputs, torch.bfloat16)
     assert same_bits(multiply(native, x, weight), multiply(ReferenceKernels("onednn"), x, weight))
+
+
+def summed_in_blocks(x: Tensor, weight: Tensor, *, fused: bool) -> Tensor:
+    """Multiply as `csrc/linear.h` promises, a step of K at a time: the twin that no library has a part in.
+
+    In double precision a product of two float32 is exact, so that adding it to a sum rounds as a fused step does.
+    """
+    block = 1024 if x.shape[1] > 1024 else 512
+    order = np.arange(x.shape[1])
+    if x.dtype is torch.bfloat16:
+        order = order ^ 1  # of each pair the second first
+    total = np.zeros((x.shape[0], weight.shape[0]), np.float32)
+    rows, columns = x.double().numpy(), weight.double().numpy()
+    for first in range(0, x.shape[1], block):
+        own = np.zeros_like(total)
+        for k in order[first : first + block]:
+            product = np.outer(rows[:, k], columns[:, k])
+            own = (own + (product if fused else product.astype(np.float32))).astype(np.float32)
+        total += own
+    return torch.from_numpy(total)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), [(514, 40), (1024, 48), (1536, 33), (2050, 17)])
+def test_products_are_summed_in_blocks_of_k(native: Kernels, dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    """On every machine, with every instruction set: whole blocks of 512 or 1,024 inputs, each from zero."""
+    x, weight = cancelling(3, inputs, outputs, dtype)
+    expected = summed_in_blocks(x, weight, fused=native.name != "native-baseline")
+    assert same_bits(head(native, x, weight), expected)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from asking import Ask, accepted, assert_same, run
 from checkpoints import EOS
+from crossing import crossed
 from families import FACTORS, OTHERS, SMALL, reference, rope, write_family
 from pieces import logits_in_pieces, make_runner, random_tokens, writer
 from safetensors.torch import load_file, save_file
@@ -65,8 +66,7 @@ def test_the_twins_serve_it_too(checkpoint: Callable[[str], Path]) -> None:
     torch.testing.assert_close(logits_in_pieces(twins, tokens, [33]), reference(path, tokens), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", EXACT)
+@crossed(name=tuple(EXACT), dtype=[torch.float32, torch.bfloat16])
 def test_pieces_give_the_same_bits(checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype) -> None:
     runner, tokens = runner_of(checkpoint(name), dtype), tokens_of(1)
     expected = logits_in_pieces(runner, tokens, [])

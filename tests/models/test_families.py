@@ -9,6 +9,7 @@ import pytest
 import torch
 from asking import Ask, accepted, assert_same, run
 from checkpoints import write_llama
+from crossing import crossed
 from families import FAMILIES, reference, write_family
 from pieces import logits_in_pieces, make_runner, random_tokens, writer
 
@@ -46,8 +47,7 @@ def test_equal_to_transformers(checkpoint: Callable[[str], Path], name: str) -> 
     torch.testing.assert_close(twins, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", FAMILIES)
+@crossed(name=tuple(FAMILIES), dtype=[torch.float32, torch.bfloat16])
 def test_pieces_give_the_same_bits(checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype) -> None:
     path, tokens = checkpoint(name), tokens_of(1)
     whole = logits_in_pieces(runner_of(path, dtype), tokens, [])

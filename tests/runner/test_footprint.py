@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoints import write_llama
 from conftest import MakeLLM, Pair
+from crossing import crossed
 from families import write_family
 from gguf_files import write_gguf
 from safetensors.torch import load_file
@@ -73,8 +74,7 @@ LENGTH = 32
 EVEN = {"vocab_size": 288, "num_hidden_layers": 2}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["untied", "tied", "GGUF", "float16", "experts", "positions"])
+@crossed(kind=["untied", "tied", "GGUF", "float16", "experts", "positions"], dtype=[torch.float32, torch.bfloat16])
 def test_what_is_really_allocated(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     if kind == "experts":
         path = write_family(tmp_path / "model", "mixtral", num_local_experts=32, **EVEN)

@@ -13,10 +13,14 @@ from parlay.train.trainee import methods
 
 KINDS = [
     ("medusa", {"num_heads": 3}),
-    ("medusa", {"num_heads": 2, "num_layers": 2, "own_outputs": True}),
+    pytest.param("medusa", {"num_heads": 2, "num_layers": 2, "own_outputs": True}, marks=pytest.mark.soak),
     ("mlp_speculator", {"n_predict": 3, "inner_dim": 96}),
     ("draft_model", {"hidden_size": 64}),
-    ("mlp_speculator", {"n_predict": 3, "inner_dim": 96, "tie_weights": True, "scale_input": False}),
+    pytest.param(
+        "mlp_speculator",
+        {"n_predict": 3, "inner_dim": 96, "tie_weights": True, "scale_input": False},
+        marks=pytest.mark.soak,
+    ),
     ("eagle", {"rollout": 3}),
     ("eagle3", {"rollout": 3, "draft_vocab_size": 48, "layers": (1, 2, 3)}),
 ]

@@ -32,7 +32,7 @@ def options(target: Path, data: Path, output: Path, **more: Any) -> TrainOptions
         "generate": 160,
         "response_tokens": 48,
         "max_length": 96,
-        "epochs": 6,
+        "epochs": 3,
         "batch_size": 8,
         "learning_rate": 1e-2,
         "held_out": 0.1,

@@ -35,7 +35,7 @@ def measure(
     try:
         from transformers import AutoModelForCausalLM
     except ImportError:
-        raise ConfigError("this comparison needs transformers; pip install 'parlay[test]'") from None
+        raise ConfigError("this comparison needs transformers; pip install 'parlay[transformers]'") from None
     tick("loading")
     llm = LLM(model, dtype="bfloat16", enable_prefix_caching=False)
     if prompt_length is not None and prompt_length >= llm.engine.max_model_len:

@@ -12,11 +12,12 @@ from parlay.errors import ConfigError, RequestError
 from parlay.sampling.seeds import mix
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
+from parlay.types.prompt import Prompt
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from parlay.llm import LLM, Prompt
+    from parlay.llm import LLM
 
 _HELP = (
     "/reset forgets the conversation, /undo the last exchange; /plain answers again without speculation and "

@@ -2,15 +2,12 @@
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parlay.cli.serving import Printer, add_model_flags, make_llm, make_params, summary
 from parlay.errors import RequestError
 from parlay.types.output import RequestOutput
-
-if TYPE_CHECKING:
-    from parlay.llm import Prompt
-
+from parlay.types.prompt import Prompt
 
 _MAX_TOKENS = 128
 

@@ -1,6 +1,11 @@
 """The tensors behind the blocks."""
 
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from parlay.models.context import LayerCache
 from parlay.types.cache import CacheSpec
@@ -9,6 +14,13 @@ from parlay.types.cache import CacheSpec
 def allocate(spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> tuple[LayerCache, ...]:
     """Return zeroed caches for every layer of a group, all on the same block ids."""
     shape = (num_blocks, spec.kv_heads, block_size, spec.head_dim)
-    return tuple(
-        LayerCache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(spec.layers)
-    )
+    return tuple(LayerCache(_zeros(shape, dtype), _zeros(shape, dtype)) for _ in range(spec.layers))
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return zeros whose pages the system provides when they are first written.
+
+    `torch.zeros` writes all of them at once, which takes a second for each few GB and holds memory that may never be
+    used.
+    """
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(tuple(shape))

@@ -6,6 +6,8 @@ The `gguf` package dequantises. Its reader is not used: it believes every count 
 a vocabulary of 128,000 tokens takes half a minute and 600 MB. The tests compare the two.
 """
 
+from __future__ import annotations
+
 import math
 import mmap
 import struct
@@ -13,13 +15,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from parlay.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # How a tensor may be stored: number in the file, name, elements a block, bytes a block.
 _STORED = {
@@ -33,7 +36,7 @@ _STORED = {
     14: ("Q6_K", 256, 210),
     30: ("BF16", 1, 2),
 }
-_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # torch's names
 
 # What a metadata value may be: number in the file, and struct's letter.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -186,13 +189,15 @@ class GGUFFile:
             name: of the tensor.
             index: where several are stacked, which of them alone to read.
         """
+        import torch  # the server's front reads the metadata alone, and does without it
+
         stored = self.tensors[name]
         shape, size, offset = stored.shape, stored.size, stored.offset
         if index is not None:
             shape, size = shape[1:], size // shape[0]
             offset += index * size
         raw = np.frombuffer(self._data, np.uint8, size, offset)
-        out = torch.empty(shape, dtype=_FLOATS.get(stored.kind, torch.float32))
+        out = torch.empty(shape, dtype=getattr(torch, _FLOATS.get(stored.kind, "float32")))
         if stored.kind in _FLOATS:
             out.view(-1).view(torch.uint8).numpy()[:] = raw
             return out
@@ -217,7 +222,7 @@ class GGUFFile:
             digest.update(self._data[middle : min(middle + _SAMPLE, stored.offset + stored.size)])
         return digest.digest()
 
-    def __enter__(self) -> "GGUFFile":
+    def __enter__(self) -> GGUFFile:
         return self
 
     def __exit__(

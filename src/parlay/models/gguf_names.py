@@ -4,16 +4,19 @@ Source: llama.cpp's converters for what happens to weights on the way into a fil
 rotary rows are interleaved, Gemma's norms are stored plus one, experts are stacked.
 """
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from parlay.errors import ModelError
 from parlay.models.gguf import GGUFFile, Stored
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_EXPERTS = 1 << 10  # a layer; twice what any model has
 
@@ -162,7 +165,7 @@ class GGUFWeights:
         """Return the tensors' names."""
         return list(self._names)
 
-    def get_slice(self, name: str) -> "_Slice":
+    def get_slice(self, name: str) -> _Slice:
         """Return what knows a tensor's shape without reading it."""
         ours, index = self._names[name]
         return _Slice(list(self._file.tensors[ours].shape[0 if index is None else 1 :]))
@@ -183,7 +186,7 @@ class GGUFWeights:
             return tensor - self._family.norm_offset
         return tensor
 
-    def __enter__(self) -> "GGUFWeights":
+    def __enter__(self) -> GGUFWeights:
         self._file.__enter__()
         return self
 

@@ -1,8 +1,12 @@
 """What tells one family of decoders from another, as data; the defaults are Llama's."""
 
-from dataclasses import dataclass, field
+from __future__ import annotations
 
-from parlay.kernels.base import Activation
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from parlay.kernels.base import Activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

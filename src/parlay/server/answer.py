@@ -14,7 +14,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from parlay.config import ServerConfig
-from parlay.llm import Prompt
 from parlay.server.apart import apart
 from parlay.server.backend import Engine, Metrics
 from parlay.server.choice import usage
@@ -24,6 +23,7 @@ from parlay.server.guard import Account
 from parlay.server.outputs import merge, while_wanted
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
+from parlay.types.prompt import Prompt
 
 # The engine keeps the time itself; this is for one that does not answer at all, and for a client that takes an
 # answer slowly.

@@ -20,7 +20,7 @@ from parlay.server.completions import complete
 from parlay.server.errors import ApiError, ClientLeftError, as_api_error, json_response
 from parlay.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, check_model
 from parlay.server.gate import Gate
-from parlay.server.guard import OPEN, Guard
+from parlay.server.guard import OPEN, Guard, Log, log_line
 from parlay.server.keys import Keys
 from parlay.server.tokens import detokenize, tokenize
 
@@ -34,6 +34,7 @@ def create_app(
     methods: Sequence[str] = (),
     metrics: Metrics | None = None,
     page: tuple[str, str] | None = None,
+    log: Log = log_line,
 ) -> ASGIApp:
     """Return the application, to be run by any ASGI server.
 
@@ -45,6 +46,7 @@ def create_app(
         methods: speculative methods that the engine has loaded.
         metrics: who counts; None serves no `/metrics`.
         page: HTML to be found at `/`, and the `Content-Security-Policy` under which browsers show it.
+        log: what to do with the facts about a request that has ended.
     """
     config = config or ServerConfig()
     front = Front(engine, config, gate or Gate(config.max_open, config.max_open_per_key), tuple(methods), metrics)
@@ -67,7 +69,7 @@ def create_app(
         _add_page(app, *page)
     _describe(app, engine.model_name, OPEN if keys else None)
     inner: ASGIApp = app
-    guarded: ASGIApp = Guard(inner, config, keys if keys is not None else Keys(()), metrics)
+    guarded: ASGIApp = Guard(inner, config, keys if keys is not None else Keys(()), metrics, log)
     if config.allowed_origins:
         guarded = CORSMiddleware(
             guarded,

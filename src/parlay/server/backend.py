@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from parlay.engine.tokenizer import TextCodec
-from parlay.llm import Prompt
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
+from parlay.types.prompt import Prompt
 
 
 class Engine(Protocol):

@@ -19,7 +19,6 @@ from parlay.engine.chat import ChatOptions
 from parlay.engine.stats import StatsSnapshot
 from parlay.engine.tokenizer import TextCodec, check_prompt, encode_prediction
 from parlay.errors import EngineDeadError, ParlayError
-from parlay.llm import Messages, Prompt, content_of, text_of
 from parlay.log import logger
 from parlay.sampling.seeds import mix
 from parlay.server.link import EngineLink
@@ -28,6 +27,7 @@ from parlay.server.protocol import Abort, Add, Failure, Outputs, Ready, Report, 
 from parlay.server.stream import Stream
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
+from parlay.types.prompt import Messages, Prompt, content_of, text_of
 
 State = Literal["starting", "ready", "restarting", "closed"]
 

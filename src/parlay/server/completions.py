@@ -8,7 +8,6 @@ from uuid import uuid4
 
 from starlette.requests import Request
 
-from parlay.llm import Prompt
 from parlay.server.answer import Answer, Front, Shape
 from parlay.server.body import read_json
 from parlay.server.choice import Choice, News
@@ -18,6 +17,7 @@ from parlay.server.logprobs import completion_logprobs, prompt_logprobs
 from parlay.server.prompts import completion_prompts, predicted
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
+from parlay.types.prompt import Prompt
 
 
 async def complete(front: Front, request: Request) -> Answer:

@@ -7,6 +7,7 @@ import asyncio
 import re
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -35,12 +36,23 @@ class Account:
         self.status = CLIENT_LEFT
 
 
+Log = Callable[[dict[str, Any]], None]  # takes the facts of one request
+
+
+def log_line(facts: dict[str, Any]) -> None:
+    """Write one line of JSON to stderr."""
+    sys.stderr.write(msgspec.json.encode(facts).decode() + "\n")
+
+
 class Guard:
     """The outermost layer."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, keys: Keys, metrics: Metrics | None = None) -> None:
-        """Stand before `app`."""
+    def __init__(
+        self, app: ASGIApp, config: ServerConfig, keys: Keys, metrics: Metrics | None = None, log: Log = log_line
+    ) -> None:
+        """Stand before `app`; `log` is told about every request when it has ended."""
         self._app = app
+        self._log = log
         self._config = config
         self._keys = keys
         self._metrics = metrics
@@ -101,7 +113,7 @@ class Guard:
             self._metrics.observe_end(Observation(path, account.status, seconds, outputs))
         if path in OPEN and account.status < 400:
             return  # probes come every second
-        log_line(
+        self._log(
             {
                 "time": round(time.time(), 3),
                 "request_id": account.request_id,
@@ -171,8 +183,3 @@ class _Body:
 def _request_id(given: str | None) -> str:
     """Return the client's own id where it is fit for a log and a header, or a new one."""
     return given if given is not None and re.fullmatch(r"[\w.:/+=-]{1,128}", given, re.ASCII) else uuid4().hex
-
-
-def log_line(facts: dict[str, Any]) -> None:
-    """Write one line of JSON to stderr."""
-    sys.stderr.write(msgspec.json.encode(facts).decode() + "\n")

@@ -6,10 +6,10 @@ from typing import Any
 from parlay.config import ServerConfig
 from parlay.engine.chat import ChatOptions
 from parlay.engine.tokenizer import TextCodec
-from parlay.llm import Prompt
 from parlay.server.apart import apart
 from parlay.server.errors import ApiError
 from parlay.server.fields import Asked, check_prediction, check_prompt, check_text
+from parlay.types.prompt import Prompt
 
 
 def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig, max_model_len: int) -> list[Prompt]:
