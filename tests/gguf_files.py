@@ -13,7 +13,6 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_0", "Q4_K", "Q5_K", "Q6_K")
 ARCHES = {arch_name: arch for arch, arch_name in gguf.MODEL_ARCH_NAMES.items()}
 
 
@@ -25,8 +24,8 @@ def write_gguf(
     Args:
         model: the directory.
         path: the file to write.
-        kind: how matrices are stored; norms are float32, as is usual. Blocks of `Q4_K`, `Q5_K` and `Q6_K`, which
-            nothing here can make of weights, are random.
+        kind: how matrices are stored; norms are float32, as is usual. Blocks of the `_K` kinds, which nothing here
+            can make of weights, are random.
         pre: name of the pre-tokenizer; None puts `tokenizer.json` in as it is.
         change: called with the writer before anything is written.
         metadata: further keys; dots as double underscores, None leaves a key out.
@@ -121,8 +120,9 @@ def random_blocks(kind: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     rows = int(np.prod(shape[:-1]))
     blocks = rng.integers(0, 256, (rows, shape[-1] // elements, width), dtype=np.uint8)
-    places = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (width - 2,)}.get(kind, (0,))
-    for at in places:
+    two = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (width - 4, width - 2)}
+    places = two | {"Q3_K": (width - 2,), "Q6_K": (width - 2,)}
+    for at in places.get(kind, (0,)):
         scale = rng.uniform(1e-4, 4e-4, blocks.shape[:2]).astype(np.float16)
         blocks[..., at : at + 2] = scale[..., None].view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)

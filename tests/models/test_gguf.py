@@ -14,7 +14,6 @@ from asking import essence
 from checkpoints import write_llama
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf_files import (
-    KINDS,
     add_raw,
     finish,
     interleave,
@@ -35,6 +34,17 @@ from parlay.models.select import describe_model, find_model, load_model
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 
+
+def dequantisable(kind: GGMLQuantizationType) -> bool:
+    """Whether the package can dequantise a kind."""
+    try:
+        gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except (KeyError, NotImplementedError):
+        return False
+    return True
+
+
+KINDS = [kind.name for kind in GGMLQuantizationType if kind.name not in ("F32", "F16") and dequantisable(kind)]
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
 TOKENS = torch.randint(0, 257, (40,), generator=torch.Generator().manual_seed(5)).tolist()
 Q_PROJ, UP_PROJ = "model.layers.1.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"
@@ -69,6 +79,53 @@ def slow_q5_0(block: bytes) -> list[np.float32]:
     (fifth,) = struct.unpack_from("<I", block, 2)
     nibbles = [b & 15 for b in block[6:]] + [b >> 4 for b in block[6:]]
     return [half(block, 0) * np.float32((q | (fifth >> i & 1) << 4) - 16) for i, q in enumerate(nibbles)]
+
+
+def slow_q4_1(block: bytes) -> list[np.float32]:
+    """Scale, minimum, nibbles."""
+    nibbles = [b & 15 for b in block[4:]] + [b >> 4 for b in block[4:]]
+    return [half(block, 0) * np.float32(q) + half(block, 2) for q in nibbles]
+
+
+def slow_q5_1(block: bytes) -> list[np.float32]:
+    """Scale, minimum, 32 fifth bits, nibbles."""
+    (fifth,) = struct.unpack_from("<I", block, 4)
+    nibbles = [b & 15 for b in block[8:]] + [b >> 4 for b in block[8:]]
+    return [half(block, 0) * np.float32(q | (fifth >> i & 1) << 4) + half(block, 2) for i, q in enumerate(nibbles)]
+
+
+def slow_q2_k(block: bytes) -> list[np.float32]:
+    """Sixteen groups of 16, each with a scale and a minimum of four bits; four columns of 32 share a byte."""
+    d, dmin, out = half(block, 80), half(block, 82), []
+    for i in range(256):
+        part, place = divmod(i, 128)
+        quarter, column = divmod(place, 32)
+        q = block[16 + part * 32 + column] >> (2 * quarter) & 3
+        scale = block[i // 16]
+        out.append(d * np.float32(scale & 15) * np.float32(q) - dmin * np.float32(scale >> 4))
+    return out
+
+
+def slow_q3_k(block: bytes) -> list[np.float32]:
+    """Two low bits, an inverted third, and sixteen scales of six bits: low nibbles first, then pairs of high bits."""
+    d, scales, out = half(block, 108), block[96:108], []
+    for i in range(256):
+        part, place = divmod(i, 128)
+        quarter, column = divmod(place, 32)
+        low = block[32 + part * 32 + column] >> (2 * quarter) & 3
+        missing = not block[column] >> (part * 4 + quarter) & 1
+        group = i // 16
+        nibble = scales[group % 8] >> (4 * (group // 8)) & 15
+        scale = nibble | (scales[8 + group % 4] >> (2 * (group // 4)) & 3) << 4
+        out.append(d * np.float32(scale - 32) * np.float32(low - 4 * missing))
+    return out
+
+
+def slow_iq4_nl(block: bytes) -> list[np.float32]:
+    """Nibbles name values that lie closer together around zero."""
+    values = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+    nibbles = [b & 15 for b in block[2:]] + [b >> 4 for b in block[2:]]
+    return [half(block, 0) * np.float32(values[q]) for q in nibbles]
 
 
 def slow_q4_k(block: bytes) -> list[np.float32]:
@@ -117,6 +174,11 @@ SLOW: dict[str, Callable[[bytes], list[np.float32]]] = {
     "Q8_0": slow_q8_0,
     "Q4_0": slow_q4_0,
     "Q5_0": slow_q5_0,
+    "Q4_1": slow_q4_1,
+    "Q5_1": slow_q5_1,
+    "Q2_K": slow_q2_k,
+    "Q3_K": slow_q3_k,
+    "IQ4_NL": slow_iq4_nl,
     "Q4_K": slow_q4_k,
     "Q5_K": slow_q5_k,
     "Q6_K": slow_q6_k,
@@ -157,7 +219,20 @@ def test_block_sizes_are_the_packages() -> None:
     for number, (name, *sizes) in _STORED.items():
         kind = GGMLQuantizationType[name]
         assert (kind.value, gguf.GGML_QUANT_SIZES[kind]) == (number, tuple(sizes))
-    assert {name for name, _, _ in _STORED.values()} == set(KINDS)
+    assert {name for name, _, _ in _STORED.values()} == {"F32", "F16", *KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_what_the_package_makes_of_it(tmp_path: Path, kind: str) -> None:
+    blocks = random_blocks(kind, (5, 512), seed=4)
+    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
+    add_raw(writer, "x", blocks, kind)
+    finish(writer)
+    with GGUFFile(tmp_path / "a.gguf") as file, np.errstate(all="ignore"):
+        found = file.read("x").float().numpy()
+        expected = gguf.quants.dequantize(blocks, GGMLQuantizationType[kind])
+    assert found.shape == (5, 512)
+    assert np.array_equal(found, expected.astype(np.float32), equal_nan=True)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -177,7 +252,9 @@ def test_a_wrong_order_of_rows_would_show(tmp_path: Path, monkeypatch: pytest.Mo
     assert not torch.allclose(logits(file), logits(model), atol=0.1)
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q5_0", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "kind", ["F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+)
 def test_others_give_the_bits_of_their_values_in_safetensors(tmp_path: Path, kind: str) -> None:
     model = write_llama(tmp_path / "model", **WIDE)
     file = write_gguf(model, tmp_path / "model.gguf", kind)

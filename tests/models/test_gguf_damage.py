@@ -89,10 +89,10 @@ DAMAGE: dict[str, tuple[bytes, list[str]]] = {
         ["'a' has 4294967295 dimensions"],
     ),
     "tensor type": (header(tensor("a", (32,), 200), PLENTY, tensors=1), ["'a'", "unknown type 200"]),
-    "tensor type not served": (header(tensor("a", (256,), 11), PLENTY, tensors=1), ["'a'", "Q3_K", "Q4_K"]),
+    "tensor type not served": (header(tensor("a", (256,), 15), PLENTY, tensors=1), ["'a'", "Q8_K", "Q4_K"]),
     "no such kind of blocks": (
-        header(tensor("a", (256,), 17), PLENTY, tensors=1),
-        ["'a'", "IQ2_XS", "BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0 are"],
+        header(tensor("a", (256,), 24), PLENTY, tensors=1),
+        ["'a'", "I8", "Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0, TQ2_0 are"],
     ),
     "empty tensor": (header(tensor("a", (0, 5)), PLENTY, tensors=1), ["'a' has shape [5, 0]"]),
     "half a block": (header(tensor("a", (48, 2), 8), PLENTY, tensors=1), ["'a' has shape [2, 48]", "Q8_0"]),

@@ -20,7 +20,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(model, "--num-blocks", "2048", "--body-timeout", "2") as server:
         expected = Watch(server.url, STREAM).join()
         assert expected.complete
-        patrol = Patrol(server.url, STREAM, rest=1.0)  # the soak asks without a pause
+        patrol = Patrol(server.url, STREAM, rest=2.0)  # the soak asks without a pause
         engine = server.engine
         yield server
         streams = patrol.end()
