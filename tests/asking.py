@@ -71,4 +71,4 @@ def assert_whole(engine: Engine) -> None:
         return
     pool, scheduler = engine._pool, engine._scheduler
     assert pool.available == pool.num_blocks, "an idle engine holds blocks"
-    assert not getattr(scheduler._host, "_texts", None), "the proposer remembers requests that ended"
+    assert not getattr(scheduler.drafting._host, "_texts", None), "the proposer remembers requests that ended"

@@ -21,7 +21,7 @@ from parlay.train.options import TrainOptions
 from parlay.train.trainee import methods
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
-from parlay.types.plan import ProposerState, Span, TokenLogprobs, Verdict
+from parlay.types.plan import CatchUp, ProposerState, Span, TokenLogprobs, Verdict
 
 SOURCE = Path(parlay.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -37,7 +37,7 @@ CONFIGS = [
     parlay.CompletionOutput,
     *(proposers.load(name).Options for name in proposers.names()),
     *(TrainOptions, *(methods.load(name).Options for name in methods.names())),
-    *(CacheSpec, Draft, EngineStats, ProposerState, Span, TokenLogprobs, Verdict),
+    *(CacheSpec, CatchUp, Draft, EngineStats, ProposerState, Span, TokenLogprobs, Verdict),
 ]
 
 

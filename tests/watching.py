@@ -88,10 +88,10 @@ class Watch:
         if self._meddle is not None:
             self._meddle(engine, requests)
         for request in requests:
-            if request.finish_reason is None and len(request.draft):
-                self.drafts[tuple(request.tokens)] = Noted(request.draft, request.params, request.seed)
+            if request.finish_reason is None and len(request.drafting.pending):
+                self.drafts[tuple(request.tokens)] = Noted(request.drafting.pending, request.params, request.seed)
 
     @property
     def again(self) -> list[int]:
         """How many tokens each span of each step ran once more."""
-        return [len(span.again) for plan in self.plans for span in plan.spans]
+        return [len(span.catch_up.again) for plan in self.plans for span in plan.spans]

@@ -11,9 +11,9 @@ from conftest import DTYPES, MakeLLM, Plain
 from crossing import crossed
 
 from parlay import LLM, RequestError, SamplingParams
+from parlay.drafting.prediction import DEFAULT_LENGTH
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
-from parlay.proposers.prediction import DEFAULT_LENGTH
 from parlay.proposers.select import proposers
 
 METHODS = list(proposers.names())
@@ -168,9 +168,9 @@ def test_a_draft_model_rests_while_the_prediction_holds(make_llm: MakeLLM, monke
 
     def look(spans: Any, *more: Any) -> Any:
         for span in spans:
-            budgets.append(span.budget)
+            budgets.append(span.catch_up.budget)
             # Its layers hold its own guesses alone, and these stand in for them.
-            assert "prediction" not in span.draft.source or span.proposer.ahead == 0
+            assert "prediction" not in span.draft.source or span.catch_up.state.ahead == 0
         return propose(spans, *more)
 
     monkeypatch.setattr(proposer, "propose", look)
@@ -209,19 +209,19 @@ def test_nothing_is_kept_of_a_request_that_has_ended(make_llm: MakeLLM) -> None:
     finished, aborted = llm.engine.add([1, 2], params), llm.engine.add([1, 3], params)
     waiting = llm.engine.add([1, 4], params)
     llm.engine.step()
-    assert all(request.prediction is not None for request in (*finished, *aborted, *waiting))
+    assert all(request.drafting.prediction is not None for request in (*finished, *aborted, *waiting))
     for request in (*aborted, *waiting):
         llm.engine.abort(request)
     while llm.engine.busy:
         llm.engine.step()
-    assert all(request.prediction is None for request in (*finished, *aborted, *waiting))
+    assert all(request.drafting.prediction is None for request in (*finished, *aborted, *waiting))
 
 
 def test_asked_to_decode_plainly_it_is_not_kept_at_all(make_llm: MakeLLM) -> None:
     llm = make_llm()
     for wish in ({"enabled": False}, {"method": "none"}):
         (request,) = llm.engine.add([1], SamplingParams(prediction="abc", speculative=wish))
-        assert request.prediction is None
+        assert request.drafting.prediction is None
         llm.engine.abort(request)
 
 

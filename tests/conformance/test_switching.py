@@ -10,9 +10,10 @@ from conftest import DTYPES, MakeLLM, Plain, drafts
 from crossing import crossed
 
 from parlay import SamplingParams
+from parlay.drafting.drafting import Drafting
+from parlay.drafting.state import Drafted
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
-from parlay.engine.scheduler import Scheduler
 from parlay.proposers.select import proposers
 
 DRAFTING = [name for name in proposers.names() if drafts(name)]
@@ -29,21 +30,21 @@ def asks(temperature: float) -> list[Ask]:
     return made
 
 
-Limit = Callable[[Scheduler, Request], int]
+Limit = Callable[[Drafting, Drafted], int]
 
 
 @pytest.fixture
 def switch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int, int], int]], Callable[..., None]]:
     """A way to decide before every step how long drafts may be, given step, request and the usual length."""
-    usual: Limit = Scheduler._limit
+    usual: Limit = Drafting.limit
 
     def install(choose: Callable[[int, int, int], int]) -> Callable[..., None]:
         step = [0]
 
-        def limit(scheduler: Scheduler, request: Request) -> int:
-            return choose(step[0], request.request_id, usual(scheduler, request))
+        def limit(drafting: Drafting, request: Drafted) -> int:
+            return choose(step[0], request.request_id, usual(drafting, request))
 
-        monkeypatch.setattr(Scheduler, "_limit", limit)
+        monkeypatch.setattr(Drafting, "limit", limit)
         steps = count()
         return lambda *_: step.__setitem__(0, next(steps))
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from parlay import SamplingParams, SpeculationOverride
 from parlay.config import EngineConfig
+from parlay.drafting.drafting import Drafting
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.kv.pool import BlockPool
@@ -45,7 +46,8 @@ class Rig:
         config = EngineConfig(**{"block_size": 4, "enable_prefix_caching": False, **options})
         self.pool = BlockPool(blocks, config.block_size)
         self.proposer = Zeros()
-        self.scheduler = Scheduler(config, self.pool, proposer or self.proposer, k)
+        drafting = Drafting(proposer or self.proposer, k, share_prefixes=config.enable_prefix_caching)
+        self.scheduler = Scheduler(config, self.pool, drafting)
         self.count = 0
         self.clock = 0.0
         self.plan = Plan(0, ())
@@ -520,28 +522,33 @@ class PairRig(Rig):
         super().__init__(k, proposer=Pairs(), **options)
 
     def propose(self, span: Span, verdict: Verdict) -> Proposal:
-        state = span.proposer
-        if not span.follow:
-            assert not span.again
-            assert not span.behind
+        state = span.catch_up.state
+        if not span.catch_up.follow:
+            assert not span.catch_up.again
+            assert not span.catch_up.behind
             return Proposal(state=state)
         first = max(state.computed, 1) - 1
-        assert span.again_start == first
-        reached = first + len(span.again)
+        assert span.catch_up.again_start == first
+        reached = first + len(span.catch_up.again)
         if reached == span.start:
             reached = span.end + len(verdict.path)
-            known = span.behind + verdict.tokens
+            known = span.catch_up.behind + verdict.tokens
             assert len(known) == reached + 1 - state.computed
             assert len(span.blocks) * 4 > reached
         if reached == first:
             return Proposal(state=state)
-        length = min(span.budget, max(span.remaining - len(verdict.tokens) - 1, 0))
+        length = min(span.catch_up.budget, max(span.remaining - len(verdict.tokens) - 1, 0))
         drafts = span.sample and reached == span.end + len(verdict.path)
         return Proposal(Draft.chain([0] * (length if drafts else 0), "pairs"), ProposerState(reached + 1))
 
 
+def unseen(request: Request) -> int:
+    """How many computed tokens' states the proposer has yet to see."""
+    return request.computed - request.drafting.layers.next_state
+
+
 def again(spans: dict[int, Span]) -> dict[int, int]:
-    return {i: len(span.again) for i, span in spans.items()}
+    return {i: len(span.catch_up.again) for i, span in spans.items()}
 
 
 @pytest.mark.parametrize("rows", [3, 7, 64])
@@ -550,12 +557,12 @@ def test_a_proposer_of_pairs_keeps_up(rows: int) -> None:
     requests = [rig.add(n, max_tokens=12) for n in (1, 9, 4)]
     while any(r.finish_reason is None for r in requests):
         spans = rig.step(accept=1)
-        assert sum(len(s.tokens) + len(s.draft) + len(s.again) for s in spans.values()) <= rows
+        assert sum(len(s.tokens) + len(s.draft) + len(s.catch_up.again) for s in spans.values()) <= rows
         assert not any(again(spans).values())
         for request in requests:
             if request.table.blocks and request.remaining > 1:
-                assert request.unseen == 0
-                assert request.proposer.computed == request.computed + 1
+                assert unseen(request) == 0
+                assert request.drafting.layers.computed == request.computed + 1
 
 
 def test_after_a_prefix_the_last_row_runs_once_more() -> None:
@@ -565,25 +572,25 @@ def test_after_a_prefix_the_last_row_runs_once_more() -> None:
         rig.commit()
     second = rig.add((*range(10, 26), 3, 4, 5), max_tokens=4)
     span = rig.step()[second.request_id]
-    assert (span.start, span.proposer.computed, span.tokens) == (16, 16, (3, 4, 5))
-    assert (span.again_start, span.again) == (15, (25,))
-    assert second.unseen == 0
+    assert (span.start, span.catch_up.state.computed, span.tokens) == (16, 16, (3, 4, 5))
+    assert (span.catch_up.again_start, span.catch_up.again) == (15, (25,))
+    assert unseen(second) == 0
 
 
 def test_of_a_prefix_that_it_has_not_seen_all_rows_run_once_more() -> None:
     """With the request's own where there are as many; else from what rows are left over."""
     rig = PairRig(enable_prefix_caching=True, max_num_batched_tokens=48)
     first = rig.add(range(10, 27), max_tokens=4, speculative=SpeculationOverride(enabled=False))
-    assert not rig.step()[first.request_id].follow
+    assert not rig.step()[first.request_id].catch_up.follow
     while rig.look():
         rig.commit()
     second = rig.add((*range(10, 26), 3, 4, 5), max_tokens=9)
     seen = []
     for _ in range(3):
         seen.append(rig.step()[second.request_id])
-    assert [(s.start, len(s.tokens), len(s.again)) for s in seen] == [(16, 3, 12), (19, 1, 7), (20, 1, 0)]
-    assert second.unseen == 0
-    assert len(second.draft) > 0
+    assert [(s.start, len(s.tokens), len(s.catch_up.again)) for s in seen] == [(16, 3, 12), (19, 1, 7), (20, 1, 0)]
+    assert unseen(second) == 0
+    assert len(second.drafting.pending) > 0
 
 
 def test_a_long_prefix_is_seen_again_in_parts() -> None:
@@ -594,7 +601,7 @@ def test_a_long_prefix_is_seen_again_in_parts() -> None:
         rig.commit()
     late = [rig.add((*range(10, 410), 3, i), max_tokens=99) for i in range(2)]
     steps = 0
-    while any(request.unseen or not request.draft for request in late):
+    while any(unseen(request) or not request.drafting.pending for request in late):
         spans = rig.step()
         assert sum(again(spans).values()) <= 16
         assert all(span.sample for span in spans.values())
@@ -633,4 +640,4 @@ def test_where_rows_are_few_nothing_runs_twice() -> None:
     while second.finish_reason is None:
         (span,) = rig.step().values()
         assert len(span.tokens) == 1
-        assert not span.again
+        assert not span.catch_up.again

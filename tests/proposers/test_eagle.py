@@ -114,7 +114,7 @@ def test_shared_blocks_stay_as_they_are(make_llm: MakeLLM, method: str) -> None:
     (request,) = llm.engine.add(asks()[5].prompt, asks(max_tokens=3)[5].params)
     for _ in range(2):
         llm.engine.step()
-    assert len(watch.plans[-2].spans[0].again) > 8
+    assert len(watch.plans[-2].spans[0].catch_up.again) > 8
     for layer, (key, value) in zip(cache, before, strict=True):
         assert torch.equal(layer.key[named], key)
         assert torch.equal(layer.value[named], value)
@@ -160,7 +160,7 @@ def test_switched_off_and_on_again(
     assert_same(answers, plain("float32", asks(max_tokens=40)))
     assert max(watch.again) > (4 if rows > 9 else 0)
     for plan in watch.plans:
-        assert sum(len(s.tokens) + len(s.draft) + len(s.again) for s in plan.spans) <= rows
+        assert sum(len(s.tokens) + len(s.draft) + len(s.catch_up.again) for s in plan.spans) <= rows
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
 

@@ -22,7 +22,7 @@ from parlay.proposers.heads import Options
 from parlay.proposers.paired import PairedProposer
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
-from parlay.types.plan import Span, Verdict
+from parlay.types.plan import CatchUp, Span, Verdict
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 CASES = ("eagle1", "eagle3_hub", "eagle3_speculators", "eagle3_variant")
@@ -124,9 +124,7 @@ def test_logits_and_chains(
             SamplingParams(temperature=0),
             sample=True,
             remaining=99,
-            behind=tuple(before),
-            budget=LENGTH,
-            follow=True,
+            catch_up=CatchUp(behind=tuple(before), budget=LENGTH, follow=True),
         )
         for _ in range(2):
             scored.clear()
@@ -158,7 +156,7 @@ def test_generations(cases: dict[str, Case], name: str, options: dict[str, int])
         assert request.output_tokens == [run["first_token"]]
         for expected in run["rounds"]:
             before, accepted = len(request.output_tokens), request.counts.accepted
-            assert list(request.draft.tokens) == expected["draft"]
+            assert list(request.drafting.pending.tokens) == expected["draft"]
             llm.engine.step()
             assert request.output_tokens[before:] == expected["emitted"]
             assert request.counts.accepted - accepted == expected["accepted"]

@@ -204,10 +204,10 @@ def test_recorded_or_not(
 
 def test_where_drafts_begin() -> None:
     """Only for requests that go on, from the row of the last confirmed node, the longest first."""
-    from parlay.types.plan import Span, Verdict
+    from parlay.types.plan import CatchUp, Span, Verdict
 
-    def span(tokens: int, nodes: int = 0, **changes: Any) -> Span:
-        given = {"sample": True, "remaining": 9, "budget": 4, **changes}
+    def span(tokens: int, nodes: int = 0, budget: int = 4, **changes: Any) -> Span:
+        given = {"sample": True, "remaining": 9, "catch_up": CatchUp(budget=budget), **changes}
         return Span(0, (1,) * tokens, 0, (), 0, SamplingParams(), draft=Draft.chain([2] * nodes, "x"), **given)
 
     spans = [

@@ -9,6 +9,7 @@ from parlay.bench.protocol import load_prefixes
 from parlay.bench.timing import TimedKernels
 from parlay.bench.work import Work, linear_names, work_of
 from parlay.config import EngineConfig
+from parlay.drafting.drafting import Drafting
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.step import Worker
@@ -131,7 +132,8 @@ class Rig:
         proposer.load(Runtime(kernels.inner, blocks, config.block_size, max_rows, model))
         self._host = _TimedHost(proposer) if isinstance(proposer, HostProposer) else None
         self._model, self._kernels = model, kernels
-        self._scheduler = Scheduler(config, BlockPool(blocks, config.block_size), self._host or proposer, length)
+        drafting = Drafting(self._host or proposer, length, share_prefixes=False)
+        self._scheduler = Scheduler(config, BlockPool(blocks, config.block_size), drafting)
         runner = ModelRunner(model, kernels, blocks, config.block_size)
         self._worker = Worker(kernels, runner, proposer if isinstance(proposer, DeviceProposer) else None)
         self._length, self._batch, self._context, self._room = length, batch, context, room

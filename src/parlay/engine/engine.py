@@ -8,6 +8,9 @@ import torch
 
 from parlay import env
 from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.drafting.drafting import Drafting
+from parlay.drafting.prediction import Follower, Prediction
+from parlay.drafting.state import DraftState
 from parlay.engine.memory import count_blocks
 from parlay.engine.numerics import cases, describe_numerics, trust_model
 from parlay.engine.request import Counts, Request, check_place
@@ -25,7 +28,6 @@ from parlay.models.config import ModelConfig
 from parlay.models.hub import Hub
 from parlay.models.select import cache_spec, check_weights, describe_files, find_model, load_model, resolve_dtype
 from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
-from parlay.proposers.prediction import Follower, Prediction
 from parlay.proposers.select import make_proposer, naming_heads, settle_method
 from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
@@ -99,14 +101,13 @@ class Engine:
         )
         self._pool = BlockPool(num_blocks, config.block_size)
         self.stats = EngineStats()
-        self._scheduler = Scheduler(
-            config,
-            self._pool,
+        drafting = Drafting(
             proposer,
             speculative.num_speculative_tokens or proposer.default_length,
-            self.stats,
             predicted_length=speculative.num_speculative_tokens,
+            share_prefixes=config.enable_prefix_caching,
         )
+        self._scheduler = Scheduler(config, self._pool, drafting, self.stats)
         self._arrivals = 0
         self._next_id = 0
         self.numerics = describe_numerics(model_config, dtype, kernels.name, trust, config.tensor_parallel_size)
@@ -176,8 +177,9 @@ class Engine:
                 stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
                 table=BlockTable(self._pool, tenant),
                 processor=processors[j],
-                constraint=constraints[j],
-                prediction=None if prediction is None else Follower(prediction),
+                drafting=DraftState(
+                    constraint=constraints[j], prediction=None if prediction is None else Follower(prediction)
+                ),
                 priority=priority,
                 tenant=tenant,
                 deadline=None if timeout is None else now + timeout,
@@ -249,7 +251,7 @@ class Engine:
         will emit in a later one what they would have emitted in this.
         """
         began = perf_counter()
-        emitted, drafting = self._scheduler.emitted, self._scheduler.drafting
+        emitted, drafting = self._scheduler.emitted, self._scheduler.drafting.seconds
         unfinished = list(self._scheduler.requests)
         try:
             moved, times = drive(self._scheduler, self._worker)
@@ -257,7 +259,7 @@ class Engine:
             self._fail(error)
             return [r for r in unfinished if r.finish_reason is not None]
         if times is not None:
-            drafted = self._scheduler.drafting - drafting
+            drafted = self._scheduler.drafting.seconds - drafting
             self.stats.add(times, perf_counter() - began, self._scheduler.emitted - emitted, drafted)
         return moved
 

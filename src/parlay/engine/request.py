@@ -6,15 +6,13 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import NamedTuple
 
+from parlay.drafting.state import DraftState
 from parlay.engine.tokenizer import Detokenizer
 from parlay.errors import RequestError, shown
 from parlay.kv.table import BlockTable
-from parlay.proposers.prediction import Follower
-from parlay.sampling.grammar import Constraint
-from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.output import FinishReason, Rejected
-from parlay.types.params import SamplingParams, SpeculationOverride
-from parlay.types.plan import ProposerState, TokenLogprobs
+from parlay.types.params import SamplingParams
+from parlay.types.plan import TokenLogprobs
 from parlay.types.processor import RowProcessor
 
 
@@ -59,17 +57,13 @@ class Request:
         max_tokens: most tokens to emit, the context limit taken into account.
         stop_ids: token ids that end the output.
         processor: what changes its logits before a token is drawn; None where nothing does.
-        constraint: the link of it that knows which guesses are permitted; None where everything is.
-        prediction: how far it has come along the output that its user predicts; None where there is none, or none
-            that may be used, and when it has ended.
+        drafting: what drafting keeps of it.
         priority: lower runs first among the waiting.
         tenant: requests of different tenants share no cache.
         deadline: on the engine's clock; past it the request is aborted. None for no limit.
         leader: the first of the completions of this prompt, if this is another of them.
         tokens: known tokens, prompt and output.
         computed: how many of them the target's cache layers hold.
-        proposer: how far a device proposer's cache layers have come.
-        draft: nodes to verify in the next step.
         rejected: guesses that were not confirmed, where the request asks for them.
         prompt_logprobs: of the prompt's second token and those after it, as far as computed.
         error: why it was aborted, if that was its own doing.
@@ -83,8 +77,7 @@ class Request:
     stop_ids: frozenset[int]
     table: BlockTable
     processor: RowProcessor | None = None
-    constraint: Constraint | None = None
-    prediction: Follower | None = None
+    drafting: DraftState = field(default_factory=DraftState)
     priority: int = 0
     tenant: str = ""
     deadline: float | None = None
@@ -92,8 +85,6 @@ class Request:
     detokenizer: Detokenizer | None = None
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
-    proposer: ProposerState = field(default_factory=ProposerState)
-    draft: Draft = NO_DRAFT
     sources: list[str] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -119,16 +110,6 @@ class Request:
         return len(self.tokens) - self.computed
 
     @property
-    def unseen(self) -> int:
-        """Computed tokens whose states a proposer of pairs has yet to see."""
-        return self.computed - self.proposer.next_state
-
-    @property
-    def predicted(self) -> bool:
-        """Whether the next tokens are taken from the user's prediction, which has held so far."""
-        return self.prediction is not None and self.prediction.follows
-
-    @property
     def longest(self) -> int:
         """Tokens that the request can ever have."""
         return len(self.prompt_tokens) + self.max_tokens
@@ -143,18 +124,6 @@ class Request:
         """Whether the log-probabilities of the prompt are asked for and not complete; one completion is enough."""
         asked = self.params.prompt_logprobs is not None and self.leader is None
         return asked and len(self.prompt_logprobs) < len(self.prompt_tokens) - 1
-
-    def draft_limit(self, engine_limit: int) -> int:
-        """Return how many nodes a draft of this request may have at most; 0 decodes plainly."""
-        if self.params.logits_processors and self.params.stop:
-            return 0  # a step knows nothing of stop strings, and must not call processors for tokens beyond one
-        wish = self.params.speculative
-        if wish is None:
-            return engine_limit
-        assert isinstance(wish, SpeculationOverride)
-        if not wish.enabled or wish.method == "none":
-            return 0
-        return min(engine_limit, wish.num_speculative_tokens or engine_limit)
 
 
 def best(requests: Sequence[Request]) -> list[Request]:

@@ -45,7 +45,11 @@ class Worker:
         began = perf_counter()
         spans = plan.spans
         stretches = [Stretch(s.tokens, s.start, s.blocks, s.draft) for s in spans]
-        stretches += [Stretch(s.again, s.again_start, s.blocks, stored=False) for s in spans if s.again]
+        stretches += [
+            Stretch(s.catch_up.again, s.catch_up.again_start, s.blocks, stored=False)
+            for s in spans
+            if s.catch_up.again
+        ]
         batch = flatten(stretches, self._runner.block_size)
         hidden = self._runner.forward(batch)
         rows = [

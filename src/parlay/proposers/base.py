@@ -137,7 +137,7 @@ class DeviceProposer(Proposer):
 
 def draft_length(span: Span, verdict: Verdict) -> int:
     """Return how many tokens are worth drafting after what was just emitted; 0 if the request has ended."""
-    return min(span.budget, draft_room(span, verdict))
+    return min(span.catch_up.budget, draft_room(span, verdict))
 
 
 def draft_room(span: Span, verdict: Verdict) -> int:

@@ -70,19 +70,19 @@ class Proposer(DeviceProposer):
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
     ) -> list[Proposal]:
         """Close each request's gap as far as the row limit allows, then draft where it is closed."""
-        proposals = [Proposal(state=span.proposer) for span in spans]
+        proposals = [Proposal(state=span.catch_up.state) for span in spans]
         stretches: list[Stretch] = []
         chains: list[tuple[_Chain, int]] = []  # with the stretch that reaches its last known token
         rows_left = self._max_rows
         for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
-            if not span.budget:
+            if not span.catch_up.budget:
                 continue
             length = draft_length(span, verdict)
-            valid = span.proposer.computed + _confirmed(span.proposer.ahead, verdict.path)
+            valid = span.catch_up.state.computed + _confirmed(span.catch_up.state.ahead, verdict.path)
             if span.sample and length < 1:
                 proposals[i] = Proposal(state=ProposerState(valid))
                 continue
-            gap = (span.behind + verdict.tokens)[valid - span.proposer.computed :]
+            gap = (span.catch_up.behind + verdict.tokens)[valid - span.catch_up.state.computed :]
             run = gap[:rows_left]
             rows_left -= len(run)
             proposals[i] = Proposal(state=ProposerState(valid + len(run)))

@@ -76,7 +76,7 @@ def _starts(spans: Sequence[Span], verdicts: Sequence[Verdict], most: int) -> It
     for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
         first_node = row + len(span.tokens)
         row = first_node + len(span.draft)
-        length = min(draft_length(span, verdict), most) if span.budget else 0
+        length = min(draft_length(span, verdict), most) if span.catch_up.budget else 0
         if length > 0:
             last = first_node + verdict.path[-1] if verdict.path else first_node - 1
             yield Start(i, last, verdict.tokens[-1], span.end + len(verdict.tokens), length)
@@ -150,13 +150,13 @@ class HeadProposer(DeviceProposer):
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
     ) -> list[Proposal]:
         """Draft a chain for each request that is to draft."""
-        proposals = [Proposal(state=span.proposer) for span in spans]
+        proposals = [Proposal(state=span.catch_up.state) for span in spans]
         every = starts(spans, verdicts, self.default_length)
         for first in range(0, len(every), MOST_ROWS):
             turn = every[first : first + MOST_ROWS]
             self._draws.prepare([spans[start.index] for start in turn], [start.position for start in turn])
             for start, draft in zip(turn, self._draft(turn, hidden), strict=True):
-                proposals[start.index] = Proposal(draft, spans[start.index].proposer)
+                proposals[start.index] = Proposal(draft, spans[start.index].catch_up.state)
         return proposals
 
     def _draft(self, turn: list[Start], hidden: Tensor) -> list[Draft]:

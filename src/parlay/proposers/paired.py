@@ -195,7 +195,7 @@ class PairedProposer(DeviceProposer):
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
     ) -> list[Proposal]:
         """Keep the pairs that the step has made known, then draft a chain for each request that lacks none."""
-        proposals = [Proposal(state=span.proposer) for span in spans]
+        proposals = [Proposal(state=span.catch_up.state) for span in spans]
         runs = _runs(spans, verdicts)
         if not runs:
             return proposals
@@ -338,17 +338,17 @@ def _runs(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> list[_Run]:
     for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
         first, node = row, row + len(span.tokens)
         row = node + len(span.draft)
-        repeated = range(again, again + len(span.again))
+        repeated = range(again, again + len(span.catch_up.again))
         again = repeated.stop
-        if not span.follow or (span.sample and draft_room(span, verdict) < 1):
+        if not span.catch_up.follow or (span.sample and draft_room(span, verdict) < 1):
             continue
         rows = list(repeated)
-        complete = span.again_start + len(repeated) == span.start
+        complete = span.catch_up.again_start + len(repeated) == span.start
         if complete:
             rows += [*range(first, node), *(node + n for n in verdict.path)]
         if rows:
-            slot = span.again_start + 1
-            tokens = (span.behind + verdict.tokens)[slot - span.proposer.computed :][: len(rows)]
+            slot = span.catch_up.again_start + 1
+            tokens = (span.catch_up.behind + verdict.tokens)[slot - span.catch_up.state.computed :][: len(rows)]
             assert len(tokens) == len(rows)
             length = min(max(draft_length(span, verdict), 0), _MOST_STEPS) if complete else 0
             runs.append(_Run(i, Stretch(tokens, slot, span.blocks), rows, length))

@@ -36,6 +36,32 @@ class ProposerState:
 
 
 @dataclass(frozen=True, slots=True)
+class CatchUp:
+    """What a device proposer is told of one request: what its cache layers lack, and how far it may draft.
+
+    Attributes:
+        state: its progress before this step.
+        behind: known tokens from `state.computed` up to and including the last of the span's, for a proposer of
+            pairs also the one after it where it is known; empty unless it is to `follow`.
+        again: known tokens from `again_start` on, which the target has computed but runs once more, storing nothing,
+            for the states that a proposer of pairs lacks. Their rows come after those of all spans.
+        budget: upper bound for the draft that it makes at the end of this step; 0 for none.
+        follow: whether its cache layers, if it has any, are to keep up; otherwise its gap grows.
+    """
+
+    state: ProposerState = ProposerState()
+    behind: tuple[int, ...] = ()
+    again: tuple[int, ...] = ()
+    budget: int = 0
+    follow: bool = False
+
+    @property
+    def again_start(self) -> int:
+        """Position of the first state that a proposer of pairs lacks: the one before its first missing pair."""
+        return self.state.next_state
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """What one request contributes to a step.
 
@@ -53,13 +79,7 @@ class Span:
         stop_ids: token ids that end the request.
         scored: tokens of the prompt whose log-probabilities are asked for; the i-th follows the i-th of `tokens`.
         remaining: how many tokens the request may still emit.
-        proposer: the device proposer's progress before this step.
-        behind: known tokens from `proposer.computed` up to and including the last of `tokens`, for a proposer of
-            pairs also the one after it where it is known; empty unless it is to `follow`.
-        again: known tokens from `again_start` on, which the target has computed but runs once more, storing nothing,
-            for the states that a proposer of pairs lacks. Their rows come after those of all spans.
-        budget: upper bound for the draft that the device proposer makes at the end of this step; 0 for none.
-        follow: whether its cache layers, if it has any, are to keep up; otherwise its gap grows.
+        catch_up: what a device proposer is told.
     """
 
     request_id: int
@@ -75,16 +95,7 @@ class Span:
     stop_ids: frozenset[int] = frozenset()
     scored: tuple[int, ...] = ()
     remaining: int = 1
-    proposer: ProposerState = ProposerState()
-    behind: tuple[int, ...] = ()
-    again: tuple[int, ...] = ()
-    budget: int = 0
-    follow: bool = False
-
-    @property
-    def again_start(self) -> int:
-        """Position of the first state that a proposer of pairs lacks: the one before its first missing pair."""
-        return self.proposer.next_state
+    catch_up: CatchUp = CatchUp()
 
     @property
     def end(self) -> int:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from parlay import SamplingParams
 from parlay.bench.methods import _calibration
-from parlay.engine import calibration
-from parlay.engine.calibration import DEPTHS, Calibration, log_odds
+from parlay.drafting import calibration
+from parlay.drafting.calibration import DEPTHS, Calibration, log_odds
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.stats import EngineStats
 from parlay.proposers.select import proposers

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from parlay import StructuredOutputsParams
-from parlay.engine.shape import shape
+from parlay.drafting.shape import shape
 from parlay.engine.tokenizer import TextCodec
 from parlay.models.select import find_model
 from parlay.sampling.grammar import Constraint, Grammars

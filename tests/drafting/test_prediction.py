@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parlay.proposers.prediction import LONGEST, SHORTEST, Follower, Prediction
+from parlay.drafting.prediction import LONGEST, SHORTEST, Follower, Prediction
 from parlay.proposers.select import proposers
 from parlay.types.draft import NO_DRAFT
 

@@ -1,0 +1,259 @@
+"""Who guesses for whom, how much, and what is learnt from it.
+
+The scheduler knows rows and blocks and nothing of proposers. In every step it asks three things: what a request
+wants (`want`), drafts for what it was granted (`draft`), and it tells what became of them (`observe`). What a device
+proposer has to catch up travels to it in the plan (`catch_up`), unread on the way.
+
+A draft comes from the first of these that has one: the output that the request's user predicted, the guesses that a
+device proposer made at the end of the step before, a host proposer now. A grammar takes from it what is forbidden
+and adds what is forced. Every node gets a calibrated probability.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from parlay.drafting.calibration import Calibration
+from parlay.drafting.prediction import DEFAULT_LENGTH
+from parlay.drafting.shape import shape
+from parlay.drafting.state import Drafted
+from parlay.proposers.base import DeviceProposer, HostProposer, Proposer
+from parlay.types.draft import NO_DRAFT, Draft
+from parlay.types.params import SpeculationOverride
+from parlay.types.plan import CatchUp, Proposal, ProposerState, Span, SpanError, Verdict
+
+# The further layer group whose keys and values blocks may hold besides the target's.
+_PROPOSER = "proposer"
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a request could use in a step besides its known tokens.
+
+    Attributes:
+        nodes: most nodes of a draft; the target always adds a token of its own.
+        states: computed tokens to run once more, for states that the proposer lacks.
+    """
+
+    nodes: int = 0
+    states: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What drafting makes of what a request was granted.
+
+    Attributes:
+        draft: the nodes to verify.
+        budget: most nodes of the draft that a device proposer may make at the end of the step.
+        follow: whether its cache layers are to keep up.
+        slots: cache slots behind the known tokens that all this may write to.
+        states: as in `Want`.
+    """
+
+    draft: Draft = NO_DRAFT
+    budget: int = 0
+    follow: bool = False
+    slots: int = 0
+    states: int = 0
+
+
+NOTHING = Offer()  # plain decoding; a proposer's gap grows
+
+
+class Drafting:
+    """Owns the proposer, predictions, grammars' part in drafts, and calibration.
+
+    Attributes:
+        seconds: that a host proposer took since start.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        length: int,
+        *,
+        predicted_length: int | None = None,
+        share_prefixes: bool = True,
+    ) -> None:
+        """Begin with nothing learnt.
+
+        Args:
+            proposer: who guesses.
+            length: most nodes of its drafts.
+            predicted_length: most nodes of drafts from a prediction; None takes what is usual for those.
+            share_prefixes: whether blocks with a proposer's keys and values may be found by other requests.
+        """
+        self.seconds = 0.0
+        self._host = proposer if isinstance(proposer, HostProposer) else None
+        self._device = isinstance(proposer, DeviceProposer)
+        self._follows = proposer.cache is not None  # it wants to see every token
+        self._pairs = isinstance(proposer, DeviceProposer) and proposer.pairs
+        self._length = length
+        self._longest = max(length, predicted_length or DEFAULT_LENGTH)
+        self._share_prefixes = share_prefixes
+        self._calibration = Calibration()
+
+    # -------------------------------------------------------------------------------------- a request's life
+
+    def add(self, request: Drafted) -> None:
+        """Take note of a request that waits; a prediction that may not be used is dropped."""
+        if not allowed(request, self._longest):
+            request.drafting.prediction = None
+
+    def admit(self, request: Drafted) -> None:
+        """Show a host proposer a request that runs for the first time."""
+        if self._host and allowed(request, self._length):
+            self._host.admit(request.request_id, request.tokens, request.tenant)
+
+    def adopt(self, request: Drafted) -> None:
+        """Find out how much of the prefix that a request's blocks hold is there for the proposer too."""
+        request.drafting.layers = ProposerState(request.table.valid_tokens(_PROPOSER, request.computed))
+
+    def reset(self, request: Drafted) -> None:
+        """Forget what lay in blocks that a request has lost."""
+        request.drafting.layers, request.drafting.pending = ProposerState(), NO_DRAFT
+
+    def forget(self, request: Drafted) -> None:
+        """Drop everything kept for a request that has ended."""
+        request.drafting.prediction = None
+        if self._host:
+            self._host.forget(request.request_id)
+
+    # ------------------------------------------------------------------------------------------------- a step
+
+    def want(self, request: Drafted) -> Want:
+        """Return what a request could use."""
+        nodes = self.limit(request)
+        return Want(nodes, self._unseen(request) if self._pairs and nodes > 0 else 0)
+
+    def limit(self, request: Drafted) -> int:
+        """How many nodes a draft may have; 0 or less for none."""
+        longest = self._length if request.drafting.prediction is None else self._longest
+        return min(allowed(request, longest), request.remaining - 1)
+
+    def draft(self, request: Drafted, end: int, rows: int, next_rows: int) -> Offer:
+        """Make the draft of a request that was granted rows.
+
+        Args:
+            request: who.
+            end: how many of its tokens will be computed without the draft; all that are known, if it is to emit.
+            rows: most nodes.
+            next_rows: most nodes of a draft in the next step.
+
+        Raises:
+            SpanError: the draft could not be made; plan again without the request.
+        """
+        limit = self.limit(request)
+        budget = max(min(limit, self._length, next_rows), 0) if self._device else 0
+        if request.drafting.predicted:
+            budget = 0  # what is predicted need not be guessed
+        # States are only to be had now, so pairs are kept even where there is to be no draft.
+        follow = self._follows and (limit > 0 if self._pairs else budget > 0)
+        if end < len(request.tokens) or limit < 1:
+            # Of a pair's token the slot is written too.
+            return Offer(NO_DRAFT, budget, follow, int(self._pairs and follow))
+        draft = self._guess(request, min(limit, rows), rows)
+        # Room for what a device proposer may write: after the token that the target adds, its own guesses.
+        slots = len(draft) + (1 + budget if budget or follow else 0)
+        return Offer(draft, budget, follow, slots, self._unseen(request) if follow and self._pairs else 0)
+
+    def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
+        """Return what a device proposer is told of a request; `states` as granted."""
+        tokens, layers = request.tokens, request.drafting.layers
+        if not offer.follow:
+            return CatchUp(layers, budget=offer.budget)
+        followed = end + (self._pairs and end < len(tokens))
+        return CatchUp(
+            layers,
+            behind=tuple(tokens[layers.computed : followed]),
+            again=tuple(tokens[layers.next_state : layers.next_state + states]),
+            budget=offer.budget,
+            follow=True,
+        )
+
+    def advance(self, request: Drafted, proposal: Proposal) -> None:
+        """Take what a device proposer made of a step."""
+        state = request.drafting
+        before, state.layers, state.pending = state.layers.computed, proposal.state, proposal.draft
+        if self._share_prefixes:
+            request.table.mark_valid(_PROPOSER, before, state.layers.computed)
+
+    def observe(
+        self, request: Drafted, span: Span, verdict: Verdict, emitted: Sequence[int]
+    ) -> list[tuple[float, bool]]:
+        """Learn what became of a draft.
+
+        Args:
+            request: whose.
+            span: its part of the plan.
+            verdict: the target's.
+            emitted: what of the verdict's tokens the request has taken.
+
+        Returns:
+            Of each node that the target judged: its probability, and whether it was accepted.
+        """
+        if self._host and allowed(request, self._length):  # what ends a response is worth knowing too
+            self._host.observe(request.request_id, emitted)
+        if request.drafting.prediction is not None:
+            request.drafting.prediction.observe(emitted)
+        return self._calibration.observe(span.draft, verdict, span.params)
+
+    def reach(self, request: Drafted) -> int:
+        """Return how many tokens' slots a device proposer's layers use."""
+        return request.drafting.layers.computed + request.drafting.layers.ahead
+
+    # ---------------------------------------------------------------------------------------------- one draft
+
+    def _unseen(self, request: Drafted) -> int:
+        """How many computed tokens' states a proposer of pairs has yet to see."""
+        return request.computed - request.drafting.layers.next_state
+
+    def _guess(self, request: Drafted, limit: int, room: int) -> Draft:
+        """Return a draft of at most `limit` nodes, or of `room` where a grammar forces some."""
+        try:
+            draft = self._choose(request, limit)
+            if request.drafting.constraint is not None:
+                draft = self._shape(request, draft, min(request.remaining - 1, room))
+            return self._calibration.apply(draft, request.params)
+        except Exception as error:
+            raise SpanError(request.request_id) from error
+
+    def _choose(self, request: Drafted, limit: int) -> Draft:
+        state = request.drafting
+        if limit < 1:
+            return NO_DRAFT
+        if state.prediction is not None and (draft := state.prediction.propose(limit)):
+            # It stands in for the guesses that a device proposer's layers hold.
+            state.layers = ProposerState(state.layers.computed)
+            return draft
+        limit = min(limit, self._length)
+        if self._host is None or limit < 1:
+            return state.pending.cut(limit)
+        began = perf_counter()
+        draft = self._host.propose(request.request_id, limit)
+        self.seconds += perf_counter() - began
+        return draft.cut(limit)
+
+    def _shape(self, request: Drafted, draft: Draft, room: int) -> Draft:
+        """Return a draft without what the request's grammar forbids, and with what it forces."""
+        state = request.drafting
+        assert state.constraint is not None
+        draft, intact = shape(draft, state.constraint, request.output_tokens, room)
+        # A device proposer's layers hold its own guesses, which other nodes may now stand in for.
+        state.layers = ProposerState(state.layers.computed, min(state.layers.ahead, intact))
+        return draft
+
+
+def allowed(request: Drafted, longest: int) -> int:
+    """Return how many nodes, at most `longest`, a draft may have as far as the request's parameters go."""
+    params = request.params
+    if params.logits_processors and params.stop:
+        return 0  # a step knows nothing of stop strings, and must not call processors for tokens beyond one
+    wish = params.speculative
+    if wish is None:
+        return longest
+    assert isinstance(wish, SpeculationOverride)
+    if not wish.enabled or wish.method == "none":
+        return 0
+    return min(longest, wish.num_speculative_tokens or longest)
