@@ -8,6 +8,7 @@ from typing import Any
 from parlay.errors import ConfigError, shown
 
 DETECTED = "auto"
+LENGTHS = ("fixed", "goodput")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,11 +18,14 @@ class SpeculativeConfig:
     Attributes:
         method: name of a module in `parlay.proposers`, or "auto": what the checkpoint `model` is for.
         num_speculative_tokens: at most this many nodes a draft; None takes the proposer's own default.
+        lengths: "fixed" drafts as much as it may; "goodput" as much as raises the expected tokens per second, by
+            measured cost and acceptance, which may be nothing.
         options: keys that the proposer's `Options` declares; checked when the proposer is found.
     """
 
     method: str = "none"
     num_speculative_tokens: int | None = None
+    lengths: str = "fixed"
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -31,6 +35,9 @@ class SpeculativeConfig:
                 f"num_speculative_tokens must be an integer of at least 1, not {shown(k)}; "
                 "to decode plainly leave speculative_config out"
             )
+
+        if self.lengths not in LENGTHS:
+            raise ConfigError(f"lengths must be {' or '.join(LENGTHS)}, not {shown(self.lengths)}")
 
     @classmethod
     def parse(cls, value: "SpeculativeConfig | Mapping[str, Any] | str | None") -> "SpeculativeConfig":
@@ -59,4 +66,5 @@ class SpeculativeConfig:
         if not isinstance(method, str):
             raise ConfigError("speculative_config needs a 'method', for example {'method': 'ngram'}")
         k = options.pop("num_speculative_tokens", None)
-        return cls(method=method, num_speculative_tokens=k, options=options)
+        lengths = options.pop("lengths", "fixed")
+        return cls(method=method, num_speculative_tokens=k, lengths=lengths, options=options)

@@ -6,7 +6,9 @@ proposer has to catch up travels to it in the plan (`catch_up`), unread on the w
 
 A draft comes from the first of these that has one: the output that the request's user predicted, the guesses that a
 device proposer made at the end of the step before, a host proposer now. A grammar takes from it what is forbidden
-and adds what is forced. Every node gets a calibrated probability.
+and adds what is forced. Every node gets a calibrated probability. With a controller (`lengths` "goodput") the drafts
+of all requests are made first (`prepare`), and what is not worth its row is left out; a host proposer whose guesses
+are left out again and again is asked less and less often.
 """
 
 from collections.abc import Sequence
@@ -14,16 +16,19 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from parlay.drafting.calibration import Calibration
+from parlay.drafting.controller import Controller
 from parlay.drafting.prediction import DEFAULT_LENGTH
 from parlay.drafting.shape import shape
 from parlay.drafting.state import Drafted
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer
-from parlay.types.draft import NO_DRAFT, Draft
+from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.params import SpeculationOverride
-from parlay.types.plan import CatchUp, Proposal, ProposerState, Span, SpanError, Verdict
+from parlay.types.plan import CatchUp, Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
+from parlay.verify.tree import children, depths
 
 # The further layer group whose keys and values blocks may hold besides the target's.
 _PROPOSER = "proposer"
+_MOST_REFUSED = 4  # drafts in a row that count: after them a host proposer is asked in every 16th step
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class Drafting:
         *,
         predicted_length: int | None = None,
         share_prefixes: bool = True,
+        controller: Controller | None = None,
     ) -> None:
         """Begin with nothing learnt.
 
@@ -83,6 +89,7 @@ class Drafting:
             length: most nodes of its drafts.
             predicted_length: most nodes of drafts from a prediction; None takes what is usual for those.
             share_prefixes: whether blocks with a proposer's keys and values may be found by other requests.
+            controller: chooses lengths from measured cost and acceptance; None drafts as much as it may.
         """
         self.seconds = 0.0
         self._host = proposer if isinstance(proposer, HostProposer) else None
@@ -93,6 +100,8 @@ class Drafting:
         self._longest = max(length, predicted_length or DEFAULT_LENGTH)
         self._share_prefixes = share_prefixes
         self._calibration = Calibration()
+        self._controller = controller
+        self._next_length = length
 
     # -------------------------------------------------------------------------------------- a request's life
 
@@ -132,6 +141,41 @@ class Drafting:
         longest = self._length if request.drafting.prediction is None else self._longest
         return min(allowed(request, longest), request.remaining - 1)
 
+    def prepare(self, requests: Sequence[Drafted], emitting: int, rows: int, keys: int, room: int) -> None:
+        """Choose the drafts of a step together, if lengths are chosen at all.
+
+        Args:
+            requests: that may have a draft.
+            emitting: how many requests emit in this step.
+            rows: that it runs without drafts.
+            keys: that these read.
+            room: most rows for drafts.
+
+        Raises:
+            SpanError: as `draft`.
+        """
+        if self._controller is None:
+            return
+        for request in requests:
+            state = request.drafting
+            if state.rest:
+                state.rest, state.guessed = state.rest - 1, NO_DRAFT
+            else:
+                state.guessed = self._guess(request, min(self.limit(request), room), room)
+        drafts = [request.drafting.guessed for request in requests]
+        for request, chosen in zip(requests, self._controller.cut(drafts, emitting, rows, keys), strict=True):
+            state = request.drafting
+            state.chosen = chosen.cut(room)
+            room -= len(state.chosen)
+            if len(state.chosen):
+                state.refused = 0
+            elif len(state.guessed) and self._host:
+                state.refused = min(state.refused + 1, _MOST_REFUSED)
+                state.rest = (1 << state.refused) - 1
+        if self._device:
+            count = len(requests)
+            self._next_length = self._controller.next_length(self._length, count, count, keys)
+
     def draft(self, request: Drafted, end: int, rows: int, next_rows: int) -> Offer:
         """Make the draft of a request that was granted rows.
 
@@ -145,7 +189,7 @@ class Drafting:
             SpanError: the draft could not be made; plan again without the request.
         """
         limit = self.limit(request)
-        budget = max(min(limit, self._length, next_rows), 0) if self._device else 0
+        budget = max(min(limit, self._next_length, next_rows), 0) if self._device else 0
         if request.drafting.predicted:
             budget = 0  # what is predicted need not be guessed
         # States are only to be had now, so pairs are kept even where there is to be no draft.
@@ -153,7 +197,7 @@ class Drafting:
         if end < len(request.tokens) or limit < 1:
             # Of a pair's token the slot is written too.
             return Offer(NO_DRAFT, budget, follow, int(self._pairs and follow))
-        draft = self._guess(request, min(limit, rows), rows)
+        draft = self._guess(request, min(limit, rows), rows) if self._controller is None else request.drafting.chosen
         # Room for what a device proposer may write: after the token that the target adds, its own guesses.
         slots = len(draft) + (1 + budget if budget or follow else 0)
         return Offer(draft, budget, follow, slots, self._unseen(request) if follow and self._pairs else 0)
@@ -197,7 +241,28 @@ class Drafting:
             self._host.observe(request.request_id, emitted)
         if request.drafting.prediction is not None:
             request.drafting.prediction.observe(emitted)
-        return self._calibration.observe(span.draft, verdict, span.params)
+        if self._controller is None:
+            return self._calibration.observe(span.draft, verdict, span.params)
+        # What was left out is judged too, by what came instead: a step emits the same tokens without it.
+        whole = request.drafting.guessed
+        path = _walk(whole, verdict.tokens)
+        state = request.drafting
+        if path and state.rest:  # it would have been right: it is asked sooner
+            state.refused = max(state.refused - 2, 0)
+            state.rest = min(state.rest, (1 << state.refused) - 1)
+        if self._device:
+            self._controller.judged(*_judged(whole, path, len(verdict.tokens)))
+        return self._calibration.observe(whole, Verdict(verdict.tokens, path), span.params)
+
+    def timed(self, plan: Plan, output: StepOutput) -> None:
+        """Learn how long a step took."""
+        if self._controller is None:
+            return
+        spans = plan.spans
+        rows = sum(len(span.tokens) + len(span.draft) + len(span.catch_up.again) for span in spans)
+        lengths = [len(proposal.draft) for proposal in output.proposals]
+        seconds = output.times.forward + output.times.verify
+        self._controller.timed(rows, sum(span.end for span in spans), seconds, lengths, output.times.propose)
 
     def reach(self, request: Drafted) -> int:
         """Return how many tokens' slots a device proposer's layers use."""
@@ -243,6 +308,25 @@ class Drafting:
         # A device proposer's layers hold its own guesses, which other nodes may now stand in for.
         state.layers = ProposerState(state.layers.computed, min(state.layers.ahead, intact))
         return draft
+
+
+def _walk(draft: Draft, tokens: Sequence[int]) -> tuple[int, ...]:
+    """Return the nodes of a draft along which tokens go."""
+    below, path = children(draft), [ROOT]
+    for token in tokens:
+        node = below[path[-1]].get(token)
+        if node is None:
+            break
+        path.append(node)
+    return tuple(path[1:])
+
+
+def _judged(draft: Draft, path: Sequence[int], emitted: int) -> tuple[list[int], list[bool]]:
+    """Return depth and fate of the nodes that the target judged."""
+    parents = (ROOT, *path)[:emitted]
+    nodes = [node for node, parent in enumerate(draft.parents) if parent in parents]
+    deep = depths(draft)
+    return [deep[node] for node in nodes], [node in path for node in nodes]
 
 
 def allowed(request: Drafted, longest: int) -> int:

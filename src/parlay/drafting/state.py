@@ -22,12 +22,20 @@ class DraftState:
             none that may be used, and when the request has ended.
         layers: how far a device proposer's cache layers have come.
         pending: what the device proposer has guessed for the next step.
+        guessed: where lengths are chosen, all that was guessed for this step.
+        chosen: and what of it is worth verifying.
+        refused: how many drafts in a row were not.
+        rest: for how many steps a host proposer is not asked, since that was so.
     """
 
     constraint: Constraint | None = None
     prediction: Follower | None = None
     layers: ProposerState = field(default_factory=ProposerState)
     pending: Draft = NO_DRAFT
+    guessed: Draft = NO_DRAFT
+    chosen: Draft = NO_DRAFT
+    refused: int = 0
+    rest: int = 0
 
     @property
     def predicted(self) -> bool:

@@ -17,6 +17,7 @@ from parlay.engine.request import Counts, Request, check_place
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.stats import EngineStats, StatsSnapshot
 from parlay.engine.step import Worker, drive
+from parlay.engine.timing import measuring_controller
 from parlay.engine.tokenizer import Detokenizer, TextCodec, check_prompt, encode_prediction, logprob_tables
 from parlay.errors import ConfigError, EngineFaultError, RequestError, brief, nearest
 from parlay.kernels.select import select_kernels
@@ -93,19 +94,25 @@ class Engine:
         self.vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)
         self._grammars = Grammars(self.codec.tokenizer.to_str, self.vocab_size, sorted(self._eos))
+        runner = ModelRunner(model, kernels, num_blocks, config.block_size)
         self._worker = Worker(
             kernels,
-            ModelRunner(model, kernels, num_blocks, config.block_size),
+            runner,
             proposer if isinstance(proposer, DeviceProposer) else None,
             processed_logprobs=config.logprobs_mode == "processed_logprobs",
         )
         self._pool = BlockPool(num_blocks, config.block_size)
         self.stats = EngineStats()
+        length = speculative.num_speculative_tokens or proposer.default_length
+        share = groups[0].bytes_per_token / weight_bytes(model_config, dtype)
+        rows = config.max_num_batched_tokens
+        chosen = speculative.lengths == "goodput"
         drafting = Drafting(
             proposer,
-            speculative.num_speculative_tokens or proposer.default_length,
+            length,
             predicted_length=speculative.num_speculative_tokens,
             share_prefixes=config.enable_prefix_caching,
+            controller=measuring_controller(runner, num_blocks, rows, share, length) if chosen else None,
         )
         self._scheduler = Scheduler(config, self._pool, drafting, self.stats)
         self._arrivals = 0

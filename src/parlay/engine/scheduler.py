@@ -169,8 +169,10 @@ class Scheduler:
     def _spans(self, rows: dict[Request, Rows]) -> Iterator[Span]:
         """Yield the spans, with drafts where rows and blocks are left: to each request an equal share."""
         most = self._config.max_num_batched_tokens
-        sharing = {r for r, (known, _) in rows.items() if known == r.gap and self.drafting.want(r).nodes > 0}
+        emitting = [r for r, (known, _) in rows.items() if known == r.gap]
+        sharing = [r for r in emitting if self.drafting.want(r).nodes > 0]
         drafting, left = len(sharing), self._rows_left(rows)
+        self.drafting.prepare(sharing, len(emitting), most - left, sum(r.computed for r in rows), left)
         catching = max(2, most // 4)  # rows that run again: everybody waits for them
         next_share = most // max(drafting, 1) - 1  # the next step will have about as many requests
         for request, (known, again) in rows.items():

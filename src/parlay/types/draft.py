@@ -50,5 +50,19 @@ class Draft:
         odds = None if self.odds is None else self.odds[:n]
         return Draft(self.tokens[:n], self.parents[:n], self.source[:n], probs, self.q, odds)
 
+    def select(self, chosen: Sequence[int]) -> "Draft":
+        """Return only the nodes `chosen`, ascending, with each of which its parent must be."""
+        if len(chosen) == len(self.tokens):
+            return self
+        place = {ROOT: ROOT, **{node: i for i, node in enumerate(chosen)}}
+        return Draft(
+            tuple(self.tokens[node] for node in chosen),
+            tuple(place[self.parents[node]] for node in chosen),
+            tuple(self.source[node] for node in chosen),
+            None if self.probs is None else tuple(self.probs[node] for node in chosen),
+            self.q,
+            None if self.odds is None else tuple(self.odds[node] for node in chosen),
+        )
+
 
 NO_DRAFT = Draft()

@@ -1,0 +1,113 @@
+"""Chooses, before every step, how much of the drafts is verified and how long a device proposer's next ones may be.
+
+It holds what the choice is made from: what steps cost, what drafting costs, and how often nodes of each depth are
+accepted. Guesses that are left out still teach: a step that emits what they said would have accepted them.
+"""
+
+from collections.abc import Sequence
+
+from parlay.drafting.cost import StepCost
+from parlay.drafting.goodput import best_length, choose, survivals
+from parlay.types.draft import Draft
+
+_BEGIN = 1.03  # factor in goodput for which drafting is begun; what runs goes on as long as it gains anything
+_RATE = 0.02  # share of what is learnt of acceptance from a node
+_DRAFTING = 0.1  # and of drafting's own time from a step
+_PRIOR = 0.6  # acceptance of a node, before anything is known
+_PROBES = 256  # most steps between two attempts of a device proposer that does not pay
+
+
+class Controller:
+    """What the lengths of one engine's drafts are decided by.
+
+    Attributes:
+        cost: of steps.
+    """
+
+    def __init__(self, cost: StepCost, length: int) -> None:
+        """Begin with nothing learnt but `cost`; drafts have at most `length` nodes."""
+        self.cost = cost
+        self._chances = [_PRIOR] * length  # at each depth, given that the parent is accepted
+        self._drafting = {0: 0.0}  # seconds of drafting so many tokens, for all requests of a step
+        self._verifies = self._drafts = False
+        self._wait = self._waited = 0
+
+    def cut(self, drafts: Sequence[Draft], requests: int, rows: int, keys: int) -> list[Draft]:
+        """Return of each draft what is worth verifying.
+
+        Args:
+            drafts: with calibrated probabilities.
+            requests: that emit in this step.
+            rows: that it runs without drafts.
+            keys: that these read.
+        """
+        chances = [survivals(draft) for draft in drafts]
+        margin = 1.0 if self._verifies else _BEGIN
+        chosen = choose(chances, requests, rows, self.cost.table, keys * self.cost.key, margin)
+        if any(chances):
+            self._verifies = any(chosen)
+        return [draft.select(nodes) for draft, nodes in zip(drafts, chosen, strict=True)]
+
+    def next_length(self, most: int, requests: int, rows: int, keys: int) -> int:
+        """Return how many tokens a device proposer should draft at the end of this step for the next.
+
+        Args:
+            most: tokens.
+            requests: that will draft.
+            rows: of a step without drafts.
+            keys: that these read.
+        """
+        if len(self._drafting) < 2:
+            return min(most, 2)  # to learn what it costs
+        drafting = [seconds / self.cost.pace for seconds in self._by_length(most)]
+        margin = 1.0 if self._drafts else _BEGIN
+        length = best_length(self._chances, requests, rows, self.cost.table, drafting, keys * self.cost.key, margin)
+        self._drafts = length > 0
+        if length:
+            self._wait = self._waited = 0
+            return length
+        self._waited += 1
+        if self._waited >= 1 << self._wait:
+            self._waited, self._wait = 0, min(self._wait + 1, _PROBES.bit_length() - 1)
+            return min(most, 2)
+        return 0
+
+    def judged(self, depths: Sequence[int], accepted: Sequence[bool]) -> None:
+        """Learn from nodes of a device proposer's drafts that the target judged; depths begin at 1."""
+        for depth, good in zip(depths, accepted, strict=True):
+            if depth <= len(self._chances):
+                self._chances[depth - 1] += _RATE * (good - self._chances[depth - 1])
+
+    def timed(self, rows: int, keys: int, seconds: float, lengths: Sequence[int], drafting: float) -> None:
+        """Learn what a step cost.
+
+        Args:
+            rows: that it ran.
+            keys: that these read.
+            seconds: of the target's pass and verification.
+            lengths: of the drafts that a device proposer then made.
+            drafting: seconds of these.
+        """
+        self.cost.observe(rows, keys, seconds)
+        longest = max(lengths, default=0)
+        if not 0 <= drafting < 60:
+            return
+        before = self._drafting.get(longest, drafting)
+        self._drafting[longest] = before + _DRAFTING * (min(drafting, 4 * before) - before)
+
+    def _by_length(self, most: int) -> list[float]:
+        """Return seconds of drafting 0 to `most` tokens: linear between what is known, in proportion beyond."""
+        known = sorted(self._drafting)
+        found = []
+        for length in range(most + 1):
+            above = next((k for k in known if k >= length), None)
+            below = max(k for k in known if k <= length)
+            if above is None:
+                last = self._drafting[below]
+                found.append(last * length / below if below else last)
+            elif above == below:
+                found.append(self._drafting[below])
+            else:
+                share = (length - below) / (above - below)
+                found.append(self._drafting[below] * (1 - share) + self._drafting[above] * share)
+        return found

@@ -1,0 +1,117 @@
+"""How long a step takes on this machine, by the rows it runs and the keys they read, learnt from the steps that ran.
+
+    seconds = pace * (table[rows] + keys * seconds_per_key)
+
+The table is kept for a few numbers of rows, linear in between and never falling: more rows are never taken for
+cheaper. What a key costs follows from what a row costs: a step of one row reads all weights once, so the bytes of a
+key cost their share of that. `pace` takes what hits all steps alike, such as a neighbour's burst on a shared machine:
+it follows within a few steps, while the table, which decides how long drafts are, moves slowly.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from math import inf
+
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)  # rows
+_PACE = 0.2  # share of what is unexpected of a step that the pace takes
+_TABLE = 0.02  # and the table, where it knows a number of rows
+_MOST = 2.0  # factor beyond which a step tells no more: clocks jump, processes are stopped
+_LEAST = 1e-9  # seconds: no step is faster, but a clock may be wrong
+_EVERY = 16  # steps between two changes of the table as it is read
+
+
+class StepCost:
+    """What is known of one engine's steps.
+
+    Attributes:
+        table: seconds by number of rows, from 0 on, at the usual pace and without keys.
+        pace: how much longer than usual steps take now.
+    """
+
+    def __init__(self, most_rows: int, key_share: float = 0.0) -> None:
+        """Begin with nothing known: every row is taken to cost as much as the first.
+
+        Args:
+            most_rows: of a step.
+            key_share: bytes of a token's keys and values beside those of all weights.
+        """
+        self._most_rows = most_rows
+        self._key_share = key_share
+        self._known: dict[int, float] = {}  # seconds by knot
+        self._weights: dict[int, int] = {}  # observations by knot
+        self._news = 0
+        self.pace = 1.0
+        self.table = [float(max(rows, 1)) for rows in range(most_rows + 1)]
+
+    @property
+    def key(self) -> float:
+        """Seconds that one more key takes, at the usual pace."""
+        return self._key_share * self.table[min(1, self._most_rows)]
+
+    def seconds(self, rows: int, keys: int = 0) -> float:
+        """Return how long a step of so many rows takes that reads so many keys."""
+        return self.pace * (self.table[min(rows, self._most_rows)] + keys * self.key)
+
+    def learn(self, timed: Sequence[tuple[int, float]]) -> None:
+        """Take passes that were timed at start: their rows and seconds."""
+        for rows, seconds in timed:
+            if _LEAST < seconds < inf:
+                knot = _knot(rows)
+                self._known[knot], self._weights[knot] = seconds, 1
+        if self._known:
+            self._unfold()
+
+    def observe(self, rows: int, keys: int, seconds: float) -> None:
+        """Take note of a step of so many rows, which read so many keys and took `seconds`."""
+        if not _LEAST < seconds < inf or not 1 <= rows <= self._most_rows:
+            return
+        knot = _knot(rows)
+        if knot in self._known:
+            ratio = min(max(seconds / self.seconds(rows, keys), 1 / _MOST), _MOST)
+            self.pace *= ratio**_PACE
+            self._known[knot] *= ratio**_TABLE
+            self._weights[knot] += 1
+            self._news += 1
+            if self._news < _EVERY:
+                return
+        elif self._known:
+            own = max(seconds / self.pace - keys * self.key, seconds / self.pace / 2)
+            self._known[knot] = own * self.table[min(knot, self._most_rows)] / self.table[rows]
+            self._weights[knot] = 1
+        else:
+            self._known[knot], self._weights[knot] = seconds, 1
+        self._unfold()
+
+    def _unfold(self) -> None:
+        """Write the table out, row by row: linear between what is known, in proportion to rows beyond."""
+        self._news = 0
+        knots = sorted(self._known)
+        seconds = isotonic([self._known[k] for k in knots], [float(self._weights[k]) for k in knots])
+        table = [seconds[0]] * (min(knots[0], self._most_rows) + 1)
+        for i in range(1, len(knots)):
+            low, high = knots[i - 1], knots[i]
+            step = (seconds[i] - seconds[i - 1]) / (high - low)
+            table += [seconds[i - 1] + step * n for n in range(1, high - low + 1)]
+        table += [seconds[-1] * rows / knots[-1] for rows in range(len(table), self._most_rows + 1)]
+        self.table = table[: self._most_rows + 1]
+
+
+def _knot(rows: int) -> int:
+    """Return the knot that is nearest, in proportion."""
+    place = bisect_left(KNOTS, rows)
+    if place == len(KNOTS):
+        return KNOTS[-1]
+    if place and rows * rows < KNOTS[place] * KNOTS[place - 1]:
+        place -= 1
+    return KNOTS[place]
+
+
+def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Return the never falling values that are nearest to some, by pooling neighbours (Ayer and others 1955)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for value, weight in zip(values, weights, strict=True):
+        pools.append((value, weight, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, wa, na), (b, wb, nb) = pools[-2:]
+            pools[-2:] = [((a * wa + b * wb) / (wa + wb), wa + wb, na + nb)]
+    return [mean for mean, _, count in pools for _ in range(count)]

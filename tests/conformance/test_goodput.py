@@ -1,0 +1,116 @@
+"""Lengths that are chosen from clocks and acceptance: the tokens stay those of plain decoding."""
+
+import random
+from typing import Any
+
+import pytest
+from asking import Ask, accepted, assert_same, run
+from conftest import DTYPES, MakeLLM, Pair, Plain, drafts, proposer_options
+from crossing import crossed
+
+from parlay import LLM, ConfigError, SamplingParams
+from parlay.drafting.controller import Controller
+from parlay.engine.engine import Engine
+from parlay.engine.request import Request
+from parlay.proposers.select import proposers
+
+DRAFTING = [name for name in proposers.names() if drafts(name)]
+TEMPERATURES = (0.0, 0.7, 1.3)
+
+
+def asks(temperature: float) -> list[Ask]:
+    """Return sixteen requests, half of which repeat themselves."""
+    made = []
+    for i in range(16):
+        period, length = (3 + i % 5, 20) if i % 2 else (40, 7 + 2 * i)
+        prompt = tuple((j % period * 31 + 7 * i) % 256 for j in range(length))
+        more: dict[str, Any] = {"repetition_penalty": 1.1} if i % 5 == 0 else {}
+        made.append(Ask(prompt, SamplingParams(temperature=temperature, seed=i, max_tokens=40, logprobs=1, **more)))
+    return made
+
+
+def config(method: str, pair: Pair) -> dict[str, Any]:
+    return {"method": method, "lengths": "goodput", **proposer_options(method, pair)}
+
+
+@crossed(method=DRAFTING, dtype=DTYPES, temperature=TEMPERATURES)
+def test_whatever_the_clock_says(
+    make_llm: MakeLLM,
+    models: dict[str, Pair],
+    plain: Plain,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    dtype: str,
+    temperature: float,
+) -> None:
+    """Times are made up, so that costs change with every step and lengths with them."""
+    rng, timed = random.Random(3), Controller.timed
+
+    def made_up(self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float) -> None:
+        timed(self, rows, keys, rng.choice((0.001, 0.002, 0.05, 9.0)), drafted, rng.choice((1e-5, 1e-2)))
+
+    monkeypatch.setattr(Controller, "timed", made_up)
+    for options in ({}, {"max_num_batched_tokens": 48, "block_size": 4}):
+        llm = make_llm(dtype=dtype, speculative_config=config(method, models[dtype]), **options)
+        assert_same(run(llm, asks(temperature)), plain(dtype, asks(temperature)))
+
+
+@pytest.mark.parametrize("method", DRAFTING)
+def test_where_a_row_costs_nothing_guesses_are_verified(
+    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def free(self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float) -> None:
+        self.cost.table = [1.0] * len(self.cost.table)
+        self._drafting = dict.fromkeys(range(9), 0.0)
+
+    monkeypatch.setattr(Controller, "timed", free)
+    answers = run(make_llm(speculative_config=config(method, models["float32"])), asks(0.0))
+    assert_same(answers, plain("float32", asks(0.0)))
+    assert accepted(answers) > 0
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle"])
+def test_where_rows_are_dear_nothing_is(
+    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def dear(self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float) -> None:
+        self.cost.table = [float(max(rows, 1)) ** 2 for rows in range(len(self.cost.table))]
+
+    monkeypatch.setattr(Controller, "timed", dear)
+    answers = run(make_llm(speculative_config=config(method, models["float32"])), asks(0.7))
+    assert_same(answers, plain("float32", asks(0.7)))
+    # The first step knows no better, and a device proposer has drafted for the second.
+    assert sum(answer.metrics.drafted for answer in answers) <= 16 * 2
+
+
+def test_with_preemption_and_aborts(make_llm: MakeLLM, models: dict[str, Pair], plain: Plain) -> None:
+    rng = random.Random(4)
+
+    def meddle(engine: Engine, requests: list[Request]) -> None:
+        running = [r for r in requests if r.table.blocks and r.finish_reason is None]
+        if running and rng.random() < 0.3:
+            engine.preempt(rng.choice(running))
+        if running and rng.random() < 0.02:
+            engine.abort(rng.choice(running))
+
+    expected = plain("float32", asks(0.7))
+    for method in DRAFTING:
+        llm = make_llm(speculative_config=config(method, models["float32"]), block_size=4)
+        for found, whole in zip(run(llm, asks(0.7), meddle), expected, strict=True):
+            if found.finish_reason == "abort":
+                assert found.token_ids == whole.token_ids[: len(found.token_ids)]
+            else:
+                assert_same([found], [whole])
+
+
+def test_a_request_may_still_ask_for_less(make_llm: MakeLLM) -> None:
+    llm = make_llm(speculative_config={"method": "ngram", "lengths": "goodput"})
+    params = SamplingParams(temperature=0, max_tokens=30, speculative={"enabled": False})
+    (answer,) = run(llm, [Ask((1, 2, 3) * 6, params)])
+    assert answer.metrics.drafted == 0
+
+
+@pytest.mark.parametrize("value", ["fast", 3, None, ""])
+def test_other_words(models: dict[str, Pair], value: Any) -> None:
+    with pytest.raises(ConfigError, match="lengths must be fixed or goodput"):
+        LLM(str(models["float32"].target), speculative_config={"method": "ngram", "lengths": value})

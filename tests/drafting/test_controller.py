@@ -1,0 +1,198 @@
+"""Lengths follow measured cost and acceptance, and what is left out still teaches."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parlay import SamplingParams
+from parlay.drafting.controller import Controller
+from parlay.drafting.cost import StepCost
+from parlay.drafting.drafting import Drafting
+from parlay.drafting.state import DraftState
+from parlay.kv.pool import BlockPool
+from parlay.kv.table import BlockTable
+from parlay.proposers.base import HostProposer
+from parlay.types.draft import Draft
+from parlay.types.plan import Plan, Span, StepOutput, StepTimes, Verdict
+
+LENGTH = 8
+
+
+def seconds_of(rows: int) -> float:
+    return 0.010 * max(1 + 0.01 * rows, rows / 12)
+
+
+class Ones(HostProposer):
+    """Guesses ones, and says nothing of how sure it is."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def observe(self, request_id: int, tokens: Sequence[int]) -> None:
+        pass
+
+    def propose(self, request_id: int, budget: int) -> Draft:
+        self.asked += 1
+        return Draft.chain([1] * budget, "ones")
+
+    def forget(self, request_id: int) -> None:
+        pass
+
+
+@dataclass(eq=False)
+class Endless:
+    """A request as drafting sees it."""
+
+    request_id: int
+    table: BlockTable
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0))
+    tenant: str = ""
+    tokens: list[int] = field(default_factory=lambda: [7])
+    output_tokens: list[int] = field(default_factory=list)
+    computed: int = 0
+    remaining: int = 1 << 30
+    drafting: DraftState = field(default_factory=DraftState)
+
+
+class Simulation:
+    """Steps without a model: a guess is right with a known probability, a step takes a known time."""
+
+    def __init__(self, batch: int, *, noise: float = 0.0, learn: bool = True) -> None:
+        cost = StepCost(512)
+        if learn:
+            cost.learn([(rows, seconds_of(rows)) for rows in (1, 2, 4, 8, 16, 32)])
+        self.proposer = Ones()
+        self.drafting = Drafting(self.proposer, LENGTH, controller=Controller(cost, LENGTH))
+        pool = BlockPool(1, 16)
+        self.requests = [Endless(i, BlockTable(pool)) for i in range(batch)]
+        self.rng = random.Random(7)
+        self.noise = noise
+        self.tokens = self.plain = 0
+        self.seconds = 0.0
+
+    def step(self, alpha: float) -> list[int]:
+        """Run a step; return the lengths of its drafts."""
+        batch = len(self.requests)
+        self.drafting.prepare(self.requests, batch, batch, 0, 512 - batch)
+        spans, verdicts = [], []
+        for request in self.requests:
+            offer = self.drafting.draft(request, len(request.tokens), 512, 512)
+            spans.append(Span(request.request_id, (7,), 0, (), 0, request.params, draft=offer.draft, sample=True))
+            right = 0
+            while right < LENGTH and self.rng.random() < alpha:
+                right += 1
+            right = min(right, len(offer.draft))
+            # After a guess that was wrong comes something else; after the last, what would have been guessed or not.
+            last = 1 if right == len(offer.draft) and self.rng.random() < alpha else 2
+            verdicts.append(Verdict((1,) * right + (last,), tuple(range(right))))
+            self.tokens += right + 1
+        rows = batch + sum(len(span.draft) for span in spans)
+        took = seconds_of(rows) * self.rng.uniform(1 - self.noise, 1 + self.noise)
+        self.seconds += took
+        for request, span, verdict in zip(self.requests, spans, verdicts, strict=True):
+            self.drafting.observe(request, span, verdict, verdict.tokens)
+        self.drafting.timed(Plan(0, tuple(spans)), StepOutput(0, tuple(verdicts), (), StepTimes(forward=took)))
+        return [len(span.draft) for span in spans]
+
+
+def expected_rate(alpha: float, batch: int, length: int) -> float:
+    return batch * sum(alpha**i for i in range(length + 1)) / seconds_of(batch * (1 + length))
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32])
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
+def test_it_comes_near_the_best_fixed_length(alpha: float, batch: int) -> None:
+    """And never below plain decoding, from the very first steps on."""
+    run = Simulation(batch, noise=0.1)
+    for _ in range(60):
+        run.step(alpha)
+    assert run.tokens / run.seconds > 0.97 * expected_rate(alpha, batch, 0)
+    run.tokens, run.seconds = 0, 0.0
+    for _ in range(600):
+        run.step(alpha)
+    best = max(expected_rate(alpha, batch, k) for k in range(LENGTH + 1))
+    assert run.tokens / run.seconds > 0.95 * best
+
+
+def test_a_jump_of_acceptance_is_followed() -> None:
+    run = Simulation(8)
+    settled = {}
+    for alpha in (0.9, 0.2, 0.9):
+        for step in range(600):
+            lengths = run.step(alpha)
+            if step == 200:
+                settled[alpha] = sum(lengths)
+        best = max(range(LENGTH + 1), key=lambda k: expected_rate(alpha, 8, k))
+        run.tokens, run.seconds = 0, 0.0
+        for _ in range(200):
+            run.step(alpha)
+        assert run.tokens / run.seconds > 0.95 * expected_rate(alpha, 8, best)
+    assert settled[0.2] < settled[0.9]
+
+
+def test_what_never_pays_is_seldom_asked_for() -> None:
+    run = Simulation(4)
+    for _ in range(200):
+        run.step(0.02)
+    run.proposer.asked = 0
+    lengths = [sum(run.step(0.02)) for _ in range(320)]
+    assert sum(lengths) == 0
+    assert run.proposer.asked <= 4 * 320 / 12
+
+
+def test_it_comes_back_although_nothing_is_verified() -> None:
+    """Guesses that are left out are judged by what comes instead."""
+    run = Simulation(4)
+    for _ in range(300):
+        run.step(0.02)
+    back = next(step for step in range(1000) if sum(run.step(0.95)) > 8)
+    assert back < 200
+
+
+def test_without_passes_timed_at_start_it_learns_from_steps() -> None:
+    run = Simulation(1, learn=False)
+    for _ in range(50):
+        run.step(0.9)
+    assert run.tokens / run.seconds > 0.97 * expected_rate(0.9, 1, 0)
+
+
+# ---------------------------------------------------------------------------------------------- device proposers
+
+
+def test_a_device_proposers_length_follows_what_drafting_costs() -> None:
+    for each, most in ((0.0002, LENGTH), (0.004, LENGTH - 1), (0.05, 0)):
+        cost = StepCost(512)
+        cost.learn([(rows, seconds_of(rows)) for rows in (1, 2, 4, 8, 16, 32)])
+        control = Controller(cost, LENGTH)
+        rng, lengths = random.Random(3), []
+        for _ in range(400):
+            length = control.next_length(LENGTH, 1, 1, 0)
+            lengths.append(length)
+            control.timed(1 + length, 0, seconds_of(1 + length), [length], each * length)
+            accepted: list[bool] = []
+            while len(accepted) < length and (not accepted or accepted[-1]):
+                accepted.append(rng.random() < 0.8)
+            control.judged(range(1, len(accepted) + 1), accepted)
+        tail = lengths[200:]
+        if most:
+            best = max(
+                range(LENGTH + 1),
+                key=lambda k: sum(0.8**i for i in range(k + 1)) / (seconds_of(1 + k) + each * k),
+            )
+            assert abs(sorted(tail)[len(tail) // 2] - best) <= 1
+        else:
+            assert sum(map(bool, tail)) <= 4, "it is tried again now and then, and no more"
+            assert any(lengths[:100])
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(-1, 100)), max_size=40))
+def test_any_times_give_a_length(times: list[tuple[int, float]]) -> None:
+    control = Controller(StepCost(64), LENGTH)
+    for length, seconds in times:
+        control.timed(1 + length, 0, seconds, [length], seconds)
+        assert 0 <= control.next_length(LENGTH, 2, 2, 10) <= LENGTH

@@ -1,0 +1,124 @@
+"""What steps cost: learnt from steps, never falling, robust to bursts and jumps of the clock."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parlay.drafting.cost import KNOTS, StepCost, isotonic
+
+
+def true_seconds(rows: int, keys: int = 0) -> float:
+    """Memory bound up to a dozen rows, then arithmetic."""
+    return 0.010 * max(1 + 0.01 * rows, rows / 12) + keys * 1e-7
+
+
+TIMED = [(rows, true_seconds(rows)) for rows in (1, 2, 4, 8, 16, 32)]
+
+
+def test_the_table_is_what_was_timed_and_linear_in_between() -> None:
+    cost = StepCost(64)
+    cost.learn(TIMED)
+    for rows, seconds in TIMED:
+        assert cost.seconds(rows) == pytest.approx(seconds)
+    assert cost.seconds(24) == pytest.approx((true_seconds(16) + true_seconds(32)) / 2)
+    assert cost.seconds(64) == pytest.approx(2 * true_seconds(32))
+    assert cost.seconds(1000) == cost.seconds(64)
+
+
+def test_nothing_known_is_the_worst_case() -> None:
+    """Every row costs as much as the first, so that nothing seems worth while."""
+    cost = StepCost(16)
+    assert [cost.seconds(rows) / cost.seconds(1) for rows in (1, 2, 16)] == [1, 2, 16]
+    cost.observe(1, 0, 0.01)
+    assert [cost.seconds(rows) for rows in (1, 2, 16)] == pytest.approx([0.01, 0.02, 0.16])
+
+
+def test_it_is_learnt_from_steps_alone() -> None:
+    rng, cost = random.Random(1), StepCost(128, key_share=1e-5)
+    for _ in range(3000):
+        rows, keys = rng.choice((1, 2, 3, 5, 9, 17, 40, 100)), rng.randrange(4000)
+        cost.observe(rows, keys, true_seconds(rows, keys) * rng.uniform(0.95, 1.05))
+    for rows in (1, 2, 3, 5, 9, 17, 40, 100):
+        assert cost.seconds(rows, 1000) == pytest.approx(true_seconds(rows, 1000), rel=0.12)
+
+
+@pytest.mark.parametrize("factor", [3.0, 0.4])
+def test_a_burst_moves_the_pace_and_not_the_table(factor: float) -> None:
+    """What decides is how much more rows cost than none, and a neighbour makes all of them dearer."""
+    cost = StepCost(64)
+    cost.learn(TIMED)
+    before = cost.seconds(9) / cost.seconds(1)
+    for _ in range(50):
+        cost.observe(1, 0, true_seconds(1) * factor)
+    assert cost.pace == pytest.approx(factor, rel=0.2)
+    assert cost.seconds(9) / cost.seconds(1) == pytest.approx(before, rel=0.15)
+    for _ in range(50):
+        cost.observe(1, 0, true_seconds(1))
+    assert cost.seconds(1) == pytest.approx(true_seconds(1), rel=0.1)
+    assert cost.seconds(9) / cost.seconds(1) == pytest.approx(before, rel=0.15)
+
+
+def test_a_machine_that_has_changed_is_followed() -> None:
+    """Arithmetic became three times as expensive: many rows cost more, one row does not."""
+    rng, cost = random.Random(2), StepCost(64)
+    cost.learn(TIMED)
+    for _ in range(2000):
+        rows = rng.choice((1, 16))
+        cost.observe(rows, 0, true_seconds(rows) * (3 if rows == 16 else 1))
+    assert cost.seconds(16) / cost.seconds(1) == pytest.approx(3 * true_seconds(16) / true_seconds(1), rel=0.1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_times_that_cannot_be_are_ignored(seconds: float) -> None:
+    cost = StepCost(8)
+    cost.learn([(1, 0.01), (4, seconds)])
+    before = list(cost.table)
+    cost.observe(2, 0, seconds)
+    cost.observe(0, 0, 1.0)
+    cost.observe(9, 0, 1.0)
+    assert cost.table == before
+    assert cost.pace == 1
+
+
+def test_one_step_that_took_an_hour_is_forgotten() -> None:
+    cost = StepCost(8)
+    cost.learn([(1, 0.01), (4, 0.011)])
+    cost.observe(1, 0, 3600.0)
+    assert cost.pace < 1.2
+    assert cost.seconds(4) / cost.seconds(1) == pytest.approx(1.1, rel=0.02)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5000), st.integers(0, 10**6), st.floats(-1, 1e6) | st.sampled_from([float("inf")])),
+        max_size=60,
+    ),
+    st.integers(1, 600),
+)
+def test_more_rows_never_cost_less(steps: list[tuple[int, int, float]], most: int) -> None:
+    cost = StepCost(most, key_share=1e-6)
+    for rows, keys, seconds in steps:
+        cost.observe(rows, keys, seconds)
+    assert len(cost.table) == most + 1
+    assert all(a <= b * (1 + 1e-12) for a, b in zip(cost.table, cost.table[1:], strict=False))
+    assert all(value > 0 for value in cost.table)
+    assert cost.pace > 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.1, 10)), min_size=1, max_size=12))
+def test_isotonic_is_the_nearest(pairs: list[tuple[float, float]]) -> None:
+    """By its definition: block means over minima of maxima (Barlow and Brunk)."""
+    values, weights = zip(*pairs, strict=True)
+
+    def mean(a: int, b: int) -> float:
+        return sum(v * w for v, w in pairs[a : b + 1]) / sum(weights[a : b + 1])
+
+    n = len(values)
+    expected = [max(min(mean(a, b) for b in range(i, n)) for a in range(i + 1)) for i in range(n)]
+    assert isotonic(values, weights) == pytest.approx(expected)
+
+
+def test_knots_ascend() -> None:
+    assert list(KNOTS) == sorted(set(KNOTS))
