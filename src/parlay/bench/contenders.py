@@ -1,5 +1,7 @@
 """Which proposers a benchmark compares on a target, and with what weights."""
 
+from dataclasses import replace
+
 from parlay.bench.widen_heads import FOLDER
 from parlay.config import SpeculativeConfig
 from parlay.errors import ModelError
@@ -46,19 +48,25 @@ def contenders(model: str, length: int | None) -> dict[str, SpeculativeConfig]:
     return kept
 
 
-def engines(model: str, length: int | None, requests: int) -> dict[str, LLM]:
+def engines(model: str, length: int | None, requests: int, lengths: str = "fixed") -> dict[str, LLM]:
     """Return an engine for each contender, all at the same time.
 
     Args:
         model: as in `contenders`.
         length: likewise.
         requests: that run at once; a cache has room for these and no more, so that many engines fit into memory.
+        lengths: see `SpeculativeConfig`.
 
     Raises:
         CapacityError: they do not fit all the same.
         ModelError: as `contenders` does.
     """
     return {
-        name: LLM(model, speculative_config=config, enable_prefix_caching=False, max_num_seqs=requests)
+        name: LLM(
+            model,
+            speculative_config=replace(config, lengths=lengths),
+            enable_prefix_caching=False,
+            max_num_seqs=requests,
+        )
         for name, config in contenders(model, length).items()
     }

@@ -31,6 +31,7 @@ def measure(
     batch_sizes: tuple[int, ...],
     prefixes: int | None,
     length: int | None,
+    lengths: str,
     tick: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
     """Yield one row a workload, batch size, temperature and method; `parlay.bench.contenders` says which.
@@ -44,6 +45,7 @@ def measure(
         batch_sizes: how many prompts run at once.
         prefixes: use only this many of each workload, for a quick look.
         length: nodes a draft; None takes each proposer's default.
+        lengths: see `SpeculativeConfig`.
         tick: called with a label before every round.
     """
     for name in workloads:
@@ -51,13 +53,14 @@ def measure(
         for batch_size in batch_sizes:
             for temperature in TEMPERATURES:
                 case = {"workload": name, "batch": batch_size, "temperature": temperature}
-                for row in _case(model, length, chosen, batch_size, temperature, tick):
+                for row in _case(model, length, lengths, chosen, batch_size, temperature, tick):
                     yield case | row
 
 
 def _case(
     model: str,
     length: int | None,
+    lengths: str,
     chosen: list[Prefix],
     batch_size: int,
     temperature: float,
@@ -65,7 +68,7 @@ def _case(
 ) -> Iterator[dict[str, Any]]:
     """Yield one row a method. Engines are new: a proposer may remember what it was asked before."""
     tick(f"batch {batch_size}, temperature {temperature:g}: loading")
-    llms = engines(model, length, batch_size)
+    llms = engines(model, length, batch_size, lengths)
     plain = next(iter(llms))
     runs = {name: _Run() for name in llms}
     nonsense = [Prefix(p.number, p.tokens[::-1]) for p in load_prefixes(8)]  # which teaches nothing about the rest

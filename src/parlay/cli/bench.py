@@ -11,6 +11,7 @@ from parlay.cli.report import count as _count
 from parlay.cli.report import progress as _progress
 from parlay.cli.report import report as _report
 from parlay.cli.report import table as _table
+from parlay.config.speculative import LENGTHS
 
 _WORKLOADS = ("completion", "edit", "agent")
 
@@ -29,6 +30,7 @@ def add_parser(commands: Any) -> None:
     methods.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
     methods.add_argument("--prefixes", type=_count, help="use only this many, for a quick look")
     methods.add_argument("--num-speculative-tokens", type=_count, help="nodes a draft (default: each proposer's own)")
+    methods.add_argument("--lengths", choices=LENGTHS, default=LENGTHS[0], help="of drafts (default: %(default)s)")
     bench_serving.add_plot_flag(methods)
     methods.set_defaults(run=_methods)
     structured = kinds.add_parser("structured", help="answers to JSON schemas, with and without speculation")
@@ -101,6 +103,7 @@ def _methods(options: argparse.Namespace) -> int:
                 tuple(options.batch_sizes),
                 options.prefixes,
                 options.num_speculative_tokens,
+                options.lengths,
                 tick,
             )
         )
