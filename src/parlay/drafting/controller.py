@@ -13,6 +13,8 @@ from parlay.types.draft import Draft
 _BEGIN = 1.03  # factor in goodput for which drafting is begun; what runs goes on as long as it gains anything
 _RATE = 0.02  # share of what is learnt of acceptance from a node
 _DRAFTING = 0.1  # and of drafting's own time from a step
+_IDLE = 64  # steps with candidates after which the best ones are verified all the same
+_AT_LEAST = 0.7  # of plain decoding's goodput that they must promise then
 _PRIOR = 0.6  # acceptance of a node, before anything is known
 _PROBES = 256  # most steps between two attempts of a device proposer that does not pay
 
@@ -30,6 +32,7 @@ class Controller:
         self._chances = [_PRIOR] * length  # at each depth, given that the parent is accepted
         self._drafting = {0: 0.0}  # seconds of drafting so many tokens, for all requests of a step
         self._verifies = self._drafts = False
+        self._idle = 0  # steps with candidates of which none was worth while
         self._wait = self._waited = 0
 
     def cut(self, drafts: Sequence[Draft], requests: int, rows: int, keys: int) -> list[Draft]:
@@ -43,9 +46,12 @@ class Controller:
         """
         chances = [survivals(draft) for draft in drafts]
         margin = 1.0 if self._verifies else _BEGIN
+        if self._idle == _IDLE:  # what rows cost is learnt by running some
+            margin, self._idle = _AT_LEAST, 0
         chosen = choose(chances, requests, rows, self.cost.table, keys * self.cost.key, margin)
         if any(chances):
-            self._verifies = any(chosen)
+            self._verifies = any(chosen) and margin != _AT_LEAST
+            self._idle = 0 if any(chosen) else self._idle + 1
         return [draft.select(nodes) for draft, nodes in zip(drafts, chosen, strict=True)]
 
     def next_length(self, most: int, requests: int, rows: int, keys: int) -> int:

@@ -8,30 +8,30 @@ from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 
 _ROWS = (1, 2, 4, 8, 16, 32)
-_REPEATS = 4  # the first records the pass
+_ROUNDS = 12
 
 
 def timed_passes(runner: ModelRunner, num_blocks: int, seconds: float = 1.0) -> list[tuple[int, float]]:
     """Return rows and seconds of the target's passes, of as many sizes as `seconds` have room for.
 
-    What they leave in the cache has no name, and is overwritten before it is read.
+    Sizes take turns, and of each the quickest counts, so that a neighbour's burst hits none alone. What they leave in
+    the cache has no name, and is overwritten before it is read.
     """
-    found: list[tuple[int, float]] = []
-    began = perf_counter()
-    for rows in _ROWS:
-        blocks = -(-rows // runner.block_size)
-        spent = perf_counter() - began
-        # One that has yet to come takes about as long as all those before it.
-        if blocks > num_blocks or (found and spent + _REPEATS * found[-1][1] > seconds):
-            break
-        batch = flatten([Stretch((0,) * rows, 0, tuple(range(blocks)))], runner.block_size)
-        times = []
-        for _ in range(_REPEATS):
-            start = perf_counter()
+    quickest: dict[int, float] = {}
+    end = perf_counter() + seconds
+    for turn in range(_ROUNDS):
+        for rows in _ROWS:
+            blocks = -(-rows // runner.block_size)
+            # A larger pass takes at most so much longer than the one before it.
+            if blocks > num_blocks or perf_counter() + 2 * quickest.get(rows // 2, 0.0) > end:
+                break
+            batch = flatten([Stretch((0,) * rows, 0, tuple(range(blocks)))], runner.block_size)
+            began = perf_counter()
             runner.logits(runner.forward(batch), range(rows))
-            times.append(perf_counter() - start)
-        found.append((rows, min(times[1:])))
-    return found
+            took = perf_counter() - began
+            if turn:  # the first records the pass
+                quickest[rows] = min(took, quickest.get(rows, took))
+    return sorted(quickest.items())
 
 
 def measuring_controller(
