@@ -75,9 +75,9 @@ FAULTS = [
     ),
     Fault(
         "a leaked abort",
-        "src/parlay/engine/scheduler.py",
+        "src/parlay/drafting/drafting.py",
         "        if self._host:\n            self._host.forget(request.request_id)",
-        '        if self._host and reason != "abort":\n            self._host.forget(request.request_id)',
+        "        if self._host and request.remaining < 1:\n            self._host.forget(request.request_id)",
     ),
     Fault(
         "a wrong block of K",

@@ -28,8 +28,8 @@ class Watch:
         status: of the answer; 0 before there is one.
     """
 
-    def __init__(self, url: str, body: dict[str, Any], rest: float = 0.0) -> None:
-        """Begin; between two streams wait for `rest` seconds."""
+    def __init__(self, url: str, body: dict[str, Any]) -> None:
+        """Begin."""
         self.text = ""
         self.times: list[float] = []
         self.complete = self.cut = False

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -137,3 +138,10 @@ def test_identities_do_not_change() -> None:
         if cls is not EngineStats:
             assert cls.__dataclass_params__.frozen, cls
     assert not Request.__dataclass_params__.eq
+
+
+def test_planted_faults_can_be_planted() -> None:
+    """The lines that they replace are there, each once."""
+    tree = Path(__file__).parents[1]
+    for fault in runpy.run_path(str(tree / "scripts" / "plant_faults.py"))["FAULTS"]:
+        assert (tree / fault.file).read_text().count(fault.old) == 1, fault.name

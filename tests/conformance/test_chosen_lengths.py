@@ -44,15 +44,18 @@ def test_whatever_the_clock_says(
     temperature: float,
 ) -> None:
     """Times are made up, so that costs change with every step and lengths with them."""
-    rng, timed = random.Random(3), Controller.timed
+    rng, timed, ran = random.Random(3), Controller.timed, []
 
     def made_up(self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float) -> None:
+        ran.append(rows)
         timed(self, rows, keys, rng.choice((0.001, 0.002, 0.05, 9.0)), drafted, rng.choice((1e-5, 1e-2)))
 
     monkeypatch.setattr(Controller, "timed", made_up)
     for options in ({}, {"max_num_batched_tokens": 48, "block_size": 4}):
         llm = make_llm(dtype=dtype, speculative_config=config(method, models[dtype]), **options)
         assert_same(run(llm, asks(temperature)), plain(dtype, asks(temperature)))
+        assert max(ran) <= llm.engine.config.max_num_batched_tokens
+        ran.clear()
 
 
 @pytest.mark.parametrize("method", DRAFTING)

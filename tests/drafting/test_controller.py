@@ -80,7 +80,7 @@ class Simulation:
         self.drafting.prepare(self.requests, batch, batch, 0, 512 - batch)
         spans, verdicts = [], []
         for request in self.requests:
-            offer = self.drafting.draft(request, len(request.tokens), 512, 512)
+            offer = self.drafting.draft(request, len(request.tokens), 512, batch, 512)
             spans.append(Span(request.request_id, (7,), 0, (), 0, request.params, draft=offer.draft, sample=True))
             right = 0
             while right < LENGTH and self.rng.random() < alpha:
@@ -140,7 +140,7 @@ def test_what_never_pays_is_seldom_asked_for() -> None:
         run.step(0.02)
     run.proposer.asked = 0
     lengths = [sum(run.step(0.02)) for _ in range(320)]
-    assert sum(lengths) == 0
+    assert sum(map(bool, lengths)) <= 320 // 64, "what rows cost is looked at now and then, and no more"
     assert run.proposer.asked <= 4 * 320 / 12
 
 
@@ -176,7 +176,7 @@ def test_a_device_proposers_length_follows_what_drafting_costs() -> None:
             accepted: list[bool] = []
             while len(accepted) < length and (not accepted or accepted[-1]):
                 accepted.append(rng.random() < 0.8)
-            control.judged(range(1, len(accepted) + 1), accepted)
+            control.judged(accepted)
         tail = lengths[200:]
         if most:
             best = max(

@@ -12,10 +12,11 @@ from parlay.types.draft import Draft
 
 _BEGIN = 1.03  # factor in goodput for which drafting is begun; what runs goes on as long as it gains anything
 _RATE = 0.02  # share of what is learnt of acceptance from a node
-_DRAFTING = 0.1  # and of drafting's own time from a step
+_SOONER, _LATER = 0.3, 0.1  # share of what is learnt of drafting's own time, where it took less and where more
 _IDLE = 64  # steps with candidates after which the best ones are verified all the same
 _AT_LEAST = 0.7  # of plain decoding's goodput that they must promise then
 _PRIOR = 0.6  # acceptance of a node, before anything is known
+_LONG = 60.0  # seconds that no draft takes
 _PROBES = 256  # most steps between two attempts of a device proposer that does not pay
 
 
@@ -30,13 +31,14 @@ class Controller:
         """Begin with nothing learnt but `cost`; drafts have at most `length` nodes."""
         self.cost = cost
         self._chances = [_PRIOR] * length  # at each depth, given that the parent is accepted
-        self._drafting = {0: 0.0}  # seconds of drafting so many tokens, for all requests of a step
+        self._drafting: dict[int, float] = {}  # seconds of drafting so many tokens, for all requests of a step
+        self._tried: set[int] = set()  # lengths of which the first draft was seen, which records its passes
         self._verifies = self._drafts = False
         self._idle = 0  # steps with candidates of which none was worth while
         self._wait = self._waited = 0
 
-    def cut(self, drafts: Sequence[Draft], requests: int, rows: int, keys: int) -> list[Draft]:
-        """Return of each draft what is worth verifying.
+    def choose(self, drafts: Sequence[Draft], requests: int, rows: int, keys: int) -> list[list[int]]:
+        """Return of each draft the nodes that are worth verifying, ascending.
 
         Args:
             drafts: with calibrated probabilities.
@@ -46,13 +48,13 @@ class Controller:
         """
         chances = [survivals(draft) for draft in drafts]
         margin = 1.0 if self._verifies else _BEGIN
-        if self._idle == _IDLE:  # what rows cost is learnt by running some
-            margin, self._idle = _AT_LEAST, 0
+        if self._idle >= _IDLE and any(chances):  # what rows cost is learnt by running some
+            margin, self._idle = _AT_LEAST, -1
         chosen = choose(chances, requests, rows, self.cost.table, keys * self.cost.key, margin)
         if any(chances):
             self._verifies = any(chosen) and margin != _AT_LEAST
-            self._idle = 0 if any(chosen) else self._idle + 1
-        return [draft.select(nodes) for draft, nodes in zip(drafts, chosen, strict=True)]
+            self._idle = 0 if self._verifies else self._idle + 1
+        return chosen
 
     def next_length(self, most: int, requests: int, rows: int, keys: int) -> int:
         """Return how many tokens a device proposer should draft at the end of this step for the next.
@@ -63,7 +65,7 @@ class Controller:
             rows: of a step without drafts.
             keys: that these read.
         """
-        if len(self._drafting) < 2:
+        if not any(self._drafting):
             return min(most, 2)  # to learn what it costs
         drafting = [seconds / self.cost.pace for seconds in self._by_length(most)]
         margin = 1.0 if self._drafts else _BEGIN
@@ -78,11 +80,10 @@ class Controller:
             return min(most, 2)
         return 0
 
-    def judged(self, depths: Sequence[int], accepted: Sequence[bool]) -> None:
-        """Learn from nodes of a device proposer's drafts that the target judged; depths begin at 1."""
-        for depth, good in zip(depths, accepted, strict=True):
-            if depth <= len(self._chances):
-                self._chances[depth - 1] += _RATE * (good - self._chances[depth - 1])
+    def judged(self, levels: Sequence[bool]) -> None:
+        """Learn whether a device proposer's draft was right at depths 1, 2, ..., as far as it was judged."""
+        for level, right in enumerate(levels[: len(self._chances)]):
+            self._chances[level] += _RATE * (right - self._chances[level])
 
     def timed(self, rows: int, keys: int, seconds: float, lengths: Sequence[int], drafting: float) -> None:
         """Learn what a step cost.
@@ -91,29 +92,32 @@ class Controller:
             rows: that it ran.
             keys: that these read.
             seconds: of the target's pass and verification.
-            lengths: of the drafts that a device proposer then made.
+            lengths: of the drafts that a device proposer then made; empty where it did more than draft.
             drafting: seconds of these.
         """
         self.cost.observe(rows, keys, seconds)
-        longest = max(lengths, default=0)
-        if not 0 <= drafting < 60:
+        if not lengths or not 0 <= drafting < _LONG:
+            return
+        longest = max(lengths)
+        if longest not in self._tried:
+            self._tried.add(longest)
             return
         before = self._drafting.get(longest, drafting)
-        self._drafting[longest] = before + _DRAFTING * (min(drafting, 4 * before) - before)
+        # What it takes at least is the cost; a neighbour or a new recording may add to it.
+        rate = _SOONER if drafting < before else _LATER
+        self._drafting[longest] = before + rate * (min(drafting, 2 * before) - before)
 
     def _by_length(self, most: int) -> list[float]:
         """Return seconds of drafting 0 to `most` tokens: linear between what is known, in proportion beyond."""
-        known = sorted(self._drafting)
+        times = {0: 0.0, **self._drafting}
+        known = sorted(times)
         found = []
         for length in range(most + 1):
             above = next((k for k in known if k >= length), None)
             below = max(k for k in known if k <= length)
             if above is None:
-                last = self._drafting[below]
-                found.append(last * length / below if below else last)
-            elif above == below:
-                found.append(self._drafting[below])
+                found.append(times[below] * length / max(below, 1))
             else:
-                share = (length - below) / (above - below)
-                found.append(self._drafting[below] * (1 - share) + self._drafting[above] * share)
+                share = (length - below) / max(above - below, 1)
+                found.append(times[below] * (1 - share) + times[above] * share)
         return found

@@ -18,13 +18,15 @@ from time import perf_counter
 from parlay.drafting.calibration import Calibration
 from parlay.drafting.controller import Controller
 from parlay.drafting.prediction import DEFAULT_LENGTH
+from parlay.drafting.prediction import SOURCE as PREDICTED
+from parlay.drafting.shape import SOURCE as FORCED
 from parlay.drafting.shape import shape
 from parlay.drafting.state import Drafted
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.params import SpeculationOverride
 from parlay.types.plan import CatchUp, Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
-from parlay.verify.tree import children, depths
+from parlay.verify.tree import children
 
 # The further layer group whose keys and values blocks may hold besides the target's.
 _PROPOSER = "proposer"
@@ -121,7 +123,8 @@ class Drafting:
 
     def reset(self, request: Drafted) -> None:
         """Forget what lay in blocks that a request has lost."""
-        request.drafting.layers, request.drafting.pending = ProposerState(), NO_DRAFT
+        state = request.drafting
+        state.layers, state.pending, state.guessed, state.chosen = ProposerState(), NO_DRAFT, NO_DRAFT, NO_DRAFT
 
     def forget(self, request: Drafted) -> None:
         """Drop everything kept for a request that has ended."""
@@ -157,32 +160,32 @@ class Drafting:
         if self._controller is None:
             return
         for request in requests:
-            state = request.drafting
-            if state.rest:
-                state.rest, state.guessed = state.rest - 1, NO_DRAFT
-            else:
-                state.guessed = self._guess(request, min(self.limit(request), room), room)
+            request.drafting.asked = False
+            request.drafting.guessed = self._guess(request, min(self.limit(request), room), room)
         drafts = [request.drafting.guessed for request in requests]
-        for request, chosen in zip(requests, self._controller.cut(drafts, emitting, rows, keys), strict=True):
+        for request, nodes in zip(requests, self._controller.choose(drafts, emitting, rows, keys), strict=True):
             state = request.drafting
-            state.chosen = chosen.cut(room)
-            room -= len(state.chosen)
-            if len(state.chosen):
+            state.chosen = state.guessed.select(nodes)
+            # A device proposer's layers hold its guesses in order, as far as none is left out.
+            intact = sum(node == place for place, node in enumerate(nodes))
+            state.layers = ProposerState(state.layers.computed, min(state.layers.ahead, intact))
+            if nodes:
                 state.refused = 0
-            elif len(state.guessed) and self._host:
+            elif len(state.guessed) and state.asked:
                 state.refused = min(state.refused + 1, _MOST_REFUSED)
                 state.rest = (1 << state.refused) - 1
-        if self._device:
+        if self._device and requests:
             count = len(requests)
             self._next_length = self._controller.next_length(self._length, count, count, keys)
 
-    def draft(self, request: Drafted, end: int, rows: int, next_rows: int) -> Offer:
+    def draft(self, request: Drafted, end: int, rows: int, sharing: int, next_rows: int) -> Offer:
         """Make the draft of a request that was granted rows.
 
         Args:
             request: who.
             end: how many of its tokens will be computed without the draft; all that are known, if it is to emit.
-            rows: most nodes.
+            rows: that are left in this step.
+            sharing: how many requests share these; without a controller they do so equally.
             next_rows: most nodes of a draft in the next step.
 
         Raises:
@@ -197,7 +200,11 @@ class Drafting:
         if end < len(request.tokens) or limit < 1:
             # Of a pair's token the slot is written too.
             return Offer(NO_DRAFT, budget, follow, int(self._pairs and follow))
-        draft = self._guess(request, min(limit, rows), rows) if self._controller is None else request.drafting.chosen
+        if self._controller is None:
+            share = rows // max(sharing, 1)
+            draft = self._guess(request, min(limit, share), share)
+        else:
+            draft = request.drafting.chosen.cut(rows)  # others may have taken rows to catch up
         # Room for what a device proposer may write: after the token that the target adds, its own guesses.
         slots = len(draft) + (1 + budget if budget or follow else 0)
         return Offer(draft, budget, follow, slots, self._unseen(request) if follow and self._pairs else 0)
@@ -224,7 +231,7 @@ class Drafting:
             request.table.mark_valid(_PROPOSER, before, state.layers.computed)
 
     def observe(
-        self, request: Drafted, span: Span, verdict: Verdict, emitted: Sequence[int]
+        self, request: Drafted, span: Span, verdict: Verdict, emitted: Sequence[int], *, ended: bool = False
     ) -> list[tuple[float, bool]]:
         """Learn what became of a draft.
 
@@ -233,25 +240,26 @@ class Drafting:
             span: its part of the plan.
             verdict: the target's.
             emitted: what of the verdict's tokens the request has taken.
+            ended: whether it has ended with them.
 
         Returns:
             Of each node that the target judged: its probability, and whether it was accepted.
         """
         if self._host and allowed(request, self._length):  # what ends a response is worth knowing too
             self._host.observe(request.request_id, emitted)
-        if request.drafting.prediction is not None:
+        if request.drafting.prediction is not None and not ended:
             request.drafting.prediction.observe(emitted)
         if self._controller is None:
             return self._calibration.observe(span.draft, verdict, span.params)
         # What was left out is judged too, by what came instead: a step emits the same tokens without it.
-        whole = request.drafting.guessed
-        path = _walk(whole, verdict.tokens)
         state = request.drafting
-        if path and state.rest:  # it would have been right: it is asked sooner
+        whole, state.guessed, state.chosen = state.guessed, NO_DRAFT, NO_DRAFT
+        path = _walk(whole, verdict.tokens)
+        if path and state.asked and state.rest:  # it would have been right: it is asked sooner
             state.refused = max(state.refused - 2, 0)
             state.rest = min(state.rest, (1 << state.refused) - 1)
-        if self._device:
-            self._controller.judged(*_judged(whole, path, len(verdict.tokens)))
+        if self._device and not {PREDICTED, FORCED} & set(whole.source):
+            self._controller.judged(_levels(whole, path, len(verdict.tokens)))
         return self._calibration.observe(whole, Verdict(verdict.tokens, path), span.params)
 
     def timed(self, plan: Plan, output: StepOutput) -> None:
@@ -260,7 +268,10 @@ class Drafting:
             return
         spans = plan.spans
         rows = sum(len(span.tokens) + len(span.draft) + len(span.catch_up.again) for span in spans)
-        lengths = [len(proposal.draft) for proposal in output.proposals]
+        # Where a gap was closed the proposer did more than draft.
+        steady = all(len(span.tokens) == 1 and len(span.catch_up.behind) < 3 for span in spans)
+        steady = steady and not any(span.catch_up.again for span in spans)
+        lengths = [len(proposal.draft) for proposal in output.proposals] if steady else []
         seconds = output.times.forward + output.times.verify
         self._controller.timed(rows, sum(span.end for span in spans), seconds, lengths, output.times.propose)
 
@@ -295,6 +306,10 @@ class Drafting:
         limit = min(limit, self._length)
         if self._host is None or limit < 1:
             return state.pending.cut(limit)
+        if state.rest:
+            state.rest -= 1
+            return NO_DRAFT
+        state.asked = True
         began = perf_counter()
         draft = self._host.propose(request.request_id, limit)
         self.seconds += perf_counter() - began
@@ -321,12 +336,11 @@ def _walk(draft: Draft, tokens: Sequence[int]) -> tuple[int, ...]:
     return tuple(path[1:])
 
 
-def _judged(draft: Draft, path: Sequence[int], emitted: int) -> tuple[list[int], list[bool]]:
-    """Return depth and fate of the nodes that the target judged."""
-    parents = (ROOT, *path)[:emitted]
-    nodes = [node for node, parent in enumerate(draft.parents) if parent in parents]
-    deep = depths(draft)
-    return [deep[node] for node in nodes], [node in path for node in nodes]
+def _levels(draft: Draft, path: Sequence[int], emitted: int) -> list[bool]:
+    """Return whether a draft was right at depths 1, 2, ..., as far as the target judged it."""
+    right = [True] * len(path)
+    deeper = (ROOT, *path)[-1] in draft.parents
+    return [*right, False] if deeper and emitted > len(path) else right
 
 
 def allowed(request: Drafted, longest: int) -> int:

@@ -86,7 +86,7 @@ def best_length(
         tokens += requests * survival
         if rows + length * requests > last:
             break
-        now = tokens / (table[rows + length * requests] + more + drafting[length] - drafting[0])
+        now = tokens / (table[rows + length * requests] + more + max(drafting[length] - drafting[0], 0.0))
         if now > rate:
             best, rate = length, now
     return best

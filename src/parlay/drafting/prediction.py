@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from parlay.types.draft import NO_DRAFT, Draft
 
+SOURCE = "prediction"
 DEFAULT_LENGTH = 12  # nodes a draft when the user does not say; a prediction is right more often than other guesses
 SHORTEST, LONGEST = 2, 4  # n-grams that are looked up
 _TRUST = 2  # tokens guessed for each that agrees, after a look-up
@@ -71,7 +72,7 @@ class Follower:
         if not self.follows:
             return NO_DRAFT
         end = self._at + min(budget, self._trust)
-        return Draft.chain(self._prediction.tokens[self._at : end], "prediction")
+        return Draft.chain(self._prediction.tokens[self._at : end], SOURCE)
 
     def _look_up(self) -> None:
         self._trust = 0

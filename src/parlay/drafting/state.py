@@ -24,6 +24,7 @@ class DraftState:
         pending: what the device proposer has guessed for the next step.
         guessed: where lengths are chosen, all that was guessed for this step.
         chosen: and what of it is worth verifying.
+        asked: whether a host proposer was asked in this step.
         refused: how many drafts in a row were not.
         rest: for how many steps a host proposer is not asked, since that was so.
     """
@@ -34,6 +35,7 @@ class DraftState:
     pending: Draft = NO_DRAFT
     guessed: Draft = NO_DRAFT
     chosen: Draft = NO_DRAFT
+    asked: bool = False
     refused: int = 0
     rest: int = 0
 

@@ -170,14 +170,15 @@ class Scheduler:
         """Yield the spans, with drafts where rows and blocks are left: to each request an equal share."""
         most = self._config.max_num_batched_tokens
         emitting = [r for r, (known, _) in rows.items() if known == r.gap]
-        sharing = [r for r in emitting if self.drafting.want(r).nodes > 0]
+        sharing = dict.fromkeys(r for r in emitting if self.drafting.want(r).nodes > 0)
         drafting, left = len(sharing), self._rows_left(rows)
-        self.drafting.prepare(sharing, len(emitting), most - left, sum(r.computed for r in rows), left)
+        keys = sum(r.computed + known for r, (known, _) in rows.items())
+        self.drafting.prepare(tuple(sharing), len(emitting), most - left, keys, left)
         catching = max(2, most // 4)  # rows that run again: everybody waits for them
         next_share = most // max(drafting, 1) - 1  # the next step will have about as many requests
         for request, (known, again) in rows.items():
             end = request.computed + known
-            offer = self.drafting.draft(request, end, left // max(drafting, 1), next_share)
+            offer = self.drafting.draft(request, end, left, drafting, next_share)
             if offer.slots and not request.table.grow(min(end + offer.slots, request.longest)):
                 offer = NOTHING
             if request in sharing:
@@ -267,7 +268,8 @@ class Scheduler:
         path = verdict.path[: len(request.tokens) - known]
         counts.accepted += len(path)
         counts.per_position.update(range(len(path)))
-        judged = self.drafting.observe(request, span, verdict, request.tokens[known:])
+        ended = reason is not None or verdict.error is not None
+        judged = self.drafting.observe(request, span, verdict, request.tokens[known:], ended=ended)
         self.stats.judge(span.draft.source, path, judged)
         if request.params.return_rejected:
             at = known - len(request.prompt_tokens) + len(path)

@@ -29,7 +29,7 @@ class Reliability:
     """Whether nodes are accepted as often as their probabilities say, in ten bins of probability.
 
     Attributes:
-        judged: nodes whose parent was accepted, a bin.
+        judged: nodes whose parent was accepted, a bin; with chosen lengths also those that were left out.
         expected: the sum of their probabilities.
         accepted: how many of them were confirmed.
     """

@@ -10,6 +10,8 @@ from torch import Tensor
 from parlay.models.context import LayerCache
 from parlay.types.cache import CacheSpec
 
+_LINE = 64  # bytes: a cache line, in which rows begin
+
 
 def allocate(spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> tuple[LayerCache, ...]:
     """Return zeroed caches for every layer of a group, all on the same block ids."""
@@ -23,4 +25,7 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     `torch.zeros` writes all of them at once, which takes a second for each few GB and holds memory that may never be
     used.
     """
-    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(tuple(shape))
+    size = prod(shape) * dtype.itemsize
+    whole = torch.from_numpy(np.zeros(size + _LINE, np.uint8))
+    start = -whole.data_ptr() % _LINE
+    return whole[start : start + size].view(dtype).view(tuple(shape))
