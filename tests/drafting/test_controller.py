@@ -17,7 +17,7 @@ from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.proposers.base import HostProposer
 from parlay.types.draft import Draft
-from parlay.types.plan import Plan, Span, StepOutput, StepTimes, Verdict
+from parlay.types.plan import Plan, Span, StepOutput, Verdict
 
 LENGTH = 8
 
@@ -95,7 +95,7 @@ class Simulation:
         self.seconds += took
         for request, span, verdict in zip(self.requests, spans, verdicts, strict=True):
             self.drafting.observe(request, span, verdict, verdict.tokens)
-        self.drafting.timed(Plan(0, tuple(spans)), StepOutput(0, tuple(verdicts), (), StepTimes(forward=took)))
+        self.drafting.timed(Plan(0, tuple(spans)), StepOutput(0, tuple(verdicts), ()), took)
         return [len(span.draft) for span in spans]
 
 

@@ -49,6 +49,8 @@ def test_a_burst_moves_the_pace_and_not_the_table(factor: float) -> None:
     """What decides is how much more rows cost than none, and a neighbour makes all of them dearer."""
     cost = StepCost(64)
     cost.learn(TIMED)
+    for rows in (1, 9) * 20:
+        cost.observe(rows, 0, true_seconds(rows))
     before = cost.seconds(9) / cost.seconds(1)
     for _ in range(50):
         cost.observe(1, 0, true_seconds(1) * factor)
@@ -58,6 +60,27 @@ def test_a_burst_moves_the_pace_and_not_the_table(factor: float) -> None:
         cost.observe(1, 0, true_seconds(1))
     assert cost.seconds(1) == pytest.approx(true_seconds(1), rel=0.1)
     assert cost.seconds(9) / cost.seconds(1) == pytest.approx(before, rel=0.15)
+
+
+def test_what_was_timed_at_start_gives_way_to_real_steps() -> None:
+    """A step is more than a pass: it draws, walks, plans."""
+    cost = StepCost(64)
+    cost.learn(TIMED)
+    for _ in range(14):
+        for rows in (1, 8):
+            cost.observe(rows, 0, true_seconds(rows) + 0.004)
+    assert cost.pace == 1
+    for rows in (1, 8):
+        assert cost.seconds(rows) == pytest.approx(true_seconds(rows) + 0.004, rel=0.05)
+
+
+def test_a_first_step_that_records_its_pass_is_soon_forgotten() -> None:
+    cost = StepCost(64)
+    cost.learn(TIMED)
+    cost.observe(8, 0, 5 * true_seconds(8))
+    for _ in range(5):
+        cost.observe(8, 0, true_seconds(8))
+    assert cost.seconds(8) == pytest.approx(true_seconds(8), rel=0.01)
 
 
 def test_a_machine_that_has_changed_is_followed() -> None:
@@ -85,6 +108,8 @@ def test_times_that_cannot_be_are_ignored(seconds: float) -> None:
 def test_one_step_that_took_an_hour_is_forgotten() -> None:
     cost = StepCost(8)
     cost.learn([(1, 0.01), (4, 0.011)])
+    for rows in (1, 4) * 20:
+        cost.observe(rows, 0, 0.01 if rows == 1 else 0.011)
     cost.observe(1, 0, 3600.0)
     assert cost.pace < 1.2
     assert cost.seconds(4) / cost.seconds(1) == pytest.approx(1.1, rel=0.02)

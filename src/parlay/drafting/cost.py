@@ -15,6 +15,8 @@ from math import inf
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)  # rows
 _PACE = 0.2  # share of what is unexpected of a step that the pace takes
 _TABLE = 0.02  # and the table, where it knows a number of rows
+_RISE, _FALL = 0.15, 0.5  # share that the table takes of a number of rows that it does not know yet
+_TRUSTED = 16  # steps of a number of rows after which the table knows it
 _MOST = 2.0  # factor beyond which a step tells no more: clocks jump, processes are stopped
 _LEAST = 1e-9  # seconds: no step is faster, but a clock may be wrong
 _EVERY = 16  # steps between two changes of the table as it is read
@@ -68,11 +70,16 @@ class StepCost:
         knot = _knot(rows)
         if knot in self._known:
             ratio = min(max(seconds / self.seconds(rows, keys), 1 / _MOST), _MOST)
-            self.pace *= ratio**_PACE
-            self._known[knot] *= ratio**_TABLE
             self._weights[knot] += 1
+            if self._weights[knot] < _TRUSTED:
+                # What was timed at start is a pass alone, and a step is more. First steps also record their passes,
+                # which takes longer than they will: so the table rises slowly and falls at once.
+                self._known[knot] *= ratio ** (_RISE if ratio > 1 else _FALL)
+            else:
+                self.pace *= ratio**_PACE
+                self._known[knot] *= ratio**_TABLE
             self._news += 1
-            if self._news < _EVERY:
+            if self._weights[knot] >= _TRUSTED and self._news < _EVERY:
                 return
         elif self._known:
             own = max(seconds / self.pace - keys * self.key, seconds / self.pace / 2)

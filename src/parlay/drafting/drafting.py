@@ -262,8 +262,8 @@ class Drafting:
             self._controller.judged(_levels(whole, path, len(verdict.tokens)))
         return self._calibration.observe(whole, Verdict(verdict.tokens, path), span.params)
 
-    def timed(self, plan: Plan, output: StepOutput) -> None:
-        """Learn how long a step took."""
+    def timed(self, plan: Plan, output: StepOutput, seconds: float) -> None:
+        """Learn how long a step took, `seconds` in all."""
         if self._controller is None:
             return
         spans = plan.spans
@@ -272,8 +272,8 @@ class Drafting:
         steady = all(len(span.tokens) == 1 and len(span.catch_up.behind) < 3 for span in spans)
         steady = steady and not any(span.catch_up.again for span in spans)
         lengths = [len(proposal.draft) for proposal in output.proposals] if steady else []
-        seconds = output.times.forward + output.times.verify
-        self._controller.timed(rows, sum(span.end for span in spans), seconds, lengths, output.times.propose)
+        drafting = output.times.propose
+        self._controller.timed(rows, sum(span.end for span in spans), seconds - drafting, lengths, drafting)
 
     def reach(self, request: Drafted) -> int:
         """Return how many tokens' slots a device proposer's layers use."""

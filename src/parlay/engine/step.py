@@ -95,5 +95,5 @@ def drive(scheduler: Scheduler, worker: Worker) -> tuple[list[Request], StepTime
     if not plan.spans:
         return expired, None
     output = worker.execute(plan)
-    scheduler.drafting.timed(plan, output)
+    scheduler.drafting.timed(plan, output, perf_counter() - now)
     return expired + scheduler.commit(plan, output, perf_counter()), output.times
