@@ -30,6 +30,16 @@ def with_params(ask: Ask, **changes: Any) -> Ask:
     return Ask(ask.prompt, dataclasses.replace(ask.params, **changes))
 
 
+def half_repeating(temperature: float) -> list[Ask]:
+    """Return sixteen requests, half of which repeat themselves."""
+    made = []
+    for i in range(16):
+        period, length = (3 + i % 5, 20) if i % 2 else (40, 7 + 2 * i)
+        prompt = tuple((j % period * 31 + 7 * i) % 256 for j in range(length))
+        made.append(Ask(prompt, SamplingParams(temperature=temperature, seed=i, max_tokens=40, logprobs=1)))
+    return made
+
+
 def essence(completion: CompletionOutput) -> tuple[Any, ...]:
     """Return what must not depend on how a completion was computed, log-probabilities bit by bit."""
     logprobs = completion.logprobs and tuple(

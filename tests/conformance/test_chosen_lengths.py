@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from asking import Ask, accepted, assert_same, run
+from asking import Ask, accepted, assert_same, half_repeating, run, with_params
 from conftest import DTYPES, MakeLLM, Pair, Plain, drafts, proposer_options
 from crossing import crossed
 
@@ -19,14 +19,9 @@ TEMPERATURES = (0.0, 0.7, 1.3)
 
 
 def asks(temperature: float) -> list[Ask]:
-    """Return sixteen requests, half of which repeat themselves."""
-    made = []
-    for i in range(16):
-        period, length = (3 + i % 5, 20) if i % 2 else (40, 7 + 2 * i)
-        prompt = tuple((j % period * 31 + 7 * i) % 256 for j in range(length))
-        more: dict[str, Any] = {"repetition_penalty": 1.1} if i % 5 == 0 else {}
-        made.append(Ask(prompt, SamplingParams(temperature=temperature, seed=i, max_tokens=40, logprobs=1, **more)))
-    return made
+    """Return requests some of which change their logits."""
+    penalty = {"repetition_penalty": 1.1}
+    return [with_params(ask, **penalty) if i % 5 == 0 else ask for i, ask in enumerate(half_repeating(temperature))]
 
 
 def config(method: str, pair: Pair) -> dict[str, Any]:

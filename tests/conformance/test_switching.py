@@ -5,11 +5,10 @@ from itertools import count
 from typing import Any
 
 import pytest
-from asking import Ask, accepted, assert_same, assert_whole, run
+from asking import accepted, assert_same, assert_whole, half_repeating, run
 from conftest import DTYPES, MakeLLM, Plain, drafts
 from crossing import crossed
 
-from parlay import SamplingParams
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.state import Drafted
 from parlay.engine.engine import Engine
@@ -18,16 +17,6 @@ from parlay.proposers.select import proposers
 
 DRAFTING = [name for name in proposers.names() if drafts(name)]
 TEMPERATURES = (0.0, 0.7, 1.3)
-
-
-def asks(temperature: float) -> list[Ask]:
-    """Return sixteen requests, half of which repeat themselves."""
-    made = []
-    for i in range(16):
-        period, length = (3 + i % 5, 20) if i % 2 else (40, 7 + 2 * i)
-        prompt = tuple((j % period * 31 + 7 * i) % 256 for j in range(length))
-        made.append(Ask(prompt, SamplingParams(temperature=temperature, seed=i, max_tokens=40, logprobs=1)))
-    return made
 
 
 Limit = Callable[[Drafting, Drafted], int]
@@ -57,24 +46,24 @@ def test_off_and_on_again(
 ) -> None:
     before = switch(lambda step, request, usual: usual if (step // 3 + request) % 2 else 0)
     for options in ({}, {"max_num_batched_tokens": 48, "block_size": 4}):
-        answers = run(make_llm(method, 4, dtype=dtype, **options), asks(temperature), before)
-        assert_same(answers, plain(dtype, asks(temperature)))
+        answers = run(make_llm(method, 4, dtype=dtype, **options), half_repeating(temperature), before)
+        assert_same(answers, plain(dtype, half_repeating(temperature)))
         assert accepted(answers) > 0
 
 
 @pytest.mark.parametrize("method", DRAFTING)
 def test_lengths_that_change_with_every_step(make_llm: MakeLLM, plain: Plain, switch: Any, method: str) -> None:
     before = switch(lambda step, request, usual: min(usual, (5 * step + 3 * request) % 7))
-    answers = run(make_llm(method, 6), asks(0.7), before)
-    assert_same(answers, plain("float32", asks(0.7)))
+    answers = run(make_llm(method, 6), half_repeating(0.7), before)
+    assert_same(answers, plain("float32", half_repeating(0.7)))
     assert accepted(answers) > 0
 
 
 @pytest.mark.parametrize("method", DRAFTING)
 def test_a_budget_of_nothing(make_llm: MakeLLM, plain: Plain, switch: Any, method: str) -> None:
     before = switch(lambda step, request, usual: 0)
-    answers = run(make_llm(method, 4), asks(0.7), before)
-    assert_same(answers, plain("float32", asks(0.7)))
+    answers = run(make_llm(method, 4), half_repeating(0.7), before)
+    assert_same(answers, plain("float32", half_repeating(0.7)))
     assert all(answer.metrics.drafted == 0 for answer in answers)
 
 
@@ -88,8 +77,8 @@ def test_requests_that_are_given_up(make_llm: MakeLLM, plain: Plain, method: str
             engine.abort(requests[step // 2 * 3])
 
     llm = make_llm(method, 4, block_size=4)
-    answers = run(llm, asks(0.7), give_up)
-    expected = plain("float32", asks(0.7))
+    answers = run(llm, half_repeating(0.7), give_up)
+    expected = plain("float32", half_repeating(0.7))
     assert_whole(llm.engine)
     left = [i for i, answer in enumerate(answers) if answer.finish_reason == "abort"]
     assert len(left) > 3
@@ -98,5 +87,5 @@ def test_requests_that_are_given_up(make_llm: MakeLLM, plain: Plain, method: str
             assert answer.token_ids == expected[i].token_ids[: len(answer.token_ids)]
         else:
             assert_same([answer], [expected[i]])
-    again = run(llm, asks(0.7))  # what they left behind harms nobody
+    again = run(llm, half_repeating(0.7))  # what they left behind harms nobody
     assert_same(again, expected)
