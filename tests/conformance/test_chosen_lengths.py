@@ -68,13 +68,13 @@ def test_where_a_row_costs_nothing_guesses_are_verified(
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle"])
-def test_where_rows_are_dear_nothing_is(
+def test_where_rows_are_expensive_nothing_is_verified(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    def dear(self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float) -> None:
+    def expensive(self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float) -> None:
         self.cost.table = [float(max(rows, 1)) ** 2 for rows in range(len(self.cost.table))]
 
-    monkeypatch.setattr(Controller, "timed", dear)
+    monkeypatch.setattr(Controller, "timed", expensive)
     answers = run(make_llm(speculative_config=config(method, models["float32"])), asks(0.7))
     assert_same(answers, plain("float32", asks(0.7)))
     # The first step knows no better, and a device proposer has drafted for the second.

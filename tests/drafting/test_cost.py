@@ -46,7 +46,7 @@ def test_it_is_learnt_from_steps_alone() -> None:
 
 @pytest.mark.parametrize("factor", [3.0, 0.4])
 def test_a_burst_moves_the_pace_and_not_the_table(factor: float) -> None:
-    """What decides is how much more rows cost than none, and a neighbour makes all of them dearer."""
+    """What decides is how much more rows cost than none, and a neighbour slows all of them down."""
     cost = StepCost(64)
     cost.learn(TIMED)
     for rows in (1, 9) * 20:

@@ -98,12 +98,12 @@ def test_within_two_percent_of_the_best_fixed_length(alpha: float, batch: int) -
 
 
 def test_the_length_of_drafts_that_take_time() -> None:
-    free, dear = [0.0] * 9, [0.004 * k for k in range(9)]
+    free, expensive = [0.0] * 9, [0.004 * k for k in range(9)]
     chances = [0.8] * 8
     assert best_length(chances, 1, 1, TABLE, free) == 8
-    assert 1 <= best_length(chances, 1, 1, TABLE, dear) < 8
+    assert 1 <= best_length(chances, 1, 1, TABLE, expensive) < 8
     assert best_length(chances, 1, 1, TABLE, [0.02 * k for k in range(9)]) == 0
     assert best_length(chances, 16, 16, TABLE, free) < 3
     assert best_length([], 1, 1, TABLE, free) == 0
     best = max(range(9), key=lambda k: sum(0.8**i for i in range(k + 1)) / (TABLE[1 + k] + 0.004 * k))
-    assert best_length(chances, 1, 1, TABLE, dear) == best
+    assert best_length(chances, 1, 1, TABLE, expensive) == best

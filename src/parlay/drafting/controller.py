@@ -91,7 +91,7 @@ class Controller:
         Args:
             rows: that it ran.
             keys: that these read.
-            seconds: of the target's pass and verification.
+            seconds: of the whole step but for a device proposer's part.
             lengths: of the drafts that a device proposer then made; empty where it did more than draft.
             drafting: seconds of these.
         """
