@@ -76,8 +76,8 @@ FAULTS = [
     Fault(
         "a leaked abort",
         "src/parlay/drafting/drafting.py",
-        "        if self._host:\n            self._host.forget(request.request_id)",
-        "        if self._host and request.remaining < 1:\n            self._host.forget(request.request_id)",
+        "        for host in request.drafting.hosts:\n            host.forget(request.request_id)",
+        "        for host in request.drafting.hosts[request.remaining:]:\n            host.forget(request.request_id)",
     ),
     Fault(
         "a wrong block of K",

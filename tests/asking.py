@@ -81,4 +81,6 @@ def assert_whole(engine: Engine) -> None:
         return
     pool, scheduler = engine._pool, engine._scheduler
     assert pool.available == pool.num_blocks, "an idle engine holds blocks"
-    assert not getattr(scheduler.drafting._host, "_texts", None), "the proposer remembers requests that ended"
+    for host in scheduler.drafting._hosts:
+        assert not host._turns, "drafting remembers requests that ended"
+        assert not getattr(host._proposer, "_texts", None), "the proposer remembers requests that ended"

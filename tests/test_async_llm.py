@@ -23,7 +23,9 @@ def make(models: dict[str, Pair]) -> Iterator[MakeAsync]:
 
     def start(method: str | None = None, **options: Any) -> AsyncLLM:
         pair = models["float32"]
-        speculative = None if method is None else {"method": method, **proposer_options(method, pair)}
+        speculative = (
+            None if method is None else {"method": method, "lengths": "fixed", **proposer_options(method, pair)}
+        )
         llm = AsyncLLM(pair.target, speculative_config=speculative, max_model_len=128, **options)
         made.append(llm)
         return llm

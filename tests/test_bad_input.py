@@ -111,7 +111,7 @@ def test_good_speculation() -> None:
     parsed = SpeculativeConfig.parse('{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}')
     assert parsed == SpeculativeConfig(method="ngram", num_speculative_tokens=2, options={"prompt_lookup_max": 3})
     assert SpeculativeConfig.parse(parsed) is parsed
-    assert SpeculativeConfig.parse({"model": "x"}).method == "auto"
+    assert SpeculativeConfig.parse({"model": "x"}).method is None
 
 
 def test_a_draft_of_another_vocabulary(weightless: str, tmp_path: Path) -> None:

@@ -248,7 +248,14 @@ def test_the_metrics_page_of_ours_is_understood() -> None:
     names = (
         "steps emitted forward verify propose schedule preemptions prompt_tokens cached_tokens running waiting blocks"
     )
-    engine = SimpleNamespace(turns=9, undrafted=5, methods={"ngram": guesses}, **dict.fromkeys(names.split(), 0))
+    engine = SimpleNamespace(
+        turns=9,
+        undrafted={"no_guess": 5},
+        methods={"ngram": guesses},
+        lengths={4: 4},
+        faults={},
+        **dict.fromkeys(names.split(), 0),
+    )
     metrics = PrometheusMetrics('a "model" in {braces}', "ngram", lambda: engine)
     found = acceptance("", metrics.expose()[0].decode())
     assert found is not None

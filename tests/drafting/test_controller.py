@@ -12,6 +12,7 @@ from parlay import SamplingParams
 from parlay.drafting.controller import Controller
 from parlay.drafting.cost import StepCost
 from parlay.drafting.drafting import Drafting
+from parlay.drafting.hosts import Method
 from parlay.drafting.state import DraftState
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
@@ -66,9 +67,13 @@ class Simulation:
         if learn:
             cost.learn([(rows, seconds_of(rows)) for rows in (1, 2, 4, 8, 16, 32)])
         self.proposer = Ones()
-        self.drafting = Drafting(self.proposer, LENGTH, controller=Controller(cost, LENGTH))
+        methods = [Method("ones", self.proposer, LENGTH)]
+        self.drafting = Drafting(methods, controller=Controller(cost, LENGTH))
         pool = BlockPool(1, 16)
         self.requests = [Endless(i, BlockTable(pool)) for i in range(batch)]
+        for request in self.requests:
+            self.drafting.add(request)
+            self.drafting.admit(request)
         self.rng = random.Random(7)
         self.noise = noise
         self.tokens = self.plain = 0
@@ -80,7 +85,7 @@ class Simulation:
         self.drafting.prepare(self.requests, batch, batch, 0, 512 - batch)
         spans, verdicts = [], []
         for request in self.requests:
-            offer = self.drafting.draft(request, len(request.tokens), 512, batch, 512)
+            offer = self.drafting.draft(request, len(request.tokens), 512, 512)
             spans.append(Span(request.request_id, (7,), 0, (), 0, request.params, draft=offer.draft, sample=True))
             right = 0
             while right < LENGTH and self.rng.random() < alpha:

@@ -45,7 +45,7 @@ class Truth(HostProposer):
 def truthful(make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """An engine whose drafts for `ASK` are always right, seven tokens a step."""
     future = plain("float32", [ASK])[0].token_ids
-    monkeypatch.setattr("parlay.engine.engine.make_proposer", lambda config, target: Truth(future))
+    monkeypatch.setattr("parlay.engine.speculation.make_proposer", lambda config, target: Truth(future))
     return make_llm()
 
 

@@ -167,6 +167,8 @@ def test_what_is_wrong_with_options_is_said_first(method: str) -> None:
         ({"model": 3}, "option"),
         ({"model": "x", "revision": 3}, "option"),
     ):
+        if method == "auto" and not options:
+            continue  # it guesses from tokens alone
         with pytest.raises(ConfigError, match=match):
             LLM("tiny-code", speculative_config={"method": method, **options})
     for name in ("medusa", "mlp_speculator", "draft_model"):

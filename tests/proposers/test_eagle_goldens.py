@@ -147,7 +147,7 @@ def test_generations(cases: dict[str, Case], name: str, options: dict[str, int])
     """Every draft of a whole generation, what was accepted of it, and what was emitted."""
     case = cases[name]
     for run in case.golden["chain_generate"]:
-        speculative = {"model": str(case.draft), "num_speculative_tokens": run["k"]}
+        speculative = {"model": str(case.draft), "lengths": "fixed", "num_speculative_tokens": run["k"]}
         llm = LLM(str(case.target), dtype="float32", max_model_len=128, speculative_config=speculative, **options)
         assert llm.engine.methods[1] == case.golden["method"]
         params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)

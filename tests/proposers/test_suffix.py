@@ -196,7 +196,7 @@ def test_options_are_checked(option: str, value: Any, words: str) -> None:
 
 def test_a_loop_is_answered_in_long_steps() -> None:
     """The same question again: the second answer is drafted from the first."""
-    llm = LLM(speculative_config={"method": "suffix"}, enable_prefix_caching=False)
+    llm = LLM(speculative_config={"method": "suffix", "lengths": "fixed"}, enable_prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
     prompt = "def read_config(path):\n"
     [first] = llm.generate(prompt, params)

@@ -31,7 +31,9 @@ MESSAGES = [{"role": "user", "content": "Say something."}]
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    engine = AsyncLLM("tiny-code", speculative_config={"method": "ngram", "num_speculative_tokens": 4})
+    engine = AsyncLLM(
+        "tiny-code", speculative_config={"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 4}
+    )
     with Live(engine) as server:
         yield server
     assert not engine._llm.engine.busy

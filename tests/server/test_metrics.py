@@ -31,7 +31,9 @@ class Snapshot:
     propose: float = 0.0
     schedule: float = 0.0
     turns: int = 0
-    undrafted: int = 0
+    undrafted: dict[str, int] = field(default_factory=dict)
+    lengths: dict[int, int] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
     methods: dict[str, Guesses] = field(default_factory=dict)
     preemptions: int = 0
     prompt_tokens: int = 0
@@ -57,7 +59,9 @@ SNAPSHOT = Snapshot(
     propose=0.5,
     schedule=0.125,
     turns=12,
-    undrafted=4,
+    undrafted={"unlikely": 3, "no_guess": 1},
+    lengths={3: 7, 1: 1},
+    faults={"eagle": 2},
     methods={"ngram": Guesses(20, 10, (6, 4)), "grammar": Guesses(3, 3, (2, 1))},
     preemptions=1,
     prompt_tokens=40,
@@ -154,7 +158,10 @@ def test_values() -> None:
     assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total", ("0",)] == 8
     assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total", ("1",)] == 5
     assert found["parlay:forward_passes_total", ("ngram",)] == 9
-    assert found["parlay:steps_without_draft_total", ("ngram",)] == 4
+    assert found["parlay:steps_without_draft_total", ("ngram", "unlikely")] == 3
+    assert found["parlay:steps_without_draft_total", ("ngram", "no_guess")] == 1
+    assert found["parlay:draft_lengths_total", ("3",)] == 7
+    assert found["parlay:proposer_faults_total", ("eagle",)] == 2
     assert found["parlay:draft_tokens_total", ("grammar",)] == 3
     assert found["parlay:tokens_saved_total", ("ngram",)] == 10
     assert found["parlay:engine_restarts_total", ()] == 2

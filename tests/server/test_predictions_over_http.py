@@ -25,7 +25,9 @@ BOTH = {"return_sources": True, "return_rejected": True}
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    engine = AsyncLLM("tiny-code", speculative_config={"method": "ngram", "num_speculative_tokens": 4})
+    engine = AsyncLLM(
+        "tiny-code", speculative_config={"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 4}
+    )
     with Live(engine, max_prompt_tokens=200) as server:
         yield server
     assert not engine._llm.engine.busy
@@ -185,7 +187,7 @@ def test_an_engine_in_a_process_of_its_own(live: Live, text: str) -> None:
     expected = live.post("/v1/completions", body).json()
 
     async def main() -> list[Any]:
-        speculative = {"method": "ngram", "num_speculative_tokens": 4}
+        speculative = {"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 4}
         async with EngineClient("tiny-code", speculative_config=speculative) as engine:
             app = create_app(engine, ServerConfig(), methods=engine.methods)
             async with AsyncClient(transport=ASGITransport(app), base_url="http://localhost") as http:

@@ -10,6 +10,7 @@ from parlay.bench.timing import TimedKernels
 from parlay.bench.work import Work, linear_names, work_of
 from parlay.config import EngineConfig
 from parlay.drafting.drafting import Drafting
+from parlay.drafting.hosts import Method
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.step import Worker
@@ -63,7 +64,7 @@ class _TimedHost(HostProposer):
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def admit(self, request_id: int, prompt: Sequence[int], tenant: str) -> None:
+    def admit(self, request_id: int, prompt: Sequence[int], tenant: str | None) -> None:
         began = perf_counter()
         self._inner.admit(request_id, prompt, tenant)
         self._seconds += perf_counter() - began
@@ -132,7 +133,8 @@ class Rig:
         proposer.load(Runtime(kernels.inner, blocks, config.block_size, max_rows, model))
         self._host = _TimedHost(proposer) if isinstance(proposer, HostProposer) else None
         self._model, self._kernels = model, kernels
-        drafting = Drafting(self._host or proposer, length, share_prefixes=False)
+        methods = [Method("method", self._host or proposer, length)] if length else []
+        drafting = Drafting(methods, share_prefixes=False)
         self._scheduler = Scheduler(config, BlockPool(blocks, config.block_size), drafting)
         runner = ModelRunner(model, kernels, blocks, config.block_size)
         self._worker = Worker(kernels, runner, proposer if isinstance(proposer, DeviceProposer) else None)

@@ -18,11 +18,12 @@ from parlay.bench.rig import Guesser, Rig, Sample
 from parlay.bench.timing import TimedKernels
 from parlay.bench.work import Work, linear_names
 from parlay.config import SpeculativeConfig
+from parlay.config.speculative import plain
 from parlay.errors import ConfigError
 from parlay.kernels.select import select_kernels
 from parlay.models.select import Model, describe_model, load_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
-from parlay.proposers.select import make_proposer, settle_method
+from parlay.proposers.select import make_proposer, settle_methods
 
 _NODES = (4, 8, 16)
 _BATCH = 8
@@ -82,7 +83,7 @@ def measure(
         raise ConfigError(f"context={context} leaves no room within the model's {longest} positions; lower it")
     dtype = resolve_dtype("auto", config)
     target = TargetInfo(config, dtype, longest)
-    speculative = speculative and settle_method(speculative)
+    speculative = speculative and _one(speculative)
     proposer = None if speculative is None else make_proposer(speculative, target)
     machine = Machine()
     torch.set_num_threads(env.threads())
@@ -93,7 +94,7 @@ def measure(
     if speculative is not None and proposer is not None:
         length = speculative.num_speculative_tokens or proposer.default_length
         rig = Rig(loaded, kernels, proposer, length, 1, context, _room(target, context), temperature)
-        kinds.insert(-1, _Kind(speculative.method, rig.decode))
+        kinds.insert(-1, _Kind(str(speculative.method), rig.decode))
     for kind in kinds:
         if kind.every == 1:
             tick(f"warm-up: {kind.name}")
@@ -126,7 +127,7 @@ def _kinds(
 ) -> Iterator[_Kind]:
     """Yield the kinds of steps that every model has, plain decoding first and prefill last."""
     room = _room(target, context)
-    none = make_proposer(SpeculativeConfig(), target)
+    none = make_proposer(plain(), target)
     yield _Kind("plain", Rig(model, kernels, none, 0, 1, context, room, temperature).decode)
     for nodes in _NODES:
         guesser = Guesser(target.config.vocab_size)
@@ -134,6 +135,16 @@ def _kinds(
     yield _Kind(f"batch {_BATCH}", Rig(model, kernels, none, 0, _BATCH, context, room, temperature).decode)
     prompt = min(prompt, target.max_model_len - 1)
     yield _Kind("prefill", Rig(model, kernels, none, 0, 1, prompt, 1, temperature).prefill, _PREFILL_EVERY)
+
+
+def _one(config: SpeculativeConfig) -> SpeculativeConfig:
+    """Return the config of the one proposer that a config names."""
+    found = settle_methods(config)
+    if len(found) > 1:
+        raise ConfigError(
+            f"a roofline has room for one method; name one of {', '.join(str(m.method) for m in found)}"
+        )
+    return found[0]
 
 
 def _room(target: TargetInfo, context: int) -> int:

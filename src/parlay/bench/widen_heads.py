@@ -19,7 +19,6 @@ from torch import Tensor
 
 from parlay.bench.widen import Shape, find_places, is_widened, make_directory, widen, write_json
 from parlay.config import SpeculativeConfig
-from parlay.config.speculative import DETECTED
 from parlay.errors import ConfigError, ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.heads import HeadConfig, read_head
@@ -156,8 +155,8 @@ def widen_head(head: str | Path, small: str, wide: Path, output: Path) -> dict[s
 
 def _read(head: str | Path, small: ModelConfig) -> _Head:
     """Find a head and have its own proposer check that it fits the small target."""
-    asked = settle_method(SpeculativeConfig(method=DETECTED, options={"model": str(head)}))
-    if asked.method not in _WAYS:
+    asked = settle_method(SpeculativeConfig(method=None, options={"model": str(head)}))
+    if asked.method is None or asked.method not in _WAYS:
         raise ModelError(
             f"{shown(str(head))} is for the method {asked.method}, which does not read its target's states; give it "
             "to the widened target as it is"

@@ -39,16 +39,18 @@ def run(options: argparse.Namespace) -> int:
     from parlay.bench.provenance import provenance
     from parlay.bench.sameness import compare
     from parlay.config import SpeculativeConfig
+    from parlay.config.speculative import PLAIN, plain
     from parlay.engine.numerics import inspect
     from parlay.errors import ConfigError
-    from parlay.proposers.select import settle_method
+    from parlay.proposers.select import settle_methods
 
     if options.max_tokens < 1:
         raise ConfigError(f"--max-tokens must be at least 1, not {options.max_tokens}")
     speculative = None
     if options.speculative_config is not None:
-        config = settle_method(SpeculativeConfig.parse(options.speculative_config))
-        speculative = {"none": SpeculativeConfig(), config.method: config}
+        config = SpeculativeConfig.parse(options.speculative_config)
+        names = [str(one.method) for one in settle_methods(config)]
+        speculative = {PLAIN: plain(), "+".join(names): config}
     console = Console(highlight=False, soft_wrap=True)
     with Console(stderr=True).status("loading") as status:
         numerics, findings = inspect(

@@ -14,6 +14,7 @@ _RENAMED = {
     "ngram_prompt_lookup_max": "prompt_lookup_max",
     "ngram_prompt_lookup_min": "prompt_lookup_min",
     "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+    "speculative_disable_by_batch_size": "disable_by_batch_size",
 }
 _NEEDLESS = {"use_v2_block_manager": "there is one block manager, which speculates"}
 

@@ -9,7 +9,7 @@ it follows within a few steps, while the table, which decides how long drafts ar
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)  # rows
@@ -53,6 +53,19 @@ class StepCost:
     def seconds(self, rows: int, keys: int = 0) -> float:
         """Return how long a step of so many rows takes that reads so many keys."""
         return self.pace * (self.table[min(rows, self._most_rows)] + keys * self.key)
+
+    @property
+    def known(self) -> dict[int, tuple[float, int]]:
+        """Seconds by number of rows, and from how many steps each is known."""
+        return {knot: (seconds, self._weights[knot]) for knot, seconds in self._known.items()}
+
+    def recall(self, known: Mapping[int, tuple[float, int]]) -> None:
+        """Take what another run has known, to begin with; it gives way as if it were half known."""
+        for knot, (seconds, weight) in known.items():
+            if knot in KNOTS and _LEAST < seconds < inf:
+                self._known[knot], self._weights[knot] = seconds, min(weight, _TRUSTED // 2)
+        if self._known:
+            self._unfold()
 
     def learn(self, timed: Sequence[tuple[int, float]]) -> None:
         """Take passes that were timed at start: their rows and seconds."""

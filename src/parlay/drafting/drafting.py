@@ -4,33 +4,31 @@ The scheduler knows rows and blocks and nothing of proposers. In every step it a
 wants (`want`), drafts for what it was granted (`draft`), and it tells what became of them (`observe`). What a device
 proposer has to catch up travels to it in the plan (`catch_up`), unread on the way.
 
-A draft comes from the first of these that has one: the output that the request's user predicted, the guesses that a
-device proposer made at the end of the step before, a host proposer now. A grammar takes from it what is forbidden
-and adds what is forced. Every node gets a calibrated probability. With a controller (`lengths` "goodput") the drafts
-of all requests are made first (`prepare`), and what is not worth its row is left out; a host proposer whose guesses
-are left out again and again is asked less and less often.
+In every step each request has the draft that promises most of these: the guesses of every host proposer, and those
+that a device proposer made at the end of the step before. The output that its user predicted comes before them all.
+A grammar takes from a draft what is forbidden and adds what is forced. Every node gets a calibrated probability. With
+a controller, what is not worth its row is left out. Drafts that were not verified are judged all the same: whatever
+was, the step emits the same tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
+from parlay.drafting.bounds import own_bound, permitted, within
 from parlay.drafting.calibration import Calibration
 from parlay.drafting.controller import Controller
+from parlay.drafting.goodput import survivals
+from parlay.drafting.hosts import Faults, Host, Method, Turn, check_draft
 from parlay.drafting.prediction import DEFAULT_LENGTH
-from parlay.drafting.prediction import SOURCE as PREDICTED
-from parlay.drafting.shape import SOURCE as FORCED
 from parlay.drafting.shape import shape
-from parlay.drafting.state import Drafted
-from parlay.proposers.base import DeviceProposer, HostProposer, Proposer
+from parlay.drafting.state import EXPENSIVE, NO_GUESS, NO_ROOM, NOT_ALLOWED, UNLIKELY, Candidate, Drafted, DraftState
+from parlay.proposers.base import DeviceProposer, HostProposer
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
-from parlay.types.params import SpeculationOverride
 from parlay.types.plan import CatchUp, Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
-from parlay.verify.tree import children
+from parlay.verify.tree import walk
 
 # The further layer group whose keys and values blocks may hold besides the target's.
 _PROPOSER = "proposer"
-_MOST_REFUSED = 4  # drafts in a row that count: after them a host proposer is asked in every 16th step
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,53 +67,77 @@ NOTHING = Offer()  # plain decoding; a proposer's gap grows
 
 
 class Drafting:
-    """Owns the proposer, predictions, grammars' part in drafts, and calibration.
+    """Owns the proposers, predictions, grammars' part in drafts, calibration and the controller.
 
     Attributes:
-        seconds: that a host proposer took since start.
+        faults: of the proposers.
+        controller: what chooses lengths; None where they are fixed.
     """
 
     def __init__(
         self,
-        proposer: Proposer,
-        length: int,
+        methods: Sequence[Method],
         *,
         predicted_length: int | None = None,
         share_prefixes: bool = True,
         controller: Controller | None = None,
+        most_nodes: Callable[[int], int | None] = lambda batch_size: None,
+        remember: bool = True,
+        vocab_size: int | None = None,
     ) -> None:
         """Begin with nothing learnt.
 
         Args:
-            proposer: who guesses.
-            length: most nodes of its drafts.
+            methods: who guesses; at most one of them on the device.
             predicted_length: most nodes of drafts from a prediction; None takes what is usual for those.
             share_prefixes: whether blocks with a proposer's keys and values may be found by other requests.
             controller: chooses lengths from measured cost and acceptance; None drafts as much as it may.
+            most_nodes: of a draft, by how many requests emit at once; None for no further limit.
+            remember: whether proposers may learn from one request for another.
+            vocab_size: ids of guesses are below; None to take them as they are.
         """
-        self.seconds = 0.0
-        self._host = proposer if isinstance(proposer, HostProposer) else None
-        self._device = isinstance(proposer, DeviceProposer)
-        self._follows = proposer.cache is not None  # it wants to see every token
-        self._pairs = isinstance(proposer, DeviceProposer) and proposer.pairs
-        self._length = length
-        self._longest = max(length, predicted_length or DEFAULT_LENGTH)
+        self.faults = Faults()
+        self.controller = controller
+        self._hosts = [
+            Host(method, vocab_size, self.faults.add)
+            for method in methods
+            if isinstance(method.proposer, HostProposer)
+        ]
+        self._device = next((method for method in methods if isinstance(method.proposer, DeviceProposer)), None)
+        device = self._device.proposer if self._device else None
+        self._follows = device is not None and device.cache is not None  # it wants to see every token
+        self._pairs = isinstance(device, DeviceProposer) and device.pairs
+        self._lengths = {method.name: method.length for method in methods}
+        self._longest = max([*self._lengths.values(), predicted_length or DEFAULT_LENGTH])
         self._share_prefixes = share_prefixes
+        self._most_nodes, self._bound = most_nodes, most_nodes(1)
+        self._remember = remember
+        self._vocab_size = vocab_size
         self._calibration = Calibration()
-        self._controller = controller
-        self._next_length = length
+        self._next_length = self._device.length if self._device else 0
+
+    @property
+    def seconds(self) -> float:
+        """What host proposers took since start."""
+        return sum(host.seconds for host in self._hosts)
 
     # -------------------------------------------------------------------------------------- a request's life
 
     def add(self, request: Drafted) -> None:
-        """Take note of a request that waits; a prediction that may not be used is dropped."""
-        if not allowed(request, self._longest):
-            request.drafting.prediction = None
+        """Take note of a request that waits, and of who may guess for it."""
+        state, names = request.drafting, permitted(request, tuple(self._lengths))
+        if names is None:
+            state.prediction = None
+            return
+        state.longest = within(request, max((self._lengths[name] for name in names), default=0))
+        state.hosts = tuple(host for host in self._hosts if host.name in names)
+        state.device = self._device is not None and self._device.name in names
 
     def admit(self, request: Drafted) -> None:
-        """Show a host proposer a request that runs for the first time."""
-        if self._host and allowed(request, self._length):
-            self._host.admit(request.request_id, request.tokens, request.tenant)
+        """Show host proposers a request that runs for the first time."""
+        tenant = request.tenant if self._remember else None
+        for host in request.drafting.hosts:
+            host.admit(request.request_id, request.tokens, tenant)
 
     def adopt(self, request: Drafted) -> None:
         """Find out how much of the prefix that a request's blocks hold is there for the proposer too."""
@@ -124,87 +146,95 @@ class Drafting:
     def reset(self, request: Drafted) -> None:
         """Forget what lay in blocks that a request has lost."""
         state = request.drafting
-        state.layers, state.pending, state.guessed, state.chosen = ProposerState(), NO_DRAFT, NO_DRAFT, NO_DRAFT
+        state.layers, state.pending = ProposerState(), NO_DRAFT
+        _clear(state)
 
     def forget(self, request: Drafted) -> None:
         """Drop everything kept for a request that has ended."""
         request.drafting.prediction = None
-        if self._host:
-            self._host.forget(request.request_id)
+        for host in request.drafting.hosts:
+            host.forget(request.request_id)
 
     # ------------------------------------------------------------------------------------------------- a step
 
     def want(self, request: Drafted) -> Want:
         """Return what a request could use."""
         nodes = self.limit(request)
-        return Want(nodes, self._unseen(request) if self._pairs and nodes > 0 else 0)
+        return Want(nodes, self._unseen(request) if request.drafting.device and self._pairs and nodes > 0 else 0)
 
     def limit(self, request: Drafted) -> int:
         """How many nodes a draft may have; 0 or less for none."""
-        longest = self._length if request.drafting.prediction is None else self._longest
-        return min(allowed(request, longest), request.remaining - 1)
+        state = request.drafting
+        longest = state.longest if state.prediction is None else within(request, self._longest)
+        if self._bound is not None and own_bound(request) is None:
+            longest = min(longest, self._bound)
+        return min(longest, request.remaining - 1)
 
     def prepare(self, requests: Sequence[Drafted], emitting: int, rows: int, keys: int, room: int) -> None:
-        """Choose the drafts of a step together, if lengths are chosen at all.
+        """Make the drafts of a step.
 
         Args:
-            requests: that may have a draft.
+            requests: that may have one.
             emitting: how many requests emit in this step.
             rows: that it runs without drafts.
             keys: that these read.
-            room: most rows for drafts.
+            room: most rows for drafts; without a controller each request has an equal share.
 
         Raises:
             SpanError: as `draft`.
         """
-        if self._controller is None:
-            return
-        for request in requests:
-            request.drafting.asked = False
-            request.drafting.guessed = self._guess(request, min(self.limit(request), room), room)
-        drafts = [request.drafting.guessed for request in requests]
-        for request, nodes in zip(requests, self._controller.choose(drafts, emitting, rows, keys), strict=True):
+        self._bound = self._most_nodes(emitting)
+        control, left = self.controller, room
+        asking = control is None or control.asks(emitting, rows, keys)
+        price = control.price if control else 0.0
+        for place, request in enumerate(requests):
             state = request.drafting
-            state.chosen = state.guessed.select(nodes)
-            # A device proposer's layers hold its guesses in order, as far as none is left out.
-            intact = sum(node == place for place, node in enumerate(nodes))
-            state.layers = ProposerState(state.layers.computed, min(state.layers.ahead, intact))
-            if nodes:
-                state.refused = 0
-            elif len(state.guessed) and state.asked:
-                state.refused = min(state.refused + 1, _MOST_REFUSED)
-                state.rest = (1 << state.refused) - 1
-        if self._device and requests:
-            count = len(requests)
-            self._next_length = self._controller.next_length(self._length, count, count, keys)
+            _clear(state)
+            share = room if control else left // (len(requests) - place)
+            state.why = EXPENSIVE
+            if asking:
+                state.candidates = self._candidates(request, share)
+                state.best = _best(state.candidates, price)
+                state.why = NO_GUESS if state.best is None else UNLIKELY
+            if control is None and state.best is not None:
+                self._take(state, range(min(len(state.best.draft), share)))
+                left -= len(state.chosen)
+        if control is None:
+            return
+        if asking:
+            some = [request.drafting for request in requests if request.drafting.best is not None]
+            chances = [state.best.chances for state in some if state.best is not None]
+            for state, nodes in zip(some, control.choose(chances, emitting, rows, keys), strict=True):
+                self._take(state, nodes)
+        if self._device is not None and requests:
+            gain = control.device_gain
+            count = sum(self._drafts_on_device(request, gain) for request in requests)
+            most = min(self._device.length, self._bound if self._bound is not None else self._device.length)
+            self._next_length = control.next_length(most, count, emitting, keys)
 
-    def draft(self, request: Drafted, end: int, rows: int, sharing: int, next_rows: int) -> Offer:
-        """Make the draft of a request that was granted rows.
+    def draft(self, request: Drafted, end: int, rows: int, next_rows: int) -> Offer:
+        """Return the draft of a request that was granted rows.
 
         Args:
             request: who.
             end: how many of its tokens will be computed without the draft; all that are known, if it is to emit.
             rows: that are left in this step.
-            sharing: how many requests share these; without a controller they do so equally.
             next_rows: most nodes of a draft in the next step.
-
-        Raises:
-            SpanError: the draft could not be made; plan again without the request.
         """
-        limit = self.limit(request)
-        budget = max(min(limit, self._next_length, next_rows), 0) if self._device else 0
-        if request.drafting.predicted:
-            budget = 0  # what is predicted need not be guessed
+        state, limit = request.drafting, self.limit(request)
+        budget = 0
+        if state.device and not state.predicted:  # what is predicted need not be guessed
+            budget = max(min(limit, self._next_length, next_rows), 0)
+            if self.controller is not None and not self._drafts_on_device(request, self.controller.device_gain):
+                budget = 0
         # States are only to be had now, so pairs are kept even where there is to be no draft.
-        follow = self._follows and (limit > 0 if self._pairs else budget > 0)
+        follow = state.device and self._follows and (limit > 0 if self._pairs else budget > 0)
+        if limit < 1:
+            state.why = NOT_ALLOWED
         if end < len(request.tokens) or limit < 1:
             # Of a pair's token the slot is written too.
             return Offer(NO_DRAFT, budget, follow, int(self._pairs and follow))
-        if self._controller is None:
-            share = rows // max(sharing, 1)
-            draft = self._guess(request, min(limit, share), share)
-        else:
-            draft = request.drafting.chosen.cut(rows)  # others may have taken rows to catch up
+        draft = state.chosen.cut(rows)  # others may have taken rows to catch up
         # Room for what a device proposer may write: after the token that the target adds, its own guesses.
         slots = len(draft) + (1 + budget if budget or follow else 0)
         return Offer(draft, budget, follow, slots, self._unseen(request) if follow and self._pairs else 0)
@@ -226,14 +256,25 @@ class Drafting:
     def advance(self, request: Drafted, proposal: Proposal) -> None:
         """Take what a device proposer made of a step."""
         state = request.drafting
-        before, state.layers, state.pending = state.layers.computed, proposal.state, proposal.draft
-        if self._share_prefixes:
+        before, state.layers = state.layers.computed, proposal.state
+        if not state.device:
+            return
+        state.pending, error = proposal.draft, proposal.error
+        if error is None and proposal.draft.tokens:
+            try:
+                check_draft(proposal.draft, self._vocab_size)
+            except ValueError as found:
+                error = found
+        if error is not None and self._device is not None:
+            state.device, state.pending = False, NO_DRAFT
+            self.faults.add(self._device.name, request.request_id, error)
+        elif self._share_prefixes:
             request.table.mark_valid(_PROPOSER, before, state.layers.computed)
 
     def observe(
         self, request: Drafted, span: Span, verdict: Verdict, emitted: Sequence[int], *, ended: bool = False
     ) -> list[tuple[float, bool]]:
-        """Learn what became of a draft.
+        """Learn what became of a request's drafts, also of those that were not verified.
 
         Args:
             request: whose.
@@ -243,28 +284,29 @@ class Drafting:
             ended: whether it has ended with them.
 
         Returns:
-            Of each node that the target judged: its probability, and whether it was accepted.
+            Of each verified node that the target judged: its probability, and whether it was accepted.
         """
-        if self._host and allowed(request, self._length):  # what ends a response is worth knowing too
-            self._host.observe(request.request_id, emitted)
-        if request.drafting.prediction is not None and not ended:
-            request.drafting.prediction.observe(emitted)
-        if self._controller is None:
-            return self._calibration.observe(span.draft, verdict, span.params)
-        # What was left out is judged too, by what came instead: a step emits the same tokens without it.
-        state = request.drafting
-        whole, state.guessed, state.chosen = state.guessed, NO_DRAFT, NO_DRAFT
-        path = _walk(whole, verdict.tokens)
-        if path and state.asked and state.rest:  # it would have been right: it is asked sooner
-            state.refused = max(state.refused - 2, 0)
-            state.rest = min(state.rest, (1 << state.refused) - 1)
-        if self._device and not {PREDICTED, FORCED} & set(whole.source):
-            self._controller.judged(_levels(whole, path, len(verdict.tokens)))
-        return self._calibration.observe(whole, Verdict(verdict.tokens, path), span.params)
+        state, verified = request.drafting, []
+        for host in state.hosts:  # what ends a response is worth knowing too
+            host.observe(request.request_id, emitted)
+        if state.prediction is not None and not ended:
+            state.prediction.observe(emitted)
+        for candidate in state.candidates:
+            draft, path = candidate.draft, walk(candidate.draft, verdict.tokens)
+            judged = self._calibration.observe(draft, Verdict(verdict.tokens, path), span.params)
+            if candidate is state.best and draft.probs is not None:
+                taken = state.taken[: len(span.draft)]
+                verified = [(draft.probs[node], right) for node, right in judged if node in taken]
+            if candidate.turn is not None and candidate.turn.rest and len(path) > len(verdict.path):
+                candidate.turn.missed()
+            if candidate.pending and self.controller is not None:
+                self.controller.judged(_levels(draft, path, len(verdict.tokens)))
+        _clear(state)
+        return verified
 
     def timed(self, plan: Plan, output: StepOutput, seconds: float) -> None:
         """Learn how long a step took, `seconds` in all."""
-        if self._controller is None:
+        if self.controller is None:
             return
         spans = plan.spans
         rows = sum(len(span.tokens) + len(span.draft) + len(span.catch_up.again) for span in spans)
@@ -273,7 +315,7 @@ class Drafting:
         steady = steady and not any(span.catch_up.again for span in spans)
         lengths = [len(proposal.draft) for proposal in output.proposals] if steady else []
         drafting = output.times.propose
-        self._controller.timed(rows, sum(span.end for span in spans), seconds - drafting, lengths, drafting)
+        self.controller.timed(rows, sum(span.end for span in spans), seconds - drafting, lengths, drafting)
 
     def reach(self, request: Drafted) -> int:
         """Return how many tokens' slots a device proposer's layers use."""
@@ -285,55 +327,71 @@ class Drafting:
         """How many computed tokens' states a proposer of pairs has yet to see."""
         return request.computed - request.drafting.layers.next_state
 
-    def _guess(self, request: Drafted, limit: int, room: int) -> Draft:
-        """Return a draft of at most `limit` nodes, or of `room` where a grammar forces some."""
+    def _candidates(self, request: Drafted, room: int) -> list[Candidate]:
+        """Return all drafts there are, of at most `room` nodes."""
+        state, limit = request.drafting, min(self.limit(request), room)
         try:
-            draft = self._choose(request, limit)
-            if request.drafting.constraint is not None:
-                draft = self._shape(request, draft, min(request.remaining - 1, room))
-            return self._calibration.apply(draft, request.params)
+            if limit < 1:
+                drafts: list[tuple[Draft, Turn | None, bool]] = []
+            elif state.prediction is not None and (draft := state.prediction.propose(limit)):
+                drafts = [(draft, None, False)]
+            else:
+                drafts = [
+                    (host.ask(request.request_id, limit), host.turn(request.request_id), False)
+                    for host in state.hosts
+                ]
+                drafts.append((state.pending.cut(limit), None, True))
+            found = [self._candidate(request, *one, room) for one in drafts if one[0].tokens]
+            if not found and state.constraint is not None:  # which may force some
+                found = [self._candidate(request, NO_DRAFT, None, False, room)]
+            return [candidate for candidate in found if candidate.draft.tokens]
         except Exception as error:
             raise SpanError(request.request_id) from error
 
-    def _choose(self, request: Drafted, limit: int) -> Draft:
+    def _candidate(self, request: Drafted, draft: Draft, turn: Turn | None, pending: bool, room: int) -> Candidate:
+        """Return a draft with what a grammar makes of it, and with calibrated probabilities."""
+        constraint, own = request.drafting.constraint, pending
+        intact = len(draft)
+        if constraint is not None:
+            draft, intact = shape(draft, constraint, request.output_tokens, min(request.remaining - 1, room))
+            own = own and intact == len(draft)
+        draft = self._calibration.apply(draft, request.params)
+        return Candidate(draft, survivals(draft), turn, intact if pending else 0, own)
+
+    def _take(self, state: DraftState, nodes: Sequence[int]) -> None:
+        """Choose nodes of a request's best draft."""
+        assert state.best is not None
+        state.taken, state.chosen = nodes, state.best.draft.select(nodes)
+        state.why = NO_ROOM if nodes else state.why
+        for candidate in state.candidates:
+            if candidate.turn is not None:
+                if candidate is state.best and nodes:
+                    candidate.turn.used()
+                else:
+                    candidate.turn.unused()
+        # A device proposer's layers hold its guesses in order, as far as none is left out.
+        intact = sum(node == place for place, node in enumerate(nodes))
+        state.layers = ProposerState(state.layers.computed, min(state.layers.ahead, intact, state.best.ahead))
+
+    def _drafts_on_device(self, request: Drafted, gain: float) -> bool:
+        """Whether a device proposer is to guess for a request: it is loaded for it, and nobody else does better."""
         state = request.drafting
-        if limit < 1:
-            return NO_DRAFT
-        if state.prediction is not None and (draft := state.prediction.propose(limit)):
-            # It stands in for the guesses that a device proposer's layers hold.
-            state.layers = ProposerState(state.layers.computed)
-            return draft
-        limit = min(limit, self._length)
-        if self._host is None or limit < 1:
-            return state.pending.cut(limit)
-        if state.rest:
-            state.rest -= 1
-            return NO_DRAFT
-        state.asked = True
-        began = perf_counter()
-        draft = self._host.propose(request.request_id, limit)
-        self.seconds += perf_counter() - began
-        return draft.cut(limit)
-
-    def _shape(self, request: Drafted, draft: Draft, room: int) -> Draft:
-        """Return a draft without what the request's grammar forbids, and with what it forces."""
-        state = request.drafting
-        assert state.constraint is not None
-        draft, intact = shape(draft, state.constraint, request.output_tokens, room)
-        # A device proposer's layers hold its own guesses, which other nodes may now stand in for.
-        state.layers = ProposerState(state.layers.computed, min(state.layers.ahead, intact))
-        return draft
+        if not state.device or state.predicted:
+            return False
+        best = state.best
+        return best is None or best.pending or not state.chosen.tokens or sum(best.chances) < gain
 
 
-def _walk(draft: Draft, tokens: Sequence[int]) -> tuple[int, ...]:
-    """Return the nodes of a draft along which tokens go."""
-    below, path = children(draft), [ROOT]
-    for token in tokens:
-        node = below[path[-1]].get(token)
-        if node is None:
-            break
-        path.append(node)
-    return tuple(path[1:])
+def _best(candidates: Sequence[Candidate], price: float) -> Candidate | None:
+    """Return the draft that promises most tokens beyond what its rows are worth, each `price` tokens."""
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
+    return max(candidates, key=lambda one: (sum(max(c - price, 0.0) for c in one.chances), sum(one.chances)))
+
+
+def _clear(state: DraftState) -> None:
+    """Forget the drafts of a step."""
+    state.candidates, state.best, state.taken, state.chosen = [], None, (), NO_DRAFT
 
 
 def _levels(draft: Draft, path: Sequence[int], emitted: int) -> list[bool]:
@@ -341,17 +399,3 @@ def _levels(draft: Draft, path: Sequence[int], emitted: int) -> list[bool]:
     right = [True] * len(path)
     deeper = (ROOT, *path)[-1] in draft.parents
     return [*right, False] if deeper and emitted > len(path) else right
-
-
-def allowed(request: Drafted, longest: int) -> int:
-    """Return how many nodes, at most `longest`, a draft may have as far as the request's parameters go."""
-    params = request.params
-    if params.logits_processors and params.stop:
-        return 0  # a step knows nothing of stop strings, and must not call processors for tokens beyond one
-    wish = params.speculative
-    if wish is None:
-        return longest
-    assert isinstance(wish, SpeculationOverride)
-    if not wish.enabled or wish.method == "none":
-        return 0
-    return min(longest, wish.num_speculative_tokens or longest)

@@ -9,6 +9,8 @@ Source: TurboSpec (arXiv 2406.14066) for the aim; pooling by survival is vLLM's 
 """
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from math import exp, log1p
 
 from parlay.types.draft import Draft
 
@@ -28,8 +30,14 @@ def choose(
     table: Sequence[float],
     more: float = 0.0,
     margin: float = 1.0,
+    *,
+    fair: bool = False,
 ) -> list[list[int]]:
-    """Return the nodes of every draft that together give the most expected tokens per second, ascending.
+    """Return the nodes of every draft that together are worth most, ascending.
+
+    That is the most expected tokens per second of all requests together: the arithmetic mean of their speeds. The
+    `fair` choice takes the geometric mean instead, in which every request's slow-down counts by its share: nodes then
+    go to the requests that have fewest, and none is slowed down for the long draft of another.
 
     Args:
         chances: of each draft its nodes' survivals, which never rise from a parent to its child.
@@ -38,19 +46,26 @@ def choose(
         table: seconds of a step by rows, never falling.
         more: seconds of the step beside the table.
         margin: factor in goodput below which no draft is worth while.
+        fair: maximise the geometric mean.
     """
     chosen: list[list[int]] = [[] for _ in chances]
     if not requests or rows >= len(table):
         return chosen
-    pool = sorted(
-        ((chance, draft, node) for draft, own in enumerate(chances) for node, chance in enumerate(own)),
-        key=lambda candidate: -candidate[0],  # of equals the parent stays before its child
+    # Of equals the parent stays before its child.
+    pool = (
+        _by_share(chances)
+        if fair
+        else sorted(
+            ((chance, draft, node) for draft, own in enumerate(chances) for node, chance in enumerate(own)),
+            key=lambda candidate: -candidate[0],
+        )
     )[: len(table) - 1 - rows]
-    tokens, best = float(requests), 0
-    rate = margin * tokens / (table[rows] + more)
-    for count, (chance, _, _) in enumerate(pool, start=1):
-        tokens += chance
-        now = tokens / (table[rows + count] + more)
+    plain = table[rows] + more
+    gained, best, rate = 0.0, 0, margin
+    for count, (gain, _, _) in enumerate(pool, start=1):
+        gained += gain
+        better = exp(gained / requests) if fair else 1 + gained / requests
+        now = better * plain / (table[rows + count] + more)
         if now > rate:
             best, rate = count, now
     for _, draft, node in pool[:best]:
@@ -58,35 +73,57 @@ def choose(
     return [sorted(nodes) for nodes in chosen]
 
 
+def _by_share(chances: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
+    """Return all nodes, each with what it adds to the logarithm of its request's tokens, largest first."""
+    tokens = [1.0] * len(chances)
+    orders = [sorted(range(len(own)), key=lambda node: -own[node]) for own in chances]
+    heap = [
+        (-log1p(own[order[0]]), draft, 0)
+        for draft, (own, order) in enumerate(zip(chances, orders, strict=True))
+        if own
+    ]
+    heapify(heap)
+    pool = []
+    while heap:
+        gain, draft, place = heappop(heap)
+        node = orders[draft][place]
+        pool.append((-gain, draft, node))
+        tokens[draft] += chances[draft][node]
+        if place + 1 < len(orders[draft]):
+            chance = chances[draft][orders[draft][place + 1]]
+            heappush(heap, (-log1p(chance / tokens[draft]), draft, place + 1))
+    return pool
+
+
 def best_length(
     chances: Sequence[float],
+    count: int,
     requests: int,
-    rows: int,
     table: Sequence[float],
     drafting: Sequence[float],
     more: float = 0.0,
     margin: float = 1.0,
 ) -> int:
-    """Return how many tokens each request should draft, all alike, where drafting itself takes time.
+    """Return how many tokens to draft for each of some requests, all alike, where drafting itself takes time.
 
     Args:
         chances: of a node at depth 1, 2, ... to be accepted given that its parent is.
-        requests: that emit.
-        rows: as for `choose`.
-        table: likewise.
+        count: requests to draft for.
+        requests: that emit, each of them a row.
+        table: as for `choose`.
         drafting: seconds of drafting 0, 1, 2, ... tokens.
         more: as for `choose`.
         margin: likewise.
     """
     last = len(table) - 1
-    best, rate = 0, margin * requests / (table[min(rows, last)] + more)
+    best, rate = 0, margin * requests / (table[min(requests, last)] + more)
     survival, tokens = 1.0, float(requests)
     for length, chance in enumerate(chances[: len(drafting) - 1], start=1):
         survival *= chance
-        tokens += requests * survival
-        if rows + length * requests > last:
+        tokens += count * survival
+        if requests + length * count > last:
             break
-        now = tokens / (table[rows + length * requests] + more + max(drafting[length] - drafting[0], 0.0))
+        now = tokens / (table[requests + length * count] + more + max(drafting[length] - drafting[0], 0.0))
         if now > rate:
             best, rate = length, now
     return best

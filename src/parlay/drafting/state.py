@@ -4,12 +4,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from parlay.drafting.hosts import Host, Turn
 from parlay.drafting.prediction import Follower
 from parlay.kv.table import BlockTable
 from parlay.sampling.grammar import Constraint
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.params import SamplingParams
 from parlay.types.plan import ProposerState
+
+# Why a request has no draft in a step, for the metrics.
+NOT_ALLOWED = "not_allowed"  # by its parameters, by the batch's size, or since its last token comes next
+NO_GUESS = "no_guess"  # nobody had one
+UNLIKELY = "unlikely"  # not likely enough to be worth a row
+EXPENSIVE = "expensive_rows"  # no guess could be likely enough
+NO_ROOM = "no_room"  # others took the rows, or the cache is full
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """One of the drafts that were made of a request in a step.
+
+    Attributes:
+        draft: with calibrated probabilities.
+        chances: of each node that all on its path to the root are accepted, itself included.
+        turn: how the request stands with the host proposer that guessed; None if none did.
+        ahead: how many of the first nodes a device proposer's layers hold.
+        pending: whether it is a device proposer's, with nothing added or taken away.
+    """
+
+    draft: Draft
+    chances: list[float]
+    turn: Turn | None = None
+    ahead: int = 0
+    pending: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -20,24 +47,30 @@ class DraftState:
         constraint: knows which guesses are permitted; None where everything is.
         prediction: how far the output has come along the one that its user predicts; None where there is none, or
             none that may be used, and when the request has ended.
+        longest: most nodes that its parameters and the loaded proposers allow.
+        hosts: those that guess for it.
+        device: whether a device proposer does.
         layers: how far a device proposer's cache layers have come.
         pending: what the device proposer has guessed for the next step.
-        guessed: where lengths are chosen, all that was guessed for this step.
-        chosen: and what of it is worth verifying.
-        asked: whether a host proposer was asked in this step.
-        refused: how many drafts in a row were not.
-        rest: for how many steps a host proposer is not asked, since that was so.
+        candidates: all drafts that were made for this step.
+        best: the one that promises most; None if there is none.
+        taken: those of its nodes that are worth verifying.
+        chosen: these as a draft.
+        why: there is no draft, if there is none.
     """
 
     constraint: Constraint | None = None
     prediction: Follower | None = None
+    longest: int = 0
+    hosts: tuple[Host, ...] = ()
+    device: bool = False
     layers: ProposerState = field(default_factory=ProposerState)
     pending: Draft = NO_DRAFT
-    guessed: Draft = NO_DRAFT
+    candidates: list[Candidate] = field(default_factory=list)
+    best: Candidate | None = None
+    taken: Sequence[int] = ()
     chosen: Draft = NO_DRAFT
-    asked: bool = False
-    refused: int = 0
-    rest: int = 0
+    why: str = NOT_ALLOWED
 
     @property
     def predicted(self) -> bool:

@@ -8,16 +8,17 @@ import torch
 
 from parlay import env
 from parlay.config import EngineConfig, SpeculativeConfig
-from parlay.drafting.drafting import Drafting
+from parlay.config.speculative import plain
 from parlay.drafting.prediction import Follower, Prediction
+from parlay.drafting.remembered import CostFile
 from parlay.drafting.state import DraftState
 from parlay.engine.memory import count_blocks
 from parlay.engine.numerics import cases, describe_numerics, trust_model
 from parlay.engine.request import Counts, Request, check_place
 from parlay.engine.scheduler import Scheduler
+from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names
 from parlay.engine.stats import EngineStats, StatsSnapshot
 from parlay.engine.step import Worker, drive
-from parlay.engine.timing import measuring_controller
 from parlay.engine.tokenizer import Detokenizer, TextCodec, check_prompt, encode_prediction, logprob_tables
 from parlay.errors import ConfigError, EngineFaultError, RequestError, brief, nearest
 from parlay.kernels.select import select_kernels
@@ -28,8 +29,8 @@ from parlay.log import logger
 from parlay.models.config import ModelConfig
 from parlay.models.hub import Hub
 from parlay.models.select import cache_spec, check_weights, describe_files, find_model, load_model, resolve_dtype
-from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo
-from parlay.proposers.select import make_proposer, naming_heads, settle_method
+from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.select import naming_heads
 from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.grammar import Constraint, Grammars
@@ -43,7 +44,7 @@ from parlay.types.structured import StructuredOutputsParams
 
 
 class Engine:
-    """Runs requests on one target with one proposer, in the caller's thread.
+    """Runs requests on one target with its proposers, in the caller's thread.
 
     Attributes:
         config: the options it was started with.
@@ -66,18 +67,16 @@ class Engine:
         """
         self.config = config
         hub = Hub(token=config.hf_token, cache_dir=config.download_dir)
-        speculative = settle_method(speculative or SpeculativeConfig(), hub)
+        speculative = speculative or plain()
         path = find_model(config.model, replace(hub, revision=config.revision))
         with naming_heads(config.model, path):
             model_config = describe_files(path)
             dtype = resolve_dtype(config.dtype, model_config)
             self.max_model_len = _model_len(config, model_config.max_position)
             self.codec = _codec(config, model_config, hub)
-            proposer = make_proposer(speculative, TargetInfo(model_config, dtype, self.max_model_len, hub))
-            if speculative.num_speculative_tokens is not None and not proposer.default_length:
-                raise ConfigError(f"method {speculative.method!r} drafts nothing; leave num_speculative_tokens out")
-            groups = [cache_spec(model_config, dtype)] + ([proposer.cache] if proposer.cache else [])
-            weights = weight_bytes(model_config, dtype) + proposer.weight_bytes
+            methods = find_methods(speculative, TargetInfo(model_config, dtype, self.max_model_len, hub))
+            groups = [cache_spec(model_config, dtype)] + [m.proposer.cache for m in methods if m.proposer.cache]
+            weights = weight_bytes(model_config, dtype) + sum(m.proposer.weight_bytes for m in methods)
             num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory(), weights)
             check_weights(model_config)
 
@@ -88,9 +87,10 @@ class Engine:
         trust = trust_model(model, kernels, trust, env.threads())
         # A proposer that follows every row of the target has a token more to run for each request that emits.
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
-        proposer.load(Runtime(kernels, num_blocks, config.block_size, max_rows, model))
+        for method in methods:
+            method.proposer.load(Runtime(kernels, num_blocks, config.block_size, max_rows, model))
 
-        self.methods = tuple(dict.fromkeys((SpeculativeConfig().method, speculative.method)))
+        self.methods = method_names(methods)
         self.vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)
         self._grammars = Grammars(self.codec.tokenizer.to_str, self.vocab_size, sorted(self._eos))
@@ -98,27 +98,19 @@ class Engine:
         self._worker = Worker(
             kernels,
             runner,
-            proposer if isinstance(proposer, DeviceProposer) else None,
+            device_proposer(methods),
             processed_logprobs=config.logprobs_mode == "processed_logprobs",
         )
         self._pool = BlockPool(num_blocks, config.block_size)
         self.stats = EngineStats()
-        length = speculative.num_speculative_tokens or proposer.default_length
         share = groups[0].bytes_per_token / weight_bytes(model_config, dtype)
-        rows = config.max_num_batched_tokens
-        chosen = speculative.lengths == "goodput"
-        drafting = Drafting(
-            proposer,
-            length,
-            predicted_length=speculative.num_speculative_tokens,
-            share_prefixes=config.enable_prefix_caching,
-            controller=measuring_controller(runner, num_blocks, rows, share, length) if chosen else None,
-        )
+        self.numerics = describe_numerics(model_config, dtype, kernels.name, trust, config.tensor_parallel_size)
+        self.numerics_id = str(self.numerics)
+        file = CostFile(self.numerics_id, env.threads())
+        drafting = make_drafting(speculative, methods, config, runner, num_blocks, share, file)
         self._scheduler = Scheduler(config, self._pool, drafting, self.stats)
         self._arrivals = 0
         self._next_id = 0
-        self.numerics = describe_numerics(model_config, dtype, kernels.name, trust, config.tensor_parallel_size)
-        self.numerics_id = str(self.numerics)
         logger.info("numerics id: %s", self.numerics_id)
 
     def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
@@ -287,6 +279,7 @@ class Engine:
     def snapshot(self) -> StatsSnapshot:
         """Return what was counted since start, and how full the engine is."""
         running, waiting = self._scheduler.load
+        self.stats.faults = self._scheduler.drafting.faults.counts
         return StatsSnapshot.of(
             self.stats,
             running=running,

@@ -178,11 +178,10 @@ class Scheduler:
         next_share = most // max(drafting, 1) - 1  # the next step will have about as many requests
         for request, (known, again) in rows.items():
             end = request.computed + known
-            offer = self.drafting.draft(request, end, left, drafting, next_share)
+            offer = self.drafting.draft(request, end, left, next_share)
             if offer.slots and not request.table.grow(min(end + offer.slots, request.longest)):
                 offer = NOTHING
             if request in sharing:
-                drafting -= 1
                 left -= len(offer.draft)
                 # One request after another catches up: by a row a step none would, as the target goes on too.
                 missing, room = max(offer.states - again, 0), min(left, catching)
@@ -270,7 +269,7 @@ class Scheduler:
         counts.per_position.update(range(len(path)))
         ended = reason is not None or verdict.error is not None
         judged = self.drafting.observe(request, span, verdict, request.tokens[known:], ended=ended)
-        self.stats.judge(span.draft.source, path, judged)
+        self.stats.judge(span.draft.source, path, judged, request.drafting.why)
         if request.params.return_rejected:
             at = known - len(request.prompt_tokens) + len(path)
             nodes = enumerate(zip(span.draft.tokens, span.draft.source, strict=True))

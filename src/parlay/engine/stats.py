@@ -29,7 +29,7 @@ class Reliability:
     """Whether nodes are accepted as often as their probabilities say, in ten bins of probability.
 
     Attributes:
-        judged: nodes whose parent was accepted, a bin; with chosen lengths also those that were left out.
+        judged: verified nodes whose parent was accepted, a bin.
         expected: the sum of their probabilities.
         accepted: how many of them were confirmed.
     """
@@ -67,7 +67,9 @@ class EngineStats:
         propose: a proposer's work, its forward passes included.
         schedule: planning and committing.
         turns: times that a request emitted in a step.
-        undrafted: those of them without a draft.
+        undrafted: those of them without a draft, by why there was none; `parlay.drafting.state` has the reasons.
+        lengths: nodes verified at once, by how often.
+        faults: requests that a proposer has failed, by its name.
         methods: by who guessed the nodes.
         reliability: of the nodes' probabilities.
         preemptions: times that a request lost its blocks.
@@ -83,7 +85,9 @@ class EngineStats:
     propose: float = 0.0
     schedule: float = 0.0
     turns: int = 0
-    undrafted: int = 0
+    undrafted: Counter[str] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
     methods: dict[str, MethodStats] = field(default_factory=dict)
     reliability: Reliability = field(default_factory=Reliability)
     preemptions: int = 0
@@ -100,20 +104,28 @@ class EngineStats:
         self.propose += times.propose + drafting
         self.schedule += total - times.forward - times.verify - times.propose - drafting
 
-    def judge(self, sources: Sequence[str], path: Sequence[int], judged: Iterable[tuple[float, bool]] = ()) -> None:
+    def judge(
+        self,
+        sources: Sequence[str],
+        path: Sequence[int],
+        judged: Iterable[tuple[float, bool]] = (),
+        why: str = "",
+    ) -> None:
         """Count one request's turn.
 
         Args:
             sources: who guessed each node of its draft.
             path: its confirmed nodes, root to leaf.
             judged: of the nodes that the target judged, their probabilities and whether they were accepted.
+            why: there was no draft, if there was none.
         """
         self.turns += 1
         for prob, accepted in judged:
             self.reliability.add(prob, accepted)
         if not sources:
-            self.undrafted += 1
+            self.undrafted[why] += 1
             return
+        self.lengths[len(sources)] += 1
         everybody = set(sources)
         for source in everybody:
             method = self.methods.get(source) or self.methods.setdefault(source, MethodStats())
@@ -156,7 +168,9 @@ class StatsSnapshot:
     propose: float = 0.0
     schedule: float = 0.0
     turns: int = 0
-    undrafted: int = 0
+    undrafted: dict[str, int] = field(default_factory=dict)
+    lengths: dict[int, int] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
     methods: dict[str, MethodSnapshot] = field(default_factory=dict)
     preemptions: int = 0
     prompt_tokens: int = 0
@@ -170,8 +184,9 @@ class StatsSnapshot:
     @classmethod
     def of(cls, stats: EngineStats, *, running: int, waiting: int, blocks: int, blocks_used: int) -> "StatsSnapshot":
         """Return what `stats` counts now, as plain data that no longer changes."""
-        apart = ("methods", "finished", "reliability")
+        apart = ("methods", "reliability")
         counts = {name: getattr(stats, name) for name in EngineStats.__slots__ if name not in apart}
+        counts |= {name: dict(value) for name, value in counts.items() if isinstance(value, Counter)}
         methods = {
             name: MethodSnapshot(
                 drafts=m.drafts,
@@ -184,7 +199,6 @@ class StatsSnapshot:
         return cls(
             **counts,
             methods=methods,
-            finished=dict(stats.finished),
             running=running,
             waiting=waiting,
             blocks=blocks,

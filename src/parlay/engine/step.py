@@ -3,7 +3,7 @@
 Rank 0 drives: it alone plans and commits. Every rank executes the same plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -16,7 +16,17 @@ from parlay.proposers.base import DeviceProposer
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.sampler import token_logprobs
-from parlay.types.plan import Plan, Proposal, Span, StepOutput, StepTimes, TokenLogprobs
+from parlay.types.plan import (
+    Plan,
+    Proposal,
+    ProposerState,
+    Span,
+    SpanError,
+    StepOutput,
+    StepTimes,
+    TokenLogprobs,
+    Verdict,
+)
 from parlay.verify.coupled import verify
 
 _SCORED_AT_ONCE = 64  # rows of a prompt: logits of a whole prompt might not fit into memory
@@ -69,9 +79,27 @@ class Worker:
         verified = perf_counter()
         proposals = [Proposal()] * len(spans)
         if self._proposer is not None:
-            proposals = self._proposer.propose(spans, verdicts, hidden, self._runner.tapped)
+            proposals = self._propose(self._proposer, spans, verdicts, hidden)
         times = StepTimes(forwarded - began, verified - forwarded, perf_counter() - verified)
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
+
+    def _propose(
+        self, proposer: DeviceProposer, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor
+    ) -> list[Proposal]:
+        """Draft for the next step. What goes wrong costs those for whom it did the proposer, and nobody a token."""
+        try:
+            return proposer.propose(spans, verdicts, hidden, self._runner.tapped)
+        except Exception as error:
+            blamed = {error.request_id} if isinstance(error, SpanError) else {span.request_id for span in spans}
+            cause = (error.__cause__ if isinstance(error, SpanError) else None) or error
+            # Whatever was written beyond what the layers held before will be written again.
+            return [
+                Proposal(
+                    state=ProposerState(span.catch_up.state.computed),
+                    error=cause if span.request_id in blamed and isinstance(cause, Exception) else None,
+                )
+                for span in spans
+            ]
 
     def _score_prompt(self, span: Span, first_row: int, hidden: Tensor) -> Iterator[TokenLogprobs]:
         """Yield how likely the target found each token of a prompt; a few rows of logits at a time."""

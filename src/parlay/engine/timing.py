@@ -2,8 +2,6 @@
 
 from time import perf_counter
 
-from parlay.drafting.controller import Controller
-from parlay.drafting.cost import StepCost
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 
@@ -32,20 +30,3 @@ def timed_passes(runner: ModelRunner, num_blocks: int, seconds: float = 1.0) -> 
             # The first records the pass, and counts only where there is no time for another.
             quickest[rows] = min(took, quickest[rows]) if turn > 1 else took
     return sorted(quickest.items())
-
-
-def measuring_controller(
-    runner: ModelRunner, num_blocks: int, rows: int, key_share: float, length: int
-) -> Controller:
-    """Return a controller that begins with what passes cost here.
-
-    Args:
-        runner: the target's.
-        num_blocks: of the cache.
-        rows: most rows of a step.
-        key_share: see `StepCost`.
-        length: most nodes of a draft.
-    """
-    cost = StepCost(rows, key_share)
-    cost.learn(timed_passes(runner, num_blocks))
-    return Controller(cost, length)

@@ -85,8 +85,11 @@ class Proposer(ABC):
 class HostProposer(Proposer):
     """Guesses from tokens alone, once a step on rank 0; its drafts travel in the plan."""
 
-    def admit(self, request_id: int, prompt: Sequence[int], tenant: str) -> None:
-        """Take note of a request. What it teaches about others may be used for those of the same tenant only."""
+    def admit(self, request_id: int, prompt: Sequence[int], tenant: str | None) -> None:
+        """Take note of a request.
+
+        What it teaches about others may be used for those of the same tenant only, and for none if that is None.
+        """
         self.observe(request_id, prompt)
 
     @abstractmethod

@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from parlay.config import SpeculativeConfig, build
-from parlay.config.speculative import DETECTED
-from parlay.errors import ConfigError, ModelError, shown
+from parlay.config.speculative import AUTO, PLAIN
+from parlay.errors import ConfigError, ModelError, nearest, shown
 from parlay.models.hub import DEFAULT, Hub
 from parlay.models.select import find_model
-from parlay.proposers.base import Proposer, TargetInfo
+from parlay.proposers.base import HostProposer, Proposer, TargetInfo
 from parlay.proposers.detect import detect
+from parlay.proposers.heads import Options as CheckpointOptions
 from parlay.registry import Registry
 
 _HELPERS = frozenset({"base", "body", "detect", "draws", "heads", "paired", "select", "suffix_tree"})
 proposers = Registry("parlay.proposers", "speculative method", hidden=_HELPERS)
+# What of the options of "auto" is about the checkpoint, and decides which method it is for.
+_MODEL_KEYS = frozenset(option.name for option in fields(CheckpointOptions))
 
 
 def embedded_configs(length: int | None = None, heads: Path | None = None) -> dict[str, SpeculativeConfig]:
@@ -27,7 +30,7 @@ def embedded_configs(length: int | None = None, heads: Path | None = None) -> di
         heads: a directory of checkpoints by their methods' names, which take the place of embedded ones.
     """
     configs = {}
-    for name in sorted(proposers.names(), key=lambda name: name != SpeculativeConfig().method):
+    for name in sorted(proposers.names(), key=lambda name: name != PLAIN):
         module = proposers.load(name)
         options = module.EMBEDDED
         if heads is not None and _reads_checkpoint(name) and (heads / name).is_dir():
@@ -39,18 +42,54 @@ def embedded_configs(length: int | None = None, heads: Path | None = None) -> di
     return configs
 
 
-def settle_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> SpeculativeConfig:
-    """Return a config whose method is known, and is what its checkpoint is for.
+def settle_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[SpeculativeConfig, ...]:
+    """Return one config for each proposer that a user's config asks for.
 
     Args:
         config: as the user gave it.
+        hub: as for `settle_method`.
+
+    Raises:
+        ConfigError: as `settle_method`; also an option that none of the proposers has.
+        ModelError: as `settle_method`.
+    """
+    if config.method != AUTO:
+        return (settle_method(config, hub),)
+    found: dict[str, Any] = {name: proposers.load(name).Options for name in weightless()}
+    if "model" in config.options:
+        given = {key: value for key, value in config.options.items() if key in _MODEL_KEYS}
+        method = settle_method(replace(config, method=None, options=given), hub).method
+        assert method is not None
+        found[method] = proposers.load(method).Options
+    keys = {name: {option.name for option in fields(options)} for name, options in found.items()}
+    for key in config.options:
+        if not any(key in own for own in keys.values()):
+            every = set().union(*keys.values(), _MODEL_KEYS)
+            raise ConfigError(f"unknown {AUTO} option {shown(key)}{nearest(key, every)}")
+    return tuple(
+        replace(config, method=name, options={k: v for k, v in config.options.items() if k in own})
+        for name, own in keys.items()
+    )
+
+
+def weightless() -> list[str]:
+    """Return the names of the proposers that draft without any weights of their own."""
+    names = (name for name in proposers.names() if proposers.load(name).Proposer.default_length)
+    return [name for name in names if issubclass(proposers.load(name).Proposer, HostProposer)]
+
+
+def settle_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> SpeculativeConfig:
+    """Return the config of one proposer, whose method is known and is what its checkpoint is for.
+
+    Args:
+        config: as the user gave it, with any method but `AUTO`.
         hub: how a checkpoint is fetched, at whatever revision the config says.
 
     Raises:
         ConfigError: an unknown method or option, or the checkpoint is for another method than the one that was named.
         ModelError: there is no checkpoint, or only other engines can serve it.
     """
-    if config.method != DETECTED:
+    if config.method is not None:
         _options(config)  # what is wrong with them is said before anything is looked for
         if not _reads_checkpoint(config.method):
             return config
@@ -69,7 +108,7 @@ def settle_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> SpeculativeC
             f"{shown(name)} is a draft head for the method {shown(found)}, which cannot be served yet; give a "
             f"checkpoint for one of these: {served}"
         )
-    if config.method == DETECTED:
+    if config.method is None:
         return replace(config, method=found or "draft_model")
     if found not in (None, config.method):
         raise ConfigError(
@@ -107,6 +146,7 @@ def _reads_checkpoint(method: str) -> bool:
 
 
 def _options(config: SpeculativeConfig) -> Any:
+    assert config.method is not None
     return build(proposers.load(config.method).Options, config.options, f"{config.method} option")
 
 
@@ -121,5 +161,7 @@ def make_proposer(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
         ConfigError: an unknown method or option, or options that do not fit.
         ModelError: a model of the proposer's own cannot be found or does not fit.
     """
-    proposer: Proposer = proposers.load(config.method).Proposer(_options(config), target)
+    options = _options(config)
+    assert config.method is not None
+    proposer: Proposer = proposers.load(config.method).Proposer(options, target)
     return proposer

@@ -39,7 +39,7 @@ class Options:
 
     suffix_decoding_max_tree_depth: int = 24
     suffix_decoding_max_cached_requests: int = 10_000
-    suffix_decoding_max_cached_bytes: int = 512 << 20
+    suffix_decoding_max_cached_bytes: int = 64 << 20
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
 
@@ -72,7 +72,7 @@ class Proposer(HostProposer):
         self._texts: dict[int, _Text] = {}
         self._past = _Past(options)
 
-    def admit(self, request_id: int, prompt: Sequence[int], tenant: str) -> None:
+    def admit(self, request_id: int, prompt: Sequence[int], tenant: str | None) -> None:
         """Count a prompt's strings, for this request alone."""
         own = make_tree(self._depth)
         text = self._texts[request_id] = _Text(own, own.begin(), _Response(tenant))
@@ -94,7 +94,8 @@ class Proposer(HostProposer):
             options.suffix_decoding_min_token_prob,
         )
         best = Guess(*text.tree.guess(text.number, *limits))
-        if (shared := self._past.tree(text.response.tenant)) is not None:
+        shared = None if text.response.tenant is None else self._past.tree(text.response.tenant)
+        if shared is not None:
             other = Guess(*shared.guess_after(text.tail, *limits))
             best = other if other.score > best.score else best
         if not best.tokens:
@@ -112,9 +113,9 @@ class Proposer(HostProposer):
 
 @dataclass(slots=True, eq=False)
 class _Response:
-    """What a tenant learns from a request."""
+    """What a tenant learns from a request; without a tenant nobody does."""
 
-    tenant: str
+    tenant: str | None
     number: int | None = None  # in the tenant's tree, once it has begun there
     begun: list[int] = field(default_factory=list)  # its tokens until then
     places: int = 0  # that are counted
@@ -154,14 +155,14 @@ class _Past:
 
     def append(self, response: _Response, tokens: Sequence[int]) -> None:
         """Take note of a response's next tokens, and make room."""
-        if response.evicted or not self._most:
+        if response.evicted or not self._most or response.tenant is None:
             return
         if response.number is None:
             response.begun += tokens
             if len(response.begun) < _LEAST:
                 return
             tokens, response.begun = response.begun, []
-            response.number = self._begin(response)
+            response.number = self._begin(response, response.tenant)
         tree = self._trees[response.tenant]
         before = tree.bytes
         tree.append(response.number, tokens)
@@ -171,16 +172,16 @@ class _Past:
 
     def end(self, response: _Response) -> None:
         """Take note that a response is complete."""
-        if response.number is not None and not response.evicted:
+        if response.number is not None and response.tenant is not None and not response.evicted:
             self._trees[response.tenant].end(response.number)
 
-    def _begin(self, response: _Response) -> int:
+    def _begin(self, response: _Response, tenant: str) -> int:
         """Begin a response in its tenant's tree; return its number there."""
-        before = self._trees[response.tenant].bytes if response.tenant in self._trees else 0
-        tree = self._trees.setdefault(response.tenant, make_tree(self._depth))
+        before = self._trees[tenant].bytes if tenant in self._trees else 0
+        tree = self._trees.setdefault(tenant, make_tree(self._depth))
         number = tree.begin()
         self.bytes += tree.bytes - before
-        self._held[response.tenant] += 1
+        self._held[tenant] += 1
         self._responses.append(response)
         return number
 
@@ -196,8 +197,9 @@ class _Past:
 
     def _uncount(self, leaving: _Response, places: int) -> int:
         """Uncount up to so many places of a response; return how many."""
-        tree, count = self._trees[leaving.tenant], min(places, leaving.places)
         assert leaving.number is not None
+        assert leaving.tenant is not None
+        tree, count = self._trees[leaving.tenant], min(places, leaving.places)
         before = tree.bytes
         leaving.places -= count
         if tree.remove(leaving.number, count):

@@ -147,10 +147,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a device proposer made for one span: the next draft, and how far its cache layers have come."""
+    """What a device proposer made for one span.
+
+    Attributes:
+        draft: the next one.
+        state: how far its cache layers have come.
+        error: what went wrong with it, after which it is not to be asked for this request again.
+    """
 
     draft: Draft = NO_DRAFT
     state: ProposerState = ProposerState()
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)

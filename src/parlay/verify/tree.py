@@ -1,5 +1,7 @@
 """Geometry of drafts: depths, ancestors, children."""
 
+from collections.abc import Sequence
+
 from parlay.types.draft import ROOT, Draft
 
 
@@ -28,3 +30,21 @@ def children(draft: Draft) -> list[dict[int, int]]:
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
         result[parent].setdefault(token, node)
     return result
+
+
+def walk(draft: Draft, tokens: Sequence[int]) -> tuple[int, ...]:
+    """Return the nodes of a draft along which tokens go, root to leaf."""
+    if draft.is_chain:
+        right = 0
+        for guess, token in zip(draft.tokens, tokens, strict=False):
+            if guess != token:
+                break
+            right += 1
+        return tuple(range(right))
+    below, path = children(draft), [ROOT]
+    for token in tokens:
+        node = below[path[-1]].get(token)
+        if node is None:
+            break
+        path.append(node)
+    return tuple(path[1:])

@@ -1,0 +1,98 @@
+"""What steps cost here, remembered from one run for the next.
+
+One small JSON file for each target, machine and number of threads. It may be lost, damaged, or from elsewhere: then
+costs are measured anew, no more.
+"""
+
+import json
+import tempfile
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from parlay import env
+from parlay.log import logger
+
+_FORMAT = 1
+_FILES = 64  # kept; of more the oldest go
+_SLOWEST = 600.0  # seconds that no step takes
+
+
+@dataclass(slots=True)
+class Costs:
+    """Seconds that are known.
+
+    Attributes:
+        steps: by number of rows, and from how many steps each is known.
+        drafting: by a device proposer's name, by length of the drafts that it makes for all requests of a step.
+    """
+
+    steps: dict[int, tuple[float, int]] = field(default_factory=dict)
+    drafting: dict[str, dict[int, float]] = field(default_factory=dict)
+
+
+class CostFile:
+    """Where the costs of one engine's steps are kept."""
+
+    def __init__(self, numerics: str, threads: int, folder: Path | None = None) -> None:
+        """Read and write nothing yet.
+
+        Args:
+            numerics: names the target and its arithmetic.
+            threads: that kernels run with.
+            folder: to keep files in; None takes the user's cache folder, if there is one.
+        """
+        self._key = {"numerics": numerics, "threads": threads, "cpu": env.cpu()[0], "format": _FORMAT}
+        name = sha256(json.dumps(self._key).encode()).hexdigest()[:32]
+        cache = env.cache_dir()
+        folder = folder or (cache and cache / "costs")
+        self._file = folder / f"{name}.json" if folder else None
+
+    def read(self) -> Costs:
+        """Return what is known; nothing of a file that is damaged or was written for something else."""
+        try:
+            raw = json.loads(self._file.read_text()) if self._file else {}
+            if not raw or raw["key"] != self._key:
+                return Costs()
+            return Costs(
+                {int(rows): (_seconds(own), max(int(times), 1)) for rows, (own, times) in raw["steps"].items()},
+                {
+                    str(name): {int(length): _seconds(own) for length, own in times.items()}
+                    for name, times in raw["drafting"].items()
+                },
+            )
+        except FileNotFoundError:
+            return Costs()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            logger.debug("costs: %s cannot be used and is made anew (%s)", self._file, error)
+            return Costs()
+
+    def write(self, costs: Costs) -> None:
+        """Keep what is known, beside what is known of other proposers."""
+        if self._file is None:
+            return
+        costs = Costs(costs.steps, self.read().drafting | costs.drafting)
+        whole: dict[str, Any] = {"key": self._key, "steps": costs.steps, "drafting": costs.drafting}
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._file.parent, suffix=".new", delete=False) as new:
+                json.dump(whole, new)
+            Path(new.name).replace(self._file)
+            files = sorted(self._file.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
+            for file in files[:-_FILES]:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            logger.debug("costs: %s cannot be written (%s)", self._file, error)
+
+
+def _seconds(value: object) -> float:
+    """Return a time that a step may take.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, int | float) or not isfinite(value) or not 0 <= value < _SLOWEST:
+        raise ValueError(f"{value!r} is no time of a step")
+    return float(value)

@@ -1,0 +1,192 @@
+"""Several methods at once, and a controller that does as it likes: the tokens stay those of plain decoding."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from asking import Ask, accepted, assert_same, half_repeating, run, with_params
+from conftest import DTYPES, MakeLLM, Pair, Plain, drafts, proposer_options
+from crossing import crossed
+
+from parlay import ConfigError, RequestError, SamplingParams
+from parlay.drafting.controller import Controller
+from parlay.engine.engine import Engine
+from parlay.engine.request import Request
+from parlay.proposers.select import proposers, weightless
+
+DRAFTING = [name for name in proposers.names() if drafts(name)]
+WITH_WEIGHTS = [name for name in DRAFTING if name not in weightless()]
+TEMPERATURES = (0.0, 0.7, 1.3)
+
+
+def asks(temperature: float) -> list[Ask]:
+    """Return requests some of which change their logits, and some name a method."""
+    penalty = {"repetition_penalty": 1.1}
+    named = [None, None, {"method": "suffix"}, {"method": "ngram"}, {"enabled": False}, {"num_speculative_tokens": 2}]
+    plain = half_repeating(temperature)
+    return [
+        with_params(ask, speculative=named[i % len(named)], **(penalty if i % 5 == 0 else {}))
+        for i, ask in enumerate(plain)
+    ]
+
+
+def without_wishes(whole: Sequence[Ask]) -> list[Ask]:
+    return [with_params(ask, speculative=None) for ask in whole]
+
+
+def auto(pair: Pair, method: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return the config of all methods without weights, and of one with them."""
+    options = {} if method is None else proposer_options(method, pair)
+    return {"method": "auto", "prompt_lookup_min": 1, "prompt_lookup_max": 3, **options, **more}
+
+
+@pytest.fixture
+def at_random(monkeypatch: pytest.MonkeyPatch) -> random.Random:
+    """A controller that chooses at random, anew in every step."""
+    rng = random.Random(5)
+
+    def asks(self: Controller, *of: int) -> bool:
+        return rng.random() < 0.8
+
+    def choose(self: Controller, chances: Sequence[Sequence[float]], *of: int) -> list[list[int]]:
+        return [list(range(rng.randint(0, len(own)))) for own in chances]
+
+    def next_length(self: Controller, most: int, *of: int) -> int:
+        return rng.randint(0, most)
+
+    monkeypatch.setattr(Controller, "asks", asks)
+    monkeypatch.setattr(Controller, "choose", choose)
+    monkeypatch.setattr(Controller, "next_length", next_length)
+    monkeypatch.setattr(Controller, "device_gain", property(lambda self: rng.random() * 4))
+    return rng
+
+
+@crossed(method=[None, *WITH_WEIGHTS], dtype=DTYPES, temperature=TEMPERATURES)
+def test_switching_at_random_in_every_step(
+    make_llm: MakeLLM,
+    models: dict[str, Pair],
+    plain: Plain,
+    at_random: random.Random,
+    method: str | None,
+    dtype: str,
+    temperature: float,
+) -> None:
+    expected = plain(dtype, without_wishes(asks(temperature)))
+    for options in ({}, {"max_num_batched_tokens": 48, "block_size": 4}):
+        config = auto(models[dtype], method, lengths="goodput")
+        answers = run(
+            make_llm(dtype=dtype, speculative_config=config, **options), asks(temperature), meddling(at_random)
+        )
+        assert_same(answers, expected)
+        assert accepted(answers) > 0
+
+
+def meddling(rng: random.Random) -> Any:
+    def meddle(engine: Engine, requests: list[Request]) -> None:
+        running = [r for r in requests if r.table.blocks and r.finish_reason is None]
+        if running and rng.random() < 0.1:
+            engine.preempt(rng.choice(running))
+
+    return meddle
+
+
+@crossed(turn=1, lengths=("fixed", "latency", "goodput"), dtype=DTYPES, method=[None, *WITH_WEIGHTS])
+def test_every_mode(
+    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, lengths: str, dtype: str, method: str | None
+) -> None:
+    llm = make_llm(dtype=dtype, speculative_config=auto(models[dtype], method, lengths=lengths))
+    assert llm.engine.methods == ("none", *weightless(), *([method] if method else []))
+    assert_same(run(llm, asks(0.7)), plain(dtype, without_wishes(asks(0.7))))
+
+
+def test_a_request_names_one_of_the_loaded_methods(make_llm: MakeLLM, models: dict[str, Pair]) -> None:
+    llm = make_llm(speculative_config=auto(models["float32"], "draft_model"))
+    for name in ("ngram", "suffix", "draft_model"):
+        wish = with_params(half_repeating(0.0)[1], speculative={"method": name})
+        (answer,) = run(llm, [wish])
+        assert set(answer.sources) == {"target", name}
+    with pytest.raises(RequestError, match="'medusa' is not loaded"):
+        run(llm, [with_params(half_repeating(0.0)[1], speculative={"method": "medusa"})])
+
+
+def test_whoever_promises_most_guesses(make_llm: MakeLLM, models: dict[str, Pair]) -> None:
+    llm = make_llm(speculative_config=auto(models["float32"], "draft_model"))
+    answers = run(llm, half_repeating(0.7))
+    assert {"target", "draft_model"} <= set().union(*(answer.sources for answer in answers))
+    llm = make_llm(speculative_config=auto(models["float32"]))
+    answers = run(llm, half_repeating(0.0))
+    assert set().union(*(answer.sources for answer in answers)) == {"target", "ngram", "suffix"}
+
+
+@pytest.mark.parametrize(
+    ("key", "match"),
+    [
+        ({"prompt_lookup_mix": 3}, "did you mean 'prompt_lookup_min'"),
+        ({"prompt_lookup_min": "x"}, "ngram option"),
+        ({"modle": "x"}, "did you mean 'model'"),
+    ],
+)
+def test_options_of_nobody(make_llm: MakeLLM, key: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make_llm(speculative_config={"method": "auto", **key})
+
+
+# ------------------------------------------------------------------------------------------------- by batch size
+
+
+def test_nothing_is_drafted_for_large_batches(make_llm: MakeLLM, plain: Plain) -> None:
+    config = {"method": "ngram", "prompt_lookup_min": 1, "disable_by_batch_size": 2}
+    llm = make_llm(speculative_config=config)
+    expected = plain("float32", half_repeating(0.0))
+    asked = half_repeating(0.0)
+    own = with_params(asked[1], speculative={"num_speculative_tokens": 3})  # a request's own wish goes first
+    answers = run(llm, [asked[0], own, *asked[2:]])
+    assert_same(answers, expected)
+    lengths = [answer.metrics.drafted for answer in answers]
+    assert lengths[1] > 0
+    (alone,) = run(llm, [asked[1]])
+    assert alone.metrics.drafted > max(lengths[i] for i in range(16) if i != 1)
+
+
+def test_lengths_by_batch_size(make_llm: MakeLLM) -> None:
+    config = {
+        "method": "ngram",
+        "prompt_lookup_min": 1,
+        "num_speculative_tokens_per_batch_size": [[1, 1, 3], [2, 9, 1]],
+    }
+    llm = make_llm(speculative_config=config)
+    ask = half_repeating(0.0)[1]
+
+    def longest(count: int) -> int:
+        llm.engine.stats.reset()
+        run(llm, [ask] * count)
+        return max(llm.engine.stats.lengths, default=0)
+
+    assert longest(1) == 3
+    llm.engine.stats.reset()
+    group = [llm.engine.add(ask.prompt, SamplingParams(temperature=0, max_tokens=9)) for _ in range(4)]
+    for _ in range(5):
+        llm.engine.step()
+    assert set(llm.engine.stats.lengths) == {1}
+    for (request,) in group:
+        llm.engine.abort(request)
+    assert longest(10) == 5 or longest(10) == 3  # beyond the table as many as usual, until few are left
+
+
+@pytest.mark.parametrize("value", [[[0, 1, 2]], [[1, 4, 5], [3, 9, 1]], [[2, 1, 1]], [[1, 2, -1]], [[1, 2]], "x", 3])
+def test_tables_of_lengths_that_make_no_sense(make_llm: MakeLLM, value: Any) -> None:
+    with pytest.raises(ConfigError):
+        make_llm(speculative_config={"method": "ngram", "num_speculative_tokens_per_batch_size": value})
+
+
+# ----------------------------------------------------------------------------------------------------- memory
+
+
+def test_without_memory_nobody_is_guessed_for_from_others(make_llm: MakeLLM) -> None:
+    ask = half_repeating(0.7)[0]
+    for remember, expected in ((True, True), (False, False)):
+        llm = make_llm(speculative_config={"method": "suffix", "remember_responses": remember})
+        first, second = (run(llm, [ask])[0] for _ in range(2))
+        assert first.token_ids == second.token_ids
+        assert (second.metrics.accepted > first.metrics.accepted) == expected

@@ -1,0 +1,95 @@
+"""A proposer that raises or returns nonsense loses the request, and the request loses nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asking import assert_same, assert_whole, half_repeating, run
+from conftest import MakeLLM, Plain
+
+from parlay.proposers.draft_model import Proposer as DraftModel
+from parlay.proposers.ngram import Proposer as NGram
+from parlay.types.draft import Draft
+from parlay.types.plan import Proposal
+
+
+def boom(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("boom")
+
+
+def answering(draft: Draft) -> Callable[..., Any]:
+    return lambda self, request_id, budget: draft
+
+
+NONSENSE = {
+    "beyond the vocabulary": Draft.chain([10**6], "x"),
+    "negative": Draft.chain([-1], "x"),
+    "no integers": Draft.chain(["a", 1.5], "x"),  # type: ignore[list-item]
+    "more parents": Draft((1, 2), (-1, 0, 1), ("x", "x")),
+    "no tree": Draft((1, 2), (1, 0), ("x", "x")),
+    "no sources": Draft((1, 2), (-1, 0), ()),
+    "probabilities": Draft((1, 2), (-1, 0), ("x", "x"), (0.5,)),
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("draft", NONSENSE.values(), ids=NONSENSE)
+@pytest.mark.parametrize("lengths", ["fixed", "goodput"])
+def test_nonsense(
+    make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch, draft: Draft, lengths: str
+) -> None:
+    llm = make_llm(speculative_config={"method": "ngram", "lengths": lengths})
+    monkeypatch.setattr(NGram, "propose", answering(draft))
+    answers = run(llm, half_repeating(0.7))
+    assert_same(answers, plain("float32", half_repeating(0.7)))
+    assert llm.engine.snapshot().faults == {"ngram": 16}
+    assert sum(answer.metrics.drafted for answer in answers) == 0
+    assert_whole(llm.engine)
+
+
+@pytest.mark.parametrize("name", ["admit", "observe", "propose", "forget"])
+def test_it_raises(make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    llm = make_llm("ngram", 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(NGram, name, boom)
+        assert_same(run(llm, half_repeating(0.7)), plain("float32", half_repeating(0.7)))
+    assert llm.engine.snapshot().faults["ngram"] >= 16
+    for host in llm.engine._scheduler.drafting._hosts:
+        vars(host._proposer)["_texts"].clear()  # what forgets nothing
+
+
+def test_others_go_on(make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make_llm(speculative_config={"method": "auto", "prompt_lookup_min": 1})
+    monkeypatch.setattr(NGram, "propose", boom)
+    answers = run(llm, half_repeating(0.0))
+    assert_same(answers, plain("float32", half_repeating(0.0)))
+    assert set().union(*(answer.sources for answer in answers)) == {"target", "suffix"}
+
+
+@pytest.mark.parametrize("nth", [1, 5])
+def test_a_device_proposer_raises(make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+    """Whom it happened to decodes plainly from then on; who comes later has it again."""
+    llm = make_llm("draft_model", 4)
+    real, calls = DraftModel.propose, iter(range(1, 1000))
+
+    def sometimes(self: Any, *args: Any, **more: Any) -> Any:
+        return boom() if next(calls) == nth else real(self, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DraftModel, "propose", sometimes)
+        answers = run(llm, half_repeating(0.7))
+    assert_same(answers, plain("float32", half_repeating(0.7)))
+    assert llm.engine.snapshot().faults == {"draft_model": 16}
+    again = run(llm, half_repeating(0.7))
+    assert_same(again, plain("float32", half_repeating(0.7)))
+    assert sum(answer.metrics.accepted for answer in again) > 0
+
+
+def test_a_device_proposers_nonsense(make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
+    def propose(self: Any, spans: Any, *_: Any) -> Any:
+        return [Proposal(Draft.chain([10**6], "x"), span.catch_up.state) for span in spans]
+
+    llm = make_llm("draft_model", 4)
+    monkeypatch.setattr(DraftModel, "propose", propose)
+    assert_same(run(llm, half_repeating(0.7)), plain("float32", half_repeating(0.7)))
+    assert llm.engine.snapshot().faults == {"draft_model": 16}
