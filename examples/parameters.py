@@ -23,7 +23,7 @@ def main() -> None:
         "my own": {"logits_processors": [shout]},
     }
     params = [SamplingParams(temperature=0.7, seed=1, max_tokens=24, **wish) for wish in wishes.values()]
-    plain = LLM("tiny-code", max_model_len=256)
+    plain = LLM("tiny-code", max_model_len=256, speculative_config=None)
     speculating = LLM("tiny-code", max_model_len=256, speculative_config={"method": "ngram"})
     expected = plain.generate([prompt] * len(params), params)
     found = speculating.generate([prompt] * len(params), params)

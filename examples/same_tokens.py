@@ -6,7 +6,7 @@ PROMPTS = [f"def function_{i}(values):\n" for i in range(8)]
 
 
 def main() -> None:
-    plain = LLM("tiny-code")
+    plain = LLM("tiny-code", speculative_config=None)
     guessing = LLM(
         "tiny-code",
         speculative_config={"method": "draft_model", "model": "tiny-code-draft", "num_speculative_tokens": 4},

@@ -110,7 +110,9 @@ def plain(models: dict[str, Pair]) -> Plain:
 
     def complete(dtype: str, asks: Sequence[Ask]) -> list[CompletionOutput]:
         if dtype not in engines:
-            engines[dtype] = LLM(str(models[dtype].target), max_model_len=128, enable_prefix_caching=False)
+            engines[dtype] = LLM(
+                str(models[dtype].target), max_model_len=128, enable_prefix_caching=False, speculative_config=None
+            )
         for ask in asks:
             if (dtype, ask) not in known:
                 known[dtype, ask] = run(engines[dtype], [ask])

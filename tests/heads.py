@@ -196,7 +196,7 @@ def _fit(features: Tensor, tokens: Tensor, vocab: int) -> Tensor:
 @cache
 def _texts(target: Path) -> tuple[Tensor, Tensor]:
     """Return tokens `[texts, length]` that a target wrote, and its hidden states `[texts, length, H]`."""
-    llm = LLM(str(target), dtype="float32", max_model_len=_PROMPT + _OUTPUT)
+    llm = LLM(str(target), dtype="float32", max_model_len=_PROMPT + _OUTPUT, speculative_config=None)
     vocab = llm.engine.vocab_size
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(vocab - 1, (_TEXTS, _PROMPT), generator=generator).tolist()

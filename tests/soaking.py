@@ -35,7 +35,7 @@ class Case:
 def make_cases(model: str, count: int, rng: Random) -> list[Case]:
     """Return requests with the answers of plain decoding, one engine and no server involved."""
     bodies = [_body(rng, seed) for seed in range(count)]
-    llm = LLM(model, num_blocks=2048)
+    llm = LLM(model, num_blocks=2048, speculative_config=None)
     prompts = [body["prompt"] for body in bodies]
     params = [SamplingParams(**{k: v for k, v in body.items() if k != "prompt"}) for body in bodies]
     outputs = llm.generate(prompts, params)

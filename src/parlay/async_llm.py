@@ -12,6 +12,7 @@ from threading import Lock, Thread
 from typing import Any, Literal
 
 from parlay.config import SpeculativeConfig, modernise
+from parlay.config.speculative import DEFAULT
 from parlay.engine.request import Request
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ParlayError
@@ -37,7 +38,7 @@ class AsyncLLM:
         self,
         model: str | PathLike[str] = "tiny-code",
         *,
-        speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = DEFAULT,
         **options: Any,
     ) -> None:
         """Load a model and start the engine's thread; arguments and errors are those of `LLM`."""

@@ -6,6 +6,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
+from parlay.config.speculative import DEFAULT
 from parlay.engine.chat import ChatOptions
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request, best
@@ -27,14 +28,14 @@ class LLM:
         self,
         model: str | PathLike[str] = "tiny-code",
         *,
-        speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = DEFAULT,
         **options: Any,
     ) -> None:
         """Load a model.
 
         Args:
             model: a directory in Hugging Face format, a GGUF file, a name on the hub, or that of an embedded model.
-            speculative_config: how to speculate; None decodes plainly.
+            speculative_config: how to speculate; None decodes plainly. Left out, `SpeculativeConfig()` counts.
             **options: fields of `EngineConfig`. The keywords of vLLM 0.6 work too, each with a `DeprecationWarning`.
 
         Raises:

@@ -70,7 +70,7 @@ def test_commands(talk: Talk, model: Path) -> None:
 
 def test_another_template(talk: Talk, model: Path) -> None:
     _, out, _ = talk(["hello"], "--chat-template", "{{ messages[0].content }}")
-    [output] = LLM(model).generate("hello", SamplingParams(temperature=0, max_tokens=5))
+    [output] = LLM(model, speculative_config=None).generate("hello", SamplingParams(temperature=0, max_tokens=5))
     assert out == output.outputs[0].text + "\n"
 
 

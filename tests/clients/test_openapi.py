@@ -42,7 +42,9 @@ def fuzz(seconds: int, seed: int, folder: Path) -> None:
         assert any('"stream":true' in line and '"status":200' in line for line in served.log)
         with openai.OpenAI(base_url=served.url + "/v1", api_key=KEY, max_retries=0) as client:
             made = client.completions.create(model="tiny-code", prompt="def f(", max_tokens=20, temperature=0)
-    (output,) = LLM("tiny-code").generate("def f(", SamplingParams(max_tokens=20, temperature=0))
+    (output,) = LLM("tiny-code", speculative_config=None).generate(
+        "def f(", SamplingParams(max_tokens=20, temperature=0)
+    )
     assert made.choices[0].text == output.outputs[0].text
 
 

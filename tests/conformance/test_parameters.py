@@ -71,7 +71,7 @@ def asks(temperature: float, names: Any = tuple(EACH)) -> list[Ask]:
 @pytest.fixture(scope="module")
 def target(models: dict[str, Pair]) -> Callable[[tuple[int, ...]], NDArray[np.float32]]:
     """The float32 target's logits after known tokens, unprocessed."""
-    llm = LLM(str(models["float32"].target), max_model_len=128)
+    llm = LLM(str(models["float32"].target), max_model_len=128, speculative_config=None)
     rows: dict[tuple[int, ...], NDArray[np.float32]] = {}
 
     def logits(known: tuple[int, ...]) -> NDArray[np.float32]:

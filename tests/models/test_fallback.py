@@ -96,7 +96,7 @@ def test_speculation_changes_no_token(tmp_path: Path) -> None:
     target = write_family(tmp_path / "target", "olmo2", **shape)
     draft = write_family(tmp_path / "draft", "olmo2", noise=0.05, **shape)
     options = {"model": str(target), "max_model_len": 96}
-    plain = LLM(**options, enable_prefix_caching=False)
+    plain = LLM(**options, enable_prefix_caching=False, speculative_config=None)
     assert plain.engine.numerics.exact
     assert plain.numerics_id.endswith("/exact")
     assert "+transformers-" in plain.numerics_id

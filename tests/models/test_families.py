@@ -87,7 +87,7 @@ def test_speculation_changes_no_token(tmp_path: Path, name: str) -> None:
     target = write_family(tmp_path / "target", name, **shape)
     draft = write_family(tmp_path / "draft", name, noise=0.05, **shape)
     options = {"model": str(target), "max_model_len": 96}
-    plain = LLM(**options, enable_prefix_caching=False)
+    plain = LLM(**options, enable_prefix_caching=False, speculative_config=None)
     prompts = [tuple(tokens_of(seed)[:12]) * repeats for seed, repeats in ((0, 1), (1, 2), (2, 3))]
     asks = [
         Ask(prompt, SamplingParams(max_tokens=40, temperature=t, seed=7, logprobs=2, ignore_eos=True))

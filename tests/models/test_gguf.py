@@ -412,7 +412,7 @@ def ask(llm: LLM) -> Iterator[Any]:
 
 def test_tiny_code_completes_alike(tiny_code: Path) -> None:
     """With every proposer, either model or both in a GGUF file."""
-    expected = list(ask(LLM("tiny-code", max_model_len=128)))
+    expected = list(ask(LLM("tiny-code", max_model_len=128, speculative_config=None)))
     draft = {"method": "draft_model", "num_speculative_tokens": 3}
     for target, speculative in (
         (tiny_code, None),
@@ -427,7 +427,7 @@ def test_tiny_code_completes_alike(tiny_code: Path) -> None:
 
 def test_a_quantised_one_completes_alike_whoever_drafts(tmp_path: Path) -> None:
     file = write_gguf(find_model("tiny-code"), tmp_path / "q.gguf", "Q8_0", pre="ufakzeka")
-    expected = list(ask(LLM(file, max_model_len=128)))
+    expected = list(ask(LLM(file, max_model_len=128, speculative_config=None)))
     for speculative in ({"method": "ngram"}, {"method": "draft_model", "model": "tiny-code-draft"}):
         assert list(ask(LLM(file, max_model_len=128, speculative_config=speculative))) == expected
 

@@ -49,7 +49,7 @@ def client(live: Live) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def offline() -> LLM:
-    return LLM("tiny-code")
+    return LLM("tiny-code", speculative_config=None)
 
 
 def offline_chat(llm: LLM, params: SamplingParams, messages: Any = MESSAGES) -> RequestOutput:

@@ -268,7 +268,7 @@ def test_two_servers_in_one_process() -> None:
 
 
 def test_a_request_knows_when_it_got_its_first_block(tmp_path: Path) -> None:
-    llm = LLM(str(write_llama(tmp_path, scale=2.0)), max_num_seqs=2)
+    llm = LLM(str(write_llama(tmp_path, scale=2.0)), max_num_seqs=2, speculative_config=None)
     outputs = llm.generate([[5, 6, 7]] * 4, SamplingParams(max_tokens=8, ignore_eos=True), use_tqdm=False)
     every = [output.metrics for output in outputs]
     assert all(m.arrival <= m.admitted < m.first_token < m.finished for m in every)

@@ -38,7 +38,7 @@ def live() -> Iterator[Live]:
 @pytest.fixture(scope="module")
 def text() -> str:
     """What plain decoding answers."""
-    return LLM("tiny-code").generate(PROMPT, SamplingParams(**ASKED))[0].outputs[0].text
+    return LLM("tiny-code", speculative_config=None).generate(PROMPT, SamplingParams(**ASKED))[0].outputs[0].text
 
 
 def details(body: Any) -> tuple[int, int]:

@@ -41,7 +41,7 @@ def accepted(target: Path, head: Path) -> float:
     llm = LLM(str(target), max_model_len=96, speculative_config={"model": str(head)})
     prompts = ["QWERTZ", "ASDFGHJKL", "YXCVBNM", "HELLO", "ANDSOON", "ZZZ"]
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), use_tqdm=False)
-    plain = LLM(str(target), max_model_len=96).generate(
+    plain = LLM(str(target), max_model_len=96, speculative_config=None).generate(
         prompts, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), use_tqdm=False
     )
     assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]

@@ -50,10 +50,10 @@ def measure(
     Raises:
         ConfigError: prompts and completions do not fit into the model's context.
     """
-    llms = {PLAIN: LLM(**{"enable_prefix_caching": False, **engine})}
+    llms = {PLAIN: LLM(**{"enable_prefix_caching": False, **engine}, speculative_config=None)}
     if speculative is not None:
         llm = LLM(**{"enable_prefix_caching": False, **engine}, speculative_config=speculative)
-        llms[llm.engine.methods[-1]] = llm
+        llms["+".join(llm.engine.methods[1:])] = llm
     limit, needed = llms[PLAIN].engine.max_model_len, options.lengths()[1] + options.output_len
     if needed > limit:
         raise ConfigError(f"prompts and completions of {needed} tokens exceed the context of {limit}; shorten them")

@@ -5,10 +5,12 @@ import asyncio
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from parlay import env
 from parlay.cli.flags import add_flags, given
+from parlay.cli.serving import speculation
 from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig
 from parlay.errors import ConfigError
 
@@ -39,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     if values.setdefault("model", served) != served:
         raise ConfigError("MODEL and --model are one option; give one of them")
     config = ServerConfig.parse(given(ServerConfig, vars(options)))
-    speculative = SpeculativeConfig.parse(options.speculative_config)
+    speculative = speculation(options)
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -64,6 +66,9 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
     from parlay.server.page import content_security_policy, page
 
     keys = read_keys(config, env.api_keys())
+    if not keys and speculative.remember_responses is None:
+        # What one client was answered must not show in the sources, or in the speed, of another's answer.
+        speculative = replace(speculative, remember_responses=False)
     sockets = bind(config)
     if config.host not in LOOPBACK and not keys:
         print("parlay: whoever reaches this address may use the model; --api-key-file closes it", file=sys.stderr)
@@ -73,13 +78,14 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
     loop.add_signal_handler(signal.SIGTERM, task.cancel)  # the server's own, once it listens
     async with EngineClient(speculative_config=speculative, engine_timeout=config.engine_timeout, **values) as engine:
         gate = Gate(config.max_open, config.max_open_per_key)
+        method = "+".join(engine.methods[1:]) or engine.methods[0]
         app = create_app(
             engine,
             config,
             keys=keys,
             gate=gate,
             methods=engine.methods,
-            metrics=PrometheusMetrics(engine.model_name, engine.methods[-1], engine.stats, lambda: engine.restarts),
+            metrics=PrometheusMetrics(engine.model_name, method, engine.stats, lambda: engine.restarts),
             page=(html, content_security_policy(html)),
         )
         leave_out_what_is_loaded()

@@ -5,7 +5,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.flags import add_flags, given
-from parlay.config import EngineConfig
+from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.config.speculative import DEFAULT
 from parlay.types.output import CompletionOutput, RequestOutput
 from parlay.types.params import SamplingParams
 
@@ -37,7 +38,13 @@ def make_llm(options: argparse.Namespace) -> "LLM":
     """Start the engine that the flags describe."""
     from parlay.llm import LLM
 
-    return LLM(speculative_config=options.speculative_config, **engine_options(options))
+    return LLM(speculative_config=speculation(options), **engine_options(options))
+
+
+def speculation(options: argparse.Namespace) -> SpeculativeConfig:
+    """Return how the flags say to speculate; without any, what an engine does by itself."""
+    asked = options.speculative_config
+    return DEFAULT if asked is None else SpeculativeConfig.parse(asked)
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from parlay.config.speculative import DEFAULT
 from parlay.errors import ConfigError, brief, shown
 
 # What each is called inside `speculative_config`.
@@ -26,14 +27,14 @@ def modernise(options: Mapping[str, Any], speculative: Any, stacklevel: int = 1)
 
     Args:
         options: keyword arguments of an engine.
-        speculative: `speculative_config` as given, or None.
+        speculative: `speculative_config` as given, or `DEFAULT`.
         stacklevel: whose code to blame: 1 for the caller of this function, 2 for the caller's caller, ...
 
     Raises:
         ConfigError: older keywords beside `speculative_config`, or without `speculative_model`.
     """
     older = {key: value for key, value in options.items() if key in _RENAMED and value is not None}
-    if older and speculative is not None:
+    if older and speculative is not DEFAULT and speculative is not None:
         raise ConfigError(f"{next(iter(older))} and speculative_config contradict each other; write the latter alone")
     if older and "speculative_model" not in older:
         now = {_RENAMED[key]: value for key, value in older.items()}

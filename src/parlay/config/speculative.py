@@ -113,3 +113,7 @@ def _check_ranges(ranges: Sequence[tuple[int, int, int]]) -> None:
                 f"on and without overlap, such as [[1, 4, 5], [5, 16, 2]], not {shown(list(map(list, ranges)))}"
             )
         before = last
+
+
+# What an engine does whose user says nothing about speculation.
+DEFAULT = plain()

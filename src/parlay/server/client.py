@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
+from parlay.config.speculative import DEFAULT
 from parlay.engine.chat import ChatOptions
 from parlay.engine.stats import StatsSnapshot
 from parlay.engine.tokenizer import TextCodec, check_prompt, encode_prediction
@@ -51,7 +52,7 @@ class EngineClient:
         self,
         model: str | PathLike[str] = "tiny-code",
         *,
-        speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = DEFAULT,
         engine_timeout: float = 120.0,
         **options: Any,
     ) -> None:

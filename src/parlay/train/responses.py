@@ -102,7 +102,7 @@ def _write(
     tick: Callable[[int], None],
 ) -> None:
     order = _order(texts, options)
-    llm = LLM(options.target, dtype=options.dtype, max_model_len=options.max_model_len)
+    llm = LLM(options.target, dtype=options.dtype, max_model_len=options.max_model_len, speculative_config=None)
     with file.open("a", encoding="utf-8") as out:
         if not out.tell():
             out.write(header + "\n")
