@@ -8,7 +8,7 @@ from parlay.bench.widen_heads import FOLDER
 from parlay.bench.workloads import has_embedded_vocabulary
 from parlay.config import SpeculativeConfig
 from parlay.engine.tokenizer import TextCodec
-from parlay.errors import ConfigError, ModelError, nearest, shown
+from parlay.errors import CapacityError, ConfigError, ModelError, nearest, shown
 from parlay.llm import LLM
 from parlay.log import logger
 from parlay.models.select import describe_model, find_model, resolve_dtype
@@ -132,4 +132,11 @@ def engines(
             if name not in optional:
                 raise
             logger.warning("%s is left out: %s", name, error)
+        except CapacityError as error:
+            if not made:
+                raise
+            raise CapacityError(
+                f"the engine for {name} does not fit beside the {len(made)} before it ({error}); "
+                "compare fewer methods at once"
+            ) from None
     return made

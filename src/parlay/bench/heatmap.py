@@ -37,7 +37,7 @@ def draw_heatmap(path: Path, title: str, rows: Sequence[Mapping[str, Any]]) -> N
         values[y, x] = max(-_CLIP, min(_CLIP, log2(row["speed_up"])))
         low, high = row["interval"]
         text = f"{row['speed_up']:.2f}{'' if row['precise'] else '*'}\n{low:.2f} to {high:.2f}"
-        colour = "white" if abs(values[y, x]) > 0.75 * _CLIP else "black"
+        colour = "white" if abs(values[y, x]) > 0.6 * _CLIP else "black"
         axes.text(x, y, text, ha="center", va="center", fontsize=7, color=colour, linespacing=1.1)
         if row["speed_up"] < NOT_SLOWER:
             axes.add_patch(Rectangle((x - 0.47, y - 0.46), 0.94, 0.92, fill=False, edgecolor="black", linewidth=1.8))
