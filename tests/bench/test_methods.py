@@ -102,6 +102,19 @@ def test_a_turn_lasts_long_enough(options: MethodsOptions, monkeypatch: pytest.M
     assert seconds == [1, 2]
 
 
+@pytest.mark.usefixtures("one_batch_a_turn")
+def test_an_agents_loop_is_asked_to_its_end(options: MethodsOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other workloads stop as soon as intervals are narrow."""
+    monkeypatch.setattr(methods, "_warm_up", lambda llm, case: 1.0)
+    monkeypatch.setattr("parlay.bench.paired.LEAST_TURNS", 3)
+    asked = replace(options, precision=1e9, turns=40, batch_sizes=(1,), prefixes=16, methods=("ngram",))
+    found = {}
+    for name, turns in (("random", 40), ("agent", 40), ("agent", 10)):
+        plain, ngram = measure(replace(asked, workloads=(name,), prompts=(), turns=turns), None, quiet)
+        found[name, turns] = plain["turns"], ngram["passes"], ngram["precise"]
+    assert found == {("random", 40): (3, 1, True), ("agent", 40): (16, 1, True), ("agent", 10): (10, 1, False)}
+
+
 def test_turns_of_a_pass() -> None:
     prompts = [Prefix(i, (i,)) for i in range(7)]
     first = [[p.number for p in turn] for turn in turns_of(prompts, 3, 0)]
@@ -172,7 +185,9 @@ def test_the_command(
     ]
     assert {row["workload"] for row in found["rows"]} == {"random"}
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert json.loads(output.read_text())["rows"] == found["rows"]
+    kept = json.loads(output.read_text())["rows"]
+    assert found["provenance"]["numerics"] == [kept[0].pop("numerics")]
+    assert kept[0] == found["rows"][0]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 import random
 from collections.abc import Callable
 
-import pytest
-
 from parlay.bench.paired import LEAST_TURNS, Estimate, StopRule, Turns, estimate
 
 
@@ -81,16 +79,13 @@ def test_precision_is_a_share_of_the_ratio() -> None:
     assert not Estimate(1.0, 1.0, 1.03).within(0.02)
 
 
-@pytest.mark.parametrize(
-    ("estimates", "turns", "elapsed", "met"),
-    [
-        ([Estimate(1, 0.99, 1.01)], LEAST_TURNS, 1, True),
-        ([Estimate(1, 0.99, 1.01)], LEAST_TURNS - 1, 1, False),
-        ([Estimate(1, 0.99, 1.01), Estimate(2, 1.9, 2.0)], 19, 9, False),
-        ([Estimate(2, 1.9, 2.0)], 20, 9, True),
-        ([Estimate(2, 1.9, 2.0)], 1, 10, True),
-        ([], LEAST_TURNS, 0, True),
-    ],
-)
-def test_stopping(estimates: list[Estimate], turns: int, elapsed: float, met: bool) -> None:
-    assert StopRule(precision=0.02, turns=20, seconds=10).met(estimates, turns, elapsed) is met
+def test_stopping() -> None:
+    rule = StopRule(precision=0.02, turns=20, seconds=10)
+    narrow, wide = Estimate(1, 0.99, 1.01), Estimate(2, 1.9, 2.0)
+    assert rule.precise([narrow], LEAST_TURNS)
+    assert rule.precise([], LEAST_TURNS)
+    assert not rule.precise([narrow], LEAST_TURNS - 1)
+    assert not rule.precise([narrow, wide], 100)
+    assert not rule.spent(19, 9.9)
+    assert rule.spent(20, 0)
+    assert rule.spent(1, 10)

@@ -15,13 +15,16 @@ PROMPTS = {"edit": "d1"}
 
 
 def rows(workload: str = "edit", batch: int = 1) -> list[dict[str, Any]]:
-    return [{"workload": workload, "batch": batch, "temperature": 0.0, "method": m} for m in ("plain", "ngram")]
+    return [
+        {"workload": workload, "batch": batch, "temperature": 0.0, "method": m, "numerics": "id-1"}
+        for m in ("plain", "ngram")
+    ]
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "rows.json"
-    Record(path, QUESTION, PROMPTS).add(rows(), "id-1")
+    Record(path, QUESTION, PROMPTS).add(rows())
     return path
 
 
@@ -40,8 +43,8 @@ def test_a_second_run_goes_on(path: Path) -> None:
     assert not later.has("edit", 1, 0.8)
     assert not later.has("agent", 1, 0.0)
     later.check_numerics("id-1")
-    assert [row["session"] for row in later.add(rows("agent"), "id-1")] == [1, 1]
-    later.add(rows("agent", 8), "id-1")
+    assert [row["session"] for row in later.add(rows("agent"))] == [1, 1]
+    later.add(rows("agent", 8))
     content = json.loads(path.read_text())
     assert [row["session"] for row in content["rows"]] == [0, 0, 1, 1, 1, 1]
     assert content["workloads"] == {"edit": "d1", "agent": "d2"}
@@ -51,7 +54,7 @@ def test_a_second_run_goes_on(path: Path) -> None:
 def test_nothing_is_written_before_a_case_is_measured(tmp_path: Path) -> None:
     Record(tmp_path / "rows.json", QUESTION, PROMPTS)
     assert not list(tmp_path.iterdir())
-    Record(None, QUESTION, PROMPTS).add(rows(), "id")
+    Record(None, QUESTION, PROMPTS).add(rows())
     assert not list(tmp_path.iterdir())
 
 

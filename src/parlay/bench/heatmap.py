@@ -25,7 +25,10 @@ def draw_heatmap(path: Path, title: str, rows: Sequence[Mapping[str, Any]]) -> N
     from matplotlib.patches import Rectangle
 
     shown = [row for row in rows if row["method"] != "plain"]
-    cases = list(dict.fromkeys(_case(row) for row in rows))
+    workloads = list(dict.fromkeys(str(row["workload"]) for row in rows))
+    # A run that went on later may have added cases of every workload.
+    ordered = sorted(rows, key=lambda row: (workloads.index(row["workload"]), row["batch"], row["temperature"]))
+    cases = list(dict.fromkeys(_case(row) for row in ordered))
     methods = list(dict.fromkeys(str(row["method"]) for row in shown))
     values = np.full((len(cases), max(len(methods), 1)), np.nan)
     # Inches: a cell holds two lines of text, the left margin the longest case.

@@ -11,12 +11,12 @@ from typing import Any
 
 from parlay.bench.contenders import AUTO, automatic, contenders, engines
 from parlay.bench.options import MethodsOptions
-from parlay.bench.paired import LEAST_TURNS, StopRule, Turns, estimate
+from parlay.bench.paired import StopRule, Turns, estimate
 from parlay.bench.prompts import name_of, read_prompts
 from parlay.bench.protocol import Prefix
 from parlay.bench.record import Record
 from parlay.bench.tally import Tally
-from parlay.bench.workloads import EMBEDDED_ONLY, WORKLOADS, Workload, has_embedded_vocabulary, workload
+from parlay.bench.workloads import EMBEDDED_ONLY, REMEMBERED, WORKLOADS, Workload, has_embedded_vocabulary, workload
 from parlay.config import SpeculativeConfig
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, nearest, shown
@@ -71,8 +71,8 @@ def measure(options: MethodsOptions, output: Path | None, tick: Tick) -> list[di
     for case in cases:
         if record.has(case.workload.name, case.batch, case.temperature):
             continue
-        rows, numerics = _Measurement(options, case, chosen, optional, tick).run(record.check_numerics)
-        record.add(rows, numerics)
+        rows = _Measurement(options, case, chosen, optional, tick).run(record.check_numerics)
+        record.add(rows)
         # What was left out once is not tried again.
         methods = {str(row["method"]) for row in rows}
         chosen = {name: how for i, (name, how) in enumerate(chosen.items()) if i == 0 or name in methods}
@@ -95,7 +95,7 @@ def gather(options: MethodsOptions) -> list[Workload]:
     for name in names:
         if name not in WORKLOADS:
             raise ConfigError(f"unknown workload {shown(name)}{nearest(name, WORKLOADS)}")
-        found[name] = Workload(name, tuple(workload(name, options.prefixes, codec)))
+        found[name] = Workload(name, tuple(workload(name, options.prefixes, codec)), in_order=name in REMEMBERED)
     longest = config.max_position - options.max_tokens
     for path in options.prompts:
         name = name_of(path)
@@ -135,11 +135,13 @@ class _Measurement:
         self._passes = 0
         self._asked = 0  # prompts
         self._batches = 1  # a turn
+        self._whole = not case.workload.in_order  # whether what was asked is the workload
+        self._numerics: dict[str, str] = {}
         self._turns = Turns(tuple(chosen))
         self._tallies: dict[str, Tally] = {}
 
-    def run(self, check: Callable[[str], None]) -> tuple[list[dict[str, Any]], str]:
-        """Return one row a method, and the numerics id; `check` sees that before anything is measured."""
+    def run(self, check: Callable[[str], None]) -> list[dict[str, Any]]:
+        """Return one row a method; `check` sees the numerics id before anything is measured."""
         while True:
             self._tick(f"{self._case}: loading")
             llms = engines(
@@ -150,13 +152,13 @@ class _Measurement:
                 max_model_len=self._case.workload.longest,
                 optional=self._optional,
             )
-            numerics = next(iter(llms.values())).numerics_id
-            check(numerics)
+            self._numerics = {name: llm.numerics_id for name, llm in llms.items()}
+            check(next(iter(self._numerics.values())))
             stop = self._pass(llms)
             del llms  # or there would be no room for the next ones
             gc.collect()
             if stop:
-                return [self._row(name) for name in self._turns.names], numerics
+                return [self._row(name) for name in self._turns.names]
 
     def _pass(self, llms: Mapping[str, LLM]) -> bool:
         """Take turns until all prompts have been asked; whether it is enough."""
@@ -167,24 +169,32 @@ class _Measurement:
             self._tallies = {name: Tally() for name in llms}
             most = len(self._case.workload.prompts) // self._case.batch
             self._batches = max(1, min(ceil(_TURN / seconds[0]), most))
-        stop = False
-        for work in turns_of(self._case.workload.prompts, self._batches * self._case.batch, self._asked):
-            stop = self._turn(llms, work)
-            if stop:
+        asked = self._case.workload
+        # Where later prompts live on earlier ones, the first turns of a pass alone would be another workload.
+        first = 0 if asked.in_order else self._asked
+        spent = False
+        for work in turns_of(asked.prompts, self._batches * self._case.batch, first):
+            self._turn(llms, work)
+            spent = self._rule.spent(len(self._turns), perf_counter() - self._began)
+            if spent or (not asked.in_order and self._precise()):
                 break
+        else:
+            self._whole = True
         for name, llm in llms.items():
             self._tallies[name].add_stats(llm.engine.stats)
         self._passes += 1
-        return stop
+        return spent or self._precise()
 
-    def _turn(self, llms: Mapping[str, LLM], work: list[Prefix]) -> bool:
+    def _precise(self) -> bool:
+        estimates = (estimate(self._turns.ratios(name)) for name in self._turns.names[1:])
+        return self._rule.precise(estimates, len(self._turns))
+
+    def _turn(self, llms: Mapping[str, LLM], work: list[Prefix]) -> None:
         label = f"{self._case}: turn {len(self._turns) + 1}"
         parts = {name: partial(_complete, llm, self._case, work, self._passes) for name, llm in llms.items()}
         for name, outputs in self._turns.take(parts, lambda name: self._tick(f"{label}, {name}")).items():
             self._tallies[name].add(outputs)
         self._asked += len(work)
-        estimates = [estimate(self._turns.ratios(name)) for name in self._turns.names[1:]]
-        return self._rule.met(estimates, len(self._turns), perf_counter() - self._began)
 
     def _row(self, name: str) -> dict[str, Any]:
         plain, case = self._turns.names[0], self._case
@@ -198,13 +208,14 @@ class _Measurement:
             "method": PLAIN if name == plain else name,
             "speed_up": whole.median,
             "interval": [whole.low, whole.high],
-            "precise": len(self._turns) >= LEAST_TURNS and whole.within(self._options.precision),
+            "precise": self._whole and self._rule.precise([whole], len(self._turns)),
             "decode_speed_up": later.median if later else None,
             "decode_interval": [later.low, later.high] if later else None,
             "turns": len(self._turns),
             "passes": self._passes,
-            "seconds": self._turns.seconds[name],
+            "seconds": [round(seconds, 6) for seconds in self._turns.seconds[name]],
             **tally.row(self._turns.seconds[name], self._tallies[plain]),
+            "numerics": self._numerics[name],
         }
 
 

@@ -6,7 +6,7 @@ figure is the median of the turns' ratios. Its interval is the percentile bootst
 anew, with replacement, and the middle 95 % of the medians are what it spans.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
@@ -55,10 +55,12 @@ class StopRule:
     turns: int
     seconds: float
 
-    def met(self, estimates: Sequence[Estimate], turns: int, elapsed: float) -> bool:
-        """Whether to stop after so many turns and seconds."""
-        if turns >= self.turns or elapsed >= self.seconds:
-            return True
+    def spent(self, turns: int, elapsed: float) -> bool:
+        """Whether so many turns or seconds are the most that there may be."""
+        return turns >= self.turns or elapsed >= self.seconds
+
+    def precise(self, estimates: Iterable[Estimate], turns: int) -> bool:
+        """Whether so many turns have given intervals that are narrow enough."""
         return turns >= LEAST_TURNS and all(one.within(self.precision) for one in estimates)
 
 

@@ -56,14 +56,14 @@ class Record:
         Raises:
             ConfigError: the file has rows of others.
         """
-        for session in self._sessions:
-            self._refuse([f"numerics {a}, here {numerics}" for a in session["numerics"] if a != numerics])
+        there = dict.fromkeys(str(row["numerics"]) for row in self.rows)
+        self._refuse([f"numerics {other}, here {numerics}" for other in there if other != numerics])
 
-    def add(self, rows: Sequence[dict[str, Any]], numerics: str) -> list[dict[str, Any]]:
+    def add(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Add the rows of a case, write the file, and return the rows as they are kept."""
         if self._session is None:
             self._session = len(self._sessions)
-            self._sessions.append(provenance([numerics]))
+            self._sessions.append(provenance(row["numerics"] for row in rows))
         kept = [row | {"session": self._session} for row in rows]
         self.rows += kept
         if self._path is not None:
@@ -85,7 +85,7 @@ class Record:
             content = json.loads(path.read_text("utf-8"))
             kind, question, digests = content["kind"], content["question"], content["workloads"]
             sessions, rows = content["sessions"], content["rows"]
-            complete = all(key in row for row in rows for key in (*_CASE, "method", "session"))
+            complete = all(key in row for row in rows for key in (*_CASE, "method", "session", "numerics"))
             machines = [{key: session[key] for key in _MACHINE} for session in sessions]
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from None

@@ -40,12 +40,14 @@ class Workload:
         prompts: their numbers are 0, 1 ... and, unless something else is said, their seeds.
         max_tokens: most tokens a completion.
         ignore_eos: whether all completions have that length.
+        in_order: whether later prompts live on earlier ones, so that a part of them is another workload.
     """
 
     name: str
     prompts: tuple[Prefix, ...]
     max_tokens: int = TOKENS
     ignore_eos: bool = True
+    in_order: bool = False
 
     @property
     def digest(self) -> str:
@@ -149,3 +151,4 @@ WORKLOADS: dict[str, Callable[[int, TextCodec], list[Prefix]]] = {
     "random": _random,
 }
 EMBEDDED_ONLY = ("completion", "edit")
+REMEMBERED = ("agent",)  # of which later prompts live on earlier ones

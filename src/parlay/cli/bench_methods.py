@@ -110,9 +110,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         from parlay.bench.heatmap import draw_heatmap
 
-        draw_heatmap(options.plot, f"parlay bench methods, {options.model}", rows)
+        draw_heatmap(options.plot, f"parlay bench methods, {Path(options.model).name}", rows)
     report(  # ten columns that fit a terminal of eighty
-        rows,
+        [dict(row) for row in rows],
         {
             "workload": ("asked", "{}"),
             "batch": ("batch", "{:d}"),
