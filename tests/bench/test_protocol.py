@@ -36,7 +36,7 @@ def test_repeated_share() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        ["methods", "--batch-sizes", "8", "--num-speculative-tokens", "2"],
+        ["methods", "--batch-sizes", "2", "--temperatures", "0", "--turns", "1", "--lengths", "fixed"],
         ["transformers", "--batch-sizes", "2", "--prompt-length", "40"],
     ],
 )

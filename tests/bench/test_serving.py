@@ -10,7 +10,7 @@ from checkpoints import write_llama
 from parlay import ConfigError
 from parlay.bench import serving
 from parlay.bench.options import LatencyOptions, ThroughputOptions
-from parlay.bench.plot import check_target, draw, method_panels
+from parlay.bench.plot import check_target, draw
 from parlay.bench.serving import measure, panels, workload
 from parlay.cli.main import main
 from parlay.config import SpeculativeConfig
@@ -150,24 +150,6 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("parlay.bench.plot.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'parlay\[plot\]'"):
         check_target(tmp_path / "x.png")
-
-
-def test_methods_are_drawn_too(tmp_path: Path) -> None:
-    rows = [
-        {"method": m, "workload": "edit", "batch": b, "temperature": t, "speed_up": 1.5, "decode_speed_up": 2.0}
-        for m in ("plain", "ngram")
-        for b in (1, 8)
-        for t in (0.0, 0.8)
-    ]
-    shown = method_panels(rows)
-    assert list(shown["speed-up a token"]["ngram"]) == [
-        "edit\nbatch 1\ntemp. 0",
-        "edit\nbatch 1\ntemp. 0.8",
-        "edit\nbatch 8\ntemp. 0",
-        "edit\nbatch 8\ntemp. 0.8",
-    ]
-    draw(tmp_path / "methods.png", "methods", shown)
-    assert (tmp_path / "methods.png").stat().st_size > 10_000
 
 
 def _fields(options: Any) -> dict[str, Any]:

@@ -256,6 +256,9 @@ def test_benchmarks_leave_out_what_does_not_fit(
     assert not caplog.records
     wide = wide_of(target)
     assert "medusa" not in contenders(str(wide), None)
+    assert not caplog.records  # with another vocabulary than the embedded one's nobody expects it to fit
+    monkeypatch.setattr("parlay.bench.contenders.has_embedded_vocabulary", lambda codec: True)
+    assert "medusa" not in contenders(str(wide), None)
     (said,) = (record.getMessage() for record in caplog.records)
     assert "medusa is left out" in said
     assert f"--output {wide} --head {heads['medusa, first generation']}" in said

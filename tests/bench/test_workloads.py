@@ -1,15 +1,23 @@
 """The protocol's workloads: frozen, and of the kind that they claim to be."""
 
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
+from checkpoints import write_byte_tokenizer
 
 from parlay.bench.protocol import load_prefixes
-from parlay.bench.workloads import WORKLOADS, edit, workload
+from parlay.bench.workloads import EMBEDDED_ONLY, WORKLOADS, Workload, edit, workload
 from parlay.engine.tokenizer import TextCodec
+from parlay.errors import ConfigError
 from parlay.models.select import find_model
 
-FROZEN = {"completion": "fc69360c6d6698fe", "edit": "b2b671d80274de32", "agent": "0d5452bf7d333238"}
+FROZEN = {
+    "completion": "fc69360c6d6698fe",
+    "edit": "b2b671d80274de32",
+    "agent": "0d5452bf7d333238",
+    "random": "a1d4f5fc915a2ca3",
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +60,48 @@ def test_a_quick_look_at_an_agent_has_fewer_tasks_but_asks_as_often(codec: TextC
     assert [prompt.number for prompt in quick] == list(range(32))
     assert [prompt.tokens[-128:] for prompt in quick] == [p.tokens for p in load_prefixes(2)] * 16
     assert codec.decode(quick[-1].tokens).startswith("# Attempt 16\n")
+
+
+def test_random_prompts_repeat_nothing(codec: TextCodec) -> None:
+    prompts = workload("random", 40)
+    assert all(len(set(prompt.tokens)) == len(prompt.tokens) == 128 for prompt in prompts)
+    special = set(codec.tokenizer.get_added_tokens_decoder())
+    assert special
+    assert not special.intersection(*[prompt.tokens for prompt in prompts])
+    pairs = [pair for prompt in prompts for pair in zip(prompt.tokens, prompt.tokens[1:], strict=False)]
+    assert len(set(pairs)) > 0.999 * len(pairs)
+
+
+@pytest.fixture
+def bytes_codec(tmp_path: Path) -> TextCodec:
+    write_byte_tokenizer(tmp_path)
+    return TextCodec(tmp_path)
+
+
+def test_an_agent_in_another_models_tokens(bytes_codec: TextCodec, codec: TextCodec) -> None:
+    own, embedded = workload("agent", 32, bytes_codec), workload("agent", 32)
+    assert [prompt.number for prompt in own] == list(range(32))
+    assert [bytes_codec.decode(p.tokens) for p in own] == [codec.decode(p.tokens) for p in embedded]
+    assert max(own[0].tokens) < 256
+
+
+def test_random_prompts_in_another_models_tokens(bytes_codec: TextCodec) -> None:
+    prompts = workload("random", 3, bytes_codec)
+    assert all(len(set(prompt.tokens)) == 128 and max(prompt.tokens) < 256 for prompt in prompts)
+    assert prompts[0].tokens != prompts[1].tokens
+
+
+@pytest.mark.parametrize("name", EMBEDDED_ONLY)
+def test_what_another_vocabulary_cannot_be_asked(name: str, bytes_codec: TextCodec) -> None:
+    with pytest.raises(ConfigError, match=r"is in tiny-code's tokens, .* ask for agent or random, or give a file"):
+        workload(name, 3, bytes_codec)
+
+
+def test_seeds_are_new_in_every_pass() -> None:
+    asked = Workload("random", tuple(workload("random", 4)), max_tokens=7, ignore_eos=False)
+    seeds = [asked.params(prompt, 0.8, passes).seed for passes in range(3) for prompt in asked.prompts]
+    assert seeds == list(range(12))
+    params = asked.params(asked.prompts[0], 0.8)
+    assert (params.temperature, params.max_tokens, params.ignore_eos) == (0.8, 7, False)
+    assert asked.longest == 135
+    assert asked.digest != Workload("random", asked.prompts, max_tokens=8, ignore_eos=False).digest

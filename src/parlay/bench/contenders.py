@@ -1,72 +1,142 @@
 """Which proposers a benchmark compares on a target, and with what weights."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from parlay.bench.widen_heads import FOLDER
+from parlay.bench.workloads import has_embedded_vocabulary
 from parlay.config import SpeculativeConfig
-from parlay.errors import ModelError
+from parlay.engine.tokenizer import TextCodec
+from parlay.errors import CapacityError, ConfigError, ModelError, nearest, shown
 from parlay.llm import LLM
 from parlay.log import logger
 from parlay.models.select import describe_model, find_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
-from parlay.proposers.select import embedded_configs, make_proposer
+from parlay.proposers.select import embedded_configs, make_proposer, proposers, settle_method
+
+AUTO = "auto"
 
 
-def contenders(model: str, length: int | None) -> dict[str, SpeculativeConfig]:
+def contenders(
+    model: str, length: int | None, methods: Collection[str] = (), drafts: Mapping[str, str] | None = None
+) -> dict[str, SpeculativeConfig]:
     """Return how each proposer serves a target, plain decoding first.
 
-    A checkpoint in the target's folder `heads`, named after its method, takes the place of the embedded one. An
-    embedded one that is for another target is left out, and the log says so.
+    A checkpoint in the target's folder `heads`, named after its method, takes the place of the embedded one, and one
+    in `drafts` that of either. An embedded one that is for another target is left out, and the log says so.
 
     Args:
-        model: name or directory of the target.
+        model: name, directory or file of the target.
         length: nodes a draft, for proposers that draft; None takes each one's default.
+        methods: only these, in this order, and `AUTO` where it is among them; none takes all proposers.
+        drafts: checkpoints by their methods' names.
 
     Raises:
-        ModelError: the target cannot be found or read, or a checkpoint in its folder does not fit.
+        ConfigError: a method that there is not, or one without a checkpoint for this target.
+        ModelError: the target cannot be found or read, or a checkpoint in its folder or in `drafts` does not fit.
     """
+    drafts = drafts or {}
+    known = [*proposers.names(), AUTO]
+    for name in (*methods, *drafts):
+        if name not in known:
+            raise ConfigError(f"unknown method {shown(name)}{nearest(name, known)}")
     config = describe_model(model)
     target = TargetInfo(config, resolve_dtype("auto", config), config.max_position)
-    heads = find_model(model) / FOLDER
+    path = find_model(model)
+    heads, plain = path / FOLDER, SpeculativeConfig().method
+    found = embedded_configs(length, heads) | {
+        name: _from_checkpoint(name, checkpoint, length) for name, checkpoint in drafts.items()
+    }
     kept = {}
-    for name, how in embedded_configs(length, heads).items():
+    for name, how in found.items():
+        if methods and name not in (plain, *methods):
+            continue
         try:
-            make_proposer(how, target)
+            make_proposer(settle_method(how) if name in drafts else how, target)
         except ModelError as error:
-            if (heads / name).is_dir():
+            if name in drafts or (heads / name).is_dir():
                 raise
-            logger.warning(
-                "%s is left out: %s. For a model that was widened, `parlay bench widen --output %s --head %s`, with "
-                "the model and shape it was made with, adds its head",
-                name,
-                error,
-                model,
-                how.options.get("model"),
-            )
+            _leave_out(name, error, model, path, how)
             continue
         kept[name] = how
-    return kept
+    if not methods:
+        return kept
+    for name in methods:
+        if name != AUTO and name not in kept:
+            raise ConfigError(
+                f"the method {name!r} has no checkpoint for {shown(model)}; give one with --draft {name}=PATH"
+            )
+    asked = [plain, *(name for name in methods if name != plain)]
+    return {name: kept[name] if name in kept else automatic() for name in dict.fromkeys(asked)}
 
 
-def engines(model: str, length: int | None, requests: int, lengths: str = "fixed") -> dict[str, LLM]:
+def automatic() -> SpeculativeConfig:
+    """Return how an engine chooses its method by itself."""
+    return SpeculativeConfig(method=AUTO, lengths="goodput")
+
+
+def _from_checkpoint(method: str, checkpoint: str, length: int | None) -> SpeculativeConfig:
+    return SpeculativeConfig(method=method, num_speculative_tokens=length, options={"model": checkpoint})
+
+
+def _leave_out(name: str, error: ModelError, model: str, path: Path, how: SpeculativeConfig) -> None:
+    if not has_embedded_vocabulary(TextCodec(path)):  # nobody expects it to fit
+        logger.info("%s is left out: %s", name, error)
+        return
+    logger.warning(
+        "%s is left out: %s. For a model that was widened, `parlay bench widen --output %s --head %s`, with "
+        "the model and shape it was made with, adds its head",
+        name,
+        error,
+        model,
+        how.options.get("model"),
+    )
+
+
+def engines(
+    model: str,
+    chosen: Mapping[str, SpeculativeConfig],
+    requests: int,
+    *,
+    lengths: str = "fixed",
+    max_model_len: int | None = None,
+    optional: Collection[str] = (),
+) -> dict[str, LLM]:
     """Return an engine for each contender, all at the same time.
 
     Args:
         model: as in `contenders`.
-        length: likewise.
+        chosen: what `contenders` found.
         requests: that run at once; a cache has room for these and no more, so that many engines fit into memory.
-        lengths: see `SpeculativeConfig`.
+        lengths: see `SpeculativeConfig`; `AUTO` chooses them in any case.
+        max_model_len: see `EngineConfig`.
+        optional: contenders that are left out, which the log says, if they cannot be made.
 
     Raises:
         CapacityError: they do not fit all the same.
-        ModelError: as `contenders` does.
+        ConfigError, ModelError: a contender cannot be made.
     """
-    return {
-        name: LLM(
-            model,
-            speculative_config=replace(config, lengths=lengths),
-            enable_prefix_caching=False,
-            max_num_seqs=requests,
-        )
-        for name, config in contenders(model, length).items()
-    }
+    made = {}
+    for name, config in chosen.items():
+        own = config if name == AUTO else replace(config, lengths=lengths)
+        try:
+            made[name] = LLM(
+                model,
+                speculative_config=own,
+                enable_prefix_caching=False,
+                max_num_seqs=requests,
+                max_model_len=max_model_len,
+            )
+        except (ConfigError, ModelError) as error:
+            if name not in optional:
+                raise
+            logger.warning("%s is left out: %s", name, error)
+        except CapacityError as error:
+            if not made:
+                raise
+            raise CapacityError(
+                f"the engine for {name} does not fit beside the {len(made)} before it ({error}); "
+                "compare fewer methods at once"
+            ) from None
+    return made

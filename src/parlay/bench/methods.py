@@ -1,139 +1,259 @@
-"""Plain decoding against every proposer, by the evaluation protocol, interleaved."""
+"""Plain decoding against every method, on the protocol's workloads and on files of prompts, in interleaved turns."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from statistics import median
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import ceil
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from parlay.bench.contenders import engines
-from parlay.bench.protocol import TEMPERATURES, Prefix, load_prefixes, params_for, repeated_share
-from parlay.bench.workloads import workload
-from parlay.engine.stats import EngineStats, Reliability
+from parlay.bench.contenders import AUTO, automatic, contenders, engines
+from parlay.bench.options import MethodsOptions
+from parlay.bench.paired import StopRule, Turns, estimate
+from parlay.bench.prompts import name_of, read_prompts
+from parlay.bench.protocol import Prefix
+from parlay.bench.record import Record
+from parlay.bench.tally import Tally
+from parlay.bench.workloads import EMBEDDED_ONLY, REMEMBERED, WORKLOADS, Workload, has_embedded_vocabulary, workload
+from parlay.config import SpeculativeConfig
+from parlay.engine.tokenizer import TextCodec
+from parlay.errors import ConfigError, nearest, shown
 from parlay.llm import LLM
+from parlay.models.select import describe_model, find_model
 from parlay.types.output import CompletionOutput
 
-_ROUND = 16  # prefixes that each method completes before the next has its turn
+PLAIN = "plain"
+_TURN = 0.5  # seconds that plain decoding's part of a turn takes, about: shorter ones are all jitter
+_WARM_UP = 8  # prompts, and two batches at least: the first one of an engine is slower
+_WARM_UP_TOKENS = 32
+# What decides which cases there are, but not what a case is; and what is compared by digest.
+_CHOOSES_CASES = ("workloads", "prompts", "batch_sizes", "temperatures")
+
+Tick = Callable[[str], None]
 
 
-@dataclass
-class _Run:
-    """One method's results under one batch size and temperature."""
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One workload at one batch size and temperature."""
 
-    outputs: list[CompletionOutput] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # a round
-    per_token: list[float] = field(default_factory=list)  # a request: seconds a token after the first
+    workload: Workload
+    batch: int
+    temperature: float
+
+    def __str__(self) -> str:
+        return f"{self.workload.name}, batch {self.batch}, temperature {self.temperature:g}"
 
 
-def measure(
-    model: str,
-    workloads: tuple[str, ...],
-    batch_sizes: tuple[int, ...],
-    prefixes: int | None,
-    length: int | None,
-    lengths: str,
-    tick: Callable[[str], None],
-) -> Iterator[dict[str, Any]]:
-    """Yield one row a workload, batch size, temperature and method; `parlay.bench.contenders` says which.
-
-    Methods take turns every few prefixes, so that drift of the machine hits all alike; a speed-up is the median of
-    the rounds' ratios.
+def measure(options: MethodsOptions, output: Path | None, tick: Tick) -> list[dict[str, Any]]:
+    """Return a row for each workload, batch size, temperature and method, plain decoding first.
 
     Args:
-        model: the target: `tiny-code`, or a model with its vocabulary.
-        workloads: names of `parlay.bench.workloads.WORKLOADS`.
-        batch_sizes: how many prompts run at once.
-        prefixes: use only this many of each workload, for a quick look.
-        length: nodes a draft; None takes each proposer's default.
-        lengths: see `SpeculativeConfig`.
-        tick: called with a label before every round.
+        options: what to measure.
+        output: a file that rows are written to after every case; what it has already is not measured again.
+        tick: called with a label before every method's part of a turn.
+
+    Raises:
+        ConfigError: options, prompts or the file's rows do not fit, or are not what they should be.
+        ModelError: as `contenders` does.
+        CapacityError: the engines do not fit into memory side by side.
     """
-    for name in workloads:
-        chosen = workload(name, prefixes)
-        for batch_size in batch_sizes:
-            for temperature in TEMPERATURES:
-                case = {"workload": name, "batch": batch_size, "temperature": temperature}
-                for row in _case(model, length, lengths, chosen, batch_size, temperature, tick):
-                    yield case | row
+    asked = gather(options)
+    chosen = contenders(options.model, options.num_speculative_tokens, options.methods, options.drafts)
+    optional = () if options.methods else (AUTO,)
+    chosen |= dict.fromkeys(optional, automatic())
+    question = {k: v for k, v in asdict(options).items() if k not in _CHOOSES_CASES} | {"methods": list(chosen)}
+    record = Record(output, question, {one.name: one.digest for one in asked})
+    cases = [
+        _Case(one, batch, temp) for one in asked for batch in options.batch_sizes for temp in options.temperatures
+    ]
+    for case in cases:
+        if record.has(case.workload.name, case.batch, case.temperature):
+            continue
+        rows = _Measurement(options, case, chosen, optional, tick).run(record.check_numerics)
+        record.add(rows)
+        # What was left out once is not tried again.
+        methods = {str(row["method"]) for row in rows}
+        chosen = {name: how for i, (name, how) in enumerate(chosen.items()) if i == 0 or name in methods}
+    return record.rows
 
 
-def _case(
-    model: str,
-    length: int | None,
-    lengths: str,
-    chosen: list[Prefix],
-    batch_size: int,
-    temperature: float,
-    tick: Callable[[str], None],
-) -> Iterator[dict[str, Any]]:
-    """Yield one row a method. Engines are new: a proposer may remember what it was asked before."""
-    tick(f"batch {batch_size}, temperature {temperature:g}: loading")
-    llms = engines(model, length, batch_size, lengths)
-    plain = next(iter(llms))
-    runs = {name: _Run() for name in llms}
-    nonsense = [Prefix(p.number, p.tokens[::-1]) for p in load_prefixes(8)]  # which teaches nothing about the rest
-    for llm in llms.values():
-        _complete(llm, nonsense, batch_size, temperature)  # warm-up
-        llm.engine.stats.reset()
-    for start in range(0, len(chosen), _ROUND):
+def gather(options: MethodsOptions) -> list[Workload]:
+    """Return everything that is asked, in the model's tokens.
+
+    Raises:
+        ConfigError: a workload or file of prompts that is none, does not fit the model, or is too small for a batch.
+        ModelError: the model cannot be found or read.
+    """
+    config, codec = describe_model(options.model), TextCodec(find_model(options.model))
+    names = options.workloads
+    if not names and not options.prompts:
+        own = has_embedded_vocabulary(codec)
+        names = ("completion",) if own else tuple(name for name in WORKLOADS if name not in EMBEDDED_ONLY)
+    found: dict[str, Workload] = {}
+    for name in names:
+        if name not in WORKLOADS:
+            raise ConfigError(f"unknown workload {shown(name)}{nearest(name, WORKLOADS)}")
+        found[name] = Workload(name, tuple(workload(name, options.prefixes, codec)), in_order=name in REMEMBERED)
+    longest = config.max_position - options.max_tokens
+    for path in options.prompts:
+        name = name_of(path)
+        if name in found or name in WORKLOADS:
+            raise ConfigError(f"{path} would be called {name!r} like another workload; rename the file")
+        prompts = tuple(read_prompts(path, codec, longest, options.prefixes))
+        found[name] = Workload(name, prompts, options.max_tokens, ignore_eos=False)
+    for one in found.values():
+        if one.longest > config.max_position:
+            raise ConfigError(f"{one.name} needs {one.longest} tokens, the model has room for {config.max_position}")
+        if len(one.prompts) < max(options.batch_sizes):
+            raise ConfigError(
+                f"{one.name} has {len(one.prompts)} prompts, too few for a batch of {max(options.batch_sizes)}; "
+                "lower --batch-sizes, or give more prompts"
+            )
+    return list(found.values())
+
+
+class _Measurement:
+    """A case while it is measured.
+
+    Engines are new in every case, and again each time that all prompts have been asked: a proposer may remember
+    what it was asked before, and a repeated question would flatter it.
+    """
+
+    def __init__(
+        self,
+        options: MethodsOptions,
+        case: _Case,
+        chosen: Mapping[str, SpeculativeConfig],
+        optional: tuple[str, ...],
+        tick: Tick,
+    ) -> None:
+        self._options, self._case, self._chosen, self._optional, self._tick = options, case, chosen, optional, tick
+        self._rule = StopRule(options.precision, options.turns, 60 * options.minutes)
+        self._began = perf_counter()
+        self._passes = 0
+        self._asked = 0  # prompts
+        self._batches = 1  # a turn
+        self._whole = not case.workload.in_order  # whether what was asked is the workload
+        self._numerics: dict[str, str] = {}
+        self._turns = Turns(tuple(chosen))
+        self._tallies: dict[str, Tally] = {}
+
+    def run(self, check: Callable[[str], None]) -> list[dict[str, Any]]:
+        """Return one row a method; `check` sees the numerics id before anything is measured."""
+        while True:
+            self._tick(f"{self._case}: loading")
+            llms = engines(
+                self._options.model,
+                self._chosen,
+                self._case.batch,
+                lengths=self._options.lengths,
+                max_model_len=self._case.workload.longest,
+                optional=self._optional,
+            )
+            self._numerics = {name: llm.numerics_id for name, llm in llms.items()}
+            check(next(iter(self._numerics.values())))
+            stop = self._pass(llms)
+            del llms  # or there would be no room for the next ones
+            gc.collect()
+            if stop:
+                return [self._row(name) for name in self._turns.names]
+
+    def _pass(self, llms: Mapping[str, LLM]) -> bool:
+        """Take turns until all prompts have been asked; whether it is enough."""
+        self._tick(f"{self._case}: warm-up")
+        seconds = [_warm_up(llm, self._case) for llm in llms.values()]
+        if not self._passes:
+            self._turns = Turns(tuple(llms))
+            self._tallies = {name: Tally() for name in llms}
+            most = len(self._case.workload.prompts) // self._case.batch
+            self._batches = max(1, min(ceil(_TURN / seconds[0]), most))
+        asked = self._case.workload
+        # Where later prompts live on earlier ones, the first turns of a pass alone would be another workload.
+        first = 0 if asked.in_order else self._asked
+        spent = False
+        for work in turns_of(asked.prompts, self._batches * self._case.batch, first):
+            self._turn(llms, work)
+            spent = self._rule.spent(len(self._turns), perf_counter() - self._began)
+            if spent or (not asked.in_order and self._precise()):
+                break
+        else:
+            self._whole = True
         for name, llm in llms.items():
-            tick(f"batch {batch_size}, temperature {temperature:g}: {name}")
-            began = perf_counter()
-            outputs = _complete(llm, chosen[start : start + _ROUND], batch_size, temperature)
-            runs[name].seconds.append(perf_counter() - began)
-            runs[name].outputs += outputs
-            runs[name].per_token += [
-                (o.metrics.finished - o.metrics.first_token) / (o.metrics.emitted - 1) for o in outputs
-            ]
-    for name, run in runs.items():
-        row = _row(run, runs[plain], llms[name].engine.stats)
-        yield {"method": "plain" if name == plain else name, "numerics": llms[name].numerics_id} | row
+            self._tallies[name].add_stats(llm.engine.stats)
+        self._passes += 1
+        return spent or self._precise()
+
+    def _precise(self) -> bool:
+        estimates = (estimate(self._turns.ratios(name)) for name in self._turns.names[1:])
+        return self._rule.precise(estimates, len(self._turns))
+
+    def _turn(self, llms: Mapping[str, LLM], work: list[Prefix]) -> None:
+        label = f"{self._case}: turn {len(self._turns) + 1}"
+        parts = {name: partial(_complete, llm, self._case, work, self._passes) for name, llm in llms.items()}
+        for name, outputs in self._turns.take(parts, lambda name: self._tick(f"{label}, {name}")).items():
+            self._tallies[name].add(outputs)
+        self._asked += len(work)
+
+    def _row(self, name: str) -> dict[str, Any]:
+        plain, case = self._turns.names[0], self._case
+        tally, whole = self._tallies[name], estimate(self._turns.ratios(name))
+        ratios = tally.after_first_ratios(self._tallies[plain])
+        later = estimate(ratios) if ratios else None
+        return {
+            "workload": case.workload.name,
+            "batch": case.batch,
+            "temperature": case.temperature,
+            "method": PLAIN if name == plain else name,
+            "speed_up": whole.median,
+            "interval": [whole.low, whole.high],
+            "precise": self._whole and self._rule.precise([whole], len(self._turns)),
+            "decode_speed_up": later.median if later else None,
+            "decode_interval": [later.low, later.high] if later else None,
+            "turns": len(self._turns),
+            "passes": self._passes,
+            "seconds": [round(seconds, 6) for seconds in self._turns.seconds[name]],
+            **tally.row(self._turns.seconds[name], self._tallies[plain]),
+            "numerics": self._numerics[name],
+        }
 
 
-def _complete(llm: LLM, prefixes: list[Prefix], batch_size: int, temperature: float) -> list[CompletionOutput]:
+def turns_of(prompts: Sequence[Prefix], size: int, asked: int) -> Iterator[list[Prefix]]:
+    """Yield the prompts of each turn of a pass, every prompt at most once and in order.
+
+    What is left at the end of a pass is less than a turn; the next pass begins with it.
+
+    Args:
+        prompts: of the workload.
+        size: of a turn.
+        asked: prompts that were asked before this pass.
+    """
+    for first in range(asked, asked + len(prompts) - size + 1, size):
+        yield [prompts[i % len(prompts)] for i in range(first, first + size)]
+
+
+def _warm_up(llm: LLM, case: _Case) -> float:
+    """Have an engine complete what teaches nothing about the rest; returns the seconds a batch is likely to take."""
+    prompts, limit = case.workload.prompts, min(_WARM_UP_TOKENS, case.workload.max_tokens)
+    count = max(2, ceil(_WARM_UP / case.batch)) * case.batch
+    nonsense = [Prefix(i, prompts[i % len(prompts)].tokens[::-1]) for i in range(count)]
+    short = _Case(Workload("warm-up", tuple(nonsense), limit), case.batch, case.temperature)
+    for batch in range(0, count, case.batch):
+        began = perf_counter()
+        _complete(llm, short, nonsense[batch : batch + case.batch], 0)
+        seconds = perf_counter() - began
+    llm.engine.stats.reset()
+    return seconds * case.workload.max_tokens / limit
+
+
+def _complete(llm: LLM, case: _Case, work: list[Prefix], passes: int) -> list[CompletionOutput]:
     outputs = []
-    for start in range(0, len(prefixes), batch_size):
-        batch = prefixes[start : start + batch_size]
-        results = llm.generate([p.tokens for p in batch], [params_for(p, temperature) for p in batch], use_tqdm=False)
-        outputs += [r.outputs[0] for r in results]
+    for first in range(0, len(work), case.batch):
+        batch = work[first : first + case.batch]
+        params = [case.workload.params(prompt, case.temperature, passes) for prompt in batch]
+        for result in llm.generate([prompt.tokens for prompt in batch], params, use_tqdm=False):
+            if result.error is not None:
+                raise result.error
+            outputs.append(result.outputs[0])
     return outputs
-
-
-def _row(run: _Run, plain: _Run, stats: EngineStats) -> dict[str, Any]:
-    metrics = [o.metrics for o in run.outputs]
-    drafted, accepted = sum(m.drafted for m in metrics), sum(m.accepted for m in metrics)
-    depth = max(len(m.accepted_per_position) for m in metrics)
-    rounds = zip(plain.seconds, run.seconds, strict=True)
-    return {
-        "tokens_per_s": sum(m.emitted for m in metrics) / sum(run.seconds),
-        "speed_up": median(p / own for p, own in rounds),
-        "ms_per_token": 1e3 * median(run.per_token),
-        "decode_speed_up": median(p / own for p, own in zip(plain.per_token, run.per_token, strict=True)),
-        "acceptance_length": sum(m.emitted for m in metrics) / sum(m.steps for m in metrics),
-        "acceptance_rate": accepted / drafted if drafted else None,
-        "accepted_per_position": [
-            sum(m.accepted_per_position[i] for m in metrics if i < len(m.accepted_per_position)) for i in range(depth)
-        ],
-        "calibration": _calibration(stats.reliability),
-        "drafts": sum(m.drafts for m in metrics),
-        "same_tokens": [o.token_ids for o in run.outputs] == [o.token_ids for o in plain.outputs],
-        "repeated_8_grams": repeated_share([o.token_ids for o in run.outputs]),
-        "step_ms": {
-            "forward": 1e3 * stats.forward / stats.steps,
-            "propose": 1e3 * stats.propose / stats.steps,
-            "outside": 1e3 * (stats.verify + stats.schedule) / stats.steps,
-        },
-    }
-
-
-def _calibration(found: Reliability) -> dict[str, Any] | None:
-    """Return how well the probabilities of judged nodes foretold what became of them; None if there were none."""
-    nodes = sum(found.judged)
-    if not nodes:
-        return None
-    return {
-        "nodes": nodes,
-        "expected": sum(found.expected) / nodes,
-        "accepted": sum(found.accepted) / nodes,
-        "error": found.error,
-    }

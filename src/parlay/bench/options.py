@@ -1,10 +1,60 @@
-"""What the benchmarks of serving are asked; imports nothing heavy, so that flags can be made from it."""
+"""What benchmarks of methods and of serving are asked; imports nothing heavy, so that flags can be made from it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from typing import Literal
 
 from parlay.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodsOptions:
+    """Plain decoding against every method, in interleaved turns.
+
+    Attributes:
+        model: the target: a directory, a GGUF file, a name.
+        workloads: names of `parlay.bench.workloads.WORKLOADS`; none, without `prompts` too, takes those of the model.
+        prompts: files of prompts, see `parlay.bench.prompts`.
+        methods: which to compare with plain decoding; none takes all that can serve the model.
+        drafts: checkpoints by their methods' names, in place of those that come with the model.
+        lengths: of drafts, see `SpeculativeConfig`.
+        num_speculative_tokens: most nodes a draft; None takes each method's own default.
+        batch_sizes: how many prompts run at once.
+        temperatures: of sampling.
+        max_tokens: most tokens after each prompt of a file; an end-of-sequence ends them earlier.
+        prefixes: use only so many prompts of each workload and file.
+        precision: a case ends when every interval is within this share of its ratio, to each side.
+        turns: at most so many turns a case.
+        minutes: no turn of a case begins later than this.
+    """
+
+    model: str = "tiny-code"
+    workloads: tuple[str, ...] = ()
+    prompts: tuple[Path, ...] = ()
+    methods: tuple[str, ...] = ()
+    drafts: Mapping[str, str] = field(default_factory=dict)
+    lengths: str = "goodput"
+    num_speculative_tokens: int | None = None
+    batch_sizes: tuple[int, ...] = (1, 8)
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    max_tokens: int = 128
+    prefixes: int | None = None
+    precision: float = 0.02
+    turns: int = 200
+    minutes: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "turns"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("precision", "minutes"):
+            if not 0 < getattr(self, name) < inf:
+                raise ConfigError(f"{name} must be a number above 0, not {getattr(self, name)}")
+        for temperature in self.temperatures:
+            if not 0 <= temperature < inf:
+                raise ConfigError(f"a temperature must be at least 0, not {temperature}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

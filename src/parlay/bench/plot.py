@@ -1,9 +1,8 @@
 """Bars for what a benchmark found, as a PNG file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from parlay.errors import ConfigError
 
@@ -45,16 +44,3 @@ def draw(path: Path, title: str, panels: Panels) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)
-
-
-def method_panels(rows: Sequence[Mapping[str, Any]]) -> Panels:
-    """Return the speed-ups of `parlay bench methods`, whole and per token, by batch size and temperature."""
-
-    def panel(key: str) -> dict[str, dict[str, float]]:
-        bars: dict[str, dict[str, float]] = {}
-        for row in rows:
-            group = f"{row['workload']}\nbatch {row['batch']}\ntemp. {row['temperature']:g}"
-            bars.setdefault(str(row["method"]), {})[group] = float(row[key])
-        return bars
-
-    return {"speed-up, prompts included": panel("speed_up"), "speed-up a token": panel("decode_speed_up")}

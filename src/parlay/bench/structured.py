@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from parlay.bench.contenders import engines
+from parlay.bench.contenders import contenders, engines
 from parlay.bench.protocol import TEMPERATURES, Prefix, load_prefixes
 from parlay.llm import LLM
 from parlay.models.select import describe_model
@@ -83,7 +83,7 @@ def measure(
     """
     prefixes = load_prefixes(requests)
     most = max(batch_sizes)
-    llms = engines(model, length, most)
+    llms = engines(model, contenders(model, length), most)
     plain = next(iter(llms))
     for llm in llms.values():
         _complete(llm, prefixes[:most], most, 0.8)  # warm-up; compiles the grammars too

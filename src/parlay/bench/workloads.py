@@ -1,26 +1,76 @@
-"""The evaluation protocol's three workloads: what the held-out prefixes are asked as.
+"""The evaluation protocol's workloads: what the held-out prefixes are asked as, and text in which nothing repeats.
 
 `completion` asks for what follows a prefix. `edit` shows a piece of code and the beginning of the same piece with one
 name changed: the answer repeats what is there, but for the name. `agent` asks for the same few tasks again and again
-with another heading, as agents do: answers repeat earlier answers. All are frozen with the embedded model.
+with another heading, as agents do: answers repeat earlier answers. `random` asks for what follows random tokens, each
+once: there is nothing to look up.
+
+`completion` and `edit` are the embedded model's own. `agent` and `random` are made for any model, in its own tokens.
+With the embedded model's vocabulary all are frozen with it.
 """
 
 import keyword
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from random import Random
 
-from parlay.bench.protocol import Prefix, load_prefixes
+from parlay.bench.protocol import TOKENS, Prefix, load_prefixes
 from parlay.engine.tokenizer import TextCodec
+from parlay.errors import ConfigError
 from parlay.models.select import ASSETS
+from parlay.types.params import SamplingParams
 
 _PROMPTS = 512
 _ATTEMPTS = 16  # at each of an agent's tasks
 _SHOWN = 80  # tokens of the code that is to be edited
 _BEGUN = 24  # tokens of the edited code that are there already
+_RANDOM = 128  # tokens of a random prompt
 
 
-def workload(name: str, count: int | None = None) -> list[Prefix]:
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Prompts, and how much is to follow each.
+
+    Attributes:
+        name: what rows call it.
+        prompts: their numbers are 0, 1 ... and, unless something else is said, their seeds.
+        max_tokens: most tokens a completion.
+        ignore_eos: whether all completions have that length.
+        in_order: whether later prompts live on earlier ones, so that a part of them is another workload.
+    """
+
+    name: str
+    prompts: tuple[Prefix, ...]
+    max_tokens: int = TOKENS
+    ignore_eos: bool = True
+    in_order: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Names what is asked: other prompts or another length give another digest."""
+        asked = repr((self.max_tokens, self.ignore_eos, [prompt.tokens for prompt in self.prompts]))
+        return sha256(asked.encode()).hexdigest()[:16]
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a sequence, prompt and completion together."""
+        return max(len(prompt.tokens) for prompt in self.prompts) + self.max_tokens
+
+    def params(self, prompt: Prefix, temperature: float, passes: int = 0) -> SamplingParams:
+        """Return a prompt's sampling parameters; seeds are others once all prompts have been asked `passes` times."""
+        return SamplingParams(
+            temperature=temperature,
+            seed=prompt.number + passes * len(self.prompts),
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+        )
+
+
+def workload(name: str, count: int | None = None, codec: TextCodec | None = None) -> list[Prefix]:
     """Return `count` prompts of a workload, all 512 by default; a prompt's number is its seed.
 
     Fewer are the first ones; of an agent's loop it is tasks that are left out, not attempts at them.
@@ -28,12 +78,35 @@ def workload(name: str, count: int | None = None) -> list[Prefix]:
     Args:
         name: of `WORKLOADS`.
         count: how many.
+        codec: the model's tokenizer; None takes the embedded one.
+
+    Raises:
+        ConfigError: there is no such workload in this vocabulary.
     """
-    return WORKLOADS[name](_PROMPTS if count is None else min(count, _PROMPTS))
+    codec = codec or _embedded()
+    if name in EMBEDDED_ONLY and not has_embedded_vocabulary(codec):
+        raise ConfigError(
+            f"the workload {name!r} is in tiny-code's tokens, which {codec.path} does not have; ask for "
+            f"{' or '.join(other for other in WORKLOADS if other not in EMBEDDED_ONLY)}, or give a file of prompts"
+        )
+    return WORKLOADS[name](_PROMPTS if count is None else min(count, _PROMPTS), codec)
 
 
-def _edits(count: int) -> list[Prefix]:
-    codec = TextCodec(ASSETS / "tiny-code")
+@cache
+def _embedded() -> TextCodec:
+    return TextCodec(ASSETS / "tiny-code")
+
+
+def has_embedded_vocabulary(codec: TextCodec) -> bool:
+    """Whether a tokenizer has the tokens of `tiny-code`, as those of models that were widened from it have."""
+    return bool(codec.tokenizer.get_vocab() == _embedded().tokenizer.get_vocab())
+
+
+def _completions(count: int, codec: TextCodec) -> list[Prefix]:
+    return load_prefixes(count)
+
+
+def _edits(count: int, codec: TextCodec) -> list[Prefix]:
     return [Prefix(prefix.number, tuple(edit(codec, prefix))) for prefix in load_prefixes(count)]
 
 
@@ -51,15 +124,31 @@ def _commonest_name(text: str) -> str | None:
     return names.most_common(1)[0][0] if names else None  # the first of equals
 
 
-def _agent(count: int) -> list[Prefix]:
-    codec = TextCodec(ASSETS / "tiny-code")
+def _agent(count: int, codec: TextCodec) -> list[Prefix]:
     tasks = load_prefixes(-(-count // _ATTEMPTS))
+    own = has_embedded_vocabulary(codec)
     made: list[Prefix] = []
     for attempt in range(_ATTEMPTS):
-        heading = codec.encode(f"# Attempt {attempt + 1}\n", add_special_tokens=False)
+        heading = f"# Attempt {attempt + 1}\n"
+        # With tiny-code's vocabulary a task is the prefix itself: after a heading its text may be encoded otherwise.
+        begun = codec.encode(heading, add_special_tokens=False) if own else []
         for task in tasks:
-            made.append(Prefix(len(made), (*heading, *task.tokens)))
+            tokens = [*begun, *task.tokens] if own else codec.encode(heading + _embedded().decode(task.tokens))
+            made.append(Prefix(len(made), tuple(tokens)))
     return made[:count]
 
 
-WORKLOADS: dict[str, Callable[[int], list[Prefix]]] = {"completion": load_prefixes, "edit": _edits, "agent": _agent}
+def _random(count: int, codec: TextCodec) -> list[Prefix]:
+    special = codec.tokenizer.get_added_tokens_decoder()  # which mean something to a model, as the end of a text does
+    ids = sorted(set(codec.tokenizer.get_vocab().values()) - set(special))
+    return [Prefix(i, tuple(Random(i).sample(ids, min(_RANDOM, len(ids))))) for i in range(count)]
+
+
+WORKLOADS: dict[str, Callable[[int, TextCodec], list[Prefix]]] = {
+    "completion": _completions,
+    "edit": _edits,
+    "agent": _agent,
+    "random": _random,
+}
+EMBEDDED_ONLY = ("completion", "edit")
+REMEMBERED = ("agent",)  # of which later prompts live on earlier ones

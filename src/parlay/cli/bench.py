@@ -6,33 +6,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from parlay.cli import bench_http, bench_load, bench_serving
+from parlay.cli import bench_http, bench_load, bench_methods, bench_serving
 from parlay.cli.report import count as _count
 from parlay.cli.report import progress as _progress
 from parlay.cli.report import report as _report
 from parlay.cli.report import table as _table
-from parlay.config.speculative import LENGTHS
-
-_WORKLOADS = ("completion", "edit", "agent")
 
 
 def add_parser(commands: Any) -> None:
     """Register the command and its own commands."""
     parser = commands.add_parser("bench", help="measure; the last line of the output is JSON")
     kinds = parser.add_subparsers(required=True, metavar="KIND")
-    methods = kinds.add_parser("methods", help="plain decoding against every proposer, by the evaluation protocol")
-    methods.add_argument(
-        "--model", default="tiny-code", help="the target (default: tiny-code), of the same vocabulary"
-    )
-    methods.add_argument(
-        "--workloads", choices=_WORKLOADS, nargs="+", default=["completion"], help="what to ask (default: completion)"
-    )
-    methods.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
-    methods.add_argument("--prefixes", type=_count, help="use only this many, for a quick look")
-    methods.add_argument("--num-speculative-tokens", type=_count, help="nodes a draft (default: each proposer's own)")
-    methods.add_argument("--lengths", choices=LENGTHS, default=LENGTHS[0], help="of drafts (default: %(default)s)")
-    bench_serving.add_plot_flag(methods)
-    methods.set_defaults(run=_methods)
+    bench_methods.add_parser(kinds)
     structured = kinds.add_parser("structured", help="answers to JSON schemas, with and without speculation")
     structured.add_argument(
         "--model", default="tiny-code", help="the target (default: tiny-code), of the same vocabulary"
@@ -87,45 +72,6 @@ def add_parser(commands: Any) -> None:
     roofline.add_argument("--rounds", type=_count, default=20, help="turns of each kind of step (default: 20)")
     roofline.add_argument("--speculative-config", metavar="JSON", help="a method to measure too, with its drafting")
     roofline.set_defaults(run=_roofline)
-
-
-def _methods(options: argparse.Namespace) -> int:
-    from parlay.bench.methods import measure
-    from parlay.bench.plot import check_target, draw, method_panels
-
-    if options.plot is not None:
-        check_target(options.plot)
-    with _progress() as tick:
-        rows = list(
-            measure(
-                options.model,
-                tuple(options.workloads),
-                tuple(options.batch_sizes),
-                options.prefixes,
-                options.num_speculative_tokens,
-                options.lengths,
-                tick,
-            )
-        )
-    if options.plot is not None:
-        draw(options.plot, "parlay bench methods", method_panels(rows))
-    _report(
-        rows,
-        {
-            "workload": ("asked", "{}"),
-            "batch": ("batch", "{:d}"),
-            "temperature": ("temp.", "{:g}"),
-            "method": ("method", "{}"),
-            "tokens_per_s": ("tok/s", "{:,.0f}"),
-            "speed_up": ("ratio", "{:.2f}x"),
-            "ms_per_token": ("ms/tok", "{:.2f}"),
-            "decode_speed_up": ("ratio", "{:.2f}x"),
-            "acceptance_length": ("accept", "{:.2f}"),
-            "repeated_8_grams": ("rep. 8", "{:.1%}"),
-            "same_tokens": ("same", "{}"),
-        },
-    )
-    return 0 if all(row["same_tokens"] for row in rows) else 1
 
 
 def _structured(options: argparse.Namespace) -> int:

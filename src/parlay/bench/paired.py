@@ -1,0 +1,106 @@
+"""Interleaved turns of plain decoding and other methods, and how sure their ratios are.
+
+On a machine with neighbours seconds drift by tens of per cent within minutes. In a turn every method does the same
+piece of work, plain decoding once for all of them, so that a turn's ratios compare what was done within seconds. The
+figure is the median of the turns' ratios. Its interval is the percentile bootstrap's (Efron 1979): turns are drawn
+anew, with replacement, and the middle 95 % of the medians are what it spans.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar
+
+import numpy as np
+
+R = TypeVar("R")
+
+LEAST_TURNS = 8  # of fewer the bootstrap says little: a handful of equal ratios would look like certainty
+_RESAMPLES = 2_000
+_SHOWN = (2.5, 97.5)  # per cent
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The median of some ratios, and the interval that holds it with 95 % confidence."""
+
+    median: float
+    low: float
+    high: float
+
+    def within(self, precision: float) -> bool:
+        """Whether the interval reaches no further to either side than this share of the median."""
+        return max(self.median - self.low, self.high - self.median) <= precision * self.median
+
+
+def estimate(ratios: Sequence[float], seed: int = 0) -> Estimate:
+    """Return the median of at least one ratio with its interval; equal arguments give equal intervals."""
+    values = np.asarray(ratios, dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(len(values), size=(_RESAMPLES, len(values)))
+    low, high = np.percentile(np.median(values[drawn], axis=1), _SHOWN)
+    return Estimate(float(np.median(values)), float(low), float(high))
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """When there have been turns enough.
+
+    Attributes:
+        precision: every interval within this share of its median ends them, though not before `LEAST_TURNS`.
+        turns: at most so many.
+        seconds: no turn begins later than this.
+    """
+
+    precision: float
+    turns: int
+    seconds: float
+
+    def spent(self, turns: int, elapsed: float) -> bool:
+        """Whether so many turns or seconds are the most that there may be."""
+        return turns >= self.turns or elapsed >= self.seconds
+
+    def precise(self, estimates: Iterable[Estimate], turns: int) -> bool:
+        """Whether so many turns have given intervals that are narrow enough."""
+        return turns >= LEAST_TURNS and all(one.within(self.precision) for one in estimates)
+
+
+class Turns:
+    """The seconds that each method took in each turn.
+
+    Attributes:
+        names: of the methods; the first is what the others are compared with.
+        seconds: by method, a turn.
+    """
+
+    def __init__(self, names: Sequence[str], clock: Callable[[], float] = perf_counter) -> None:
+        self.names = tuple(names)
+        self.seconds: dict[str, list[float]] = {name: [] for name in self.names}
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return len(self.seconds[self.names[0]])
+
+    def take(
+        self, methods: Mapping[str, Callable[[], R]], tick: Callable[[str], None] = lambda name: None
+    ) -> dict[str, R]:
+        """Have every method do its work once, and return what came of it.
+
+        Who begins rotates from turn to turn: over as many turns as there are methods, each is as often and as far
+        behind the first as before it, so that a steady drift of the machine cancels.
+
+        Args:
+            methods: the same piece of work, by method.
+            tick: called with a method's name before its clock starts.
+        """
+        first = len(self) % len(self.names)
+        results: dict[str, R] = {}
+        for name in self.names[first:] + self.names[:first]:
+            tick(name)
+            began = self._clock()
+            results[name] = methods[name]()
+            self.seconds[name].append(self._clock() - began)
+        return results
+
+    def ratios(self, name: str) -> list[float]:
+        """Return how many times as fast as the first a method was, a turn."""
+        return [plain / own for plain, own in zip(self.seconds[self.names[0]], self.seconds[name], strict=True)]

@@ -1,0 +1,99 @@
+"""Prompts from files of JSON lines, in the forms of MT-bench, HumanEval and chats.
+
+A line with `turns` is MT-bench's: the first turn is asked through the chat template. One with `messages` is a
+conversation, asked likewise. One with `prompt` is a text to continue, as in HumanEval. Other keys are left alone.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from parlay.bench.protocol import Prefix
+from parlay.engine.tokenizer import TextCodec
+from parlay.errors import ConfigError, RequestError, shown
+
+_ENDINGS = (".gz", ".jsonl")
+_FORMS = "'turns', 'messages' or 'prompt'"
+
+
+def name_of(path: Path) -> str:
+    """Return what the prompts of a file are called: its name without its endings."""
+    name = path.name
+    for ending in _ENDINGS:
+        name = name.removesuffix(ending)
+    return name
+
+
+def read_prompts(path: Path, codec: TextCodec, longest: int, count: int | None = None) -> list[Prefix]:
+    """Return the prompts of a file in a model's tokens, numbered by their order.
+
+    Args:
+        path: of JSON lines, `.jsonl` or `.jsonl.gz`.
+        codec: the model's tokenizer and chat template.
+        longest: tokens that a prompt may have.
+        count: read only so many.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is in none of the forms or too long; it names the line.
+    """
+    prompts: list[Prefix] = []
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if count is not None and len(prompts) == count:
+            break
+        if not line.strip():
+            continue
+        try:
+            tokens = _entry(line, codec)
+        except (ConfigError, RequestError) as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+        if not 0 < len(tokens) <= longest:
+            raise ConfigError(
+                f"{path}, line {number}: the prompt has {len(tokens)} tokens, but with what is to follow it there is "
+                f"room for 1 to {longest}; leave the line out, or lower --max-tokens"
+            )
+        prompts.append(Prefix(len(prompts), tuple(tokens)))
+    if not prompts:
+        raise ConfigError(f"{path} holds no prompts; give a file with a JSON object a line")
+    return prompts
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text in UTF-8; give JSON lines, .jsonl or .jsonl.gz") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise ConfigError(f"{path} cannot be unpacked: it is damaged, or not what its name says") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _entry(line: str, codec: TextCodec) -> list[int]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"this is no JSON: {error}") from None
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"an entry is an object with {_FORMS}, not {shown(entry)}")
+    if "turns" in entry:
+        turns = entry["turns"]
+        if not isinstance(turns, list) or not turns or not isinstance(turns[0], str):
+            raise ConfigError(f"'turns' is a list of texts, not {shown(turns)}")
+        return _chat([{"role": "user", "content": turns[0]}], codec)
+    if "messages" in entry:
+        return _chat(entry["messages"], codec)
+    if not isinstance(entry.get("prompt"), str):
+        raise ConfigError(f"an entry has {_FORMS}, the last a text; this one has {shown(list(entry))}")
+    return codec.encode(entry["prompt"])
+
+
+def _chat(messages: Any, codec: TextCodec) -> list[int]:
+    if not codec.chats:
+        raise ConfigError("the model has no chat template to ask this through; give lines with 'prompt'")
+    return codec.encode(codec.chat(messages), add_special_tokens=False)

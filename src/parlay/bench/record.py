@@ -1,0 +1,123 @@
+"""Rows in a file, written after every case, so that a benchmark that was cut off goes on where it stopped."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from parlay.bench.provenance import provenance
+from parlay.errors import ConfigError, shown
+
+_KIND = "parlay bench methods"
+_CASE = ("workload", "batch", "temperature")
+_MACHINE = ("parlay", "torch", "python", "cpu", "threads")  # of `provenance`: what figures of one file share
+
+
+class Record:
+    """The rows of a benchmark, in a file if one is given.
+
+    Each row says in `session`, an index into the file's list of sessions, by what commit and command it was measured.
+
+    Attributes:
+        rows: of this run and, from the file, of those before it.
+    """
+
+    def __init__(self, path: Path | None, question: Mapping[str, Any], workloads: Mapping[str, str]) -> None:
+        """Read the file if it is there.
+
+        Args:
+            path: of the file; None keeps rows in memory.
+            question: what every row of the file is measured under, as plain data.
+            workloads: digests of prompts by name.
+
+        Raises:
+            ConfigError: it cannot be read or will not be writable, or is of another question or machine.
+        """
+        self.rows: list[dict[str, Any]] = []
+        self._path = path
+        self._question = json.loads(json.dumps(question))
+        self._workloads = dict(workloads)
+        self._sessions: list[dict[str, Any]] = []
+        self._session: int | None = None
+        if path is None:
+            return
+        if path.suffix != ".json" or not path.absolute().parent.is_dir():
+            raise ConfigError(f"an output is a .json file in a folder that exists, not {shown(str(path))}")
+        if path.exists():
+            self._resume(path)
+
+    def has(self, workload: str, batch: int, temperature: float) -> bool:
+        """Whether a case has been measured already."""
+        return any(tuple(row[key] for key in _CASE) == (workload, batch, temperature) for row in self.rows)
+
+    def check_numerics(self, numerics: str) -> None:
+        """Refuse to go on with other numerics, such as another model's that lies where the first one lay.
+
+        Raises:
+            ConfigError: the file has rows of others.
+        """
+        there = dict.fromkeys(str(row["numerics"]) for row in self.rows)
+        self._refuse([f"numerics {other}, here {numerics}" for other in there if other != numerics])
+
+    def add(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add the rows of a case, write the file, and return the rows as they are kept."""
+        if self._session is None:
+            self._session = len(self._sessions)
+            self._sessions.append(provenance(row["numerics"] for row in rows))
+        kept = [row | {"session": self._session} for row in rows]
+        self.rows += kept
+        if self._path is not None:
+            content = {
+                "kind": _KIND,
+                "question": self._question,
+                "workloads": self._workloads,
+                "sessions": self._sessions,
+                "rows": self.rows,
+            }
+            # Whoever is interrupted while writing keeps the file that was there.
+            beside = self._path.with_name(self._path.name + ".part")
+            beside.write_text(json.dumps(content, indent=1) + "\n")
+            beside.replace(self._path)
+        return kept
+
+    def _resume(self, path: Path) -> None:
+        try:
+            content = json.loads(path.read_text("utf-8"))
+            kind, question, digests = content["kind"], content["question"], content["workloads"]
+            sessions, rows = content["sessions"], content["rows"]
+            complete = all(key in row for row in rows for key in (*_CASE, "method", "session", "numerics"))
+            machines = [{key: session[key] for key in _MACHINE} for session in sessions]
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            kind, complete = None, False
+        if kind != _KIND or not complete:
+            raise ConfigError(f"{path} is not what `{_KIND}` writes; give another file")
+        own = provenance()
+        self._refuse(_differences(question, self._question))
+        for machine in machines:
+            self._refuse(_differences(machine, {key: own[key] for key in _MACHINE}))
+        self._refuse(
+            [
+                f"other prompts of {name}"
+                for name in digests
+                if self._workloads.get(name, digests[name]) != digests[name]
+            ]
+        )
+        self._workloads = digests | self._workloads
+        self._sessions, self.rows = sessions, rows
+
+    def _refuse(self, differences: Sequence[str]) -> None:
+        if differences:
+            raise ConfigError(
+                f"{self._path} was measured with {'; '.join(differences)}; give the same, or another file"
+            )
+
+
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    names = [*there, *(name for name in here if name not in there)]
+    return [
+        f"{name} {shown(there.get(name))}, here {shown(here.get(name))}"
+        for name in names
+        if there.get(name) != here.get(name)
+    ]

@@ -1,0 +1,103 @@
+"""What a method's completions came to: the row that a benchmark reports of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from parlay.bench.protocol import repeated_share
+from parlay.engine.stats import EngineStats, Reliability
+from parlay.types.output import CompletionOutput, RequestMetrics
+
+
+@dataclass
+class Tally:
+    """One method's completions in all turns of a case, and what its engines counted meanwhile.
+
+    Attributes:
+        tokens: of each completion.
+        metrics: likewise.
+        after_first: seconds a token after the first, a turn; None where no completion had a second one.
+        steps: target forward passes; `forward`, `propose` and `outside` are their seconds.
+        reliability: of the nodes' probabilities.
+    """
+
+    tokens: list[tuple[int, ...]] = field(default_factory=list)
+    metrics: list[RequestMetrics] = field(default_factory=list)
+    after_first: list[float | None] = field(default_factory=list)
+    steps: int = 0
+    forward: float = 0.0
+    propose: float = 0.0
+    outside: float = 0.0
+    reliability: Reliability = field(default_factory=Reliability)
+
+    def add(self, outputs: Sequence[CompletionOutput]) -> None:
+        """Count the completions of a turn."""
+        own = [o.metrics for o in outputs]
+        later = sum(m.emitted - 1 for m in own)
+        self.after_first.append(sum(m.finished - m.first_token for m in own) / later if later else None)
+        self.tokens += [o.token_ids for o in outputs]
+        self.metrics += own
+
+    def add_stats(self, stats: EngineStats) -> None:
+        """Add what one engine counted from its warm-up to its end."""
+        self.steps += stats.steps
+        self.forward += stats.forward
+        self.propose += stats.propose
+        self.outside += stats.verify + stats.schedule
+        for mine, other in (
+            (self.reliability.judged, stats.reliability.judged),
+            (self.reliability.accepted, stats.reliability.accepted),
+        ):
+            mine[:] = [a + b for a, b in zip(mine, other, strict=True)]
+        expected = zip(self.reliability.expected, stats.reliability.expected, strict=True)
+        self.reliability.expected[:] = [a + b for a, b in expected]
+
+    def after_first_ratios(self, plain: "Tally") -> list[float]:
+        """Return how many times as fast as plain decoding tokens after the first came, a turn that had any."""
+        pairs = zip(plain.after_first, self.after_first, strict=True)
+        return [p / own for p, own in pairs if p is not None and own is not None]
+
+    def row(self, seconds: Sequence[float], plain: "Tally") -> dict[str, Any]:
+        """Return what is reported besides ratios.
+
+        Args:
+            seconds: that the method took, a turn.
+            plain: of plain decoding, for the same prompts.
+        """
+        metrics = self.metrics
+        emitted, drafted = sum(m.emitted for m in metrics), sum(m.drafted for m in metrics)
+        after = [(m.finished - m.first_token) / (m.emitted - 1) for m in metrics if m.emitted > 1]
+        depth = max(len(m.accepted_per_position) for m in metrics)
+        return {
+            "tokens_per_s": emitted / sum(seconds),
+            "ms_per_token": 1e3 * median(after) if after else None,
+            "acceptance_length": emitted / sum(m.steps for m in metrics),
+            "acceptance_rate": sum(m.accepted for m in metrics) / drafted if drafted else None,
+            "accepted_per_position": [
+                sum(m.accepted_per_position[i] for m in metrics if i < len(m.accepted_per_position))
+                for i in range(depth)
+            ],
+            "calibration": calibration(self.reliability),
+            "drafts": sum(m.drafts for m in metrics),
+            "same_tokens": self.tokens == plain.tokens,
+            "repeated_8_grams": repeated_share(self.tokens),
+            "step_ms": {
+                "forward": 1e3 * self.forward / self.steps,
+                "propose": 1e3 * self.propose / self.steps,
+                "outside": 1e3 * self.outside / self.steps,
+            },
+        }
+
+
+def calibration(found: Reliability) -> dict[str, Any] | None:
+    """Return how well the probabilities of judged nodes foretold what became of them; None if there were none."""
+    nodes = sum(found.judged)
+    if not nodes:
+        return None
+    return {
+        "nodes": nodes,
+        "expected": sum(found.expected) / nodes,
+        "accepted": sum(found.accepted) / nodes,
+        "error": found.error,
+    }

@@ -1,0 +1,87 @@
+"""Rows in a file: a second run goes on where the first stopped, and one of something else is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parlay.bench import record
+from parlay.bench.record import Record
+from parlay.errors import ConfigError
+
+QUESTION = {"model": "m", "precision": 0.02, "methods": ["none", "ngram"]}
+PROMPTS = {"edit": "d1"}
+
+
+def rows(workload: str = "edit", batch: int = 1) -> list[dict[str, Any]]:
+    return [
+        {"workload": workload, "batch": batch, "temperature": 0.0, "method": m, "numerics": "id-1"}
+        for m in ("plain", "ngram")
+    ]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.json"
+    Record(path, QUESTION, PROMPTS).add(rows())
+    return path
+
+
+def test_rows_are_kept_with_what_they_were_measured_on(path: Path) -> None:
+    content = json.loads(path.read_text())
+    assert [row["session"] for row in content["rows"]] == [0, 0]
+    assert {"cpu", "commit", "torch", "numerics"} <= set(content["sessions"][0])
+    assert content["question"] == QUESTION
+    assert [file.name for file in path.parent.iterdir()] == ["rows.json"]
+
+
+def test_a_second_run_goes_on(path: Path) -> None:
+    later = Record(path, {**QUESTION, "methods": ("none", "ngram")}, {"edit": "d1", "agent": "d2"})
+    assert later.has("edit", 1, 0.0)
+    assert not later.has("edit", 8, 0.0)
+    assert not later.has("edit", 1, 0.8)
+    assert not later.has("agent", 1, 0.0)
+    later.check_numerics("id-1")
+    assert [row["session"] for row in later.add(rows("agent"))] == [1, 1]
+    later.add(rows("agent", 8))
+    content = json.loads(path.read_text())
+    assert [row["session"] for row in content["rows"]] == [0, 0, 1, 1, 1, 1]
+    assert content["workloads"] == {"edit": "d1", "agent": "d2"}
+    assert len(content["sessions"]) == 2
+
+
+def test_nothing_is_written_before_a_case_is_measured(tmp_path: Path) -> None:
+    Record(tmp_path / "rows.json", QUESTION, PROMPTS)
+    assert not list(tmp_path.iterdir())
+    Record(None, QUESTION, PROMPTS).add(rows())
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_question_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ConfigError, match=r"was measured with model 'm', here 'n'; precision 0\.02, here 0\.05; give"
+    ):
+        Record(path, {**QUESTION, "model": "n", "precision": 0.05}, PROMPTS)
+    with pytest.raises(ConfigError, match="with other prompts of edit; give the same"):
+        Record(path, QUESTION, {"edit": "d9"})
+    with pytest.raises(ConfigError, match="numerics id-1, here id-2"):
+        Record(path, QUESTION, PROMPTS).check_numerics("id-2")
+    real = record.provenance
+    monkeypatch.setattr(record, "provenance", lambda *numerics: real(*numerics) | {"cpu": "Another", "threads": 96})
+    with pytest.raises(ConfigError, match=r"cpu .*, here 'Another'; threads .*, here 96"):
+        Record(path, QUESTION, PROMPTS)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "5", "{}", '{"kind": "parlay bench methods"}', '{"rows": [{}]}'])
+def test_files_of_something_else(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="is not what `parlay bench methods` writes"):
+        Record(path, QUESTION, PROMPTS)
+
+
+@pytest.mark.parametrize("name", ["rows.txt", "no/such/folder/rows.json"])
+def test_where_no_file_can_be(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"an output is a \.json file in a folder that exists"):
+        Record(tmp_path / name, QUESTION, PROMPTS)
