@@ -62,6 +62,12 @@ def run(llm: LLM, asks: Sequence[Ask], meddle: Meddle | None = None) -> list[Com
     return [engine.completion(request, j) for group in groups for j, request in enumerate(group)]
 
 
+def ask_for(engine: Engine, request: Request, wish: Any) -> None:
+    """Give a running request another wish of speculation, which no user can."""
+    request.params = dataclasses.replace(request.params, speculative=wish)
+    engine._scheduler.drafting.add(request)
+
+
 def assert_same(found: Sequence[CompletionOutput], expected: Sequence[CompletionOutput]) -> None:
     """Compare completions one by one, so that a failure shows the first that differs."""
     assert len(found) == len(expected)

@@ -9,12 +9,13 @@ import pytest
 from checkpoints import write_llama
 
 from parlay.bench import methods
-from parlay.bench.contenders import AUTO, contenders, engines
+from parlay.bench.contenders import contenders, engines
 from parlay.bench.heatmap import draw_heatmap
 from parlay.bench.methods import gather, measure, turns_of
 from parlay.bench.options import MethodsOptions
 from parlay.bench.protocol import Prefix
 from parlay.cli.main import main
+from parlay.config.speculative import AUTO
 from parlay.errors import CapacityError, ConfigError, ModelError
 from parlay.llm import LLM
 
@@ -244,7 +245,7 @@ def test_what_is_asked_of_whom(model: Path, options: MethodsOptions, tmp_path: P
 
 
 def test_contenders_of_another_model(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert list(contenders(str(model), None)) == ["none", "ngram", "suffix"]
+    assert list(contenders(str(model), None)) == ["none", AUTO, "ngram", "suffix"]
     assert not caplog.records
     assert list(contenders(str(model), 3, ("suffix", "ngram"))) == ["none", "suffix", "ngram"]
     draft = write_llama(tmp_path / "draft", seed=1, num_hidden_layers=1)
@@ -254,15 +255,6 @@ def test_contenders_of_another_model(model: Path, tmp_path: Path, caplog: pytest
     stranger = write_llama(tmp_path / "stranger", seed=1, num_hidden_layers=1, vocab_size=300)
     with pytest.raises(ModelError):
         contenders(str(model), 3, (), {"draft_model": str(stranger)})
-
-
-def test_what_cannot_be_made_is_left_out_where_nobody_named_it(model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    chosen = contenders(str(model), None, ("ngram",))
-    chosen["broken"] = replace(chosen["ngram"], options={"no_such_option": 1})
-    assert list(engines(str(model), chosen, 1, optional=("broken",))) == ["none", "ngram"]
-    assert ["broken is left out: unknown ngram option" in record.getMessage() for record in caplog.records] == [True]
-    with pytest.raises(ConfigError):
-        engines(str(model), chosen, 1)
 
 
 def test_engines_that_do_not_fit_side_by_side(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

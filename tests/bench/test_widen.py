@@ -53,6 +53,7 @@ def logits_of(model: str | Path, tokens: list[int], dtype: torch.dtype) -> Tenso
 
 
 def complete(model: str | Path, **options: Any) -> list[CompletionOutput]:
+    options.setdefault("speculative_config", None)
     llm = LLM(str(model), max_model_len=256, max_num_seqs=8, **options)
     asked = [(p, params_for(p, temperature)) for p in load_prefixes(3) for temperature in (0.0, 0.8)]
     results = llm.generate([p.tokens for p, _ in asked], [params for _, params in asked], use_tqdm=False)
@@ -71,7 +72,7 @@ def test_the_same_bits(wide: Path, dtype: torch.dtype) -> None:
 def test_the_same_tokens_and_acceptance(wide: Path) -> None:
     expected = complete("tiny-code")
     assert [c.token_ids for c in complete(wide)] == [c.token_ids for c in expected]
-    draft = {"method": "draft_model", "model": "tiny-code-draft"}
+    draft = {"method": "draft_model", "lengths": "fixed", "model": "tiny-code-draft"}
     small, large = (complete(model, speculative_config=draft) for model in ("tiny-code", wide))
     assert [c.token_ids for c in large] == [c.token_ids for c in expected]
     accepted = [c.metrics.accepted_per_position for c in small]

@@ -44,7 +44,7 @@ def drafts(model: Path, head: Path, length: int) -> list[tuple[Any, ...]]:
         str(model),
         dtype="float32",
         max_model_len=128,
-        speculative_config={"model": str(head), "num_speculative_tokens": length},
+        speculative_config={"model": str(head), "lengths": "fixed", "num_speculative_tokens": length},
     )
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, return_rejected=True)
     found = [result.outputs[0] for result in llm.generate(PROMPTS, params, use_tqdm=False)]

@@ -4,14 +4,13 @@ Every draft that an engine makes is compared with a twin's, which computes the t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from asking import accepted, assert_same, assert_whole, run, with_params
+from asking import accepted, ask_for, assert_same, assert_whole, run, with_params
 from conftest import MakeLLM, Pair, Plain
 from eagles import Twin, eagle_config, random_eagle, random_eagle3, write
 from heads import fitted
@@ -152,7 +151,7 @@ def test_switched_off_and_on_again(
         step = next(steps)
         for i, request in enumerate(requests):
             wish = [None, {"enabled": False}, {"enabled": False}, {"num_speculative_tokens": 1}, None]
-            request.params = replace(request.params, speculative=wish[(step + i) // 3 % 5])
+            ask_for(engine, request, wish[(step + i) // 3 % 5])
 
     llm = make_llm(method, 4, max_num_batched_tokens=rows)
     watch = Watch(switch).over(llm)

@@ -6,14 +6,13 @@ way it came there, is compared with the reference's on hidden states of the whol
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from asking import Ask, accepted, assert_same, assert_whole, run, with_params
+from asking import Ask, accepted, ask_for, assert_same, assert_whole, run, with_params
 from conftest import MakeLLM, Pair, Plain
 from heads import (
     ChooseAll,
@@ -154,7 +153,7 @@ def test_switched_off_and_on_again(make_llm: MakeLLM, models: dict[str, Pair], p
         step = next(steps)
         for i, request in enumerate(requests):
             wish = [None, {"enabled": False}, {"num_speculative_tokens": 1}, None][(step + i) // 2 % 4]
-            request.params = replace(request.params, speculative=wish)
+            ask_for(engine, request, wish)
 
     llm, watch = make_llm(method, 4), Watch(switch)
     answers = run(llm, asks(), watch)

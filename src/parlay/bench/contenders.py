@@ -7,6 +7,7 @@ from pathlib import Path
 from parlay.bench.widen_heads import FOLDER
 from parlay.bench.workloads import has_embedded_vocabulary
 from parlay.config import SpeculativeConfig
+from parlay.config.speculative import AUTO, PLAIN
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import CapacityError, ConfigError, ModelError, nearest, shown
 from parlay.llm import LLM
@@ -14,8 +15,6 @@ from parlay.log import logger
 from parlay.models.select import describe_model, find_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
 from parlay.proposers.select import embedded_configs, make_proposer, proposers, settle_method
-
-AUTO = "auto"
 
 
 def contenders(
@@ -29,7 +28,7 @@ def contenders(
     Args:
         model: name, directory or file of the target.
         length: nodes a draft, for proposers that draft; None takes each one's default.
-        methods: only these, in this order, and `AUTO` where it is among them; none takes all proposers.
+        methods: only these, in this order; none takes all proposers, and `AUTO` before them.
         drafts: checkpoints by their methods' names.
 
     Raises:
@@ -44,13 +43,13 @@ def contenders(
     config = describe_model(model)
     target = TargetInfo(config, resolve_dtype("auto", config), config.max_position)
     path = find_model(model)
-    heads, plain = path / FOLDER, SpeculativeConfig().method
+    heads = path / FOLDER
     found = embedded_configs(length, heads) | {
         name: _from_checkpoint(name, checkpoint, length) for name, checkpoint in drafts.items()
     }
     kept = {}
     for name, how in found.items():
-        if methods and name not in (plain, *methods):
+        if methods and name not in (PLAIN, *methods):
             continue
         try:
             make_proposer(settle_method(how) if name in drafts else how, target)
@@ -61,13 +60,13 @@ def contenders(
             continue
         kept[name] = how
     if not methods:
-        return kept
+        return {PLAIN: kept.pop(PLAIN), AUTO: automatic(), **kept}
     for name in methods:
         if name != AUTO and name not in kept:
             raise ConfigError(
                 f"the method {name!r} has no checkpoint for {shown(model)}; give one with --draft {name}=PATH"
             )
-    asked = [plain, *(name for name in methods if name != plain)]
+    asked = [PLAIN, *(name for name in methods if name != PLAIN)]
     return {name: kept[name] if name in kept else automatic() for name in dict.fromkeys(asked)}
 
 
@@ -101,7 +100,6 @@ def engines(
     *,
     lengths: str = "fixed",
     max_model_len: int | None = None,
-    optional: Collection[str] = (),
 ) -> dict[str, LLM]:
     """Return an engine for each contender, all at the same time.
 
@@ -111,7 +109,6 @@ def engines(
         requests: that run at once; a cache has room for these and no more, so that many engines fit into memory.
         lengths: see `SpeculativeConfig`; `AUTO` chooses them in any case.
         max_model_len: see `EngineConfig`.
-        optional: contenders that are left out, which the log says, if they cannot be made.
 
     Raises:
         CapacityError: they do not fit all the same.
@@ -128,10 +125,6 @@ def engines(
                 max_num_seqs=requests,
                 max_model_len=max_model_len,
             )
-        except (ConfigError, ModelError) as error:
-            if name not in optional:
-                raise
-            logger.warning("%s is left out: %s", name, error)
         except CapacityError as error:
             if not made:
                 raise

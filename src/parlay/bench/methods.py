@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from parlay.bench.contenders import AUTO, automatic, contenders, engines
+from parlay.bench.contenders import contenders, engines
 from parlay.bench.options import MethodsOptions
 from parlay.bench.paired import StopRule, Turns, estimate
 from parlay.bench.prompts import name_of, read_prompts
@@ -61,8 +61,6 @@ def measure(options: MethodsOptions, output: Path | None, tick: Tick) -> list[di
     """
     asked = gather(options)
     chosen = contenders(options.model, options.num_speculative_tokens, options.methods, options.drafts)
-    optional = () if options.methods else (AUTO,)
-    chosen |= dict.fromkeys(optional, automatic())
     question = {k: v for k, v in asdict(options).items() if k not in _CHOOSES_CASES} | {"methods": list(chosen)}
     record = Record(output, question, {one.name: one.digest for one in asked})
     cases = [
@@ -71,7 +69,7 @@ def measure(options: MethodsOptions, output: Path | None, tick: Tick) -> list[di
     for case in cases:
         if record.has(case.workload.name, case.batch, case.temperature):
             continue
-        rows = _Measurement(options, case, chosen, optional, tick).run(record.check_numerics)
+        rows = _Measurement(options, case, chosen, tick).run(record.check_numerics)
         record.add(rows)
         # What was left out once is not tried again.
         methods = {str(row["method"]) for row in rows}
@@ -126,10 +124,9 @@ class _Measurement:
         options: MethodsOptions,
         case: _Case,
         chosen: Mapping[str, SpeculativeConfig],
-        optional: tuple[str, ...],
         tick: Tick,
     ) -> None:
-        self._options, self._case, self._chosen, self._optional, self._tick = options, case, chosen, optional, tick
+        self._options, self._case, self._chosen, self._tick = options, case, chosen, tick
         self._rule = StopRule(options.precision, options.turns, 60 * options.minutes)
         self._began = perf_counter()
         self._passes = 0
@@ -150,7 +147,6 @@ class _Measurement:
                 self._case.batch,
                 lengths=self._options.lengths,
                 max_model_len=self._case.workload.longest,
-                optional=self._optional,
             )
             self._numerics = {name: llm.numerics_id for name, llm in llms.items()}
             check(next(iter(self._numerics.values())))

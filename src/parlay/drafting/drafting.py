@@ -127,8 +127,7 @@ class Drafting:
         """Take note of a request that waits, and of who may guess for it."""
         state, names = request.drafting, permitted(request, tuple(self._lengths))
         if names is None:
-            state.prediction = None
-            return
+            state.prediction, names = None, ()
         state.longest = within(request, max((self._lengths[name] for name in names), default=0))
         state.hosts = tuple(host for host in self._hosts if host.name in names)
         state.device = self._device is not None and self._device.name in names
@@ -256,7 +255,7 @@ class Drafting:
     def advance(self, request: Drafted, proposal: Proposal) -> None:
         """Take what a device proposer made of a step."""
         state = request.drafting
-        before, state.layers = state.layers.computed, proposal.state
+        before, state.layers, state.pending = state.layers.computed, proposal.state, NO_DRAFT
         if not state.device:
             return
         state.pending, error = proposal.draft, proposal.error
