@@ -57,6 +57,7 @@ class Controller:
         self._chances = [_PRIOR] * length  # at each depth, given that the parent is accepted
         self._drafting = dict(drafting or {})  # seconds of drafting so many tokens, for all requests of a step
         self._keep = keep
+        self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
         self._steps = 0
         self._tried: set[int] = set()  # lengths of which the first draft was seen, which records its passes
         self._verifies = self._drafts = False
@@ -75,8 +76,12 @@ class Controller:
         self.price = 0.0
         if not requests or rows + 1 >= len(table):
             return False
-        ends = [rows + nodes for nodes in _NODES if rows + nodes < len(table)]
-        slope = min((table[end] - table[rows]) / (end - rows) for end in ends)
+        if table is not self._priced:
+            self._priced, self._slopes = table, {}
+        slope = self._slopes.get(rows)
+        if slope is None:
+            ends = [rows + nodes for nodes in _NODES if rows + nodes < len(table)]
+            slope = self._slopes[rows] = min((table[end] - table[rows]) / (end - rows) for end in ends)
         self.price = slope * requests / (table[rows] + more)
         if self.price < _HOPELESS:
             return True

@@ -11,6 +11,7 @@ it follows within a few steps, while the table, which decides how long drafts ar
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from math import inf
+from typing import overload
 
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)  # rows
 _PACE = 0.2  # share of what is unexpected of a step that the pace takes
@@ -43,7 +44,7 @@ class StepCost:
         self._weights: dict[int, int] = {}  # observations by knot
         self._news = 0
         self.pace = 1.0
-        self.table = [float(max(rows, 1)) for rows in range(most_rows + 1)]
+        self.table: Sequence[float] = Curve((1,), (1.0,), most_rows)
 
     @property
     def key(self) -> float:
@@ -103,17 +104,48 @@ class StepCost:
         self._unfold()
 
     def _unfold(self) -> None:
-        """Write the table out, row by row: linear between what is known, in proportion to rows beyond."""
+        """Draw the table anew from what is known."""
         self._news = 0
         knots = sorted(self._known)
         seconds = isotonic([self._known[k] for k in knots], [float(self._weights[k]) for k in knots])
-        table = [seconds[0]] * (min(knots[0], self._most_rows) + 1)
-        for i in range(1, len(knots)):
-            low, high = knots[i - 1], knots[i]
-            step = (seconds[i] - seconds[i - 1]) / (high - low)
-            table += [seconds[i - 1] + step * n for n in range(1, high - low + 1)]
-        table += [seconds[-1] * rows / knots[-1] for rows in range(len(table), self._most_rows + 1)]
-        self.table = table[: self._most_rows + 1]
+        self.table = Curve(knots, seconds, self._most_rows)
+
+
+class Curve(Sequence[float]):
+    """A table with an entry for every number of rows, of which only those that are asked for are computed."""
+
+    def __init__(self, knots: Sequence[int], seconds: Sequence[float], most_rows: int) -> None:
+        """Go through never falling `seconds` at `knots`, ascending; beyond them in proportion to rows."""
+        self._knots, self._seconds, self._length = knots, seconds, most_rows + 1
+        self._asked: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, rows: int) -> float: ...
+    @overload
+    def __getitem__(self, rows: slice) -> list[float]: ...
+    def __getitem__(self, rows: int | slice) -> float | list[float]:
+        """Return seconds of a step of so many rows, or of several."""
+        if isinstance(rows, slice):
+            return [self[i] for i in range(*rows.indices(self._length))]
+        found = self._asked.get(rows)
+        if found is None:
+            if not 0 <= rows < self._length:
+                raise IndexError(rows)
+            found = self._asked[rows] = self._at(rows)
+        return found
+
+    def _at(self, rows: int) -> float:
+        knots, seconds = self._knots, self._seconds
+        place = bisect_left(knots, rows)
+        if place == 0:
+            return seconds[0]
+        if place == len(knots):
+            return seconds[-1] * rows / knots[-1]
+        share = (rows - knots[place - 1]) / (knots[place] - knots[place - 1])
+        return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
 
 
 def _knot(rows: int) -> int:
