@@ -135,7 +135,7 @@ const tests = {
       return response(200, stream([
         event({ choices: [{ text: "é one", sources: [["é", own ? "plain" : "ngram", true], ["<x>", "ngram", false], [" one", "plain", true]] }] }),
         event({ choices: [{ text: " two", finish_reason: "length", sources: [[" two", "plain", true]] }] }),
-        event({ choices: [], usage: { completion_tokens: 3, completion_tokens_details: { accepted_prediction_tokens: 1, rejected_prediction_tokens: 1 } } }),
+        event({ choices: [], usage: { completion_tokens: 3, completion_tokens_details: { accepted_prediction_tokens: 1, rejected_prediction_tokens: 1 }, speculation: { steps: 5, drafts: 2, draft_tokens: 3, without_draft: { unlikely: 2, no_guess: 1 } } } }),
         "data: [DONE]\n\n",
       ].join("")));
     });
@@ -159,7 +159,7 @@ const tests = {
     assert.deepStrictEqual([guessed.className, guessed.title], ["s1", "guessed by ngram"]);
     assert.deepStrictEqual([rejected.tag, rejected.textContent, rejected.title], ["del", "<x>", "rejected guess of ngram"]);
     assert.deepStrictEqual([own.className, own.title], ["s0", "the target's own"]);
-    assert.match($("first-figures").textContent, /^3 tokens in .* 1 of 2 guesses confirmed$/);
+    assert.match($("first-figures").textContent, /^3 tokens in .* 1 of 2 guesses confirmed · drafts in 2 of 5 steps, 1\.5 guesses each · without a draft mostly because no guess was likely enough \(2 steps\)$/);
     assert.strictEqual($("verdict").className, "same");
     assert.match($("verdict").textContent, /No difference/);
     assert.strictEqual($("status").textContent, "Finished.");

@@ -366,6 +366,7 @@ def metrics_of(request: Request) -> RequestMetrics:
         admitted=counts.admitted,
         first_token=counts.first_token,
         finished=counts.finished,
+        undrafted=tuple(counts.undrafted.items()),
     )
 
 

@@ -43,6 +43,7 @@ class Counts:
     admitted: float = 0.0
     first_token: float = 0.0
     finished: float = 0.0
+    undrafted: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

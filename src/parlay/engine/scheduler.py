@@ -249,7 +249,10 @@ class Scheduler:
         counts = request.counts
         counts.first_token = counts.first_token or now
         counts.steps += 1
-        counts.drafts += len(span.draft) > 0
+        if span.draft.tokens:
+            counts.drafts += 1
+        else:
+            counts.undrafted[request.drafting.why] += 1
         counts.drafted += len(span.draft)
         sources = [span.draft.source[node] for node in verdict.path] + ["target"]
         known = len(request.tokens) - len(verdict.tokens)

@@ -1,5 +1,6 @@
 """One choice of an answer while it grows: what is new since the last look."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,9 @@ def usage(outputs: list[RequestOutput], *, without_output: bool = False) -> dict
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = 0 if without_output else sum(len(one.token_ids) for one in ones)
     accepted = sum(one.metrics.accepted for one in ones)
+    undrafted: Counter[str] = Counter()
+    for one in ones:
+        undrafted.update(dict(one.metrics.undrafted))
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -88,5 +92,11 @@ def usage(outputs: list[RequestOutput], *, without_output: bool = False) -> dict
             "rejected_prediction_tokens": sum(one.metrics.drafted for one in ones) - accepted,
             "reasoning_tokens": 0,
             "audio_tokens": 0,
+        },
+        "speculation": {
+            "steps": sum(one.metrics.steps for one in ones),
+            "drafts": sum(one.metrics.drafts for one in ones),
+            "draft_tokens": sum(one.metrics.drafted for one in ones),
+            "without_draft": dict(undrafted.most_common()),
         },
     }

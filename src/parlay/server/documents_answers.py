@@ -32,6 +32,7 @@ def _completion(kind: str, choice: dict[str, Any]) -> dict[str, Any]:
         total_tokens=_COUNT,
         prompt_tokens_details=_object(cached_tokens=_COUNT),
         completion_tokens_details=_object(accepted_prediction_tokens=_COUNT, rejected_prediction_tokens=_COUNT),
+        speculation=_object(steps=_COUNT, drafts=_COUNT, draft_tokens=_COUNT, without_draft={"type": "object"}),
     )
     return _object(
         id=_TEXT,

@@ -31,6 +31,7 @@ class RequestMetrics:
         preemptions: how often the request lost its blocks and was computed again.
         cached_tokens: prompt tokens found in the prefix cache on admission.
         arrival, admitted, first_token, finished: clock readings; 0 while not reached.
+        undrafted: of the steps without a draft, why there was none, and how often.
     """
 
     drafts: int = 0
@@ -45,6 +46,7 @@ class RequestMetrics:
     admitted: float = 0.0
     first_token: float = 0.0
     finished: float = 0.0
+    undrafted: tuple[tuple[str, int], ...] = ()
 
     @property
     def acceptance_length(self) -> float:
