@@ -15,7 +15,22 @@ from parlay.proposers.base import Proposer, TargetInfo
 from parlay.proposers.detect import detect
 from parlay.registry import Registry
 
-_HELPERS = frozenset({"base", "body", "detect", "draws", "heads", "paired", "select", "suffix_tree"})
+_HELPERS = frozenset(
+    {
+        "base",
+        "body",
+        "detect",
+        "draws",
+        "expander",
+        "heads",
+        "lent",
+        "paired",
+        "places",
+        "recorder",
+        "select",
+        "suffix_tree",
+    }
+)
 proposers = Registry("parlay.proposers", "speculative method", hidden=_HELPERS)
 
 
