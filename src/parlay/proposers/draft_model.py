@@ -23,13 +23,14 @@ from parlay.models.config import ModelConfig
 from parlay.models.select import cache_spec, check_weights, describe_model, load_model
 from parlay.models.tokenizer import read_tokenizer, tokenizer_file
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
-from parlay.proposers.expander import MOST_LEVELS, MOST_ROWS, Expander, Head, Start
+from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
 from parlay.proposers.heads import Options
 from parlay.proposers.lent import lent_logits, records_logits
 from parlay.proposers.places import Places
 from parlay.proposers.recorder import Recorder
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.footprint import weight_bytes
+from parlay.runner.graphs import MOST_ROWS
 from parlay.runner.runner import ModelRunner
 from parlay.types.plan import Proposal, ProposerState, Span, Verdict
 
@@ -98,8 +99,7 @@ class Proposer(Head):
             Start(i, spans[i], batch.offsets[n + 1] - 1, verdicts[i].tokens, proposals[i].state.computed, length)
             for n, i, length in reached
         ]
-        if len(starts) > MOST_ROWS:  # the first turn's passes may write where these states lie
-            states = states.clone()
+        # If there are several turns, too many rows have run to be recorded: no turn's passes write where these lie.
         for start, draft in self._expander.expand(starts, states):
             # The last guess has not been run.
             proposals[start.index] = Proposal(draft, ProposerState(start.position, max(len(draft) - 1, 0)))

@@ -24,10 +24,10 @@ from parlay.models.loader import Checkpoint
 from parlay.models.select import lends
 from parlay.proposers.base import Runtime
 from parlay.proposers.body import Body, side_by_side
-from parlay.proposers.expander import MOST_ROWS
 from parlay.proposers.heads import Options
 from parlay.proposers.lent import lent_logits, records_logits
 from parlay.proposers.paired import PairedProposer
+from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 

@@ -7,7 +7,7 @@ making drafts of what was drawn.
 Guesses stay where the kernels write them: a level reads those of the level before from memory, and only at the end
 all are read out at once. Requests with the longest drafts come first, so that those still drafting are always the
 leading rows of the same memory, and the pass of a level depends on nothing but how many there are. Each is recorded,
-so that between two levels no Python runs. Where a request has a processor it must: its rows are shown to it first.
+so that between two levels no Python runs; requests beyond the rows of a recorded pass take turns. Where a request has a processor it must: its rows are shown to it first.
 """
 
 from abc import abstractmethod
@@ -23,10 +23,10 @@ from parlay.kernels.base import Kernels
 from parlay.proposers.base import DeviceProposer
 from parlay.proposers.draws import Draws
 from parlay.proposers.recorder import Recorder
+from parlay.runner.graphs import MOST_ROWS
 from parlay.types.draft import Draft
 from parlay.types.plan import Span, SpanError
 
-MOST_ROWS = 64  # requests that draft at once; more take turns
 MOST_LEVELS = 64  # of a draft
 
 

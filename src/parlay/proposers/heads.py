@@ -16,8 +16,9 @@ from parlay.errors import ConfigError
 from parlay.models.heads import HeadConfig, read_head
 from parlay.models.loader import Checkpoint
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
-from parlay.proposers.expander import MOST_ROWS, Expander, Head, Start
+from parlay.proposers.expander import Expander, Head, Start
 from parlay.proposers.recorder import Recorder
+from parlay.runner.graphs import MOST_ROWS
 from parlay.types.plan import Proposal, Span, Verdict
 
 

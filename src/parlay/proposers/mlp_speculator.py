@@ -19,8 +19,9 @@ from parlay.errors import ModelError
 from parlay.kernels.linear import LinearWeight
 from parlay.models.loader import Checkpoint
 from parlay.proposers.base import Runtime
-from parlay.proposers.expander import MOST_ROWS, Start
+from parlay.proposers.expander import Start
 from parlay.proposers.heads import HeadProposer, Options
+from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 

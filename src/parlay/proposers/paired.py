@@ -24,12 +24,12 @@ from parlay.models.heads import read_head
 from parlay.models.loader import Checkpoint
 from parlay.models.select import cache_spec, lends
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
-from parlay.proposers.expander import MOST_LEVELS, MOST_ROWS, Expander, Head, Start
+from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
 from parlay.proposers.heads import Options
 from parlay.proposers.places import Places
 from parlay.proposers.recorder import Recorder
 from parlay.runner.batch import Batch, Stretch, flatten
-from parlay.runner.graphs import copy_batch, empty_batch
+from parlay.runner.graphs import MOST_ROWS, copy_batch, empty_batch
 from parlay.types.plan import Proposal, ProposerState, Span, Verdict
 
 _LEAST_BLOCKS = 16

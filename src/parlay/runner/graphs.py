@@ -17,7 +17,7 @@ from parlay.models.context import Buffers, ForwardContext, LayerCache, tap_role
 from parlay.models.select import Model
 from parlay.runner.batch import Batch
 
-_MOST_ROWS = 64  # beyond, arithmetic outweighs calls
+MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
 _LEAST_BLOCKS = 16
 
 
@@ -43,7 +43,7 @@ class Graphs:
         self._kernels = kernels
         self._cache = cache
         self._graphs: dict[tuple[int, int], _Graph] = {}
-        self._buffers = Buffers(_MOST_ROWS, model.dtype)  # of all recordings, for one runs at a time
+        self._buffers = Buffers(MOST_ROWS, model.dtype)  # of all recordings, for one runs at a time
         self.usable = model.config.foreign is None  # what another library computes cannot be recorded
         self.taps: tuple[int, ...] = ()
         self.tapped: tuple[Tensor, ...] = ()
@@ -51,7 +51,7 @@ class Graphs:
     def forward(self, batch: Batch) -> Tensor:
         """Return hidden states `[rows, hidden]` of a batch; they stand until the next pass."""
         rows, blocks = batch.tokens.shape[0], batch.view.tables.shape[1]
-        if rows > _MOST_ROWS or not self.usable:
+        if rows > MOST_ROWS or not self.usable:
             return self._eager(batch)
         key = rows, max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
         graph = self._graphs.get(key)
