@@ -71,9 +71,7 @@ class Proposer(Head):
         """Close each request's gap as far as the row limit allows, then draft where it is closed."""
         proposals = [Proposal(state=span.catch_up.state) for span in spans]
         stretches: list[Stretch] = []
-        reached: list[
-            tuple[int, int, int]
-        ] = []  # of stretches up to the last known token: number, span, draft length
+        starts: list[Start] = []
         rows_left = self._max_rows
         for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
             if not span.catch_up.budget:
@@ -90,15 +88,11 @@ class Proposer(Head):
             if run:
                 stretches.append(Stretch(run, valid, span.blocks))
                 if span.sample and len(run) == len(gap):
-                    reached.append((len(stretches) - 1, i, min(length, MOST_LEVELS)))
+                    row = self._max_rows - rows_left - 1  # the last so far
+                    starts.append(Start(i, span, row, verdict.tokens, valid + len(gap), min(length, MOST_LEVELS)))
         if not stretches:
             return proposals
-        batch = flatten(stretches, self._runner.block_size)
-        states = self._runner.forward(batch)
-        starts = [
-            Start(i, spans[i], batch.offsets[n + 1] - 1, verdicts[i].tokens, proposals[i].state.computed, length)
-            for n, i, length in reached
-        ]
+        states = self._runner.forward(flatten(stretches, self._runner.block_size))
         # If there are several turns, too many rows have run to be recorded: no turn's passes write where these lie.
         for start, draft in self._expander.expand(starts, states):
             # The last guess has not been run.

@@ -7,7 +7,8 @@ making drafts of what was drawn.
 Guesses stay where the kernels write them: a level reads those of the level before from memory, and only at the end
 all are read out at once. Requests with the longest drafts come first, so that those still drafting are always the
 leading rows of the same memory, and the pass of a level depends on nothing but how many there are. Each is recorded,
-so that between two levels no Python runs; requests beyond the rows of a recorded pass take turns. Where a request has a processor it must: its rows are shown to it first.
+so that between two levels no Python runs; more requests than a recorded pass has rows take turns. Where a request has
+a processor Python must run: its rows are shown to it before a token is drawn of them.
 """
 
 from abc import abstractmethod
