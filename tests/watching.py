@@ -1,6 +1,6 @@
 """What the suites of draft heads share: requests, a watch over the drafts made for them, how a twin draws a guess."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,10 @@ from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.kernels.noise import gumbel_noise
 from parlay.kernels.reference import process_row
+from parlay.proposers.expander import Start
 from parlay.types.draft import Draft
-from parlay.types.plan import Plan
+from parlay.types.plan import Plan, Span
+from parlay.types.processor import RowProcessor
 
 Known = tuple[int, ...]
 Meddle = Callable[[Engine, list[Request]], None]
@@ -33,6 +35,21 @@ def asks(temperature: float = 0.7, **changes: Any) -> list[Ask]:
         )
         for i, length in enumerate(lengths)
     ]
+
+
+def start(
+    row: int,
+    length: int,
+    token: int = 0,
+    position: int = 2,
+    blocks: Sequence[int] = (),
+    processor: RowProcessor | None = None,
+    params: SamplingParams | None = None,
+) -> Start:
+    """Return where a request, the `row`-th of several, drafts from; greedily, unless `params` say otherwise."""
+    params = params or SamplingParams(temperature=0)
+    span = Span(row, (token,), position - 1, tuple(blocks), 0, params, processor)
+    return Start(row, span, row, (token,), position, length)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from parlay.sampling.seeds import mix
 from parlay.verify import oracle
 
 METHODS = ("ngram", "draft_model")
+GUIDED = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator")
 TEMPERATURES = (0.0, 0.7, 1.3)
 PROMPTS = (tuple(range(40, 52)) * 2, tuple(random.Random(5).choices(range(256), k=19)))
 LETTERS = tuple(range(64, 90))  # ids of single letters
@@ -119,10 +120,11 @@ def test_speculation_changes_nothing(
     assert accepted(found) > 0
 
 
-def test_penalties_in_the_draft_help_to_guess(make_llm: MakeLLM) -> None:
-    """The draft model's own rows are processed too: else it goes on to guess what the target may not repeat."""
+@pytest.mark.parametrize("method", GUIDED)
+def test_penalties_in_the_draft_help_to_guess(make_llm: MakeLLM, method: str) -> None:
+    """A proposer's own rows are processed too: else it goes on to guess what the target may not repeat."""
     own = asks(0.0, ["frequency", "repetition", "allowed", "bad words"])
-    llm = make_llm("draft_model", 4)
+    llm = make_llm(method, 4)
     guided = accepted(run(llm, own))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("parlay.sampling.processors.Chain.guide", lambda *args: None)

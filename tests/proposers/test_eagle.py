@@ -15,12 +15,12 @@ from conftest import MakeLLM, Pair, Plain
 from eagles import Twin, eagle_config, random_eagle, random_eagle3, write
 from heads import fitted
 from safetensors.torch import load_file
-from watching import Known, Noted, Watch, asks
+from watching import Known, Noted, Watch, asks, start
 
 from parlay import LLM, CapacityError
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
-from parlay.proposers.paired import PairedProposer, _Chain, _Run
+from parlay.proposers.paired import PairedProposer
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 
@@ -189,7 +189,7 @@ def test_after_a_prediction_has_failed(make_llm: MakeLLM, models: dict[str, Pair
 def test_more_requests_than_a_turn_takes(
     make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    for module in ("paired", "eagle3"):
+    for module in ("expander", "paired", "eagle", "eagle3"):
         monkeypatch.setattr(f"parlay.proposers.{module}.MOST_ROWS", 2)
     llm = make_llm(method, 4)
     watch = Watch().over(llm)
@@ -226,7 +226,7 @@ def test_where_the_targets_logits_cannot_be_recorded(
 def test_logits_of_all_passes_lie_in_the_same_memory(make_llm: MakeLLM, tmp_path: Path, name: str) -> None:
     """A recorded pass keeps all that it writes to, and there are hundreds; of a vocabulary each that is gigabytes."""
     head = head_of(make_llm(speculative_config={"model": str(write(tmp_path / "head", *HEADS[name]()))}))
-    found = [head.score(torch.ones(rows, 64)) for rows in (1, 2, 64)]
+    found = [head.logits(torch.ones(rows, 64)) for rows in (1, 2, 64)]
     assert len({logits.data_ptr() for logits in found}) == 1
 
 
@@ -234,8 +234,8 @@ def test_logits_of_all_passes_lie_in_the_same_memory(make_llm: MakeLLM, tmp_path
 @pytest.mark.parametrize("method", METHODS)
 def test_states_that_are_no_numbers(make_llm: MakeLLM, method: str, value: float) -> None:
     """Guesses are tokens then too, and their probabilities can be reckoned with."""
-    chain = _Chain(_Run(0, Stretch((3, 4), 1, range(4)), [0, 1], 4), 1)
-    (draft,) = head_of(make_llm(method, 4))._draft([chain], torch.full((2, 64), value))
+    begin = start(1, 4, token=4, position=3, blocks=range(4))
+    ((_, draft),) = head_of(make_llm(method, 4))._expander.expand([begin], torch.full((2, 64), value))
     assert len(draft) == 4
     assert all(0 <= token < 257 for token in draft.tokens)
     assert draft.probs is not None
@@ -395,4 +395,4 @@ def test_nothing_of_a_request_is_kept(make_llm: MakeLLM, method: str) -> None:
         run(llm, asks(), abort)
         assert_whole(llm.engine)
     assert numbers() == before
-    assert len(head._passes) < 100
+    assert len(head._recorder._passes) < 100

@@ -106,10 +106,10 @@ def test_logits_and_chains(
     head = loaded(case)
     scored: list[Tensor] = []
     kept: list[Tensor] = []
-    score, keep = head.score, head._keep
+    score, keep = head.logits, head._keep
     if not recorded:
-        monkeypatch.setattr(head, "_run", lambda kind, rows, blocks, work: work())
-        monkeypatch.setattr(head, "score", lambda state: scored.append(score(state).clone()) or scored[-1])
+        monkeypatch.setattr(head._recorder, "_usable", False)
+        monkeypatch.setattr(head, "logits", lambda state: scored.append(score(state).clone()) or scored[-1])
     monkeypatch.setattr(head, "_keep", lambda *given: kept.append(keep(*given).clone()) or kept[-1])
     for j, prefix in enumerate(case.golden["prefixes"]):
         *before, newest = prefix["input_ids"]

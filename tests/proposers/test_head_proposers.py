@@ -28,7 +28,7 @@ from heads import (
 )
 from safetensors.torch import load_file
 from torch import Tensor
-from watching import Known, Noted, Watch, asks
+from watching import Known, Noted, Watch, asks, start
 
 from parlay import LLM, CapacityError, ConfigError, RequestOutput, SamplingParams
 from parlay.engine.engine import Engine
@@ -176,7 +176,7 @@ def test_when_blocks_run_out(make_llm: MakeLLM, models: dict[str, Pair], method:
 def test_more_requests_than_a_turn_takes(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, outputs: bool
 ) -> None:
-    for module in ("heads", "medusa", "mlp_speculator"):
+    for module in ("expander", "heads", "medusa", "mlp_speculator"):
         monkeypatch.setattr(f"parlay.proposers.{module}.MOST_ROWS", 2)
     if method == "medusa":
         path = write_medusa(tmp_path, random_medusa(outputs=outputs))
@@ -202,7 +202,7 @@ def test_recorded_or_not(
 
 
 def test_where_drafts_begin() -> None:
-    """Only for requests that go on, from the row of the last confirmed node, the longest first."""
+    """Only for requests that go on, from the row of the last confirmed node."""
     from parlay.types.plan import CatchUp, Span, Verdict
 
     def span(tokens: int, nodes: int = 0, budget: int = 4, **changes: Any) -> Span:
@@ -231,7 +231,7 @@ def test_where_drafts_begin() -> None:
         Verdict((9,)),
         Verdict((4, 4, 3), (0, 1)),
     ]
-    found = [(s.index, s.row, s.token, s.position, s.length) for s in shared.starts(spans, verdicts, 3)]
+    found = [(s.index, s.row, s.emitted[-1], s.position, s.length) for s in shared.starts(spans, verdicts, 3)]
     assert found == [(0, 2, 5, 4, 3), (1, 6, 7, 4, 3), (2, 8, 8, 2, 2), (8, 25, 3, 5, 1)]
 
 
@@ -240,8 +240,7 @@ def test_where_drafts_begin() -> None:
 def test_states_that_are_no_numbers(make_llm: MakeLLM, method: str, value: float) -> None:
     """Guesses are tokens then too, and their probabilities can be reckoned with."""
     head = head_of(make_llm(method, 4))
-    start = shared.Start(index=0, row=1, token=3, position=2, length=4)
-    (draft,) = head._draft([start], torch.full((2, 64), value))
+    ((_, draft),) = head._expander.expand([start(1, 4, token=3)], torch.full((2, 64), value))
     assert all(0 <= token < 257 for token in draft.tokens)
     assert draft.probs is not None
     assert all(0 <= p <= 1 for p in draft.probs)
@@ -297,8 +296,9 @@ def test_nothing_of_a_request_is_kept(make_llm: MakeLLM, method: str) -> None:
         run(llm, asks(), abort)
         assert_whole(llm.engine)
     assert sum(v.numel() for v in vars(head).values() if isinstance(v, Tensor)) == before
-    assert all(isinstance(v, int) for key in head._passes for v in key)
-    assert len(head._passes) <= 4 * len(asks())
+    passes = head._expander._recorder._passes
+    assert all(isinstance(v, int | str) for key in passes if isinstance(key, tuple) for v in key)
+    assert len(passes) <= 4 * len(asks())
 
 
 @pytest.mark.parametrize("method", METHODS)

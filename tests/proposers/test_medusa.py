@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
+from watching import start
 
 from parlay import LLM, ModelError
 from parlay.proposers.heads import HeadProposer
@@ -31,13 +32,10 @@ def head_of(llm: LLM) -> Any:
 
 def guesses(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the heads guess `[heads, rows]` and how likely that is to them, through the recorded passes."""
-    rows, counts = len(hidden), [len(hidden)] * head.default_length
+    starts = [start(row, head.default_length) for row in range(len(hidden))]
     for _ in range(2):  # recorded, then replayed
-        head._hidden[:rows] = hidden
-        for step in range(head.default_length):
-            head._guess(step, rows)
-        head.finish(counts)
-    return head._tokens[1:, :rows].clone(), head._probs[1:, :rows].clone()
+        drafts = [draft for _, draft in head._expander.expand(starts, hidden)]
+    return torch.tensor([draft.tokens for draft in drafts]).T, torch.tensor([draft.probs for draft in drafts]).T
 
 
 def as_vllms(tensors: dict[str, Tensor], layers: int = 1, prefix: str = "") -> dict[str, Tensor]:
@@ -67,8 +65,7 @@ def test_golden_logits(golden: LLM) -> None:
         hidden, expected = cases[f"p{number}.target_hidden"][-6:], cases[f"p{number}.medusa_logits"]
         tokens, probs = guesses(head, hidden)
         for step in range(5):
-            head._guess(step, 6)
-            torch.testing.assert_close(head._logits[:6], expected[step], rtol=0, atol=1e-3)
+            torch.testing.assert_close(head.score(step, 6), expected[step], rtol=0, atol=1e-3)
         assert tokens[:, -1].tolist() == case["top1_per_head"]
         assert torch.equal(tokens.long(), expected.argmax(-1))
         torch.testing.assert_close(probs, expected.softmax(-1).amax(-1), rtol=1e-3, atol=0)

@@ -12,6 +12,7 @@ from conftest import DTYPES, MakeLLM
 from heads import assert_trace, mlp_chain, mlp_config, mlp_logits, random_mlp, write_head
 from safetensors.torch import load_file
 from torch import Tensor
+from watching import start
 
 from parlay import LLM, ModelError
 from parlay.proposers.heads import HeadProposer
@@ -32,15 +33,19 @@ def run_head(
 
     With `forced`, the i-th guess is told that those came before it, whatever was guessed.
     """
-    rows, tokens, logits = len(hidden), [], []
-    head._hidden[:rows], head._tokens[0, :rows] = hidden, token
-    for step in range(head.default_length):
+    rows, levels, tokens = len(hidden), range(head.default_length), head._expander.tokens
+    starts = [start(row, head.default_length, int(token[row])) for row in range(rows)]
+    if forced is None:
+        list(head._expander.expand(starts, hidden))
+    else:
+        head.begin(starts, hidden)
+    logits = []
+    for level in levels:
         if forced is not None:
-            head._tokens[step, :rows] = forced[step]
-        head._guess(step, rows)
-        tokens.append(head._tokens[step + 1, :rows].long())
-        logits.append(head._logits[:rows].clone())
-    return tokens, logits
+            tokens[level, :rows] = forced[level]
+        head.advance(level, rows)
+        logits.append(head.score(level, rows).clone())
+    return [tokens[level + 1, :rows].clone() for level in levels], logits
 
 
 # ---------------------------------------------------------------------------------------------------------- goldens
@@ -109,7 +114,7 @@ def test_shapes_and_ties(make_llm: MakeLLM, tmp_path: Path, dtype: str, changes:
         close = {"rtol": 0, "atol": 1e-3} if dtype == "float32" else {"rtol": 0.1, "atol": 0.15}
         torch.testing.assert_close(torch.stack(logits), torch.stack(expected), **close)
         probs = torch.stack(logits).softmax(-1).amax(-1)
-        torch.testing.assert_close(head._probs[1:, :9], probs, rtol=1e-4, atol=0)
+        torch.testing.assert_close(head._expander.likely[:, :9], probs, rtol=1e-4, atol=0)
 
 
 def as_tied(tensors: dict[str, Tensor], guesses: int) -> dict[str, Tensor]:

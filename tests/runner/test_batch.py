@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
-from parlay.runner.batch import Stretch, flatten, single_rows, table_array
+from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.types.draft import ROOT, Draft
 from parlay.types.plan import Span, Verdict
@@ -148,17 +148,3 @@ def test_offsets_and_requests(shapes: list[tuple[int, int, int]], data: st.DataO
             *(end - 1 + depth for depth in depths(stretch.draft)),
         ]
     assert len(set(batch.slots.tolist())) == len(batch.slots), "every row has a slot of its own"
-
-
-def test_single_rows_are_stretches_of_one() -> None:
-    tables = table_array([(3, 1), (5,), (0, 2)])
-    positions = np.array([6, 2, 4])
-    ours = single_rows(torch.tensor([7, 8, 9]), positions, tables, SIZE)
-    theirs = flatten([Stretch([7], 6, (3, 1)), Stretch([8], 2, (5,)), Stretch([9], 4, (0, 2))], SIZE)
-    for name in ("tokens", "positions", "slots"):
-        assert torch.equal(getattr(ours, name), getattr(theirs, name))
-    for name in ("tables", "row_request", "first", "last", "extra_offsets", "extra_slots"):
-        a, b = getattr(ours.view, name), getattr(theirs.view, name)
-        assert torch.equal(a, b)
-        assert a.dtype == b.dtype
-    assert ours.offsets == theirs.offsets

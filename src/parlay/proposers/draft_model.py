@@ -12,10 +12,9 @@ Loses when a draft step is not much cheaper than a target step, or when the two 
 
 import filecmp
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,33 +22,27 @@ from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.select import cache_spec, check_weights, describe_model, load_model
 from parlay.models.tokenizer import read_tokenizer, tokenizer_file
-from parlay.proposers.base import DeviceProposer, Runtime, TargetInfo, draft_length
+from parlay.proposers.base import Runtime, TargetInfo, draft_length
+from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
 from parlay.proposers.heads import Options
-from parlay.runner.batch import Stretch, flatten, single_rows, table_array
+from parlay.proposers.lent import lent_logits, records_logits
+from parlay.proposers.places import Places
+from parlay.proposers.recorder import Recorder
+from parlay.runner.batch import Stretch, flatten
 from parlay.runner.footprint import weight_bytes
+from parlay.runner.graphs import MOST_ROWS
 from parlay.runner.runner import ModelRunner
-from parlay.sampling.sampler import draw, filter_tensors, seed_tensor, temperature_tensor
-from parlay.types.draft import Draft
-from parlay.types.plan import Proposal, ProposerState, Span, SpanError, Verdict
+from parlay.types.plan import Proposal, ProposerState, Span, Verdict
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
 EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-draft"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    """A span whose draft model has caught up: where to draft from, and how far."""
-
-    index: int
-    span: Span
-    position: int
-    length: int
-
-
-class Proposer(DeviceProposer):
+class Proposer(Head):
     """Drafts a chain with a model of its own."""
 
+    source = "draft_model"
     default_length = 4
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
@@ -62,9 +55,15 @@ class Proposer(DeviceProposer):
 
     def load(self, runtime: Runtime) -> None:
         """Read the draft model's weights and allocate its cache layers."""
-        model = load_model(self._config, self._target.dtype, self._target.max_model_len, runtime.kernels)
-        self._runner = ModelRunner(model, runtime.kernels, runtime.num_blocks, runtime.block_size)
+        kernels, dtype = runtime.kernels, self._target.dtype
+        model = load_model(self._config, dtype, self._target.max_model_len, kernels)
+        self._runner = runner = ModelRunner(model, kernels, runtime.num_blocks, runtime.block_size)
         self._max_rows = runtime.max_rows
+        self._logits, self.recordable = lent_logits(model, MOST_ROWS), records_logits(model)
+        self._state = torch.zeros((MOST_ROWS, self._config.hidden_size), dtype=dtype)
+        recorder = Recorder(kernels, runner.recordable())
+        self._expander = Expander(self, kernels, recorder, MOST_LEVELS, self._config.vocab_size)
+        self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size)
 
     def propose(
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
@@ -72,7 +71,7 @@ class Proposer(DeviceProposer):
         """Close each request's gap as far as the row limit allows, then draft where it is closed."""
         proposals = [Proposal(state=span.catch_up.state) for span in spans]
         stretches: list[Stretch] = []
-        chains: list[tuple[_Chain, int]] = []  # with the stretch that reaches its last known token
+        starts: list[Start] = []
         rows_left = self._max_rows
         for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
             if not span.catch_up.budget:
@@ -89,65 +88,28 @@ class Proposer(DeviceProposer):
             if run:
                 stretches.append(Stretch(run, valid, span.blocks))
                 if span.sample and len(run) == len(gap):
-                    chains.append((_Chain(i, span, valid + len(gap), length), len(stretches) - 1))
+                    row = self._max_rows - rows_left - 1  # the last so far
+                    starts.append(Start(i, span, row, verdict.tokens, valid + len(gap), min(length, MOST_LEVELS)))
         if not stretches:
             return proposals
-        batch = flatten(stretches, self._runner.block_size)
-        states = self._runner.forward(batch)
-        if not chains:
-            return proposals
-        # Longest first, so that the requests still drafting are always the leading ones.
-        chains.sort(key=lambda c: -c[0].length)
-        logits = self._runner.logits(states, [batch.offsets[stretch + 1] - 1 for _, stretch in chains])
-        drafted = self._draft([chain for chain, _ in chains], [verdicts[c.index].tokens for c, _ in chains], logits)
-        for (chain, _), tokens in zip(chains, drafted, strict=True):
-            proposals[chain.index] = Proposal(
-                Draft.chain(tokens, "draft_model"), ProposerState(chain.position, len(tokens) - 1)
-            )
+        states = self._runner.forward(flatten(stretches, self._runner.block_size))
+        # If there are several turns, too many rows have run to be recorded: no turn's passes write where these lie.
+        for start, draft in self._expander.expand(starts, states):
+            # The last guess has not been run.
+            proposals[start.index] = Proposal(draft, ProposerState(start.position, max(len(draft) - 1, 0)))
         return proposals
 
-    def _draft(self, chains: list[_Chain], emitted: list[tuple[int, ...]], logits: Tensor) -> list[list[int]]:
-        """Draw the first tokens from `logits` `[chains, vocab]`, then run the model on its own guesses.
+    def begin(self, turn: Sequence[Start], states: Tensor) -> None:  # noqa: D102
+        self._runner.kernels.embed(states, torch.tensor([start.row for start in turn]), self._state[: len(turn)])
+        self._places.prepare(turn)
 
-        `emitted` are the tokens that each chain's request has just been given.
-        """
-        kernels = self._runner.kernels
-        params = [c.span.params for c in chains]
-        seeds, temperatures = seed_tensor([c.span.seed for c in chains]), temperature_tensor(params)
-        filters = filter_tensors(params)
-        positions = np.array([c.position for c in chains])
-        tables = table_array([c.span.blocks for c in chains])
-        steps: list[Tensor] = []
-        active = len(chains)
-        for step in range(chains[0].length):
-            if step:
-                batch = single_rows(
-                    steps[-1][:active],
-                    positions[:active] + step - 1,
-                    tables[:active],
-                    self._runner.block_size,
-                )
-                logits = self._runner.model.logits(self._runner.forward(batch))
-            for i, chain in enumerate(chains[:active]):
-                if chain.span.processor is not None:
-                    path = [*emitted[i], *(int(tokens[i]) for tokens in steps)]
-                    try:
-                        chain.span.processor.guide(chain.span.output, path, logits[i])
-                    except Exception as error:
-                        raise SpanError(chain.span.request_id) from error
-            steps.append(
-                draw(
-                    kernels,
-                    logits,
-                    temperatures[:active],
-                    seeds[:active],
-                    torch.from_numpy(positions[:active] + step),
-                    filters and filters.first(active),
-                )
-            )
-            active = sum(chain.length > step + 1 for chain in chains)
-        columns = [tokens.tolist() for tokens in steps]
-        return [[columns[s][i] for s in range(chain.length)] for i, chain in enumerate(chains)]
+    def advance(self, level: int, rows: int) -> None:  # noqa: D102
+        if level:  # the first follows from known tokens
+            states = self._runner.forward_here(self._places.batch(level, rows))
+            self._runner.kernels.embed(states, torch.arange(rows), self._state[:rows])
+
+    def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
+        return self._logits(self._state[:rows])
 
 
 def _confirmed(ahead: int, path: tuple[int, ...]) -> int:

@@ -23,8 +23,10 @@ from parlay.models.heads import layer_config
 from parlay.models.loader import Checkpoint
 from parlay.proposers.base import Runtime
 from parlay.proposers.body import Body, side_by_side
-from parlay.proposers.heads import MOST_ROWS, Options
-from parlay.proposers.paired import PairedProposer, lent_logits, records_logits
+from parlay.proposers.heads import Options
+from parlay.proposers.lent import lent_logits, records_logits
+from parlay.proposers.paired import PairedProposer
+from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -68,7 +70,7 @@ class Proposer(PairedProposer):
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels = self._target.dtype, runtime.kernels
-        self._target_logits, self.recordable = lent_logits(runtime.target), records_logits(runtime.target)
+        self._target_logits, self.recordable = lent_logits(runtime.target, MOST_ROWS), records_logits(runtime.target)
         own = None if self._borrows else weights.read(_EMBEDDING, dtype)
         if isinstance(runtime.target, Decoder) and (own is None or torch.equal(own, runtime.target.embedding)):
             own = runtime.target.embedding  # usually a copy, and a large one
@@ -86,7 +88,7 @@ class Proposer(PairedProposer):
         """Return the state after the final norm; that is what the head was trained to foresee."""
         return (hidden,)
 
-    def begin(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
+    def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         context.kernels.embed(parts[0], torch.arange(len(state)), state)
 
     def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
@@ -101,6 +103,6 @@ class Proposer(PairedProposer):
             kernels.add_bias(state, self._bias)
         self._body(state, state, context)  # no norm before the first layer's attention
 
-    def score(self, state: Tensor) -> Tensor:
+    def logits(self, state: Tensor) -> Tensor:
         """Return the target's logits; what is foreseen is normed already."""
         return self._target_logits(state)

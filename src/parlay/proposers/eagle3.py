@@ -24,8 +24,10 @@ from parlay.models.loader import Checkpoint
 from parlay.models.select import lends
 from parlay.proposers.base import Runtime
 from parlay.proposers.body import Body, side_by_side
-from parlay.proposers.heads import MOST_ROWS, Options
-from parlay.proposers.paired import PairedProposer, lent_logits, records_logits
+from parlay.proposers.heads import Options
+from parlay.proposers.lent import lent_logits, records_logits
+from parlay.proposers.paired import PairedProposer
+from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -138,9 +140,9 @@ class Proposer(PairedProposer):
             self._output = kernels.pack_head(weights.read(_OUTPUT, dtype))
             self._logits = torch.zeros((MOST_ROWS, self._vocab))
         else:
-            self._target_logits = lent_logits(target)
+            self._target_logits = lent_logits(target, MOST_ROWS)
         self._normed = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)
-        self._ids = self._read_ids(weights) if self._mapped else None
+        self.ids = self._read_ids(weights) if self._mapped else None
 
         def read(layer: int, name: str) -> Tensor:
             if layer and name == "input_layernorm.weight":
@@ -156,10 +158,7 @@ class Proposer(PairedProposer):
             raise ModelError(f"{self.head.path}: {_OFFSETS} leads to tokens beyond the target's {vocab}")
         return ids
 
-    def vocabulary(self) -> Tensor | None:  # noqa: D102
-        return self._ids
-
-    def begin(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
+    def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         kernels, eps = context.kernels, self.config.rms_norm_eps
         for part, norm in zip(parts, self._norms_of_states, strict=False):
             kernels.rms_norm(part, norm, eps, part)
@@ -185,7 +184,7 @@ class Proposer(PairedProposer):
         if self._feeds_norm:
             kernels.rms_norm(state, self._norm, eps, state)
 
-    def score(self, state: Tensor) -> Tensor:  # noqa: D102
+    def logits(self, state: Tensor) -> Tensor:  # noqa: D102
         rows = len(state)
         normed = state
         if not self._feeds_norm:

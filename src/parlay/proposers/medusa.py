@@ -21,7 +21,8 @@ from parlay.errors import ModelError
 from parlay.kernels.linear import LinearWeight
 from parlay.models.loader import Checkpoint
 from parlay.proposers.base import Runtime
-from parlay.proposers.heads import MOST_ROWS, HeadProposer, Options
+from parlay.proposers.heads import HeadProposer, Options
+from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -127,7 +128,8 @@ class Proposer(HeadProposer):
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, layout = self._target.dtype, runtime.kernels, self._layout
-        self._chosen = self._read_map(weights) if layout.mapped and layout.outputs else None
+        self.at_once = not layout.outputs
+        self.ids = self._read_map(weights) if layout.mapped and layout.outputs else None
         self._blocks: list[list[tuple[LinearWeight, Tensor | None]]] = [
             [
                 (
@@ -141,8 +143,8 @@ class Proposer(HeadProposer):
         packed: dict[str, LinearWeight] = {}
         for name in dict.fromkeys(layout.outputs):
             weight = weights.read(name, dtype)
-            if self._chosen is not None and weight.shape[0] != self._vocab:
-                weight = weight[self._chosen]
+            if self.ids is not None and weight.shape[0] != self._vocab:
+                weight = weight[self.ids]
             packed[name] = kernels.pack_head(weight)
         self._outputs = [packed[name] for name in layout.outputs]
         self._logits_of_target = runtime.target.logits
@@ -159,9 +161,9 @@ class Proposer(HeadProposer):
             raise ModelError(f"{self.head.path}: {_MAP} names tokens beyond the target's {vocab}")
         return chosen
 
-    def guess(self, step: int, rows: int) -> None:  # noqa: D102
-        kernels, before, state = self._kernels, self._hidden[:rows], self._states[step, :rows]
-        layers = self._blocks[step]
+    def advance(self, level: int, rows: int) -> None:  # noqa: D102
+        kernels, before, state = self._kernels, self._hidden[:rows], self._states[level, :rows]
+        layers = self._blocks[level]
         for j, (weight, bias) in enumerate(layers):
             # Written in turns, so that nothing is read where it is written, and the last one where it belongs.
             after = state if (len(layers) - j) % 2 else self._spare[:rows]
@@ -171,19 +173,15 @@ class Proposer(HeadProposer):
             kernels.activate(after, "silu")
             kernels.add_embedding(after, before, self._each[:rows])  # row by row the sum of both
             before = after
-        if self._outputs:
-            logits = self._logits[:rows]
-            kernels.logits(state, self._outputs[step], logits)
-            self.choose(step, logits, self._chosen)
 
-    def finish(self, counts: Sequence[int]) -> None:
-        """Apply the target's output layer to the states of all heads at once, if they have none of their own."""
-        if self._outputs:
-            return
-        made = torch.tensor([i * MOST_ROWS + row for i, count in enumerate(counts) for row in range(count)])
-        guessed, probs = self._tokens[1:].view(-1), self._probs[1:].view(-1)
-        states = self._states.view(-1, self._states.shape[2]).index_select(0, made)
-        for first in range(0, len(states), MOST_ROWS):
-            places = made[first : first + MOST_ROWS]
-            logits = self._logits_of_target(states[first : first + MOST_ROWS])
-            guessed[places], probs[places] = self._draws.draw_at(self._kernels, places, logits)
+    def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
+        state = self._states[level, :rows]
+        if self.at_once:
+            return self._logits_of_target(state)
+        logits = self._logits[:rows]
+        self._kernels.logits(state, self._outputs[level], logits)
+        return logits
+
+    def score_at(self, places: Tensor) -> Tensor:
+        """Apply the target's output layer to states of several heads, if they have none of their own."""
+        return self._logits_of_target(self._states.view(-1, self._states.shape[2]).index_select(0, places))

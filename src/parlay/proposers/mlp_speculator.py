@@ -8,7 +8,7 @@ Loses where the text depends on more than the last state holds: acceptance falls
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,9 @@ from parlay.errors import ModelError
 from parlay.kernels.linear import LinearWeight
 from parlay.models.loader import Checkpoint
 from parlay.proposers.base import Runtime
-from parlay.proposers.heads import MOST_ROWS, HeadProposer, Options
+from parlay.proposers.expander import Start
+from parlay.proposers.heads import HeadProposer, Options
+from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -126,18 +128,24 @@ class Proposer(HeadProposer):
                 f"{self.head.path}: {name} differs from {original}, although the config says tie_weights"
             )
 
-    def guess(self, step: int, rows: int) -> None:  # noqa: D102
-        kernels, stage = self._kernels, self._stages[step]
-        state = self._states[step % 2, :rows]
-        before = self._hidden[:rows] if step == 0 else self._states[1 - step % 2, :rows]
-        if step == 0 and self._scaled:
-            kernels.rms_norm(before, self._halved, _EPS, before)
+    def begin(self, turn: Sequence[Start], states: Tensor) -> None:  # noqa: D102
+        super().begin(turn, states)
+        if self._scaled:
+            hidden = self._hidden[: len(turn)]
+            self._kernels.rms_norm(hidden, self._halved, _EPS, hidden)
+
+    def advance(self, level: int, rows: int) -> None:  # noqa: D102
+        kernels, stage = self._kernels, self._stages[level]
+        state = self._states[level % 2, :rows]
+        before = self._states[1 - level % 2, :rows] if level else self._hidden[:rows]
         kernels.linear(before, stage.project, state)
-        kernels.embed(stage.embedding, self._tokens[step, :rows], self._newest[:rows])
+        kernels.embed(stage.embedding, self._expander.tokens[level, :rows], self._newest[:rows])
         kernels.add_embedding(state, self._newest, self._each[:rows])  # row by row the sum of both
         kernels.rms_norm(state, stage.norm, _EPS, state)
         kernels.add_bias(state, stage.bias)
         kernels.activate(state, "gelu")
+
+    def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
         logits = self._logits[:rows]
-        kernels.logits(state, stage.head, logits)
-        self.choose(step, logits)
+        self._kernels.logits(self._states[level % 2, :rows], self._stages[level].head, logits)
+        return logits

@@ -16,7 +16,22 @@ from parlay.proposers.detect import detect
 from parlay.proposers.heads import Options as CheckpointOptions
 from parlay.registry import Registry
 
-_HELPERS = frozenset({"base", "body", "detect", "draws", "heads", "paired", "select", "suffix_tree"})
+_HELPERS = frozenset(
+    {
+        "base",
+        "body",
+        "detect",
+        "draws",
+        "expander",
+        "heads",
+        "lent",
+        "paired",
+        "places",
+        "recorder",
+        "select",
+        "suffix_tree",
+    }
+)
 proposers = Registry("parlay.proposers", "speculative method", hidden=_HELPERS)
 # What of the options of "auto" is about the checkpoint, and decides which method it is for.
 _MODEL_KEYS = frozenset(option.name for option in fields(CheckpointOptions))

@@ -106,35 +106,6 @@ def flatten(stretches: Sequence[Stretch], block_size: int) -> Batch:
     )
 
 
-def single_rows(tokens: Tensor, positions: NDArray[np.int64], tables: NDArray[np.int32], block_size: int) -> Batch:
-    """Return a batch of one row a request, as each step of drafting a chain runs.
-
-    Args:
-        tokens: `[requests]` int64, left where they are.
-        positions: `[requests]`, of each token.
-        tables: `[requests, blocks]`.
-        block_size: tokens a block.
-    """
-    n = len(positions)
-    requests = np.arange(n)
-    slots = tables[requests, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    view = AttentionView(
-        tables=torch.from_numpy(tables),
-        row_request=torch.from_numpy(requests.astype(np.int32)),
-        first=torch.zeros(n, dtype=torch.int32),
-        last=torch.from_numpy((positions + 1).astype(np.int32)),
-        extra_offsets=torch.zeros(n + 1, dtype=torch.int32),
-        extra_slots=torch.zeros(0, dtype=torch.int32),
-    )
-    return Batch(
-        tokens=tokens,
-        positions=torch.from_numpy(positions.astype(np.int32)),
-        slots=torch.from_numpy(slots),
-        view=view,
-        offsets=tuple(range(n + 1)),
-    )
-
-
 def table_array(blocks: Sequence[Sequence[int]]) -> NDArray[np.int32]:
     """Return block tables as one array `[requests, longest]`, padded with block 0, which nobody reads there."""
     tables = np.zeros((len(blocks), max(map(len, blocks))), dtype=np.int32)

@@ -17,7 +17,7 @@ from parlay.models.context import Buffers, ForwardContext, LayerCache, tap_role
 from parlay.models.select import Model
 from parlay.runner.batch import Batch
 
-_MOST_ROWS = 64  # beyond, arithmetic outweighs calls
+MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
 _LEAST_BLOCKS = 16
 
 
@@ -34,6 +34,7 @@ class Graphs:
 
     Attributes:
         taps: after how many layers the residual stream is wanted; to be set before the first pass.
+        usable: whether passes are recorded: as long as none has shown that it cannot be.
         tapped: these of the last pass, `[rows, hidden]` each; they stand until the next one.
     """
 
@@ -42,15 +43,15 @@ class Graphs:
         self._kernels = kernels
         self._cache = cache
         self._graphs: dict[tuple[int, int], _Graph] = {}
-        self._buffers = Buffers(_MOST_ROWS, model.dtype)  # of all recordings, for one runs at a time
-        self._usable = model.config.foreign is None  # what another library computes cannot be recorded
+        self._buffers = Buffers(MOST_ROWS, model.dtype)  # of all recordings, for one runs at a time
+        self.usable = model.config.foreign is None  # what another library computes cannot be recorded
         self.taps: tuple[int, ...] = ()
         self.tapped: tuple[Tensor, ...] = ()
 
     def forward(self, batch: Batch) -> Tensor:
         """Return hidden states `[rows, hidden]` of a batch; they stand until the next pass."""
         rows, blocks = batch.tokens.shape[0], batch.view.tables.shape[1]
-        if rows > _MOST_ROWS or not self._usable:
+        if rows > MOST_ROWS or not self.usable:
             return self._eager(batch)
         key = rows, max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
         graph = self._graphs.get(key)
@@ -60,6 +61,11 @@ class Graphs:
         graph.run()
         self.tapped = graph.tapped
         return graph.hidden
+
+    def forward_here(self, batch: Batch) -> Tensor:
+        """Return hidden states of a batch of few rows, computed on its own tensors, within another recording."""
+        buffers = Buffers(len(batch.tokens), self._model.dtype, self._buffers)
+        return self._model.forward(batch.tokens, self._context(batch, buffers))
 
     def _eager(self, batch: Batch) -> Tensor:
         buffers = Buffers(len(batch.tokens), self._model.dtype)
@@ -87,7 +93,7 @@ class Graphs:
         inputs.positions.zero_()
         run = self._kernels.record(lambda: hidden.append(self._model.forward(inputs.tokens, context)))
         if run is None:
-            self._usable = False
+            self.usable = False
             return self._eager(batch)
         copy_batch(batch, inputs)
         run()
@@ -97,7 +103,7 @@ class Graphs:
             logger.warning(
                 "%s: its forward pass cannot be recorded; small batches run slower", self._model.config.path
             )
-            self._usable = False
+            self.usable = False
             return expected
         self.tapped = self._tapped(buffers)
         self._graphs[rows, blocks] = _Graph(inputs, hidden[0], self.tapped, run)

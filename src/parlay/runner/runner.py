@@ -8,7 +8,7 @@ from torch import Tensor
 from parlay.kernels.base import Kernels
 from parlay.kv.store import allocate
 from parlay.models.select import Model, cache_spec
-from parlay.runner.batch import Batch
+from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.graphs import Graphs
 from parlay.types.plan import Span, Verdict
 
@@ -30,6 +30,20 @@ class ModelRunner:
             Hidden states `[rows, hidden]`; they stand until the next pass.
         """
         return self._graphs.forward(batch)
+
+    def forward_here(self, batch: Batch) -> Tensor:
+        """Run a batch of at most 64 rows on its own tensors, as a part of what the caller may record.
+
+        Returns:
+            Hidden states `[rows, hidden]`; they stand until the next pass.
+        """
+        return self._graphs.forward_here(batch)
+
+    def recordable(self) -> bool:
+        """Try whether passes can be recorded; while nothing lies in the cache yet."""
+        blocks = range(-(-2 // self.block_size))
+        self._graphs.forward(flatten([Stretch((0, 0), 0, blocks)], self.block_size))
+        return self._graphs.usable
 
     def tap(self, layers: tuple[int, ...]) -> None:
         """Have every pass from now on give the residual stream after so many layers; before the first pass."""

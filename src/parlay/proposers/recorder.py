@@ -1,0 +1,44 @@
+"""Passes that are recorded once and replayed from then on.
+
+What a proposer runs at a draft's every level is a few kernels of microseconds, and as much time again in the Python
+that calls them. So a pass is recorded when it runs for the first time, on memory that stays where it is.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+
+from parlay.kernels.base import Kernels
+
+Pass = tuple[Hashable, Callable[[], object]]
+
+
+class Recorder:
+    """The passes of one proposer. Where nothing can be recorded they run as they are."""
+
+    def __init__(self, kernels: Kernels, usable: bool = True) -> None:
+        """Begin with no recording.
+
+        Args:
+            kernels: that the passes call.
+            usable: False if passes compute outside the kernels too.
+        """
+        self._kernels, self._usable = kernels, usable
+        self._passes: dict[Hashable, Callable[[], None]] = {}
+
+    def run(self, passes: Iterable[Pass]) -> None:
+        """Run passes one after another; between those that are recorded runs nothing.
+
+        Args:
+            passes: of each a key, which tells all that is not in the tensors it reads, and what it does.
+        """
+        known = [self._passes.get(key) or partial(self._record, key, work) for key, work in passes]
+        for run in known:
+            run()
+
+    def _record(self, key: Hashable, work: Callable[[], object]) -> None:
+        """Run a pass for the first time."""
+        replay = self._kernels.record(work) if self._usable else None
+        if replay is None:  # nothing can be recorded here, and nothing has run
+            work()
+        else:
+            self._passes[key] = replay
