@@ -53,7 +53,7 @@ def as_vllms(tensors: dict[str, Tensor], layers: int = 1, prefix: str = "") -> d
 
 @pytest.fixture(scope="module", params=["draft", "draft_vllm"])
 def golden(request: pytest.FixtureRequest) -> LLM:
-    config = {"model": str(GOLDENS / request.param), "num_speculative_tokens": 5}
+    config = {"model": str(GOLDENS / request.param), "lengths": "fixed", "num_speculative_tokens": 5}
     return LLM(str(GOLDENS / "target"), dtype="float32", speculative_config=config)
 
 

@@ -55,7 +55,7 @@ def run_head(
 def golden(request: pytest.FixtureRequest) -> tuple[Path, LLM]:
     path = GOLDENS / request.param
     target = str(GOLDENS / "medusa" / "target")
-    return path, LLM(target, dtype="float32", speculative_config={"model": str(path / "draft")})
+    return path, LLM(target, dtype="float32", speculative_config={"model": str(path / "draft"), "lengths": "fixed"})
 
 
 def test_golden_logits(golden: tuple[Path, LLM]) -> None:

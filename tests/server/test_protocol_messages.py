@@ -33,7 +33,8 @@ COUNT = st.integers(0, 2**63)
 FLOAT = st.floats(allow_nan=False)
 IDS = st.lists(COUNT, max_size=8)
 SCORES = st.tuples(FLOAT, COUNT, st.lists(st.tuples(COUNT, FLOAT), max_size=3).map(tuple))
-METRICS = st.tuples(*[COUNT] * 3, IDS.map(tuple), *[COUNT] * 4, *[FLOAT] * 4)
+WHY = st.lists(st.tuples(TEXT, COUNT), max_size=2).map(tuple)
+METRICS = st.tuples(*[COUNT] * 3, IDS.map(tuple), *[COUNT] * 4, *[FLOAT] * 4, WHY)
 METHODS = st.builds(MethodSnapshot, drafts=COUNT, drafted=COUNT, accepted=COUNT, accepted_per_position=IDS.map(tuple))
 STATS = st.builds(
     StatsSnapshot,
