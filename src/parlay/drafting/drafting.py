@@ -12,13 +12,14 @@ was, the step emits the same tokens.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from parlay.drafting.bounds import own_bound, permitted, within
 from parlay.drafting.calibration import Calibration
 from parlay.drafting.controller import Controller
 from parlay.drafting.goodput import survivals
 from parlay.drafting.hosts import Faults, Host, Method, Turn, check_draft
+from parlay.drafting.offers import Offer, Want
 from parlay.drafting.prediction import DEFAULT_LENGTH
 from parlay.drafting.shape import shape
 from parlay.drafting.state import EXPENSIVE, NO_GUESS, NO_ROOM, NOT_ALLOWED, UNLIKELY, Candidate, Drafted, DraftState
@@ -27,43 +28,9 @@ from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.plan import CatchUp, Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
 from parlay.verify.tree import walk
 
+MOST_HELD = 512  # states of a request that a device proposer holds while it is off; beyond, it gives the request up
 # The further layer group whose keys and values blocks may hold besides the target's.
 _PROPOSER = "proposer"
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What a request could use in a step besides its known tokens.
-
-    Attributes:
-        nodes: most nodes of a draft; the target always adds a token of its own.
-        states: computed tokens to run once more, for states that the proposer lacks.
-    """
-
-    nodes: int = 0
-    states: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What drafting makes of what a request was granted.
-
-    Attributes:
-        draft: the nodes to verify.
-        budget: most nodes of the draft that a device proposer may make at the end of the step.
-        follow: whether its cache layers are to keep up.
-        slots: cache slots behind the known tokens that all this may write to.
-        states: as in `Want`.
-    """
-
-    draft: Draft = NO_DRAFT
-    budget: int = 0
-    follow: bool = False
-    slots: int = 0
-    states: int = 0
-
-
-NOTHING = Offer()  # plain decoding; a proposer's gap grows
 
 
 class Drafting:
@@ -115,6 +82,7 @@ class Drafting:
         self._vocab_size = vocab_size
         self._calibration = Calibration()
         self._next_length = self._device.length if self._device else 0
+        self._forgotten: list[int] = []
 
     @property
     def seconds(self) -> float:
@@ -145,12 +113,16 @@ class Drafting:
     def reset(self, request: Drafted) -> None:
         """Forget what lay in blocks that a request has lost."""
         state = request.drafting
+        if state.layers.held:
+            self._forgotten.append(request.request_id)
         state.layers, state.pending = ProposerState(), NO_DRAFT
         _clear(state)
 
     def forget(self, request: Drafted) -> None:
         """Drop everything kept for a request that has ended."""
         request.drafting.prediction = None
+        if request.drafting.layers.held:
+            self._forgotten.append(request.request_id)
         for host in request.drafting.hosts:
             host.forget(request.request_id)
 
@@ -159,7 +131,8 @@ class Drafting:
     def want(self, request: Drafted) -> Want:
         """Return what a request could use."""
         nodes = self.limit(request)
-        return Want(nodes, self._unseen(request) if request.drafting.device and self._pairs and nodes > 0 else 0)
+        lacks = self._pairs and request.drafting.device and nodes > 0 and self._next_length > 0
+        return Want(nodes, self._unseen(request) if lacks else 0)
 
     def limit(self, request: Drafted) -> int:
         """How many nodes a draft may have; 0 or less for none."""
@@ -226,23 +199,27 @@ class Drafting:
             budget = max(min(limit, self._next_length, next_rows), 0)
             if self.controller is not None and not self._drafts_on_device(request, self.controller.device_gain):
                 budget = 0
-        # States are only to be had now, so pairs are kept even where there is to be no draft.
-        follow = state.device and self._follows and (limit > 0 if self._pairs else budget > 0)
+        follow = state.device and self._follows and (limit if self._pairs and not self.controller else budget) > 0
+        # States are only to be had now, so they are held while there is no draft.
+        hold = self._pairs and state.device and not follow and limit > 0 and not self._unseen(request)
+        if hold and state.layers.held + end - request.computed > MOST_HELD:
+            hold = state.device = False
+            self._forgotten.append(request.request_id)
         if limit < 1:
             state.why = NOT_ALLOWED
         if end < len(request.tokens) or limit < 1:
             # Of a pair's token the slot is written too.
-            return Offer(NO_DRAFT, budget, follow, int(self._pairs and follow))
+            return Offer(NO_DRAFT, budget, follow, hold, int(self._pairs and follow))
         draft = state.chosen.cut(rows)  # others may have taken rows to catch up
         # Room for what a device proposer may write: after the token that the target adds, its own guesses.
         slots = len(draft) + (1 + budget if budget or follow else 0)
-        return Offer(draft, budget, follow, slots, self._unseen(request) if follow and self._pairs else 0)
+        return Offer(draft, budget, follow, hold, slots, self._unseen(request) if follow and self._pairs else 0)
 
     def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
         """Return what a device proposer is told of a request; `states` as granted."""
         tokens, layers = request.tokens, request.drafting.layers
         if not offer.follow:
-            return CatchUp(layers, budget=offer.budget)
+            return CatchUp(layers, budget=offer.budget, hold=offer.hold)
         followed = end + (self._pairs and end < len(tokens))
         return CatchUp(
             layers,
@@ -316,6 +293,11 @@ class Drafting:
         drafting = output.times.propose
         self.controller.timed(rows, sum(span.end for span in spans), seconds - drafting, lengths, drafting)
 
+    def forgotten(self) -> tuple[int, ...]:
+        """Return the requests of which a device proposer is to drop what it holds, each of them once."""
+        gone, self._forgotten = tuple(self._forgotten), []
+        return gone
+
     def reach(self, request: Drafted) -> int:
         """Return how many tokens' slots a device proposer's layers use."""
         return request.drafting.layers.computed + request.drafting.layers.ahead
@@ -370,7 +352,7 @@ class Drafting:
                     candidate.turn.unused()
         # A device proposer's layers hold its guesses in order, as far as none is left out.
         intact = sum(node == place for place, node in enumerate(nodes))
-        state.layers = ProposerState(state.layers.computed, min(state.layers.ahead, intact, state.best.ahead))
+        state.layers = replace(state.layers, ahead=min(state.layers.ahead, intact, state.best.ahead))
 
     def _drafts_on_device(self, request: Drafted, gain: float) -> bool:
         """Whether a device proposer is to guess for a request: it is loaded for it, and nobody else does better."""

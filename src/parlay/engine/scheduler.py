@@ -9,7 +9,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from parlay.config import EngineConfig
-from parlay.drafting.drafting import NOTHING, Drafting, Offer
+from parlay.drafting.drafting import Drafting
+from parlay.drafting.offers import NOTHING, Offer
 from parlay.engine.request import Request, Rows
 from parlay.engine.stats import EngineStats
 from parlay.kv.pool import BlockPool
@@ -100,7 +101,8 @@ class Scheduler:
         # If blocks ran out, whoever was preempted would only take them away again.
         if len(self._waiting) == waiting:
             self._admit(rows, now)
-        return Plan(next(self._plan_ids), tuple(self._spans(rows)))
+        spans = tuple(self._spans(rows))
+        return Plan(next(self._plan_ids), spans, self.drafting.forgotten() if spans else ())
 
     def _rows_left(self, rows: dict[Request, Rows]) -> int:
         return self._config.max_num_batched_tokens - sum(map(sum, rows.values()))

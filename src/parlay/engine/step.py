@@ -79,6 +79,7 @@ class Worker:
         verified = perf_counter()
         proposals = [Proposal()] * len(spans)
         if self._proposer is not None:
+            self._proposer.forget(plan.forgotten)
             proposals = self._propose(self._proposer, spans, verdicts, hidden)
         times = StepTimes(forwarded - began, verified - forwarded, perf_counter() - verified)
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
@@ -93,6 +94,7 @@ class Worker:
             blamed = {error.request_id} if isinstance(error, SpanError) else {span.request_id for span in spans}
             cause = (error.__cause__ if isinstance(error, SpanError) else None) or error
             # Whatever was written beyond what the layers held before will be written again.
+            proposer.forget([span.request_id for span in spans])
             return [
                 Proposal(
                     state=ProposerState(span.catch_up.state.computed),

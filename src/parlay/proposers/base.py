@@ -9,7 +9,7 @@ Nothing outside this folder asks for its name: what it needs it declares as data
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,10 +113,14 @@ class DeviceProposer(Proposer):
             that lend it.
         pairs: whether its cache layers hold, in the slot of each token but the first, what follows from that token
             and the target's state before it. What they lack of a prefix the target runs once more for its states.
+            While it is off it holds the states of the pairs to come, so that it costs next to nothing.
     """
 
     taps: tuple[int, ...] = ()
     pairs: bool = False
+
+    def forget(self, request_ids: Iterable[int]) -> None:
+        """Drop the states that are held for some requests; unknown ones are ignored."""
 
     @abstractmethod
     def propose(

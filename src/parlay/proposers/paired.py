@@ -10,7 +10,7 @@ paired with the state that foresaw it, in slots that the next step's pairs overw
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +34,9 @@ from parlay.types.plan import Proposal, ProposerState, Span, Verdict
 
 _LEAST_BLOCKS = 16
 
+# What a head holds of one request: of each step its states, `[rows, H]` of each source.
+_Held = list[tuple[Tensor, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class _Run:
@@ -42,13 +45,15 @@ class _Run:
     Attributes:
         index: of its span.
         stretch: their tokens, slots and blocks.
-        rows: of the target's states.
+        rows: of the target's states; those before them are held.
+        held: states that come first.
         length: how many tokens to draft after them; 0 where none are wanted, or some pairs are still missing.
     """
 
     index: int
     stretch: Stretch
     rows: Sequence[int]
+    held: int
     length: int
 
     @property
@@ -150,6 +155,7 @@ class PairedProposer(Head):
             self.read(weights, runtime)
         self._memory = Buffers(MOST_ROWS, dtype)  # of all recordings, for one runs at a time
         self._kept: dict[tuple[int, int], _Kept] = {}
+        self._held: dict[int, _Held] = {}  # by request
         self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of those who draft
         self._recorder = Recorder(kernels)
         vocab_size = self._target.config.vocab_size
@@ -163,12 +169,18 @@ class PairedProposer(Head):
     ) -> list[Proposal]:
         """Keep the pairs that the step has made known, then draft a chain for each request that lacks none."""
         proposals = [Proposal(state=span.catch_up.state) for span in spans]
-        runs = _runs(spans, verdicts)
+        sources, runs = self.sources(hidden, tapped), []
+        for i, fresh in _fresh(spans, verdicts):
+            span = spans[i]
+            if span.catch_up.hold:
+                self._held.setdefault(span.request_id, []).append(tuple(_rows(one, fresh) for one in sources))
+                proposals[i] = Proposal(state=_holding(span.catch_up.state, len(fresh)))
+            elif (run := _run(i, span, verdicts[i], fresh)) is not None:
+                runs.append(run)
         if not runs:
             return proposals
         batch = flatten([run.stretch for run in runs], self._block_size)
-        rows = [row for run in runs for row in run.rows]
-        states = self._keep(batch, self.sources(hidden, tapped), torch.tensor(rows))
+        states = self._keep(batch, *self._chosen(runs, spans, sources))
         starts = []
         for run, end in zip(runs, batch.offsets[1:], strict=True):
             proposals[run.index] = Proposal(state=ProposerState(run.known))
@@ -178,6 +190,27 @@ class PairedProposer(Head):
         for start, draft in self._expander.expand(starts, states):
             proposals[start.index] = Proposal(draft, ProposerState(start.position))
         return proposals
+
+    def forget(self, request_ids: Iterable[int]) -> None:  # noqa: D102
+        for request_id in request_ids:
+            self._held.pop(request_id, None)
+
+    def _chosen(
+        self, runs: Sequence[_Run], spans: Sequence[Span], sources: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Tensor]:
+        """Return where the states of runs are, held ones behind the step's own, and their rows there."""
+        held: _Held = []
+        rows: list[int] = []
+        end = len(sources[0])
+        for run in runs:
+            if run.held:
+                held += self._held.pop(spans[run.index].request_id)
+                rows += range(end, end + run.held)
+                end += run.held
+            rows += run.rows
+        if held:
+            sources = [torch.cat([own, *parts]) for own, *parts in zip(sources, *held, strict=True)]
+        return sources, torch.tensor(rows)
 
     def _keep(self, batch: Batch, sources: Sequence[Tensor], chosen: Tensor) -> Tensor:
         """Run pairs with rows `chosen` of the target's states; return the states `[rows, d]` that they foresee."""
@@ -233,28 +266,50 @@ class PairedProposer(Head):
         return ForwardContext(self._kernels, batch.positions, batch.slots, batch.view, self._layer_caches, buffers)
 
 
-def _runs(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> list[_Run]:
-    """Return the pairs of each request that the step's states complete."""
-    runs: list[_Run] = []
+def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple[int, list[int]]]:
+    """Yield the spans that complete pairs in this step, and the rows of the states that these need.
+
+    Rows that run once more come first. If some of those are still missing, the span's own are of no use yet.
+    """
     row, again = 0, sum(len(span.tokens) + len(span.draft) for span in spans)
     for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
         first, node = row, row + len(span.tokens)
         row = node + len(span.draft)
-        repeated = range(again, again + len(span.catch_up.again))
-        again = repeated.stop
-        if not span.catch_up.follow or (span.sample and draft_room(span, verdict) < 1):
+        rows = list(range(again, again + len(span.catch_up.again)))
+        again += len(rows)
+        if not (span.catch_up.follow or span.catch_up.hold) or (span.sample and draft_room(span, verdict) < 1):
             continue
-        rows = list(repeated)
-        complete = span.catch_up.again_start + len(repeated) == span.start
-        if complete:
+        if _completes(span):
             rows += [*range(first, node), *(node + n for n in verdict.path)]
-        if rows:
-            slot = span.catch_up.again_start + 1
-            tokens = (span.catch_up.behind + verdict.tokens)[slot - span.catch_up.state.computed :][: len(rows)]
-            assert len(tokens) == len(rows)
-            length = min(max(draft_length(span, verdict), 0), MOST_LEVELS) if complete else 0
-            runs.append(_Run(i, Stretch(tokens, slot, span.blocks), rows, length))
-    return runs
+        if rows or span.catch_up.state.held:
+            yield i, rows
+
+
+def _completes(span: Span) -> bool:
+    """Whether no state before the span's own is missing."""
+    return span.catch_up.again_start + len(span.catch_up.again) == span.start
+
+
+def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int]) -> _Run | None:
+    """Return the pairs of states that are held and of rows."""
+    state = span.catch_up.state
+    tokens = (span.catch_up.behind + verdict.tokens)[state.next_pair - state.computed :][: state.held + len(rows)]
+    if not tokens:
+        return None
+    assert len(tokens) == state.held + len(rows)
+    length = min(max(draft_length(span, verdict), 0), MOST_LEVELS) if _completes(span) else 0
+    return _Run(index, Stretch(tokens, state.next_pair, span.blocks), rows, state.held, length)
+
+
+def _holding(state: ProposerState, more: int) -> ProposerState:
+    return ProposerState(state.computed, held=state.held + more)
+
+
+def _rows(states: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return a copy of some rows, most often neighbours."""
+    if rows[-1] - rows[0] + 1 == len(rows):
+        return states[rows[0] : rows[-1] + 1].clone()
+    return states[torch.tensor(rows)]
 
 
 def _shifted(batch: Batch) -> Batch:

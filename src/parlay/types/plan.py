@@ -24,15 +24,22 @@ class ProposerState:
         computed: verified tokens whose keys and values the proposer's layers hold. Where these hold pairs of a token
             and the state before it, the first token has none; it counts as soon as there are others.
         ahead: tokens of the pending draft that they hold beyond those, in chain order.
+        held: of pairs beyond those, how many states the proposer keeps beside its layers.
     """
 
     computed: int = 0
     ahead: int = 0
+    held: int = 0
 
     @property
     def next_state(self) -> int:
-        """Position of the state that the next pair needs, the one before its token's."""
-        return max(self.computed, 1) - 1
+        """Position of the first state that the proposer has not seen."""
+        return self.next_pair - 1 + self.held
+
+    @property
+    def next_pair(self) -> int:
+        """Slot of the first pair that its layers lack; the state it needs is the one before."""
+        return max(self.computed, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,7 @@ class CatchUp:
             for the states that a proposer of pairs lacks. Their rows come after those of all spans.
         budget: upper bound for the draft that it makes at the end of this step; 0 for none.
         follow: whether its cache layers, if it has any, are to keep up; otherwise its gap grows.
+        hold: whether a proposer of pairs is to keep the step's states, of which it will make pairs later.
     """
 
     state: ProposerState = ProposerState()
@@ -54,10 +62,11 @@ class CatchUp:
     again: tuple[int, ...] = ()
     budget: int = 0
     follow: bool = False
+    hold: bool = False
 
     @property
     def again_start(self) -> int:
-        """Position of the first state that a proposer of pairs lacks: the one before its first missing pair."""
+        """Position of the first state that a proposer of pairs has not seen."""
         return self.state.next_state
 
 
@@ -105,10 +114,17 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step for every rank: which rows to run, where to keep them, what may be drafted."""
+    """One step for every rank: which rows to run, where to keep them, what may be drafted.
+
+    Attributes:
+        plan_id: counts upward.
+        spans: of the requests that take part.
+        forgotten: requests of which a device proposer is to drop all that it holds beside its layers.
+    """
 
     plan_id: int
     spans: tuple[Span, ...]
+    forgotten: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
