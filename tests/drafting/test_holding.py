@@ -1,4 +1,4 @@
-"""A head of pairs that is off holds states and runs nothing; what it makes of them later is what it would have made."""
+"""A head of pairs that is off holds states and runs nothing; later it makes of them what it would have made."""
 
 import random
 from typing import Any
@@ -73,10 +73,8 @@ def test_nothing_runs_while_it_is_off(
     assert_same(run(llm, asks(), look), plain("float32", asks()))
     assert counts == []
     assert most[0] == 16
-    llm.engine.step()
-    assert sum(map(bool, held(llm).values())) <= 16  # of those that ended in the last step, until the next one
     run(llm, asks(1))
-    assert len(held(llm)) <= 1
+    assert len(held(llm)) <= 1  # of who ended in the last step, until the next one
 
 
 @pytest.mark.parametrize(
@@ -126,12 +124,14 @@ def test_off_and_on_at_random(
         if running and rng.random() < 0.1:
             engine.preempt(rng.choice(running))
 
+    accepted = 0
     for options in ({}, {"max_num_batched_tokens": 24, "block_size": 4}):
         llm = make_llm(speculative_config=config(method, models), **options)
         for _ in range(2):  # the second time from cached prefixes
             answers = run(llm, asks(), switch)
             assert_same(answers, plain("float32", asks()))
-        assert sum(answer.metrics.accepted for answer in answers) > 0
+            accepted += sum(answer.metrics.accepted for answer in answers)
+    assert accepted > 10
 
 
 @pytest.mark.parametrize("method", METHODS)
