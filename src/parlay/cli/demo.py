@@ -1,11 +1,16 @@
-"""`parlay demo`: watch the embedded model write code, plainly and with every proposer."""
+"""`parlay demo`: watch a model write, with a method chosen by measurement, with each method alone, and plainly."""
 
 import argparse
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from parlay.errors import RequestError
 from parlay.types.output import CompletionOutput
 from parlay.types.params import SamplingParams
+
+if TYPE_CHECKING:
+    from parlay.llm import LLM
+    from parlay.types.prompt import Prompt
 
 PROMPTS = (
     '''class Stack:
@@ -33,15 +38,23 @@ def load_config(path):
 """,
 )
 _WARM_UP = "import os\n"  # every prompt is asked once: a proposer may remember what it was asked before
+QUESTIONS = (
+    "Rewrite this paragraph so that every sentence begins with 'The': Rivers carve valleys over thousands of years. "
+    "Glaciers widen them. Wind wears down what is left. People build their towns in the valleys that remain.",
+    "Name five reasons why a bicycle is a good way to get to work, one short sentence each.",
+    "Write a Python function that returns the n-th Fibonacci number, and explain it in two sentences.",
+)
 
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "demo",
-        help="watch the embedded model write code, plainly and with every proposer",
-        description="Complete a few prompts with the embedded model: plainly, then with each proposer.",
+        help="watch a model write, with every speculative method and plainly",
+        description="Complete a few prompts: with the method that measurement chooses (auto), with each method "
+        "alone, and plainly. The texts are the same; the colours show who guessed.",
     )
+    parser.add_argument("--model", default="tiny-code", help="name, directory or file (default: tiny-code, embedded)")
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens a prompt (default: 96)")
     parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default: 0.7)")
     parser.add_argument("--seed", type=int, default=0, help="of the noise when the temperature is above 0")
@@ -55,39 +68,36 @@ def run(options: argparse.Namespace) -> int:
     from rich.table import Table
     from rich.text import Text
 
+    from parlay.bench.contenders import contenders, engines
     from parlay.cli.colour import Colourer, Palette
-    from parlay.llm import LLM
-    from parlay.proposers.select import embedded_configs
 
     console = Console(highlight=False)
-    params = SamplingParams(
-        max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed, ignore_eos=True
-    )
-    with console.status("loading tiny-code"):
-        llms = {
-            name: LLM(speculative_config=config, enable_prefix_caching=False)
-            for name, config in embedded_configs().items()
-        }
+    with console.status(f"loading {options.model}"):
+        llms = engines(options.model, contenders(options.model, None), 1, lengths="goodput", max_model_len=1024)
     seconds = dict.fromkeys(llms, 0.0)
     completions: dict[str, list[CompletionOutput]] = {name: [] for name in llms}
     with console.status("running every method in turn") as status:
+        plain, *others = llms
+        prompts, chats = _prompts(llms[plain])
+        params = SamplingParams(
+            max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed, ignore_eos=not chats
+        )
         for llm in llms.values():
             llm.generate(_WARM_UP, params)
-        for prompt in PROMPTS:
-            for name, llm in llms.items():
+        for turn, prompt in enumerate(prompts):
+            for name in _rotated(list(llms), turn):
                 status.update(name)
                 began = perf_counter()
-                output = llm.generate(prompt, params)[0].outputs[0]
+                output = llms[name].generate(prompt, params)[0].outputs[0]
                 seconds[name] += perf_counter() - began
                 completions[name].append(output)
-    plain, *others = llms
     palette = Palette(others)
     tokenizer = llms[plain].engine.codec.tokenizer
     console.print(palette.legend())
-    for i, prompt in enumerate(PROMPTS):
+    for i, prompt in enumerate(prompts):
         for name in others:
             one = completions[name][i]
-            text = Text(prompt, style="dim")
+            text = Text(str(prompt["prompt"]) if isinstance(prompt, dict) else str(prompt), style="dim")
             text.append_text(Colourer(tokenizer, palette).update(one.token_ids, one.sources, one.text))
             title = f"{name}: {one.metrics.acceptance_length:.2f} tokens a step"
             console.print(Panel(text, title=title, title_align="left"))
@@ -96,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
         column.justify = "right"
     emitted = sum(len(c.token_ids) for c in completions[plain])
     same = True
-    for name in llms:
+    for name in (*others, plain):
         own = completions[name]
         equal = [c.token_ids for c in own] == [c.token_ids for c in completions[plain]]
         same = same and equal
@@ -111,3 +121,16 @@ def run(options: argparse.Namespace) -> int:
     console.print(table)
     console.print(f"numerics: {llms[plain].engine.numerics_id}", style="dim")
     return 0 if same else 1
+
+
+def _prompts(llm: "LLM") -> "tuple[list[Prompt], bool]":
+    """Return what to ask, and whether that is questions: code to go on with where the model cannot chat."""
+    try:
+        return [llm.chat_prompt([{"role": "user", "content": question}]) for question in QUESTIONS], True
+    except RequestError:
+        return list(PROMPTS), False
+
+
+def _rotated(names: list[str], turn: int) -> list[str]:
+    """Return names in another order each turn, so that drift of the machine hits all alike."""
+    return names[turn % len(names) :] + names[: turn % len(names)]
