@@ -282,13 +282,13 @@ class Drafting:
 
     def timed(self, plan: Plan, output: StepOutput, seconds: float) -> None:
         """Learn how long a step took, `seconds` in all."""
-        if self.controller is None:
-            return
+        if self.controller is None or output.times.recorded:
+            return  # a recording says nothing of what such steps take from now on
         spans = plan.spans
         rows = sum(len(span.tokens) + len(span.draft) + len(span.catch_up.again) for span in spans)
         # Where a gap was closed the proposer did more than draft.
         steady = all(len(span.tokens) == 1 and len(span.catch_up.behind) < 3 for span in spans)
-        steady = steady and not any(span.catch_up.again for span in spans)
+        steady = steady and not any(span.catch_up.again or span.catch_up.state.held for span in spans)
         lengths = [len(proposal.draft) for proposal in output.proposals] if steady else []
         drafting = output.times.propose
         self.controller.timed(rows, sum(span.end for span in spans), seconds - drafting, lengths, drafting)

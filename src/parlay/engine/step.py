@@ -60,7 +60,7 @@ class Worker:
             for s in spans
             if s.catch_up.again
         ]
-        batch = flatten(stretches, self._runner.block_size)
+        batch, recordings = flatten(stretches, self._runner.block_size), self._runner.recordings
         hidden = self._runner.forward(batch)
         rows = [
             row
@@ -81,7 +81,8 @@ class Worker:
         if self._proposer is not None:
             self._proposer.forget(plan.forgotten)
             proposals = self._propose(self._proposer, spans, verdicts, hidden)
-        times = StepTimes(forwarded - began, verified - forwarded, perf_counter() - verified)
+        recorded = self._runner.recordings > recordings
+        times = StepTimes(forwarded - began, verified - forwarded, perf_counter() - verified, recorded)
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
 
     def _propose(

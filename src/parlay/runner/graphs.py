@@ -34,6 +34,7 @@ class Graphs:
 
     Attributes:
         taps: after how many layers the residual stream is wanted; to be set before the first pass.
+        recordings: how many were made.
         usable: whether passes are recorded: as long as none has shown that it cannot be.
         tapped: these of the last pass, `[rows, hidden]` each; they stand until the next one.
     """
@@ -45,6 +46,7 @@ class Graphs:
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._buffers = Buffers(MOST_ROWS, model.dtype)  # of all recordings, for one runs at a time
         self.usable = model.config.foreign is None  # what another library computes cannot be recorded
+        self.recordings = 0
         self.taps: tuple[int, ...] = ()
         self.tapped: tuple[Tensor, ...] = ()
 
@@ -56,6 +58,7 @@ class Graphs:
         key = rows, max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
         graph = self._graphs.get(key)
         if graph is None:
+            self.recordings += 1
             return self._record(batch, *key)
         copy_batch(batch, graph.inputs)
         graph.run()

@@ -39,6 +39,11 @@ class ModelRunner:
         """
         return self._graphs.forward_here(batch)
 
+    @property
+    def recordings(self) -> int:
+        """How many passes have been recorded so far."""
+        return self._graphs.recordings
+
     def recordable(self) -> bool:
         """Try whether passes can be recorded; while nothing lies in the cache yet."""
         blocks = range(-(-2 // self.block_size))

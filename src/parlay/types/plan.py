@@ -178,11 +178,17 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where a step's seconds went."""
+    """Where a step's seconds went.
+
+    Attributes:
+        forward, verify, propose: by part.
+        recorded: whether the target's pass was recorded, which takes longer than it will from now on.
+    """
 
     forward: float = 0.0
     verify: float = 0.0
     propose: float = 0.0
+    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
