@@ -1,0 +1,400 @@
+"""Recorded answers through the engine's scheduler, drafting and controller, without the model.
+
+Whatever decides how much is drafted runs as it does in an engine; what the target would have said is looked up, and
+time is counted by a cost table instead of being taken. So a replay has no noise but what is asked for, and the same
+replay gives the same figures everywhere.
+
+What prompts take counts for the controller's clock and is left out of the result, since it is the same for everybody:
+tokens are those after each answer's first.
+"""
+
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from parlay.bench.costs import Costs
+from parlay.bench.traces import Recorded
+from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.drafting.controller import Controller
+from parlay.drafting.cost import StepCost
+from parlay.drafting.drafting import Drafting
+from parlay.engine.request import Request
+from parlay.engine.scheduler import Scheduler
+from parlay.kv.pool import BlockPool
+from parlay.kv.table import BlockTable
+from parlay.models.select import describe_model
+from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, TargetInfo, draft_length
+from parlay.proposers.select import make_proposer
+from parlay.types.draft import NO_DRAFT, ROOT, Draft
+from parlay.types.params import SamplingParams
+from parlay.types.plan import Plan, Proposal, Span, StepOutput, StepTimes, Verdict
+from parlay.verify.tree import children
+
+TIMED = (1, 2, 4, 8, 16, 32)  # rows of the passes that an engine times at start
+_ROWS = 512  # of a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How drafts are made.
+
+    Attributes:
+        method: who guesses; its chains must be in the trace, unless it guesses on the host.
+        length: most nodes of a draft; None takes the proposer's own.
+        chosen: whether lengths are chosen, from measured cost and acceptance; otherwise they are fixed.
+    """
+
+    method: str
+    length: int | None = None
+    chosen: bool = False
+
+
+PLAIN = Setting(method="none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """What makes steps longer than the table says, the same in every replay with the same seed.
+
+    Attributes:
+        spread: each step takes up to this share more or less.
+        burst: how likely a neighbour's burst is to begin with a step.
+        steps: that a burst lasts.
+        factor: by which it makes steps longer.
+        seed: of all that.
+    """
+
+    spread: float = 0.0
+    burst: float = 0.0
+    steps: int = 30
+    factor: float = 2.0
+    seed: int = 0
+
+
+QUIET = Noise()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What of a step its price depends on, and what came of it.
+
+    Attributes:
+        rows: that the target ran, drafts included.
+        prompt: those of them of prompts.
+        keys: that the known tokens read.
+        turns: requests that emitted.
+        looked_up: drafts that a host proposer was asked for, and tokens that it was shown.
+        longest: of the drafts that a proposer with weights then made; 0 for none.
+        drafting: requests that these were for.
+        drafted: nodes verified.
+        emitted: tokens that count.
+    """
+
+    rows: int
+    prompt: int
+    keys: int
+    turns: int
+    looked_up: int
+    longest: int
+    drafting: int
+    drafted: int
+    emitted: int
+
+    def seconds(self, costs: Costs) -> float:
+        """Return what the step takes but for a device proposer's part."""
+        own = costs.seconds(self.rows) + costs.key * self.keys
+        return own + costs.step + costs.turn * self.turns + costs.look_up * self.looked_up
+
+    def drafting_seconds(self, costs: Costs, method: str) -> float:
+        """Return what a device proposer's part takes."""
+        share = costs.drafting.get(method, costs.otherwise)
+        taken = share.always * costs.seconds(self.turns)
+        if self.longest:
+            taken += (share.begin + share.token * self.longest) * costs.seconds(self.drafting)
+        return taken
+
+    def prompt_seconds(self, costs: Costs) -> float:
+        """Return what prompts add to the step."""
+        if not self.prompt:
+            return 0.0
+        rest = self.rows - self.prompt
+        return self.seconds(costs) if not rest else costs.seconds(self.rows) - costs.seconds(rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a replay came to.
+
+    Attributes:
+        steps: in order.
+        seconds: of each, prompts' part left out.
+    """
+
+    steps: tuple[Step, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after each answer's first, for each virtual second."""
+        return sum(step.emitted for step in self.steps) / sum(self.seconds)
+
+    @property
+    def mean_length(self) -> float:
+        """Nodes verified for each time that a request emitted."""
+        return sum(step.drafted for step in self.steps) / max(sum(step.turns for step in self.steps), 1)
+
+    @property
+    def drafted_share(self) -> float:
+        """Share of the steps that verified any."""
+        return sum(step.drafted > 0 for step in self.steps) / max(len(self.steps), 1)
+
+
+class _Counted(HostProposer):
+    """A host proposer whose work is counted."""
+
+    def __init__(self, inner: HostProposer) -> None:
+        self._inner = inner
+        self.default_length = inner.default_length
+        self._count = 0
+
+    def take(self) -> int:
+        count, self._count = self._count, 0
+        return count
+
+    def admit(self, request_id: int, prompt: Sequence[int], tenant: str) -> None:
+        self._inner.admit(request_id, prompt, tenant)
+
+    def observe(self, request_id: int, tokens: Sequence[int]) -> None:
+        self._count += len(tokens)
+        self._inner.observe(request_id, tokens)
+
+    def propose(self, request_id: int, budget: int) -> Draft:
+        self._count += 1
+        return self._inner.propose(request_id, budget)
+
+    def forget(self, request_id: int) -> None:
+        self._inner.forget(request_id)
+
+
+class _Looked(DeviceProposer):
+    """Stands in for a proposer with weights, whose chains are in the trace."""
+
+    def __init__(self, name: str, requests: Sequence[Recorded]) -> None:
+        self.default_length = max(len(d) for r in requests for d in r.chains[name])
+        self._name, self._requests = name, requests
+
+    def propose(
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Any, tapped: Sequence[Any] = ()
+    ) -> list[Proposal]:
+        return [self._propose(span, verdict) for span, verdict in zip(spans, verdicts, strict=True)]
+
+    def _propose(self, span: Span, verdict: Verdict) -> Proposal:
+        length = draft_length(span, verdict)
+        if length < 1:
+            return Proposal()
+        recorded = self._requests[span.request_id]
+        known = span.end - len(recorded.prompt) + len(verdict.tokens)
+        chains = recorded.chains[self._name]
+        return Proposal(chains[known - 1].cut(length) if known <= len(chains) else NO_DRAFT)
+
+
+@dataclass(slots=True)
+class _Log:
+    steps: list[Step] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+class Replay:
+    """One replay, step by step.
+
+    Attributes:
+        controller: what chooses lengths, if anything does.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Recorded],
+        setting: Setting,
+        batch: int,
+        costs: Costs,
+        *,
+        temperature: float = 0.0,
+        noise: Noise = QUIET,
+        learn: bool = True,
+    ) -> None:
+        """Begin with nothing asked.
+
+        Args:
+            requests: asked in order, `batch` at once: when one ends, the next begins.
+            setting: how drafts are made.
+            batch: requests at once.
+            costs: what steps take.
+            temperature: that the answers were sampled at.
+            noise: what makes steps longer.
+            learn: whether a controller begins with the passes that an engine times at start.
+        """
+        self._recorded, self._setting, self._costs = requests, setting, costs
+        self._params = SamplingParams(temperature=temperature, ignore_eos=True)
+        proposer = _proposer(setting.method, requests)
+        self._host = proposer if isinstance(proposer, _Counted) else None
+        self._device = proposer if isinstance(proposer, _Looked) else None
+        length = setting.length or proposer.default_length
+        self.controller = _controller(costs, length, learn) if setting.chosen else None
+        config = EngineConfig(max_num_seqs=batch, max_num_batched_tokens=_ROWS, enable_prefix_caching=False)
+        longest = max(len(r.prompt) + len(r.output) for r in requests)
+        pool = BlockPool(batch * (-(-(longest + length + 2) // config.block_size)), config.block_size)
+        self._scheduler = Scheduler(config, pool, drafting(proposer, length, self.controller))
+        self._waiting = deque(range(len(requests)))
+        self._noise, self._rng, self._burst = noise, random.Random(noise.seed), 0
+        self._log = _Log()
+        for _ in range(min(batch, len(requests))):
+            self._ask()
+
+    def run(self) -> Outcome:
+        """Go on until every answer is complete."""
+        while any(True for _ in self._scheduler.requests):
+            self.step()
+        return Outcome(tuple(self._log.steps), tuple(self._log.seconds))
+
+    def step(self) -> Step:
+        """Run one step, as `parlay.engine.step.drive` does."""
+        scheduler = self._scheduler
+        plan = scheduler.plan()
+        verdicts = [self._verdict(span) for span in plan.spans]
+        proposals = [Proposal()] * len(plan.spans)
+        if self._device is not None:
+            proposals = self._device.propose(plan.spans, verdicts, torch.empty(0))
+        shown = sum(len(v.tokens) for v in verdicts) if self._host is not None else 0
+        step = _step(plan, verdicts, proposals, shown + (self._host.take() if self._host is not None else 0))
+        factor = self._slower()
+        own = factor * step.seconds(self._costs)
+        drafting = 0.0
+        if self._device is not None:
+            drafting = factor * step.drafting_seconds(self._costs, self._setting.method)
+        output = StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), StepTimes(own, 0.0, drafting))
+        scheduler.drafting.timed(plan, output, own + drafting)
+        moved = scheduler.commit(plan, output, 0.0)
+        if self._host is not None:
+            self._host.take()  # what it was shown is counted already
+        for request in moved:
+            if request.finish_reason is not None and self._waiting:
+                self._ask()
+        self._log.steps.append(step)
+        self._log.seconds.append(own + drafting - factor * step.prompt_seconds(self._costs))
+        return step
+
+    def _ask(self) -> None:
+        number = self._waiting.popleft()
+        recorded = self._recorded[number]
+        self._scheduler.add(
+            Request(
+                request_id=number,
+                prompt_tokens=recorded.prompt,
+                params=self._params,
+                seed=number,
+                max_tokens=len(recorded.output),
+                stop_ids=frozenset(),
+                table=BlockTable(self._scheduler.pool),
+            )
+        )
+
+    def _verdict(self, span: Span) -> Verdict:
+        """Return what the target said: its walk down a draft needs no logits when the answer is known."""
+        if not span.sample:
+            return Verdict()
+        recorded = self._recorded[span.request_id]
+        known = span.end - len(recorded.prompt)
+        path: list[int] = []
+        if span.draft.tokens:
+            below, at = children(span.draft), ROOT
+            for token in recorded.output[known:]:
+                node = below[at].get(token)
+                if node is None:
+                    break
+                path.append(node)
+                at = node
+        return Verdict(recorded.output[known : known + len(path) + 1], tuple(path))
+
+    def _slower(self) -> float:
+        noise, rng = self._noise, self._rng
+        factor = 1 + rng.uniform(-noise.spread, noise.spread) if noise.spread else 1.0
+        if self._burst:
+            self._burst -= 1
+        elif noise.burst and rng.random() < noise.burst:
+            self._burst = noise.steps
+        return factor * (noise.factor if self._burst else 1.0)
+
+
+def drafting(proposer: Proposer, length: int, controller: Controller | None) -> Drafting:
+    """Return what an engine drafts with."""
+    return Drafting(proposer, length, share_prefixes=False, controller=controller)
+
+
+def replay(
+    requests: Sequence[Recorded],
+    setting: Setting,
+    batch: int,
+    costs: Costs,
+    *,
+    temperature: float = 0.0,
+    noise: Noise = QUIET,
+) -> Outcome:
+    """Return what a replay comes to; see `Replay`."""
+    return Replay(requests, setting, batch, costs, temperature=temperature, noise=noise).run()
+
+
+def priced(outcome: Outcome, setting: Setting, costs: Costs, weights: bool) -> Outcome:
+    """Return what the same steps come to at other costs, which fixed lengths do not depend on.
+
+    Args:
+        outcome: of a replay with lengths that were not chosen.
+        setting: its.
+        costs: the other ones.
+        weights: whether the method's chains are in the trace.
+    """
+    assert not setting.chosen, "chosen lengths depend on the costs"
+    seconds = []
+    for step in outcome.steps:
+        drafting = step.drafting_seconds(costs, setting.method) if weights else 0.0
+        seconds.append(step.seconds(costs) + drafting - step.prompt_seconds(costs))
+    return Outcome(outcome.steps, tuple(seconds))
+
+
+def _controller(costs: Costs, length: int, learn: bool) -> Controller:
+    cost = StepCost(_ROWS, costs.key_share)
+    if learn:
+        cost.learn([(rows, costs.seconds(rows)) for rows in TIMED])
+    return Controller(cost, length)
+
+
+def _proposer(method: str, requests: Sequence[Recorded]) -> Proposer:
+    """Return who guesses: one that looks its chains up, or one on the host, which needs no model."""
+    if requests and method in requests[0].chains:
+        return _Looked(method, requests)
+    embedded = describe_model("tiny-code")  # stands in for a target that host proposers do not look at
+    target = TargetInfo(embedded, torch.float32, embedded.max_position)
+    proposer = make_proposer(SpeculativeConfig(method=method), target)
+    return _Counted(proposer) if isinstance(proposer, HostProposer) else proposer
+
+
+def _step(plan: Plan, verdicts: Sequence[Verdict], proposals: Sequence[Proposal], looked_up: int) -> Step:
+    prompt = {span.request_id for span in plan.spans if len(span.tokens) > 1 or not span.sample}
+    lengths = [len(proposal.draft) for proposal in proposals if len(proposal.draft)]
+    emitted: Mapping[int, int] = {
+        span.request_id: len(verdict.tokens) for span, verdict in zip(plan.spans, verdicts, strict=True)
+    }
+    return Step(
+        rows=sum(len(span.tokens) + len(span.draft) for span in plan.spans),
+        prompt=sum(len(span.tokens) + len(span.draft) for span in plan.spans if span.request_id in prompt),
+        keys=sum(span.end for span in plan.spans),
+        turns=sum(span.sample for span in plan.spans),
+        looked_up=looked_up,
+        longest=max(lengths, default=0),
+        drafting=len(lengths),
+        drafted=sum(len(span.draft) for span in plan.spans),
+        emitted=sum(count for request, count in emitted.items() if request not in prompt),
+    )
