@@ -29,6 +29,19 @@ class Passes:
     token: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class LookUps:
+    """What a proposer on the host takes, in seconds.
+
+    Attributes:
+        asked: for each draft that it is asked for.
+        shown: for each new token that it is shown.
+    """
+
+    asked: float = 0.0
+    shown: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Seconds of everything in a step.
@@ -39,7 +52,7 @@ class Costs:
         key: seconds for each key that a step reads.
         step: seconds of the engine's own work in a step.
         turn: seconds of it for each request that emits.
-        look_up: seconds of a host proposer for each draft that it is asked for, and each token that it is shown.
+        look_ups: by proposer on the host, what it takes; nothing for those that are not named.
         drafting: by proposer with weights, what its passes take.
         otherwise: what they take of a proposer that `drafting` does not name.
     """
@@ -49,7 +62,7 @@ class Costs:
     key: float = 0.0
     step: float = 0.0
     turn: float = 0.0
-    look_up: float = 0.0
+    look_ups: Mapping[str, LookUps] = field(default_factory=dict)
     drafting: Mapping[str, Passes] = field(default_factory=dict)
     otherwise: Passes = Passes(begin=0.02, token=0.1)
 
@@ -77,6 +90,7 @@ class Costs:
         return self.key / self.seconds(1)
 
 
+_LOOK_UPS = {"ngram": LookUps(3e-6, 0.7e-6), "suffix": LookUps(13e-6, 3e-6)}
 _HEADS = {
     "draft_model": Passes(begin=0.05, token=0.2),
     "eagle": Passes(always=0.05, begin=0.08, token=0.1),
@@ -93,7 +107,7 @@ PRESETS: Mapping[str, Costs] = {
             key=0.4e-6,
             step=120e-6,
             turn=40e-6,
-            look_up=8e-6,
+            look_ups=_LOOK_UPS,
             drafting=_HEADS,
         ),
         Costs(
@@ -102,7 +116,7 @@ PRESETS: Mapping[str, Costs] = {
             key=0.8e-6,
             step=120e-6,
             turn=40e-6,
-            look_up=8e-6,
+            look_ups=_LOOK_UPS,
             drafting=_HEADS,
         ),
         Costs(
@@ -111,7 +125,7 @@ PRESETS: Mapping[str, Costs] = {
             key=0.1e-6,
             step=60e-6,
             turn=20e-6,
-            look_up=8e-6,
+            look_ups=_LOOK_UPS,
             drafting=_HEADS,
         ),
     )
@@ -141,6 +155,7 @@ def read(path: Path) -> Costs:
         if unknown := set(found) - known:
             raise ConfigError(f"{path} has {sorted(unknown)[0]!r}, which no cost table has")
         found["passes"] = tuple((int(rows), float(seconds)) for rows, seconds in found["passes"])
+        found["look_ups"] = {name: LookUps(**taken) for name, taken in found.get("look_ups", {}).items()}
         found["drafting"] = {name: Passes(**shares) for name, shares in found.get("drafting", {}).items()}
         if "otherwise" in found:
             found["otherwise"] = Passes(**found["otherwise"])

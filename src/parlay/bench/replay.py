@@ -5,18 +5,18 @@ time is counted by a cost table instead of being taken. So a replay has no noise
 replay gives the same figures everywhere.
 
 What prompts take counts for the controller's clock and is left out of the result, since it is the same for everybody:
-tokens are those after each answer's first.
+tokens are those after each answer's first. The batch is full to the end: after the last request the first is asked
+again, by another tenant, whom nothing of what was answered before helps.
 """
 
 import random
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from parlay.bench.costs import Costs
+from parlay.bench.costs import Costs, LookUps
 from parlay.bench.traces import Recorded
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.drafting.controller import Controller
@@ -35,7 +35,9 @@ from parlay.types.plan import Plan, Proposal, Span, StepOutput, StepTimes, Verdi
 from parlay.verify.tree import children
 
 TIMED = (1, 2, 4, 8, 16, 32)  # rows of the passes that an engine times at start
+STEPS = 400  # of plain decoding, that a replay has at least
 _ROWS = 512  # of a step
+_NONE = LookUps()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,8 @@ class Step:
         prompt: those of them of prompts.
         keys: that the known tokens read.
         turns: requests that emitted.
-        looked_up: drafts that a host proposer was asked for, and tokens that it was shown.
+        asked: drafts that a host proposer was asked for.
+        shown: tokens that it was then shown.
         longest: of the drafts that a proposer with weights then made; 0 for none.
         drafting: requests that these were for.
         drafted: nodes verified.
@@ -98,16 +101,18 @@ class Step:
     prompt: int
     keys: int
     turns: int
-    looked_up: int
+    asked: int
+    shown: int
     longest: int
     drafting: int
     drafted: int
     emitted: int
 
-    def seconds(self, costs: Costs) -> float:
+    def seconds(self, costs: Costs, method: str) -> float:
         """Return what the step takes but for a device proposer's part."""
-        own = costs.seconds(self.rows) + costs.key * self.keys
-        return own + costs.step + costs.turn * self.turns + costs.look_up * self.looked_up
+        own = costs.seconds(self.rows) + costs.key * self.keys + costs.step + costs.turn * self.turns
+        taken = costs.look_ups.get(method, _NONE)
+        return own + taken.asked * self.asked + taken.shown * self.shown
 
     def drafting_seconds(self, costs: Costs, method: str) -> float:
         """Return what a device proposer's part takes."""
@@ -122,7 +127,9 @@ class Step:
         if not self.prompt:
             return 0.0
         rest = self.rows - self.prompt
-        return self.seconds(costs) if not rest else costs.seconds(self.rows) - costs.seconds(rest)
+        if rest:
+            return costs.seconds(self.rows) - costs.seconds(rest)
+        return self.seconds(costs, PLAIN.method)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +159,13 @@ class Outcome:
         """Share of the steps that verified any."""
         return sum(step.drafted > 0 for step in self.steps) / max(len(self.steps), 1)
 
+    def after(self, step: int) -> "Outcome":
+        """Return what came of the steps from one on."""
+        return Outcome(self.steps[step:], self.seconds[step:])
+
 
 class _Counted(HostProposer):
-    """A host proposer whose work is counted."""
+    """A host proposer that counts how often it is asked."""
 
     def __init__(self, inner: HostProposer) -> None:
         self._inner = inner
@@ -169,7 +180,6 @@ class _Counted(HostProposer):
         self._inner.admit(request_id, prompt, tenant)
 
     def observe(self, request_id: int, tokens: Sequence[int]) -> None:
-        self._count += len(tokens)
         self._inner.observe(request_id, tokens)
 
     def propose(self, request_id: int, budget: int) -> Draft:
@@ -196,7 +206,7 @@ class _Looked(DeviceProposer):
         length = draft_length(span, verdict)
         if length < 1:
             return Proposal()
-        recorded = self._requests[span.request_id]
+        recorded = self._requests[span.request_id % len(self._requests)]
         known = span.end - len(recorded.prompt) + len(verdict.tokens)
         chains = recorded.chains[self._name]
         return Proposal(chains[known - 1].cut(length) if known <= len(chains) else NO_DRAFT)
@@ -229,7 +239,7 @@ class Replay:
         """Begin with nothing asked.
 
         Args:
-            requests: asked in order, `batch` at once: when one ends, the next begins.
+            requests: asked in order, `batch` at once: when one ends, the next begins, after the last the first.
             setting: how drafts are made.
             batch: requests at once.
             costs: what steps take.
@@ -248,16 +258,21 @@ class Replay:
         longest = max(len(r.prompt) + len(r.output) for r in requests)
         pool = BlockPool(batch * (-(-(longest + length + 2) // config.block_size)), config.block_size)
         self._scheduler = Scheduler(config, pool, drafting(proposer, length, self.controller))
-        self._waiting = deque(range(len(requests)))
+        self._asked = 0
         self._noise, self._rng, self._burst = noise, random.Random(noise.seed), 0
         self._log = _Log()
-        for _ in range(min(batch, len(requests))):
+        for _ in range(batch):
             self._ask()
 
-    def run(self) -> Outcome:
-        """Go on until every answer is complete."""
-        while any(True for _ in self._scheduler.requests):
-            self.step()
+    def run(self, tokens: int) -> Outcome:
+        """Go on until so many tokens that count are emitted."""
+        while tokens > 0:
+            tokens -= self.step().emitted
+        return self.outcome
+
+    @property
+    def outcome(self) -> Outcome:
+        """What it came to so far."""
         return Outcome(tuple(self._log.steps), tuple(self._log.seconds))
 
     def step(self) -> Step:
@@ -268,28 +283,26 @@ class Replay:
         proposals = [Proposal()] * len(plan.spans)
         if self._device is not None:
             proposals = self._device.propose(plan.spans, verdicts, torch.empty(0))
-        shown = sum(len(v.tokens) for v in verdicts) if self._host is not None else 0
-        step = _step(plan, verdicts, proposals, shown + (self._host.take() if self._host is not None else 0))
+        step = _step(plan, verdicts, proposals, self._host.take() if self._host is not None else 0)
         factor = self._slower()
-        own = factor * step.seconds(self._costs)
+        own = factor * step.seconds(self._costs, self._setting.method)
         drafting = 0.0
         if self._device is not None:
             drafting = factor * step.drafting_seconds(self._costs, self._setting.method)
         output = StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), StepTimes(own, 0.0, drafting))
         scheduler.drafting.timed(plan, output, own + drafting)
         moved = scheduler.commit(plan, output, 0.0)
-        if self._host is not None:
-            self._host.take()  # what it was shown is counted already
         for request in moved:
-            if request.finish_reason is not None and self._waiting:
+            if request.finish_reason is not None:
                 self._ask()
         self._log.steps.append(step)
         self._log.seconds.append(own + drafting - factor * step.prompt_seconds(self._costs))
         return step
 
     def _ask(self) -> None:
-        number = self._waiting.popleft()
-        recorded = self._recorded[number]
+        number, self._asked = self._asked, self._asked + 1
+        turn, place = divmod(number, len(self._recorded))
+        recorded = self._recorded[place]
         self._scheduler.add(
             Request(
                 request_id=number,
@@ -299,6 +312,7 @@ class Replay:
                 max_tokens=len(recorded.output),
                 stop_ids=frozenset(),
                 table=BlockTable(self._scheduler.pool),
+                tenant=f"turn {turn}",
             )
         )
 
@@ -306,7 +320,7 @@ class Replay:
         """Return what the target said: its walk down a draft needs no logits when the answer is known."""
         if not span.sample:
             return Verdict()
-        recorded = self._recorded[span.request_id]
+        recorded = self._recorded[span.request_id % len(self._recorded)]
         known = span.end - len(recorded.prompt)
         path: list[int] = []
         if span.draft.tokens:
@@ -342,9 +356,21 @@ def replay(
     *,
     temperature: float = 0.0,
     noise: Noise = QUIET,
+    steps: int = STEPS,
 ) -> Outcome:
-    """Return what a replay comes to; see `Replay`."""
-    return Replay(requests, setting, batch, costs, temperature=temperature, noise=noise).run()
+    """Return what a replay comes to; see `Replay`.
+
+    Args:
+        requests: as there.
+        setting: likewise.
+        batch: likewise.
+        costs: likewise.
+        temperature: likewise.
+        noise: likewise.
+        steps: that plain decoding would take at least; answers are gone through once at least.
+    """
+    tokens = max(sum(len(r.output) - 1 for r in requests), steps * batch)
+    return Replay(requests, setting, batch, costs, temperature=temperature, noise=noise).run(tokens)
 
 
 def priced(outcome: Outcome, setting: Setting, costs: Costs, weights: bool) -> Outcome:
@@ -360,7 +386,7 @@ def priced(outcome: Outcome, setting: Setting, costs: Costs, weights: bool) -> O
     seconds = []
     for step in outcome.steps:
         drafting = step.drafting_seconds(costs, setting.method) if weights else 0.0
-        seconds.append(step.seconds(costs) + drafting - step.prompt_seconds(costs))
+        seconds.append(step.seconds(costs, setting.method) + drafting - step.prompt_seconds(costs))
     return Outcome(outcome.steps, tuple(seconds))
 
 
@@ -381,7 +407,7 @@ def _proposer(method: str, requests: Sequence[Recorded]) -> Proposer:
     return _Counted(proposer) if isinstance(proposer, HostProposer) else proposer
 
 
-def _step(plan: Plan, verdicts: Sequence[Verdict], proposals: Sequence[Proposal], looked_up: int) -> Step:
+def _step(plan: Plan, verdicts: Sequence[Verdict], proposals: Sequence[Proposal], asked: int) -> Step:
     prompt = {span.request_id for span in plan.spans if len(span.tokens) > 1 or not span.sample}
     lengths = [len(proposal.draft) for proposal in proposals if len(proposal.draft)]
     emitted: Mapping[int, int] = {
@@ -392,7 +418,8 @@ def _step(plan: Plan, verdicts: Sequence[Verdict], proposals: Sequence[Proposal]
         prompt=sum(len(span.tokens) + len(span.draft) for span in plan.spans if span.request_id in prompt),
         keys=sum(span.end for span in plan.spans),
         turns=sum(span.sample for span in plan.spans),
-        looked_up=looked_up,
+        asked=asked,
+        shown=sum(len(verdict.tokens) for verdict in verdicts),
         longest=max(lengths, default=0),
         drafting=len(lengths),
         drafted=sum(len(span.draft) for span in plan.spans),

@@ -1,0 +1,106 @@
+"""How long a device proposer's next drafts may be: its guesses are made before anybody can say what they are worth.
+
+Known are what drafting so many tokens takes, and how often a guess at each depth was right, given that the one before
+it was. Both are learnt from drafts alone, so now and then one is made that does not seem to pay, and one that is a
+token longer than seems best. A small share of the time is saved up for that and spent on nothing else: what has
+never paid costs no more than this, and where a try is lucky there is enough saved for the next few at once.
+"""
+
+from collections.abc import Sequence
+
+from parlay.drafting.goodput import best_length
+
+_PRIOR = 0.6  # acceptance of a node, before anything is known
+_FEW, _MANY, _SOME = 4, 50, 12  # nodes that an estimate rests on: at first, at most, and at most while nothing pays
+_SOONER, _LATER = 0.3, 0.1  # share of what is learnt of drafting's own time, where it took less and where more
+_LONG = 60.0  # seconds that no draft takes
+_SHARE = 0.005  # of the time that may be lost on tries
+_SAVED = 4.0  # tries that can be saved up for
+_KEPT = 3.0  # of which so many must be there for one after another that was not lucky
+_FIRST = 2  # tokens drafted until it is known what these take
+
+
+class Ahead:
+    """What decides the lengths of one device proposer's drafts."""
+
+    def __init__(self, length: int) -> None:
+        """Begin with nothing known; drafts have at most `length` tokens."""
+        self._chances = [_PRIOR] * length  # at each depth, given that the parent is accepted
+        self._weights = [float(_FEW)] * length  # nodes that each rests on
+        self._times: dict[int, float] = {}  # seconds of drafting so many tokens, for all requests of a step
+        self._tried: set[int] = set()  # lengths of which the first draft was seen, which records its passes
+        self._saved: float | None = None  # seconds that may be lost; None before a try has a price
+        self._pays = self._lucky = False
+
+    def next_length(
+        self, most: int, requests: int, rows: int, table: Sequence[float], more: float, pace: float, margin: float
+    ) -> int:
+        """Return how many tokens to draft at the end of this step for the next.
+
+        Args:
+            most: tokens.
+            requests: that will draft.
+            rows: of a step without drafts.
+            table: seconds of a step by rows, at the usual pace.
+            more: seconds of the step beside the table.
+            pace: how much longer than usual steps take now.
+            margin: factor in goodput for which drafting is begun; what runs goes on as long as it gains anything.
+        """
+        if most < 1:
+            return 0
+        if not any(self._times):
+            return min(most, _FIRST)
+        times = [seconds / pace for seconds in self._by_length(most)]
+        plain = table[min(rows, len(table) - 1)] + more
+        factor = 1.0 if self._pays else margin
+        best = best_length(self._chances, requests, rows, table, times, more, factor)
+        self._pays = best > 0
+        if best:
+            further = min(best + 1, most)
+            price = times[further] - times[best]
+        else:
+            # Of all that do not pay, the one that comes nearest.
+            further = max(best_length(self._chances, requests, rows, table, times, more, 0.0), 1)
+            price = times[further]
+            self._weights = [min(weight, _SOME) for weight in self._weights]
+        self._saved = _SAVED * price if self._saved is None else min(self._saved + _SHARE * plain, _SAVED * price)
+        if further > best and self._saved >= price * (1.0 if self._lucky else _KEPT):
+            self._saved -= price
+            self._lucky = False
+            return further
+        return best
+
+    def judged(self, levels: Sequence[bool]) -> None:
+        """Learn whether a draft was right at depths 1, 2, ..., as far as it was judged."""
+        self._lucky = self._lucky or all(levels)
+        for level, right in enumerate(levels[: len(self._chances)]):
+            weight = self._weights[level] = min(self._weights[level] + 1, _MANY if self._pays else _SOME)
+            self._chances[level] += (right - self._chances[level]) / weight
+
+    def timed(self, lengths: Sequence[int], seconds: float) -> None:
+        """Learn what drafts of these lengths took together."""
+        if not lengths or not 0 <= seconds < _LONG:
+            return
+        longest = max(lengths)
+        if longest not in self._tried:
+            self._tried.add(longest)
+            return
+        before = self._times.get(longest, seconds)
+        # What it takes at least is the cost; a neighbour or a new recording may add to it.
+        rate = _SOONER if seconds < before else _LATER
+        self._times[longest] = before + rate * (min(seconds, 2 * before) - before)
+
+    def _by_length(self, most: int) -> list[float]:
+        """Return seconds of drafting 0 to `most` tokens: linear between what is known, in proportion beyond."""
+        times = {0: 0.0, **self._times}
+        known = sorted(times)
+        found = []
+        for length in range(most + 1):
+            above = next((k for k in known if k >= length), None)
+            below = max(k for k in known if k <= length)
+            if above is None:
+                found.append(times[below] * length / max(below, 1))
+            else:
+                share = (length - below) / max(above - below, 1)
+                found.append(times[below] * (1 - share) + times[above] * share)
+        return found
