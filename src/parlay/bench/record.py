@@ -96,13 +96,15 @@ def record(
     numerics = ""
     for method, config in contenders(model, length).items():
         tick(f"{method}: loading")
-        engine = _ObservedEngine(EngineConfig(model=model, max_num_seqs=_AT_ONCE, enable_prefix_caching=False), config)
+        engine = _ObservedEngine(
+            EngineConfig(model=model, max_num_seqs=_AT_ONCE, enable_prefix_caching=False), config
+        )
         numerics = numerics or engine.numerics_id
         for name, temperature in cases:
             tick(f"{method}: {name}, temperature {temperature:g}")
             params = SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True)
             found = list(engine.answer(asked[name], params))
-            if method not in answers and (name, temperature) not in answers:
+            if (name, temperature) not in answers:
                 answers[name, temperature] = [
                     Recorded(p.tokens, tuple(output)) for p, (output, _) in zip(asked[name], found, strict=True)
                 ]

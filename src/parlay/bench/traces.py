@@ -1,4 +1,4 @@
-"""What a model said, and what proposers with weights would have guessed after each token: enough to decode without it.
+"""What a model said, and what proposers with weights would have guessed after each token: decoding without a model.
 
 With coupled sampling the tokens of an answer do not depend on drafts, so an answer that was recorded once is the one
 that every proposer, length and schedule would have led to. Proposers on the host run again on its tokens. Those with
@@ -91,8 +91,8 @@ def read(path: Path) -> Trace:
         head, *rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
         if head["format"] != FORMAT:
             raise ConfigError(f"{path} has the format {head['format']!r}, not {FORMAT!r}; record it again")
-        names = ("model", "workload", "temperature", "numerics")
-        return Trace(*(head[name] for name in names), tuple(map(_unpacked, rows)))
+        asked = head["workload"], head["temperature"]
+        return Trace(head["model"], *asked, head["numerics"], tuple(map(_unpacked, rows)))
     except OSError as error:
         raise ConfigError(f"there is no trace to read: {error}") from None
     except (ValueError, KeyError, TypeError, IndexError, EOFError, zlib.error) as error:
