@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from parlay.drafting.cost import isotonic
 from parlay.errors import ConfigError, nearest
 
 
@@ -176,8 +177,7 @@ def of_passes(name: str, timed: Sequence[tuple[int, float]], key_share: float) -
         timed: rows and seconds.
         key_share: bytes of a key and its value beside those of all weights.
     """
-    passes, before = [], 0.0
-    for rows, seconds in timed:  # more rows are never cheaper: what says so is noise
-        before = max(before, seconds)
-        passes.append((rows, before))
-    return Costs(name=name, passes=tuple(passes), key=key_share * passes[0][1])
+    # More rows are never cheaper: what says so is noise.
+    seconds = isotonic([taken for _, taken in timed], [1.0] * len(timed))
+    passes = tuple((rows, taken) for (rows, _), taken in zip(timed, seconds, strict=True))
+    return Costs(name=name, passes=passes, key=key_share * seconds[0])

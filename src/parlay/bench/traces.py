@@ -26,6 +26,7 @@ NEVER = -1  # no token
 _LEVELS = 64
 _SURE = 5.0  # log-odds that are told apart
 _FIRST = 48  # of the characters that stand for levels: digits, letters and some signs, none of which JSON escapes
+_SILENT = "-"  # of a proposer that says nothing of how sure it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ def _packed(request: Recorded) -> dict[str, Any]:
         chains[method] = {
             "right": agree,
             "wrong": [d.tokens[n] for d, n in zip(drafts, agree, strict=True) if n < len(d)],
-            "sure": " ".join("".join(map(_character, d.probs or (0.5,) * len(d))) for d in drafts),
+            "sure": " ".join(_SILENT * len(d) if d.probs is None else "".join(map(_character, d.probs)) for d in drafts),
         }
     return {"prompt": request.prompt, "output": request.output, "chains": chains}
 
@@ -146,7 +147,8 @@ def _unpacked(row: Mapping[str, Any]) -> Recorded:
             tokens = [*output[i + 1 : i + 1 + agree]]
             if agree < len(levels):
                 tokens += [next(wrong), *[NEVER] * (len(levels) - agree - 1)]
-            drafts.append(Draft.chain(tokens, method, [_PROBS[ord(c) - _FIRST] for c in levels]))
+            probs = None if _SILENT in levels else [_PROBS[ord(c) - _FIRST] for c in levels]
+            drafts.append(Draft.chain(tokens, method, probs))
         chains[method] = tuple(drafts)
     return Recorded(tuple(row["prompt"]), output, chains)
 

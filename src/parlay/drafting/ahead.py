@@ -12,11 +12,12 @@ from parlay.drafting.goodput import best_length
 
 _PRIOR = 0.6  # acceptance of a node, before anything is known
 _FEW, _MANY, _SOME = 4, 50, 12  # nodes that an estimate rests on: at first, at most, and at most while nothing pays
+_UNLIKELY, _AGAIN = 0.002, 2  # a run of guesses right or wrong so unlikely is a change: hardly any node counts any more
 _SOONER, _LATER = 0.3, 0.1  # share of what is learnt of drafting's own time, where it took less and where more
 _LONG = 60.0  # seconds that no draft takes
 _SHARE = 0.005  # of the time that may be lost on tries
-_SAVED = 4.0  # tries that can be saved up for
-_KEPT = 3.0  # of which so many must be there for one after another that was not lucky
+_SAVED = 7.0  # tries that can be saved up for
+_KEPT = 6.0  # of which so many must be there for one after another that was not lucky
 _FIRST = 2  # tokens drafted until it is known what these take
 
 
@@ -27,6 +28,7 @@ class Ahead:
         """Begin with nothing known; drafts have at most `length` tokens."""
         self._chances = [_PRIOR] * length  # at each depth, given that the parent is accepted
         self._weights = [float(_FEW)] * length  # nodes that each rests on
+        self._runs = [(True, 1.0)] * length  # of guesses alike, and how likely it was
         self._times: dict[int, float] = {}  # seconds of drafting so many tokens, for all requests of a step
         self._tried: set[int] = set()  # lengths of which the first draft was seen, which records its passes
         self._saved: float | None = None  # seconds that may be lost; None before a try has a price
@@ -74,8 +76,13 @@ class Ahead:
         """Learn whether a draft was right at depths 1, 2, ..., as far as it was judged."""
         self._lucky = self._lucky or all(levels)
         for level, right in enumerate(levels[: len(self._chances)]):
-            weight = self._weights[level] = min(self._weights[level] + 1, _MANY if self._pays else _SOME)
-            self._chances[level] += (right - self._chances[level]) / weight
+            chance = self._chances[level]
+            before, likely = self._runs[level]
+            likely = (likely if right == before else 1.0) * (chance if right else 1 - chance)
+            self._runs[level] = right, likely
+            known = self._weights[level] if likely > _UNLIKELY else min(self._weights[level], _AGAIN)
+            weight = self._weights[level] = min(known + 1, _MANY if self._pays else _SOME)
+            self._chances[level] = chance + (right - chance) / weight
 
     def timed(self, lengths: Sequence[int], seconds: float) -> None:
         """Learn what drafts of these lengths took together."""
