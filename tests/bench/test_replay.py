@@ -18,7 +18,9 @@ from parlay.errors import ConfigError
 from parlay.types.draft import Draft
 
 FOLDER = Path(__file__).parent / "traces"
-TRACES = [f"{asked}-{temperature}" for temperature in ("0", "0.8") for asked in ("completion", "edit", "agent", "random")]
+TRACES = [
+    f"{asked}-{temperature}" for temperature in ("0", "0.8") for asked in ("completion", "edit", "agent", "random")
+]
 HEADS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator")
 LENGTHS = (1, 3, 8)
 LEAST, MOST_REGRET = 0.99, 0.05
@@ -169,7 +171,9 @@ def test_noise_is_the_same_every_time() -> None:
     noise = Noise(spread=0.2, burst=0.05, steps=5, factor=3.0, seed=1)
     runs = [replay(trace.requests, Setting(method="eagle", chosen=True), 2, FLAT, noise=noise) for _ in range(2)]
     assert runs[0] == runs[1]
-    target = [s for s, step in zip(runs[0].seconds, runs[0].steps, strict=True) if not step.prompt and not step.longest]
+    target = [
+        s for s, step in zip(runs[0].seconds, runs[0].steps, strict=True) if not step.prompt and not step.longest
+    ]
     assert 0.8 <= min(target) < 1 < 2.4 <= max(target)
 
 

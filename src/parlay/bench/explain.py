@@ -91,9 +91,7 @@ def intensity(config: ModelConfig, dtype: torch.dtype, rows: int, context: int) 
     return sum(work_of(config, dtype, [span]).values(), Work())
 
 
-def explain(
-    costs: Costs, config: ModelConfig, dtype: torch.dtype, draft_cost: float, context: int
-) -> dict[str, Any]:
+def explain(costs: Costs, config: ModelConfig, dtype: torch.dtype, draft_cost: float, context: int) -> dict[str, Any]:
     """Return `passes`, the `ridge`, the `grid` of best lengths and speed-ups, and a sentence for each batch size.
 
     Args:
@@ -132,12 +130,12 @@ def explain(
         for a in ACCEPTANCES
         for found in [best(costs, batch, a, draft_cost)]
     ]
-    rows = free_rows(costs)
-    at = intensity(config, dtype, max(round(rows), 1), context)
+    ridge = free_rows(costs)
+    at = intensity(config, dtype, max(round(ridge), 1), context)
     batches = dict.fromkeys(cell["batch"] for cell in grid)
     return {
         "passes": passes,
-        "ridge": {"rows": rows, "flop_per_byte": at.flops / at.size},
+        "ridge": {"rows": ridge, "flop_per_byte": at.flops / at.size},
         "grid": grid,
         "conclusions": [sentence(costs, int(batch), draft_cost) for batch in batches],
     }
@@ -149,4 +147,3 @@ def sentence(costs: Costs, batch: int, draft_cost: float) -> str:
     if least is None:
         return f"batch {batch}: does not pay, whatever the acceptance"
     return f"batch {batch}: pays from an acceptance of {least:.2f} on"
-

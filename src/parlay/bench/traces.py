@@ -132,7 +132,9 @@ def _packed(request: Recorded) -> dict[str, Any]:
         chains[method] = {
             "right": agree,
             "wrong": [d.tokens[n] for d, n in zip(drafts, agree, strict=True) if n < len(d)],
-            "sure": " ".join(_SILENT * len(d) if d.probs is None else "".join(map(_character, d.probs)) for d in drafts),
+            "sure": " ".join(
+                _SILENT * len(d) if d.probs is None else "".join(map(_character, d.probs)) for d in drafts
+            ),
         }
     return {"prompt": request.prompt, "output": request.output, "chains": chains}
 

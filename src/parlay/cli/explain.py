@@ -91,7 +91,9 @@ def _show(grid: Sequence[Mapping[str, Any]]) -> None:
     acceptances = list(next(iter(cells.values())))
     shown = Table("best k at", *acceptances, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for batch, row in cells.items():
-        shown.add_row(batch, *(Text(text.replace("x\nk = ", "x "), style=_style(value)) for value, text in row.values()))
+        shown.add_row(
+            batch, *(Text(text.replace("x\nk = ", "x "), style=_style(value)) for value, text in row.values())
+        )
     Console().print(shown)
 
 

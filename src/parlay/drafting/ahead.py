@@ -12,7 +12,10 @@ from parlay.drafting.goodput import best_length
 
 _PRIOR = 0.6  # acceptance of a node, before anything is known
 _FEW, _MANY, _SOME = 4, 50, 12  # nodes that an estimate rests on: at first, at most, and at most while nothing pays
-_UNLIKELY, _AGAIN = 0.002, 2  # a run of guesses right or wrong so unlikely is a change: hardly any node counts any more
+_UNLIKELY, _AGAIN = (
+    0.002,
+    2,
+)  # a run of guesses right or wrong so unlikely is a change: hardly any node counts any more
 _SOONER, _LATER = 0.3, 0.1  # share of what is learnt of drafting's own time, where it took less and where more
 _LONG = 60.0  # seconds that no draft takes
 _SHARE = 0.005  # of the time that may be lost on tries
