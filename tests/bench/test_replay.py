@@ -89,7 +89,7 @@ def test_what_is_recorded_has_a_chain_for_every_position() -> None:
         for chains in request.chains.values():
             assert len(chains) == 11
             assert all(len(chain) == min(3, 10 - i) for i, chain in enumerate(chains))
-        assert all(chain.probs is not None for chain in request.chains["eagle3"])
+        assert all(chain.probs is not None for chain in request.chains["eagle3"] if chain.tokens)
         assert all(chain.probs is None for chain in request.chains["draft_model"] if chain.tokens)
 
 
@@ -185,10 +185,19 @@ def check(trace: str, batch: int, method: str) -> None:
     rows = list(measure([load(trace)], [batch], tables, [method], LENGTHS, lambda _: None))
     assert len(rows) == len(tables)
     for row in rows:
-        # A head that reads the text along costs that in every step, drafts or not: no choice avoids it.
-        always = PRESETS[row["costs"]].drafting.get(row["method"], Passes()).always
-        assert row["chosen_ratio"] > LEAST / (1 + always), row
-        assert row["regret"] < MOST_REGRET + always, row
+        at_least = unavoidable(PRESETS[row["costs"]], method, batch)
+        assert row["chosen_ratio"] > LEAST / (1 + at_least), row
+        assert row["regret"] < MOST_REGRET + at_least, row
+
+
+def unavoidable(table: Costs, method: str, batch: int) -> float:
+    """Return what no choice of lengths avoids, as a share of a plain step.
+
+    EAGLE's heads read the text along in every step, drafts or not, and a host proposer is shown every token.
+    """
+    step = table.seconds(batch) + table.step + table.turn * batch
+    shown = table.look_ups.get(method, LookUps()).shown * batch
+    return (table.drafting.get(method, Passes()).always * table.seconds(batch) + shown) / step
 
 
 @crossed(trace=TRACES, batch=(8, 1), method=("suffix", "ngram"))

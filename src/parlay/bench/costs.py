@@ -91,7 +91,7 @@ class Costs:
         return self.key / self.seconds(1)
 
 
-_LOOK_UPS = {"ngram": LookUps(3e-6, 0.7e-6), "suffix": LookUps(13e-6, 3e-6)}
+_LOOK_UPS = {"ngram": LookUps(2e-6, 0.5e-6), "suffix": LookUps(9e-6, 2.5e-6)}
 _HEADS = {
     "draft_model": Passes(begin=0.05, token=0.2),
     "eagle": Passes(always=0.05, begin=0.08, token=0.1),

@@ -94,7 +94,8 @@ def measure(
 
 def hosts() -> tuple[str, ...]:
     """Return the proposers on the host, which any trace can be replayed with."""
-    return tuple(name for name in proposers.names() if issubclass(proposers.load(name).Proposer, HostProposer))
+    found = ((name, proposers.load(name).Proposer) for name in proposers.names())
+    return tuple(name for name, kind in found if issubclass(kind, HostProposer) and kind.default_length)
 
 
 def _settings(requests: Sequence[Recorded], method: str, lengths: Sequence[int]) -> list[Setting]:

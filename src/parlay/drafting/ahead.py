@@ -21,7 +21,7 @@ _LONG = 60.0  # seconds that no draft takes
 _SHARE = 0.005  # of the time that may be lost on tries
 _SAVED = 7.0  # tries that can be saved up for
 _KEPT = 6.0  # of which so many must be there for one after another that was not lucky
-_FIRST = 2  # tokens drafted until it is known what these take
+_FIRST = 1  # tokens drafted until it is known what these take
 
 
 class Ahead:
@@ -68,7 +68,7 @@ class Ahead:
             further = max(best_length(self._chances, requests, rows, table, times, more, 0.0), 1)
             price = times[further]
             self._weights = [min(weight, _SOME) for weight in self._weights]
-        self._saved = _SAVED * price if self._saved is None else min(self._saved + _SHARE * plain, _SAVED * price)
+        self._saved = price if self._saved is None else min(self._saved + _SHARE * plain, _SAVED * price)
         if further > best and self._saved >= price * (1.0 if self._lucky else _KEPT):
             self._saved -= price
             self._lucky = False
