@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from parlay.drafting.goodput import best_length
 
 _PRIOR = 0.6  # acceptance of a node, before anything is known
-_FEW, _MANY, _SOME = 4, 50, 12  # nodes that an estimate rests on: at first, at most, and at most while nothing pays
-_UNLIKELY, _AGAIN = (
-    0.002,
-    2,
-)  # a run of guesses right or wrong so unlikely is a change: hardly any node counts any more
+_FEW, _MANY = 4, 50  # nodes that an estimate rests on, at first and at most
+_ENOUGH = 16  # without as many nothing is given up; and while nothing pays no more count, so that a change is seen
+_UNLIKELY = 0.0005  # a run of guesses right, or wrong, that was no likelier is a change
+_AGAIN = 2  # nodes that count after one
 _SOONER, _LATER = 0.3, 0.1  # share of what is learnt of drafting's own time, where it took less and where more
 _LONG = 60.0  # seconds that no draft takes
 _SHARE = 0.005  # of the time that may be lost on tries
 _SAVED = 7.0  # tries that can be saved up for
 _KEPT = 6.0  # of which so many must be there for one after another that was not lucky
+_LUCK = 2  # tries in a row that may go wrong after one that was right
 _FIRST = 1  # tokens drafted until it is known what these take
 
 
@@ -35,7 +35,8 @@ class Ahead:
         self._times: dict[int, float] = {}  # seconds of drafting so many tokens, for all requests of a step
         self._tried: set[int] = set()  # lengths of which the first draft was seen, which records its passes
         self._saved: float | None = None  # seconds that may be lost; None before a try has a price
-        self._pays = self._lucky = False
+        self._pays = False
+        self._luck = 0  # tries that may go wrong before they are saved up for again
 
     def next_length(
         self, most: int, requests: int, rows: int, table: Sequence[float], more: float, pace: float, margin: float
@@ -64,27 +65,27 @@ class Ahead:
             further = min(best + 1, most)
             price = times[further] - times[best]
         else:
-            # Of all that do not pay, the one that comes nearest.
-            further = max(best_length(self._chances, requests, rows, table, times, more, 0.0), 1)
+            further = 1
             price = times[further]
-            self._weights = [min(weight, _SOME) for weight in self._weights]
+            self._weights = [min(weight, _ENOUGH) for weight in self._weights]
+            if self._weights[0] < _ENOUGH:
+                return further
         self._saved = price if self._saved is None else min(self._saved + _SHARE * plain, _SAVED * price)
-        if further > best and self._saved >= price * (1.0 if self._lucky else _KEPT):
+        if further > best and self._saved >= price * (1.0 if self._luck else _KEPT):
             self._saved -= price
-            self._lucky = False
             return further
         return best
 
     def judged(self, levels: Sequence[bool]) -> None:
         """Learn whether a draft was right at depths 1, 2, ..., as far as it was judged."""
-        self._lucky = self._lucky or all(levels)
+        self._luck = _LUCK if all(levels) else max(self._luck - 1, 0)
         for level, right in enumerate(levels[: len(self._chances)]):
             chance = self._chances[level]
             before, likely = self._runs[level]
             likely = (likely if right == before else 1.0) * (chance if right else 1 - chance)
             self._runs[level] = right, likely
             known = self._weights[level] if likely > _UNLIKELY else min(self._weights[level], _AGAIN)
-            weight = self._weights[level] = min(known + 1, _MANY if self._pays else _SOME)
+            weight = self._weights[level] = min(known + 1, _MANY if self._pays else _ENOUGH)
             self._chances[level] = chance + (right - chance) / weight
 
     def timed(self, lengths: Sequence[int], seconds: float) -> None:
