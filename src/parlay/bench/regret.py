@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from parlay.bench.costs import Costs
-from parlay.bench.replay import PLAIN, STEPS, Outcome, Setting, priced, replay
+from parlay.bench.replay import PLAIN, STEPS, Setting, priced, replay
+from parlay.bench.steps import Outcome
 from parlay.bench.traces import Recorded, Trace
 from parlay.errors import ConfigError, nearest
 from parlay.proposers.base import HostProposer

@@ -10,13 +10,14 @@ again, by another tenant, whom nothing of what was answered before helps.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from parlay.bench.costs import Costs, LookUps
+from parlay.bench.costs import Costs
+from parlay.bench.steps import Outcome, Step, step_of
 from parlay.bench.traces import Recorded
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.drafting.controller import Controller
@@ -31,13 +32,12 @@ from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, Target
 from parlay.proposers.select import make_proposer
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.params import SamplingParams
-from parlay.types.plan import Plan, Proposal, Span, StepOutput, StepTimes, Verdict
+from parlay.types.plan import Proposal, Span, StepOutput, StepTimes, Verdict
 from parlay.verify.tree import children
 
 TIMED = (1, 2, 4, 8, 16, 32)  # rows of the passes that an engine times at start
 STEPS = 400  # of plain decoding, that a replay has at least
 _ROWS = 512  # of a step
-_NONE = LookUps()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,90 +78,6 @@ class Noise:
 
 
 QUIET = Noise()
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What of a step its price depends on, and what came of it.
-
-    Attributes:
-        rows: that the target ran, drafts included.
-        prompt: those of them of prompts.
-        keys: that the known tokens read.
-        turns: requests that emitted.
-        asked: drafts that a host proposer was asked for.
-        shown: tokens that it was then shown.
-        longest: of the drafts that a proposer with weights then made; 0 for none.
-        drafting: requests that these were for.
-        drafted: nodes verified.
-        emitted: tokens that count.
-    """
-
-    rows: int
-    prompt: int
-    keys: int
-    turns: int
-    asked: int
-    shown: int
-    longest: int
-    drafting: int
-    drafted: int
-    emitted: int
-
-    def seconds(self, costs: Costs, method: str) -> float:
-        """Return what the step takes but for a device proposer's part."""
-        own = costs.seconds(self.rows) + costs.key * self.keys + costs.step + costs.turn * self.turns
-        taken = costs.look_ups.get(method, _NONE)
-        return own + taken.asked * self.asked + taken.shown * self.shown
-
-    def drafting_seconds(self, costs: Costs, method: str) -> float:
-        """Return what a device proposer's part takes."""
-        share = costs.drafting.get(method, costs.otherwise)
-        taken = share.always * costs.seconds(self.turns)
-        if self.longest:
-            taken += (share.begin + share.token * self.longest) * costs.seconds(self.drafting)
-        return taken
-
-    def prompt_seconds(self, costs: Costs) -> float:
-        """Return what prompts add to the step."""
-        if not self.prompt:
-            return 0.0
-        rest = self.rows - self.prompt
-        if rest:
-            return costs.seconds(self.rows) - costs.seconds(rest)
-        return self.seconds(costs, PLAIN.method)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a replay came to.
-
-    Attributes:
-        steps: in order.
-        seconds: of each, prompts' part left out.
-    """
-
-    steps: tuple[Step, ...]
-    seconds: tuple[float, ...]
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens after each answer's first, for each virtual second."""
-        return sum(step.emitted for step in self.steps) / sum(self.seconds)
-
-    @property
-    def mean_length(self) -> float:
-        """Nodes verified for each time that a request emitted."""
-        return sum(step.drafted for step in self.steps) / max(sum(step.turns for step in self.steps), 1)
-
-    @property
-    def drafted_share(self) -> float:
-        """Share of the steps that verified any."""
-        return sum(step.drafted > 0 for step in self.steps) / max(len(self.steps), 1)
-
-    def after(self, step: int) -> "Outcome":
-        """Return what came of the steps from one on."""
-        return Outcome(self.steps[step:], self.seconds[step:])
 
 
 class _Counted(HostProposer):
@@ -283,7 +199,7 @@ class Replay:
         proposals = [Proposal()] * len(plan.spans)
         if self._device is not None:
             proposals = self._device.propose(plan.spans, verdicts, torch.empty(0))
-        step = _step(plan, verdicts, proposals, self._host.take() if self._host is not None else 0)
+        step = step_of(plan, verdicts, proposals, self._host.take() if self._host is not None else 0)
         factor = self._slower()
         own = factor * step.seconds(self._costs, self._setting.method)
         drafting = 0.0
@@ -405,23 +321,3 @@ def _proposer(method: str, requests: Sequence[Recorded]) -> Proposer:
     target = TargetInfo(embedded, torch.float32, embedded.max_position)
     proposer = make_proposer(SpeculativeConfig(method=method), target)
     return _Counted(proposer) if isinstance(proposer, HostProposer) else proposer
-
-
-def _step(plan: Plan, verdicts: Sequence[Verdict], proposals: Sequence[Proposal], asked: int) -> Step:
-    prompt = {span.request_id for span in plan.spans if len(span.tokens) > 1 or not span.sample}
-    lengths = [len(proposal.draft) for proposal in proposals if len(proposal.draft)]
-    emitted: Mapping[int, int] = {
-        span.request_id: len(verdict.tokens) for span, verdict in zip(plan.spans, verdicts, strict=True)
-    }
-    return Step(
-        rows=sum(len(span.tokens) + len(span.draft) for span in plan.spans),
-        prompt=sum(len(span.tokens) + len(span.draft) for span in plan.spans if span.request_id in prompt),
-        keys=sum(span.end for span in plan.spans),
-        turns=sum(span.sample for span in plan.spans),
-        asked=asked,
-        shown=sum(len(verdict.tokens) for verdict in verdicts),
-        longest=max(lengths, default=0),
-        drafting=len(lengths),
-        drafted=sum(len(span.draft) for span in plan.spans),
-        emitted=sum(count for request, count in emitted.items() if request not in prompt),
-    )
