@@ -1,4 +1,4 @@
-"""Bars for what a benchmark found, as a PNG file."""
+"""Bars and maps for what a benchmark found, as PNG files."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -43,4 +43,30 @@ def draw(path: Path, title: str, panels: Panels) -> None:
         axes.margins(y=0.12)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def draw_map(path: Path, title: str, cells: Mapping[str, Mapping[str, tuple[float, str]]]) -> None:
+    """Write a map of values by row and column, each with a text on it; 1 is white, more is darker.
+
+    Args:
+        path: of the PNG file.
+        title: above the map.
+        cells: label of a row, to that of a column, to value and text.
+    """
+    from matplotlib.figure import Figure
+
+    rows, columns = list(cells), list(next(iter(cells.values())))
+    values = [[row[column][0] for column in columns] for row in cells.values()]
+    figure = Figure(figsize=(1.5 + 0.8 * len(columns), 1.2 + 0.6 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    highest = max(max(map(max, values)), 1.1)
+    axes.imshow(values, cmap="Greens", vmin=1.0, vmax=1.3 * highest, aspect="auto")
+    for i, row in enumerate(cells.values()):
+        for j, column in enumerate(columns):
+            axes.text(j, i, row[column][1], ha="center", va="center", fontsize=8)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_xlabel("acceptance of a guess")
+    axes.set_title(title, fontsize=10)
     figure.savefig(path, dpi=150)

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from parlay.cli import bench_http, bench_load, bench_methods, bench_serving
+from parlay.cli import bench_http, bench_load, bench_methods, bench_replay, bench_serving
 from parlay.cli.report import count as _count
 from parlay.cli.report import progress as _progress
 from parlay.cli.report import report as _report
@@ -31,6 +31,7 @@ def add_parser(commands: Any) -> None:
     bench_serving.add_parsers(kinds)
     bench_load.add_parser(kinds)
     bench_http.add_parser(kinds)
+    bench_replay.add_parsers(kinds)
     peer = kinds.add_parser("transformers", help="plain decoding against transformers' generate")
     peer.add_argument("--model", default="tiny-code", help="name or directory (default: tiny-code), same vocabulary")
     peer.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")

@@ -1,5 +1,6 @@
 """What passes of a few rows cost on this machine, timed at start in a moment."""
 
+from collections.abc import Sequence
 from time import perf_counter
 
 from parlay.runner.batch import Stretch, flatten
@@ -9,8 +10,10 @@ _ROWS = (1, 2, 4, 8, 16, 32)
 _ROUNDS = 12
 
 
-def timed_passes(runner: ModelRunner, num_blocks: int, seconds: float = 1.0) -> list[tuple[int, float]]:
-    """Return rows and seconds of the target's passes, of as many sizes as `seconds` have room for.
+def timed_passes(
+    runner: ModelRunner, num_blocks: int, seconds: float = 1.0, sizes: Sequence[int] = _ROWS
+) -> list[tuple[int, float]]:
+    """Return rows and seconds of the target's passes, of as many of the `sizes` as `seconds` have room for.
 
     Sizes take turns, and of each the quickest counts, so that a neighbour's burst hits none alone. What they leave in
     the cache has no name, and is overwritten before it is read.
@@ -18,7 +21,7 @@ def timed_passes(runner: ModelRunner, num_blocks: int, seconds: float = 1.0) -> 
     quickest: dict[int, float] = {}
     end = perf_counter() + seconds
     for turn in range(_ROUNDS):
-        for rows in _ROWS:
+        for rows in sizes:
             blocks = -(-rows // runner.block_size)
             # A larger pass takes at most so much longer than the one before it.
             if blocks > num_blocks or perf_counter() + 2 * quickest.get(rows // 2, 0.0) > end:

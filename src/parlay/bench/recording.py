@@ -1,0 +1,137 @@
+"""Writes down what a model answers, and what its proposers guess after every token of the answers.
+
+The model decodes plainly: drafts are made in every step and thrown away, so that each position has its chain. Chains
+are what a draft of any smaller length begins with. That each proposer's run gives the same tokens is checked.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from parlay.bench.contenders import contenders
+from parlay.bench.protocol import Prefix
+from parlay.bench.traces import Recorded, Trace
+from parlay.bench.workloads import WORKLOADS, workload
+from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.engine.engine import Engine
+from parlay.engine.step import Worker
+from parlay.errors import ConfigError, ParlayError, nearest
+from parlay.models.select import describe_model
+from parlay.types.draft import NO_DRAFT, Draft
+from parlay.types.params import SamplingParams
+from parlay.types.plan import Plan, StepOutput
+
+RANDOM = "random"
+_PROMPT = 128  # random tokens of a prompt
+_AT_ONCE = 16  # requests
+_SEED = 16
+
+
+class _Observer(Worker):
+    """A worker that leaves drafts out of its passes and keeps those that are made for the next."""
+
+    def __init__(self, inner: Worker) -> None:
+        self._inner = inner
+        self.chains: dict[int, list[Draft]] = {}  # by request, after each of its tokens
+
+    def execute(self, plan: Plan) -> StepOutput:
+        bare = Plan(plan.plan_id, tuple(replace(span, draft=NO_DRAFT) for span in plan.spans))
+        output = self._inner.execute(bare)
+        for span, proposal in zip(plan.spans, output.proposals, strict=True):
+            if span.sample:
+                self.chains.setdefault(span.request_id, []).append(proposal.draft)
+        return output
+
+
+class _ObservedEngine(Engine):
+    """An engine that decodes plainly and notes what its proposer guesses."""
+
+    def __init__(self, config: EngineConfig, speculative: SpeculativeConfig) -> None:
+        super().__init__(config, speculative)
+        self._worker = self.observer = _Observer(self._worker)
+
+    def answer(self, prompts: Sequence[Prefix], params: SamplingParams) -> Iterator[tuple[list[int], list[Draft]]]:
+        """Yield each prompt's answer, and the drafts after each of its tokens but the last."""
+        requests = [r for p in prompts for r in self.add(p.tokens, replace(params, seed=p.number))]
+        while self.busy:
+            self.step()
+        for request in requests:
+            drafts = self.observer.chains.pop(request.request_id)
+            if not all(draft.is_chain for draft in drafts):
+                raise ConfigError("only chains can be recorded; set the proposer's options so that it drafts these")
+            yield request.output_tokens, drafts[:-1]
+
+
+def record(
+    model: str,
+    workloads: Sequence[str],
+    temperatures: Sequence[float],
+    prompts: int,
+    tokens: int,
+    length: int,
+    tick: Callable[[str], None],
+) -> Iterator[Trace]:
+    """Yield one trace a workload and temperature.
+
+    Args:
+        model: the target; its proposers are those of `parlay bench methods`.
+        workloads: names of `parlay.bench.workloads.WORKLOADS`, or "random".
+        temperatures: of sampling.
+        prompts: of each workload.
+        tokens: of each answer; end-of-sequence is ignored.
+        length: most tokens of a chain.
+        tick: called with a label before every run.
+
+    Raises:
+        ConfigError: an unknown workload, or a proposer that drafts trees.
+        ModelError: the target cannot be found or read.
+        ParlayError: a proposer's run gave other tokens than plain decoding.
+    """
+    for name in workloads:
+        if name not in names():
+            raise ConfigError(f"there is no workload {name!r}{nearest(name, names())}")
+    asked = {name: _prompts(model, name, prompts) for name in workloads}
+    cases = [(name, temperature) for name in workloads for temperature in temperatures]
+    answers: dict[tuple[str, float], list[Recorded]] = {}
+    numerics = ""
+    for method, config in contenders(model, length).items():
+        tick(f"{method}: loading")
+        engine = _ObservedEngine(
+            EngineConfig(model=model, max_num_seqs=_AT_ONCE, enable_prefix_caching=False), config
+        )
+        numerics = numerics or engine.numerics_id
+        for name, temperature in cases:
+            tick(f"{method}: {name}, temperature {temperature:g}")
+            params = SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True)
+            found = list(engine.answer(asked[name], params))
+            if (name, temperature) not in answers:
+                answers[name, temperature] = [
+                    Recorded(p.tokens, tuple(output)) for p, (output, _) in zip(asked[name], found, strict=True)
+                ]
+            answers[name, temperature] = [
+                _with_chains(request, method, output, drafts)
+                for request, (output, drafts) in zip(answers[name, temperature], found, strict=True)
+            ]
+    for (name, temperature), requests in answers.items():
+        yield Trace(model, name, temperature, numerics, tuple(requests))
+
+
+def names() -> tuple[str, ...]:
+    """Return what workloads there are to record."""
+    return tuple(dict.fromkeys((*WORKLOADS, RANDOM)))
+
+
+def _prompts(model: str, name: str, count: int) -> list[Prefix]:
+    if name in WORKLOADS:
+        return workload(name, count)
+    rng, vocabulary = random.Random(_SEED), describe_model(model).vocab_size
+    return [Prefix(i, tuple(rng.randrange(vocabulary) for _ in range(_PROMPT))) for i in range(count)]
+
+
+def _with_chains(request: Recorded, method: str, output: Sequence[int], drafts: Sequence[Draft]) -> Recorded:
+    if tuple(output) != request.output:
+        raise ParlayError(f"the answers under {method} are not those of plain decoding; `parlay verify` says more")
+    if not any(map(len, drafts)):  # what guesses on the host guesses again when the trace is replayed
+        return request
+    chains: Mapping[str, tuple[Draft, ...]] = {**request.chains, method: tuple(drafts)}
+    return replace(request, chains=chains)

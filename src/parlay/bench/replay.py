@@ -1,0 +1,351 @@
+"""Recorded answers through the engine's scheduler, drafting and controller, without the model.
+
+Whatever decides how much is drafted runs as it does in an engine; what the target would have said is looked up, and
+time is counted by a cost table instead of being taken. So a replay has no noise but what is asked for, and the same
+replay gives the same figures everywhere.
+
+What prompts take counts for the controller's clock and is left out of the result, since it is the same for everybody:
+tokens are those after each answer's first. The batch is full to the end: after the last request the first is asked
+again, by another tenant, whom nothing of what was answered before helps.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from parlay.bench.costs import Costs
+from parlay.bench.steps import Outcome, Step, step_of
+from parlay.bench.traces import Recorded
+from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.config.speculative import AUTO
+from parlay.drafting.controller import Controller
+from parlay.drafting.cost import StepCost
+from parlay.drafting.drafting import Drafting
+from parlay.drafting.hosts import Method
+from parlay.engine.request import Request
+from parlay.engine.scheduler import Scheduler
+from parlay.kv.pool import BlockPool
+from parlay.kv.table import BlockTable
+from parlay.models.select import describe_model
+from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, TargetInfo, draft_length
+from parlay.proposers.select import make_proposer, weightless
+from parlay.types.draft import NO_DRAFT, ROOT, Draft
+from parlay.types.params import SamplingParams
+from parlay.types.plan import Plan, Proposal, Span, StepOutput, StepTimes, Verdict
+from parlay.verify.tree import children
+
+TIMED = (1, 2, 4, 8, 16, 32)  # rows of the passes that an engine times at start
+STEPS = 400  # of plain decoding, that a replay has at least
+_ROWS = 512  # of a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How drafts are made.
+
+    Attributes:
+        method: who guesses, `AUTO` for all that guess on the host; the chains of others must be in the trace.
+        length: most nodes of a draft; None takes the proposer's own.
+        chosen: whether lengths are chosen, from measured cost and acceptance; otherwise they are fixed.
+    """
+
+    method: str
+    length: int | None = None
+    chosen: bool = False
+
+
+PLAIN = Setting(method="none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """What makes steps longer than the table says, the same in every replay with the same seed.
+
+    Attributes:
+        spread: each step takes up to this share more or less.
+        burst: how likely a neighbour's burst is to begin with a step.
+        steps: that a burst lasts.
+        factor: by which it makes steps longer.
+        seed: of all that.
+    """
+
+    spread: float = 0.0
+    burst: float = 0.0
+    steps: int = 30
+    factor: float = 2.0
+    seed: int = 0
+
+
+QUIET = Noise()
+
+
+class _Counted(HostProposer):
+    """A host proposer that counts how often it is asked."""
+
+    def __init__(self, inner: HostProposer) -> None:
+        self._inner = inner
+        self.default_length = inner.default_length
+        self._count = 0
+
+    def take(self) -> int:
+        count, self._count = self._count, 0
+        return count
+
+    def admit(self, request_id: int, prompt: Sequence[int], tenant: str | None) -> None:
+        self._inner.admit(request_id, prompt, tenant)
+
+    def observe(self, request_id: int, tokens: Sequence[int]) -> None:
+        self._inner.observe(request_id, tokens)
+
+    def propose(self, request_id: int, budget: int) -> Draft:
+        self._count += 1
+        return self._inner.propose(request_id, budget)
+
+    def forget(self, request_id: int) -> None:
+        self._inner.forget(request_id)
+
+
+class _Looked(DeviceProposer):
+    """Stands in for a proposer with weights, whose chains are in the trace."""
+
+    def __init__(self, name: str, requests: Sequence[Recorded]) -> None:
+        self.default_length = max(len(d) for r in requests for d in r.chains[name])
+        self._name, self._requests = name, requests
+
+    def propose(
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Any, tapped: Sequence[Any] = ()
+    ) -> list[Proposal]:
+        return [self._propose(span, verdict) for span, verdict in zip(spans, verdicts, strict=True)]
+
+    def _propose(self, span: Span, verdict: Verdict) -> Proposal:
+        length = draft_length(span, verdict)
+        if length < 1:
+            return Proposal()
+        recorded = self._requests[span.request_id % len(self._requests)]
+        known = span.end - len(recorded.prompt) + len(verdict.tokens)
+        chains = recorded.chains[self._name]
+        return Proposal(chains[known - 1].cut(length) if known <= len(chains) else NO_DRAFT)
+
+
+@dataclass(slots=True)
+class _Log:
+    steps: list[Step] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+class Replay:
+    """One replay, step by step.
+
+    Attributes:
+        controller: what chooses lengths, if anything does.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Recorded],
+        setting: Setting,
+        batch: int,
+        costs: Costs,
+        *,
+        temperature: float = 0.0,
+        noise: Noise = QUIET,
+        learn: bool = True,
+    ) -> None:
+        """Begin with nothing asked.
+
+        Args:
+            requests: asked in order, `batch` at once: when one ends, the next begins, after the last the first.
+            setting: how drafts are made.
+            batch: requests at once.
+            costs: what steps take.
+            temperature: that the answers were sampled at.
+            noise: what makes steps longer.
+            learn: whether a controller begins with the passes that an engine times at start.
+        """
+        self._recorded, self._setting, self._costs = requests, setting, costs
+        self._params = SamplingParams(temperature=temperature, ignore_eos=True)
+        methods = _methods(setting, requests)
+        self._hosts = {m.name: m.proposer for m in methods if isinstance(m.proposer, _Counted)}
+        self._device = next((m.proposer for m in methods if isinstance(m.proposer, _Looked)), None)
+        self._behind: Counter[int] = Counter()  # tokens of requests that a device proposer has not followed
+        length = max((method.length for method in methods), default=0)
+        self.controller = _controller(costs, length, learn) if setting.chosen else None
+        config = EngineConfig(max_num_seqs=batch, max_num_batched_tokens=_ROWS, enable_prefix_caching=False)
+        longest = max(len(r.prompt) + len(r.output) for r in requests)
+        pool = BlockPool(batch * (-(-(longest + length + 2) // config.block_size)), config.block_size)
+        self._scheduler = Scheduler(config, pool, drafting(methods, self.controller))
+        self._asked = 0
+        self._noise, self._rng, self._burst = noise, random.Random(noise.seed), 0
+        self._log = _Log()
+        for _ in range(batch):
+            self._ask()
+
+    def run(self, tokens: int) -> Outcome:
+        """Go on until so many tokens that count are emitted."""
+        while tokens > 0:
+            tokens -= self.step().emitted
+        return self.outcome
+
+    @property
+    def outcome(self) -> Outcome:
+        """What it came to so far."""
+        return Outcome(tuple(self._log.steps), tuple(self._log.seconds))
+
+    def step(self) -> Step:
+        """Run one step, as `parlay.engine.step.drive` does."""
+        scheduler = self._scheduler
+        plan = scheduler.plan()
+        verdicts = [self._verdict(span) for span in plan.spans]
+        proposals = [Proposal()] * len(plan.spans)
+        if self._device is not None:
+            proposals = self._device.propose(plan.spans, verdicts, torch.empty(0))
+        asked = {name: host.take() for name, host in self._hosts.items()}
+        step = step_of(plan, verdicts, proposals, asked, self._caught_up(plan, verdicts, proposals))
+        factor = self._slower()
+        own = factor * step.seconds(self._costs)
+        drafting = 0.0
+        if self._device is not None:
+            drafting = factor * step.drafting_seconds(self._costs, self._setting.method)
+        output = StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), StepTimes(own, 0.0, drafting))
+        scheduler.drafting.timed(plan, output, own + drafting)
+        moved = scheduler.commit(plan, output, 0.0)
+        for request in moved:
+            if request.finish_reason is not None:
+                self._ask()
+        self._log.steps.append(step)
+        self._log.seconds.append(own + drafting - factor * step.prompt_seconds(self._costs))
+        return step
+
+    def _caught_up(self, plan: Plan, verdicts: Sequence[Verdict], proposals: Sequence[Proposal]) -> int:
+        """Return how many tokens a device proposer has to follow before it drafts, since it was off."""
+        if self._device is None:
+            return 0
+        behind = 0
+        for span, verdict, proposal in zip(plan.spans, verdicts, proposals, strict=True):
+            if proposal.draft.tokens:
+                behind += self._behind.pop(span.request_id, 0)
+            else:
+                self._behind[span.request_id] += len(verdict.tokens)
+        return behind
+
+    def _ask(self) -> None:
+        number, self._asked = self._asked, self._asked + 1
+        turn, place = divmod(number, len(self._recorded))
+        recorded = self._recorded[place]
+        self._scheduler.add(
+            Request(
+                request_id=number,
+                prompt_tokens=recorded.prompt,
+                params=self._params,
+                seed=number,
+                max_tokens=len(recorded.output),
+                stop_ids=frozenset(),
+                table=BlockTable(self._scheduler.pool),
+                tenant=f"turn {turn}",
+            )
+        )
+
+    def _verdict(self, span: Span) -> Verdict:
+        """Return what the target said: its walk down a draft needs no logits when the answer is known."""
+        if not span.sample:
+            return Verdict()
+        recorded = self._recorded[span.request_id % len(self._recorded)]
+        known = span.end - len(recorded.prompt)
+        path: list[int] = []
+        if span.draft.tokens:
+            below, at = children(span.draft), ROOT
+            for token in recorded.output[known:]:
+                node = below[at].get(token)
+                if node is None:
+                    break
+                path.append(node)
+                at = node
+        return Verdict(recorded.output[known : known + len(path) + 1], tuple(path))
+
+    def _slower(self) -> float:
+        noise, rng = self._noise, self._rng
+        factor = 1 + rng.uniform(-noise.spread, noise.spread) if noise.spread else 1.0
+        if self._burst:
+            self._burst -= 1
+        elif noise.burst and rng.random() < noise.burst:
+            self._burst = noise.steps
+        return factor * (noise.factor if self._burst else 1.0)
+
+
+def drafting(methods: Sequence[Method], controller: Controller | None) -> Drafting:
+    """Return what an engine drafts with."""
+    return Drafting(methods, share_prefixes=False, controller=controller)
+
+
+def replay(
+    requests: Sequence[Recorded],
+    setting: Setting,
+    batch: int,
+    costs: Costs,
+    *,
+    temperature: float = 0.0,
+    noise: Noise = QUIET,
+    steps: int = STEPS,
+) -> Outcome:
+    """Return what a replay comes to; see `Replay`.
+
+    Args:
+        requests: as there.
+        setting: likewise.
+        batch: likewise.
+        costs: likewise.
+        temperature: likewise.
+        noise: likewise.
+        steps: that plain decoding would take at least; answers are gone through once at least.
+    """
+    tokens = max(sum(len(r.output) - 1 for r in requests), steps * batch)
+    return Replay(requests, setting, batch, costs, temperature=temperature, noise=noise).run(tokens)
+
+
+def priced(outcome: Outcome, setting: Setting, costs: Costs, weights: bool) -> Outcome:
+    """Return what the same steps come to at other costs, which fixed lengths do not depend on.
+
+    Args:
+        outcome: of a replay with lengths that were not chosen.
+        setting: its.
+        costs: the other ones.
+        weights: whether the method's chains are in the trace.
+    """
+    assert not setting.chosen, "chosen lengths depend on the costs"
+    seconds = []
+    for step in outcome.steps:
+        drafting = step.drafting_seconds(costs, setting.method) if weights else 0.0
+        seconds.append(step.seconds(costs) + drafting - step.prompt_seconds(costs))
+    return Outcome(outcome.steps, tuple(seconds))
+
+
+def _controller(costs: Costs, length: int, learn: bool) -> Controller:
+    cost = StepCost(_ROWS, costs.key_share)
+    if learn:
+        cost.learn([(rows, costs.seconds(rows)) for rows in TIMED])
+    return Controller(cost, length)
+
+
+def _methods(setting: Setting, requests: Sequence[Recorded]) -> list[Method]:
+    """Return who guesses; nobody for plain decoding."""
+    if setting.method == PLAIN.method:
+        return []
+    found = {
+        name: _proposer(name, requests) for name in (weightless() if setting.method == AUTO else [setting.method])
+    }
+    return [Method(name, one, setting.length or one.default_length) for name, one in found.items()]
+
+
+def _proposer(method: str, requests: Sequence[Recorded]) -> Proposer:
+    """Return one that looks its chains up, or one on the host, which needs no model."""
+    if requests and method in requests[0].chains:
+        return _Looked(method, requests)
+    embedded = describe_model("tiny-code")  # stands in for a target that host proposers do not look at
+    target = TargetInfo(embedded, torch.float32, embedded.max_position)
+    proposer = make_proposer(SpeculativeConfig(method=method), target)
+    assert isinstance(proposer, HostProposer)
+    return _Counted(proposer)

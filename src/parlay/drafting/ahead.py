@@ -1,0 +1,130 @@
+"""How long a device proposer's next drafts may be: its guesses are made before anybody can say what they are worth.
+
+Known are what drafting so many tokens takes, and how often a guess at each depth was right, given that the one before
+it was. Both are learnt from drafts alone, so now and then one is made that does not seem to pay, and one that is a
+token longer than seems best. A small share of the time is saved up for that and spent on nothing else: what has
+never paid costs no more than this, and where a try is lucky there is enough saved for the next few at once.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from parlay.drafting.goodput import best_length
+
+_PRIOR = 0.6  # acceptance of a node, before anything is known
+_FEW, _MANY = 4, 50  # nodes that an estimate rests on, at first and at most
+_ENOUGH = 16  # without as many nothing is given up; and while nothing pays no more count, so that a change is seen
+_UNLIKELY = 0.0005  # a run of guesses right, or wrong, that was no likelier is a change
+_AGAIN = 2  # nodes that count after one
+_SOONER, _LATER = 0.3, 0.1  # share of what is learnt of drafting's own time, where it took less and where more
+_LONG = 60.0  # seconds that no draft takes
+_SHARE = 0.005  # of the time that may be lost on tries
+_SAVED = 7.0  # tries that can be saved up for
+_KEPT = 6.0  # of which so many must be there for one after another that was not lucky
+_LUCK = 2  # tries in a row that may go wrong after one that was right
+_FIRST = 1  # tokens drafted until it is known what these take
+
+
+class Ahead:
+    """What decides the lengths of one device proposer's drafts.
+
+    Attributes:
+        times: seconds of drafting so many tokens, for all requests of a step.
+    """
+
+    def __init__(self, length: int, times: Mapping[int, float]) -> None:
+        """Begin with drafts of at most `length` tokens, and with what is known of their times."""
+        self._chances = [_PRIOR] * length  # at each depth, given that the parent is accepted
+        self._weights = [float(_FEW)] * length  # nodes that each rests on
+        self._runs = [(True, 1.0)] * length  # of guesses alike, and how likely it was
+        self.times = dict(times)
+        self._tried = set(times)  # lengths of which the first draft was seen, which records its passes
+        self._saved: float | None = None  # seconds that may be lost; None before a try has a price
+        self._pays = False
+        self._luck = 0  # tries that may go wrong before they are saved up for again
+
+    def next_length(
+        self, most: int, count: int, requests: int, table: Sequence[float], more: float, pace: float, margin: float
+    ) -> int:
+        """Return how many tokens to draft at the end of this step for the next.
+
+        Args:
+            most: tokens.
+            count: requests to draft for.
+            requests: that will emit.
+            table: seconds of a step by rows, at the usual pace.
+            more: seconds of the step beside the table.
+            pace: how much longer than usual steps take now.
+            margin: factor in goodput for which drafting is begun; what runs goes on as long as it gains anything.
+        """
+        if most < 1 or count < 1:
+            return 0
+        if not any(self.times):
+            return min(most, _FIRST)
+        times = [seconds / pace for seconds in self._by_length(most)]
+        plain = table[min(requests, len(table) - 1)] + more
+        factor = 1.0 if self._pays else margin
+        best = best_length(self._chances, count, requests, table, times, more, factor)
+        self._pays = best > 0
+        if best:
+            further = min(best + 1, most)
+            price = times[further] - times[best]
+        else:
+            further = 1
+            price = times[further]
+            self._weights = [min(weight, _ENOUGH) for weight in self._weights]
+            if self._weights[0] < _ENOUGH:
+                return further
+        self._saved = price if self._saved is None else min(self._saved + _SHARE * plain, _SAVED * price)
+        if further > best and self._saved >= price * (1.0 if self._luck else _KEPT):
+            self._saved -= price
+            return further
+        return best
+
+    @property
+    def gain(self) -> float:
+        """Tokens that the longest draft is expected to add."""
+        gain, survival = 0.0, 1.0
+        for chance in self._chances:
+            survival *= chance
+            gain += survival
+        return gain
+
+    def judged(self, levels: Sequence[bool]) -> None:
+        """Learn whether a draft was right at depths 1, 2, ..., as far as it was judged."""
+        self._luck = _LUCK if all(levels) else max(self._luck - 1, 0)
+        for level, right in enumerate(levels[: len(self._chances)]):
+            chance = self._chances[level]
+            before, likely = self._runs[level]
+            likely = (likely if right == before else 1.0) * (chance if right else 1 - chance)
+            self._runs[level] = right, likely
+            known = self._weights[level] if likely > _UNLIKELY else min(self._weights[level], _AGAIN)
+            weight = self._weights[level] = min(known + 1, _MANY if self._pays else _ENOUGH)
+            self._chances[level] = chance + (right - chance) / weight
+
+    def timed(self, lengths: Sequence[int], seconds: float) -> None:
+        """Learn what drafts of these lengths took together."""
+        if not lengths or not 0 <= seconds < _LONG:
+            return
+        longest = max(lengths)
+        if longest not in self._tried:
+            self._tried.add(longest)
+            return
+        before = self.times.get(longest, seconds)
+        # What it takes at least is the cost; a neighbour or a new recording may add to it.
+        rate = _SOONER if seconds < before else _LATER
+        self.times[longest] = before + rate * (min(seconds, 2 * before) - before)
+
+    def _by_length(self, most: int) -> list[float]:
+        """Return seconds of drafting 0 to `most` tokens: linear between what is known, in proportion beyond."""
+        times = {0: 0.0, **self.times}
+        known = sorted(times)
+        found = []
+        for length in range(most + 1):
+            above = next((k for k in known if k >= length), None)
+            below = max(k for k in known if k <= length)
+            if above is None:
+                found.append(times[below] * length / max(below, 1))
+            else:
+                share = (length - below) / max(above - below, 1)
+                found.append(times[below] * (1 - share) + times[above] * share)
+        return found
