@@ -10,9 +10,9 @@ again, by another tenant, whom nothing of what was answered before helps.
 """
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as changed
 from typing import Any
 
 import torch
@@ -32,10 +32,11 @@ from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.models.select import describe_model
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, TargetInfo, draft_length
-from parlay.proposers.select import make_proposer, weightless
+from parlay.proposers.select import make_proposer, proposers, weightless
+from parlay.types.cache import CacheSpec
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.params import SamplingParams
-from parlay.types.plan import Plan, Proposal, Span, StepOutput, StepTimes, Verdict
+from parlay.types.plan import Proposal, ProposerState, Span, StepOutput, StepTimes, Verdict
 from parlay.verify.tree import children
 
 TIMED = (1, 2, 4, 8, 16, 32)  # rows of the passes that an engine times at start
@@ -114,6 +115,8 @@ class _Looked(DeviceProposer):
 
     def __init__(self, name: str, requests: Sequence[Recorded]) -> None:
         self.default_length = max(len(d) for r in requests for d in r.chains[name])
+        self.pairs = proposers.load(name).Proposer.pairs
+        self.cache = CacheSpec(0, 0, 0, 0) if self.pairs else None
         self._name, self._requests = name, requests
 
     def propose(
@@ -122,13 +125,18 @@ class _Looked(DeviceProposer):
         return [self._propose(span, verdict) for span, verdict in zip(spans, verdicts, strict=True)]
 
     def _propose(self, span: Span, verdict: Verdict) -> Proposal:
-        length = draft_length(span, verdict)
+        length, state = draft_length(span, verdict), span.catch_up.state
+        new = len(span.tokens) + len(verdict.path)
+        if span.catch_up.hold:
+            state = changed(state, held=state.held + new)
+        elif span.catch_up.follow:
+            state = ProposerState(state.next_pair + state.held + new)
         if length < 1:
-            return Proposal()
+            return Proposal(state=state)
         recorded = self._requests[span.request_id % len(self._requests)]
         known = span.end - len(recorded.prompt) + len(verdict.tokens)
         chains = recorded.chains[self._name]
-        return Proposal(chains[known - 1].cut(length) if known <= len(chains) else NO_DRAFT)
+        return Proposal(chains[known - 1].cut(length) if known <= len(chains) else NO_DRAFT, state)
 
 
 @dataclass(slots=True)
@@ -171,7 +179,6 @@ class Replay:
         methods = _methods(setting, requests)
         self._hosts = {m.name: m.proposer for m in methods if isinstance(m.proposer, _Counted)}
         self._device = next((m.proposer for m in methods if isinstance(m.proposer, _Looked)), None)
-        self._behind: Counter[int] = Counter()  # tokens of requests that a device proposer has not followed
         length = max((method.length for method in methods), default=0)
         self.controller = _controller(costs, length, learn) if setting.chosen else None
         config = EngineConfig(max_num_seqs=batch, max_num_batched_tokens=_ROWS, enable_prefix_caching=False)
@@ -204,7 +211,7 @@ class Replay:
         if self._device is not None:
             proposals = self._device.propose(plan.spans, verdicts, torch.empty(0))
         asked = {name: host.take() for name, host in self._hosts.items()}
-        step = step_of(plan, verdicts, proposals, asked, self._caught_up(plan, verdicts, proposals))
+        step = step_of(plan, verdicts, proposals, asked)
         factor = self._slower()
         own = factor * step.seconds(self._costs)
         drafting = 0.0
@@ -219,18 +226,6 @@ class Replay:
         self._log.steps.append(step)
         self._log.seconds.append(own + drafting - factor * step.prompt_seconds(self._costs))
         return step
-
-    def _caught_up(self, plan: Plan, verdicts: Sequence[Verdict], proposals: Sequence[Proposal]) -> int:
-        """Return how many tokens a device proposer has to follow before it drafts, since it was off."""
-        if self._device is None:
-            return 0
-        behind = 0
-        for span, verdict, proposal in zip(plan.spans, verdicts, proposals, strict=True):
-            if proposal.draft.tokens:
-                behind += self._behind.pop(span.request_id, 0)
-            else:
-                self._behind[span.request_id] += len(verdict.tokens)
-        return behind
 
     def _ask(self) -> None:
         number, self._asked = self._asked, self._asked + 1

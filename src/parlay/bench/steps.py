@@ -97,10 +97,8 @@ class Outcome:
         return Outcome(self.steps[step:], self.seconds[step:])
 
 
-def step_of(
-    plan: Plan, verdicts: Sequence[Verdict], proposals: Sequence[Proposal], asked: Mapping[str, int], behind: int
-) -> Step:
-    """Return what of a step counts; see `Step` for `asked` and `behind`."""
+def step_of(plan: Plan, verdicts: Sequence[Verdict], proposals: Sequence[Proposal], asked: Mapping[str, int]) -> Step:
+    """Return what of a step counts; see `Step` for `asked`."""
     prompt = {span.request_id for span in plan.spans if len(span.tokens) > 1 or not span.sample}
     lengths = [len(proposal.draft) for proposal in proposals if len(proposal.draft)]
     emitted: Mapping[int, int] = {
@@ -115,7 +113,7 @@ def step_of(
         shown=sum(len(verdict.tokens) for verdict in verdicts),
         longest=max(lengths, default=0),
         drafting=len(lengths),
-        behind=behind,
+        behind=sum(span.catch_up.state.held for span in plan.spans if span.catch_up.follow),
         drafted=sum(len(span.draft) for span in plan.spans),
         emitted=sum(count for request, count in emitted.items() if request not in prompt),
     )

@@ -22,7 +22,7 @@ from parlay.errors import ConfigError
 from parlay.types.draft import Draft
 
 FORMAT = "parlay trace 1"
-NEVER = -1  # no token
+NEVER = 1 << 30  # a token that no vocabulary has: guesses that are wrong whatever the target says
 _LEVELS = 64
 _SURE = 5.0  # log-odds that are told apart
 _FIRST = 48  # of the characters that stand for levels: digits, letters and some signs, none of which JSON escapes

@@ -29,21 +29,32 @@ class Ahead:
 
     Attributes:
         times: seconds of drafting so many tokens, for all requests of a step.
+        trying: whether what is drafted next does not pay; then one request is enough.
     """
 
-    def __init__(self, length: int, times: Mapping[int, float]) -> None:
+    def __init__(self, length: int, times: Mapping[int, float] | None = None) -> None:
         """Begin with drafts of at most `length` tokens, and with what is known of their times."""
+        times = times or {}
         self._chances = [_PRIOR] * length  # at each depth, given that the parent is accepted
         self._weights = [float(_FEW)] * length  # nodes that each rests on
         self._runs = [(True, 1.0)] * length  # of guesses alike, and how likely it was
         self.times = dict(times)
         self._tried = set(times)  # lengths of which the first draft was seen, which records its passes
         self._saved: float | None = None  # seconds that may be lost; None before a try has a price
-        self._pays = False
+        self._pays = self.trying = False
+        self._follow = 0.0  # seconds of following a token that the proposer is behind
         self._luck = 0  # tries that may go wrong before they are saved up for again
 
     def next_length(
-        self, most: int, count: int, requests: int, table: Sequence[float], more: float, pace: float, margin: float
+        self,
+        most: int,
+        count: int,
+        requests: int,
+        table: Sequence[float],
+        more: float,
+        pace: float,
+        margin: float,
+        behind: int = 0,
     ) -> int:
         """Return how many tokens to draft at the end of this step for the next.
 
@@ -55,7 +66,9 @@ class Ahead:
             more: seconds of the step beside the table.
             pace: how much longer than usual steps take now.
             margin: factor in goodput for which drafting is begun; what runs goes on as long as it gains anything.
+            behind: tokens that the proposer has to follow first, of the request of which they are fewest.
         """
+        self.trying = False
         if most < 1 or count < 1:
             return 0
         if not any(self.times):
@@ -70,7 +83,8 @@ class Ahead:
             price = times[further] - times[best]
         else:
             further = 1
-            price = times[further]
+            price = times[further] + self._follow * behind / pace
+            self.trying = True
             self._weights = [min(weight, _ENOUGH) for weight in self._weights]
             if self._weights[0] < _ENOUGH:
                 return further
@@ -101,11 +115,15 @@ class Ahead:
             weight = self._weights[level] = min(known + 1, _MANY if self._pays else _ENOUGH)
             self._chances[level] = chance + (right - chance) / weight
 
-    def timed(self, lengths: Sequence[int], seconds: float) -> None:
-        """Learn what drafts of these lengths took together."""
+    def timed(self, lengths: Sequence[int], seconds: float, behind: int = 0) -> None:
+        """Learn what drafts of these lengths took together, after following tokens that the proposer was `behind`."""
         if not lengths or not 0 <= seconds < _LONG:
             return
         longest = max(lengths)
+        if behind:
+            own = max(seconds - self.times.get(longest, 0.0), 0.0) / behind
+            self._follow += _SOONER * (own - self._follow)
+            return
         if longest not in self._tried:
             self._tried.add(longest)
             return

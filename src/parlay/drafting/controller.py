@@ -110,7 +110,12 @@ class Controller:
         """Tokens that a device proposer's longest draft is expected to add."""
         return self._ahead.gain
 
-    def next_length(self, most: int, count: int, requests: int, keys: int) -> int:
+    @property
+    def trying(self) -> bool:
+        """Whether a device proposer's next drafts are a try, for which one request is enough."""
+        return self._ahead.trying
+
+    def next_length(self, most: int, count: int, requests: int, keys: int, behind: int = 0) -> int:
         """Return how many tokens a device proposer should draft at the end of this step for the next.
 
         Args:
@@ -118,15 +123,18 @@ class Controller:
             count: requests that it would draft for.
             requests: that will emit.
             keys: that these read.
+            behind: tokens that it has to follow first, of the request of which they are fewest.
         """
         cost = self.cost
-        return self._ahead.next_length(most, count, requests, cost.table, keys * cost.key, cost.pace, _BEGIN)
+        return self._ahead.next_length(most, count, requests, cost.table, keys * cost.key, cost.pace, _BEGIN, behind)
 
     def judged(self, levels: Sequence[bool]) -> None:
         """Learn whether a device proposer's draft was right at depths 1, 2, ..., as far as it was judged."""
         self._ahead.judged(levels)
 
-    def timed(self, rows: int, keys: int, seconds: float, lengths: Sequence[int], drafting: float) -> None:
+    def timed(
+        self, rows: int, keys: int, seconds: float, lengths: Sequence[int], drafting: float, behind: int = 0
+    ) -> None:
         """Learn what a step cost.
 
         Args:
@@ -135,9 +143,10 @@ class Controller:
             seconds: of the whole step but for a device proposer's part.
             lengths: of the drafts that a device proposer then made; empty where it did more than draft.
             drafting: seconds of these.
+            behind: tokens that it had to follow first.
         """
         self.cost.observe(rows, keys, seconds)
-        self._ahead.timed(lengths, drafting)
+        self._ahead.timed(lengths, drafting, behind)
         self._steps += 1
         if self._keep is not None and self._steps >= _KEPT and self._steps.bit_count() == 1:
             self._keep(self.cost, self._ahead.times)

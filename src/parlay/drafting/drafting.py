@@ -82,6 +82,7 @@ class Drafting:
         self._vocab_size = vocab_size
         self._calibration = Calibration()
         self._next_length = self._device.length if self._device else 0
+        self._only: Drafted | None = None  # whose drafts a device proposer is tried with
         self._forgotten: list[int] = []
 
     @property
@@ -180,9 +181,12 @@ class Drafting:
                 self._take(state, nodes)
         if self._device is not None and requests:
             gain = control.device_gain
-            count = sum(self._drafts_on_device(request, gain) for request in requests)
+            free = [request for request in requests if self._drafts_on_device(request, gain)]
+            least = min(free, key=self._lag, default=None)
+            behind = self._lag(least) if least is not None else 0
             most = min(self._device.length, self._bound if self._bound is not None else self._device.length)
-            self._next_length = control.next_length(most, count, emitting, keys)
+            self._next_length = control.next_length(most, len(free), emitting, keys, behind)
+            self._only = least if control.trying else None
 
     def draft(self, request: Drafted, end: int, rows: int, next_rows: int) -> Offer:
         """Return the draft of a request that was granted rows.
@@ -197,7 +201,9 @@ class Drafting:
         budget = 0
         if state.device and not state.predicted:  # what is predicted need not be guessed
             budget = max(min(limit, self._next_length, next_rows), 0)
-            if self.controller is not None and not self._drafts_on_device(request, self.controller.device_gain):
+            if self._only not in (None, request) or (
+                self.controller is not None and not self._drafts_on_device(request, self.controller.device_gain)
+            ):
                 budget = 0
         follow = state.device and self._follows and (limit if self._pairs and not self.controller else budget) > 0
         # States are only to be had now, so they are held while there is no draft.
@@ -287,11 +293,11 @@ class Drafting:
         spans = plan.spans
         rows = sum(len(span.tokens) + len(span.draft) + len(span.catch_up.again) for span in spans)
         # Where a gap was closed the proposer did more than draft.
-        steady = all(len(span.tokens) == 1 and len(span.catch_up.behind) < 3 for span in spans)
-        steady = steady and not any(span.catch_up.again or span.catch_up.state.held for span in spans)
+        steady = all(len(span.tokens) == 1 and not span.catch_up.again for span in spans)
         lengths = [len(proposal.draft) for proposal in output.proposals] if steady else []
-        drafting = output.times.propose
-        self.controller.timed(rows, sum(span.end for span in spans), seconds - drafting, lengths, drafting)
+        behind = sum(_behind(span) for span in spans if span.catch_up.follow)
+        keys, drafting = sum(span.end for span in spans), output.times.propose
+        self.controller.timed(rows, keys, seconds - drafting, lengths, drafting, behind)
 
     def forgotten(self) -> tuple[int, ...]:
         """Return the requests of which a device proposer is to drop what it holds, each of them once."""
@@ -307,6 +313,11 @@ class Drafting:
     def _unseen(self, request: Drafted) -> int:
         """How many computed tokens' states a proposer of pairs has yet to see."""
         return request.computed - request.drafting.layers.next_state
+
+    def _lag(self, request: Drafted) -> int:
+        """How many tokens a device proposer has to follow before it can draft for a request."""
+        layers = request.drafting.layers
+        return layers.held if self._pairs else max(request.computed - layers.computed, 0) if self._follows else 0
 
     def _candidates(self, request: Drafted, room: int) -> list[Candidate]:
         """Return all drafts there are, of at most `room` nodes."""
@@ -368,6 +379,12 @@ def _best(candidates: Sequence[Candidate], price: float) -> Candidate | None:
     if len(candidates) < 2:
         return candidates[0] if candidates else None
     return max(candidates, key=lambda one: (sum(max(c - price, 0.0) for c in one.chances), sum(one.chances)))
+
+
+def _behind(span: Span) -> int:
+    """Return how many tokens a device proposer has to follow before those of the step, beyond one that is usual."""
+    state = span.catch_up.state
+    return state.held or max(span.start - state.computed - state.ahead - 1, 0)
 
 
 def _clear(state: DraftState) -> None:
