@@ -149,7 +149,7 @@ def test_a_request_is_given_up_beyond_the_bound(
 
     def look(engine: Engine, requests: list[Request]) -> None:
         switched[0] = 4 if any(len(r.output_tokens) > 30 for r in requests) else 0
-        rows = [sum(len(part[0]) for part in parts) for parts in held(llm).values()]
+        rows = [sum(len(rows) for _, rows in parts) for parts in held(llm).values()]
         most[0] = max([most[0], *rows])
 
     answers = run(llm, asks(4, max_tokens=45), look)

@@ -21,6 +21,7 @@ _SHARE = 0.005  # of the time that may be lost on tries
 _SAVED = 7.0  # tries that can be saved up for
 _KEPT = 6.0  # of which so many must be there for one after another that was not lucky
 _LUCK = 2  # tries in a row that may go wrong after one that was right
+_ANEW = 16  # steps after which the best length is found anew, though nothing but the pace has changed
 _FIRST = 1  # tokens drafted until it is known what these take
 
 
@@ -42,6 +43,8 @@ class Ahead:
         self._tried = set(times)  # lengths of which the first draft was seen, which records its passes
         self._saved: float | None = None  # seconds that may be lost; None before a try has a price
         self._pays = self.trying = False
+        self._question: object = None  # for which the best length was found last
+        self._best, self._paced, self._news, self._asked = 0, [0.0], True, 0
         self._follow = 0.0  # seconds of following a token that the proposer is behind
         self._luck = 0  # tries that may go wrong before they are saved up for again
 
@@ -55,6 +58,7 @@ class Ahead:
         pace: float,
         margin: float,
         behind: int = 0,
+        passed: int = 1,
     ) -> int:
         """Return how many tokens to draft at the end of this step for the next.
 
@@ -67,16 +71,22 @@ class Ahead:
             pace: how much longer than usual steps take now.
             margin: factor in goodput for which drafting is begun; what runs goes on as long as it gains anything.
             behind: tokens that the proposer has to follow first, of the request of which they are fewest.
+            passed: steps since this was asked last.
         """
         self.trying = False
         if most < 1 or count < 1:
             return 0
         if not any(self.times):
             return min(most, _FIRST)
-        times = [seconds / pace for seconds in self._by_length(most)]
+        question = most, count, requests, id(table)
+        self._asked += 1
+        if self._news or question != self._question or self._asked % _ANEW == 0:
+            self._question, self._news = question, False
+            self._paced = [seconds / pace for seconds in self._by_length(most)]
+            factor = 1.0 if self._pays else margin
+            self._best = best_length(self._chances, count, requests, table, self._paced, more, factor)
+        best, times = self._best, self._paced
         plain = table[min(requests, len(table) - 1)] + more
-        factor = 1.0 if self._pays else margin
-        best = best_length(self._chances, count, requests, table, times, more, factor)
         self._pays = best > 0
         if best:
             further = min(best + 1, most)
@@ -88,7 +98,7 @@ class Ahead:
             self._weights = [min(weight, _ENOUGH) for weight in self._weights]
             if self._weights[0] < _ENOUGH:
                 return further
-        self._saved = price if self._saved is None else min(self._saved + _SHARE * plain, _SAVED * price)
+        self._saved = price if self._saved is None else min(self._saved + _SHARE * plain * passed, _SAVED * price)
         if further > best and self._saved >= price * (1.0 if self._luck else _KEPT):
             self._saved -= price
             return further
@@ -105,6 +115,7 @@ class Ahead:
 
     def judged(self, levels: Sequence[bool]) -> None:
         """Learn whether a draft was right at depths 1, 2, ..., as far as it was judged."""
+        self._news = True
         self._luck = _LUCK if all(levels) else max(self._luck - 1, 0)
         for level, right in enumerate(levels[: len(self._chances)]):
             chance = self._chances[level]
@@ -117,9 +128,10 @@ class Ahead:
 
     def timed(self, lengths: Sequence[int], seconds: float, behind: int = 0) -> None:
         """Learn what drafts of these lengths took together, after following tokens that the proposer was `behind`."""
-        if not lengths or not 0 <= seconds < _LONG:
+        longest = max(lengths, default=0)
+        if not longest or not 0 <= seconds < _LONG:
             return
-        longest = max(lengths)
+        self._news = True
         if behind:
             own = max(seconds - self.times.get(longest, 0.0), 0.0) / behind
             self._follow += _SOONER * (own - self._follow)

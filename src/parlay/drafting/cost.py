@@ -13,7 +13,25 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import overload
 
-KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)  # rows
+KNOTS: tuple[int, ...] = (
+    *range(1, 17),
+    20,
+    24,
+    28,
+    32,
+    40,
+    48,
+    64,
+    96,
+    128,
+    192,
+    256,
+    384,
+    512,
+    1024,
+    2048,
+    4096,
+)  # rows
 _PACE = 0.2  # share of what is unexpected of a step that the pace takes
 _TABLE = 0.02  # and the table, where it knows a number of rows
 _RISE, _FALL = 0.15, 0.5  # share that the table takes of a number of rows that it does not know yet

@@ -6,9 +6,8 @@ proposer has to catch up travels to it in the plan (`catch_up`), unread on the w
 
 In every step each request has the draft that promises most of these: the guesses of every host proposer, and those
 that a device proposer made at the end of the step before. The output that its user predicted comes before them all.
-A grammar takes from a draft what is forbidden and adds what is forced. Every node gets a calibrated probability. With
-a controller, what is not worth its row is left out. Drafts that were not verified are judged all the same: whatever
-was, the step emits the same tokens.
+A grammar takes from it what is forbidden and adds what is forced. Every node gets a calibrated probability. With a
+controller, what is not worth its row is left out. What was not verified is judged by what came instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +23,12 @@ from parlay.drafting.prediction import DEFAULT_LENGTH
 from parlay.drafting.shape import shape
 from parlay.drafting.state import EXPENSIVE, NO_GUESS, NO_ROOM, NOT_ALLOWED, UNLIKELY, Candidate, Drafted, DraftState
 from parlay.proposers.base import DeviceProposer, HostProposer
-from parlay.types.draft import NO_DRAFT, ROOT, Draft
+from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.plan import CatchUp, Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
-from parlay.verify.tree import walk
+from parlay.verify.tree import levels, walk
 
 MOST_HELD = 512  # states of a request that a device proposer holds while it is off; beyond, it gives the request up
+_THINKS, _TIMED = 8, 4  # steps
 # The further layer group whose keys and values blocks may hold besides the target's.
 _PROPOSER = "proposer"
 
@@ -84,6 +84,7 @@ class Drafting:
         self._next_length = self._device.length if self._device else 0
         self._only: Drafted | None = None  # whose drafts a device proposer is tried with
         self._forgotten: list[int] = []
+        self._steps = 0
 
     @property
     def seconds(self) -> float:
@@ -104,8 +105,8 @@ class Drafting:
     def admit(self, request: Drafted) -> None:
         """Show host proposers a request that runs for the first time."""
         tenant = request.tenant if self._remember else None
-        for host in request.drafting.hosts:
-            host.admit(request.request_id, request.tokens, tenant)
+        hosts, request_id = request.drafting.hosts, request.request_id
+        request.drafting.turns = tuple((host, host.admit(request_id, request.tokens, tenant)) for host in hosts)
 
     def adopt(self, request: Drafted) -> None:
         """Find out how much of the prefix that a request's blocks hold is there for the proposer too."""
@@ -156,7 +157,7 @@ class Drafting:
         Raises:
             SpanError: as `draft`.
         """
-        self._bound = self._most_nodes(emitting)
+        self._bound, self._steps = self._most_nodes(emitting), self._steps + 1
         control, left = self.controller, room
         asking = control is None or control.asks(emitting, rows, keys)
         price = control.price if control else 0.0
@@ -165,9 +166,10 @@ class Drafting:
             _clear(state)
             share = room if control else left // (len(requests) - place)
             state.why = EXPENSIVE
-            if asking:
+            if asking and (state.turns or state.pending.tokens or state.prediction or state.constraint):
                 state.candidates = self._candidates(request, share)
                 state.best = _best(state.candidates, price)
+            if asking:
                 state.why = NO_GUESS if state.best is None else UNLIKELY
             if control is None and state.best is not None:
                 self._take(state, range(min(len(state.best.draft), share)))
@@ -177,15 +179,18 @@ class Drafting:
         if asking:
             some = [request.drafting for request in requests if request.drafting.best is not None]
             chances = [state.best.chances for state in some if state.best is not None]
-            for state, nodes in zip(some, control.choose(chances, emitting, rows, keys), strict=True):
-                self._take(state, nodes)
-        if self._device is not None and requests:
+            if some:
+                for state, nodes in zip(some, control.choose(chances, emitting, rows, keys), strict=True):
+                    self._take(state, nodes)
+        # While a device proposer is off, whether to try it is thought about now and then only.
+        if self._device is not None and requests and (self._next_length or self._steps % _THINKS == 0):
             gain = control.device_gain
             free = [request for request in requests if self._drafts_on_device(request, gain)]
             least = min(free, key=self._lag, default=None)
-            behind = self._lag(least) if least is not None else 0
-            most = min(self._device.length, self._bound if self._bound is not None else self._device.length)
-            self._next_length = control.next_length(most, len(free), emitting, keys, behind)
+            behind = self._lag(least) if least else 0
+            longest, passed = self._device.length, 1 if self._next_length else _THINKS
+            most = longest if self._bound is None else min(longest, self._bound)
+            self._next_length = control.next_length(most, len(free), emitting, keys, behind, passed)
             self._only = least if control.trying else None
 
     def draft(self, request: Drafted, end: int, rows: int, next_rows: int) -> Offer:
@@ -199,7 +204,7 @@ class Drafting:
         """
         state, limit = request.drafting, self.limit(request)
         budget = 0
-        if state.device and not state.predicted:  # what is predicted need not be guessed
+        if state.device and self._next_length and not state.predicted:  # what is predicted need not be guessed
             budget = max(min(limit, self._next_length, next_rows), 0)
             if self._only not in (None, request) or (
                 self.controller is not None and not self._drafts_on_device(request, self.controller.device_gain)
@@ -269,8 +274,8 @@ class Drafting:
             Of each verified node that the target judged: its probability, and whether it was accepted.
         """
         state, verified = request.drafting, []
-        for host in state.hosts:  # what ends a response is worth knowing too
-            host.observe(request.request_id, emitted)
+        for host, turn in state.turns:  # what ends a response is worth knowing too
+            host.observe(request.request_id, turn, emitted)
         if state.prediction is not None and not ended:
             state.prediction.observe(emitted)
         for candidate in state.candidates:
@@ -282,7 +287,7 @@ class Drafting:
             if candidate.turn is not None and candidate.turn.rest and len(path) > len(verdict.path):
                 candidate.turn.missed()
             if candidate.pending and self.controller is not None:
-                self.controller.judged(_levels(draft, path, len(verdict.tokens)))
+                self.controller.judged(levels(draft, path, len(verdict.tokens)))
         _clear(state)
         return verified
 
@@ -290,13 +295,19 @@ class Drafting:
         """Learn how long a step took, `seconds` in all."""
         if self.controller is None or output.times.recorded:
             return  # a recording says nothing of what such steps take from now on
-        spans = plan.spans
-        rows = sum(len(span.tokens) + len(span.draft) + len(span.catch_up.again) for span in spans)
-        # Where a gap was closed the proposer did more than draft.
-        steady = all(len(span.tokens) == 1 and not span.catch_up.again for span in spans)
-        lengths = [len(proposal.draft) for proposal in output.proposals] if steady else []
-        behind = sum(_behind(span) for span in spans if span.catch_up.follow)
-        keys, drafting = sum(span.end for span in spans), output.times.propose
+        if self._steps % _TIMED and not self._next_length and not any(span.draft.tokens for span in plan.spans):
+            return  # of plain steps a few tell enough
+        rows = keys = behind = 0
+        steady = self._device is not None  # where a gap was closed the proposer did more than draft
+        for span in plan.spans:
+            again = len(span.catch_up.again)
+            rows += len(span.tokens) + len(span.draft.tokens) + again
+            keys += span.end
+            steady = steady and len(span.tokens) == 1 and not again
+            if span.catch_up.follow:
+                behind += _behind(span)
+        lengths = [len(proposal.draft.tokens) for proposal in output.proposals] if steady else []
+        drafting = output.times.propose
         self.controller.timed(rows, keys, seconds - drafting, lengths, drafting, behind)
 
     def forgotten(self) -> tuple[int, ...]:
@@ -328,10 +339,7 @@ class Drafting:
             elif state.prediction is not None and (draft := state.prediction.propose(limit)):
                 drafts = [(draft, None, False)]
             else:
-                drafts = [
-                    (host.ask(request.request_id, limit), host.turn(request.request_id), False)
-                    for host in state.hosts
-                ]
+                drafts = [(host.ask(request.request_id, turn, limit), turn, False) for host, turn in state.turns]
                 drafts.append((state.pending.cut(limit), None, True))
             found = [self._candidate(request, *one, room) for one in drafts if one[0].tokens]
             if not found and state.constraint is not None:  # which may force some
@@ -390,10 +398,3 @@ def _behind(span: Span) -> int:
 def _clear(state: DraftState) -> None:
     """Forget the drafts of a step."""
     state.candidates, state.best, state.taken, state.chosen = [], None, (), NO_DRAFT
-
-
-def _levels(draft: Draft, path: Sequence[int], emitted: int) -> list[bool]:
-    """Return whether a draft was right at depths 1, 2, ..., as far as the target judged it."""
-    right = [True] * len(path)
-    deeper = (ROOT, *path)[-1] in draft.parents
-    return [*right, False] if deeper and emitted > len(path) else right

@@ -7,7 +7,7 @@ is only a guess, so the request goes on without it.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from parlay.errors import brief
@@ -16,6 +16,8 @@ from parlay.proposers.base import HostProposer, Proposer
 from parlay.types.draft import NO_DRAFT, Draft
 
 _MOST_REFUSED = 4  # drafts in a row that count: after them a proposer is asked in every 16th step
+_SILENT, _PAUSE = 16, 1  # after so many times without a guess it is asked in every second step
+_MOST_UNSEEN = 64  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,18 @@ class Turn:
     """How one request stands with a host proposer.
 
     Attributes:
-        asked: whether it was asked in this step.
         refused: how many of its drafts in a row were not used.
+        silent: how many times in a row it had none.
         rest: for how many steps it is not asked, since that was so.
+        unseen: tokens that it is shown when it is asked next.
+        lost: whether it has failed the request.
     """
 
-    asked: bool = False
     refused: int = 0
+    silent: int = 0
     rest: int = 0
+    unseen: list[int] = field(default_factory=list)
+    lost: bool = False
 
     def used(self) -> None:
         """Take note that its draft is verified."""
@@ -107,57 +113,73 @@ class Host:
         self._failed = failed
         self._turns: dict[int, Turn] = {}
 
-    def admit(self, request_id: int, prompt: Sequence[int], tenant: str | None) -> None:
+    def admit(self, request_id: int, prompt: Sequence[int], tenant: str | None) -> Turn:
         """Show it a request that runs for the first time; tenant None if nothing is to be remembered."""
-        self._turns[request_id] = Turn()
+        turn = self._turns[request_id] = Turn()
         try:
             self._proposer.admit(request_id, prompt, tenant)
         except Exception as error:
             self._fail(request_id, error)
+        return turn
 
-    def observe(self, request_id: int, tokens: Sequence[int]) -> None:
-        """Tell it what a request has emitted."""
-        if request_id in self._turns:
-            try:
-                self._proposer.observe(request_id, tokens)
-            except Exception as error:
-                self._fail(request_id, error)
+    def observe(self, request_id: int, turn: Turn, tokens: Sequence[int]) -> None:
+        """Tell it what a request has emitted; not at once, but before it is asked."""
+        if not turn.lost:
+            turn.unseen += tokens
+            if len(turn.unseen) >= _MOST_UNSEEN:
+                self._show(request_id, turn)
 
     def forget(self, request_id: int) -> None:
-        """Drop a request; unknown ones are ignored."""
+        """Drop a request, whose last tokens may help others; unknown ones are ignored."""
+        turn = self._turns.get(request_id)
+        if turn is None:
+            return
+        self._show(request_id, turn)
         if self._turns.pop(request_id, None) is not None:
             try:
                 self._proposer.forget(request_id)
             except Exception as error:
                 self._failed(self.name, request_id, error)
 
-    def turn(self, request_id: int) -> Turn | None:
-        """Return how a request stands with it; None for one that it does not guess for."""
-        return self._turns.get(request_id)
-
-    def ask(self, request_id: int, budget: int) -> Draft:
+    def ask(self, request_id: int, turn: Turn, budget: int) -> Draft:
         """Return its draft of at most `budget` nodes; none while it rests."""
-        turn = self._turns.get(request_id)
-        if turn is None:
-            return NO_DRAFT
-        turn.asked = not turn.rest
-        if turn.rest:
-            turn.rest -= 1
+        if turn.rest or turn.lost:
+            turn.rest = max(turn.rest - 1, 0)
             return NO_DRAFT
         began = perf_counter()
-        try:
-            draft = self._proposer.propose(request_id, min(budget, self.length)).cut(budget)
-            if draft.tokens:
-                check_draft(draft, self._vocab_size)
-        except Exception as error:
-            self._fail(request_id, error)
-            draft = NO_DRAFT
+        self._show(request_id, turn)
+        draft = NO_DRAFT
+        if not turn.lost:
+            try:
+                draft = self._proposer.propose(request_id, min(budget, self.length)).cut(budget)
+                if draft.tokens:
+                    check_draft(draft, self._vocab_size)
+            except Exception as error:
+                self._fail(request_id, error)
+                draft = NO_DRAFT
+        if draft.tokens:
+            turn.silent = 0
+        else:
+            turn.silent += 1
+            turn.rest = _PAUSE if turn.silent > _SILENT else 0
         self.seconds += perf_counter() - began
         return draft
 
+    def _show(self, request_id: int, turn: Turn) -> None:
+        """Show it the tokens that it has not seen."""
+        if turn.unseen and not turn.lost:
+            tokens, turn.unseen = turn.unseen, []
+            try:
+                self._proposer.observe(request_id, tokens)
+            except Exception as error:
+                self._fail(request_id, error)
+
     def _fail(self, request_id: int, error: Exception) -> None:
         self._failed(self.name, request_id, error)
-        self.forget(request_id)
+        turn = self._turns.get(request_id)
+        if turn is not None:
+            turn.lost = True
+            self.forget(request_id)
 
 
 def check_draft(draft: Draft, vocab_size: int | None) -> None:

@@ -48,7 +48,8 @@ class DraftState:
         prediction: how far the output has come along the one that its user predicts; None where there is none, or
             none that may be used, and when the request has ended.
         longest: most nodes that its parameters and the loaded proposers allow.
-        hosts: those that guess for it.
+        hosts: those that may guess for it.
+        turns: how it stands with them, once it runs.
         device: whether a device proposer does.
         layers: how far a device proposer's cache layers have come.
         pending: what the device proposer has guessed for the next step.
@@ -63,6 +64,7 @@ class DraftState:
     prediction: Follower | None = None
     longest: int = 0
     hosts: tuple[Host, ...] = ()
+    turns: tuple[tuple[Host, Turn], ...] = ()
     device: bool = False
     layers: ProposerState = field(default_factory=ProposerState)
     pending: Draft = NO_DRAFT

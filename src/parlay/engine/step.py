@@ -89,6 +89,8 @@ class Worker:
         self, proposer: DeviceProposer, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor
     ) -> list[Proposal]:
         """Draft for the next step. What goes wrong costs those for whom it did the proposer, and nobody a token."""
+        if not any(s.catch_up.budget or s.catch_up.follow or s.catch_up.hold for s in spans):
+            return [Proposal(state=span.catch_up.state) for span in spans]
         try:
             return proposer.propose(spans, verdicts, hidden, self._runner.tapped)
         except Exception as error:

@@ -6,7 +6,7 @@ from time import perf_counter
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 
-_ROWS = (1, 2, 4, 8, 16, 32)
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _ROUNDS = 12
 
 

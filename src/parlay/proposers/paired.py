@@ -34,8 +34,10 @@ from parlay.types.plan import Proposal, ProposerState, Span, Verdict
 
 _LEAST_BLOCKS = 16
 
-# What a head holds of one request: of each step its states, `[rows, H]` of each source.
-_Held = list[tuple[Tensor, ...]]
+_TOGETHER = 64  # steps after which what is held of a request is copied out of the steps' states
+# What a head holds of one request: of each step all its states, `[rows, H]` of each source, and which are the
+# request's.
+_Held = list[tuple[Sequence[Tensor], Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +172,14 @@ class PairedProposer(Head):
         """Keep the pairs that the step has made known, then draft a chain for each request that lacks none."""
         proposals = [Proposal(state=span.catch_up.state) for span in spans]
         sources, runs = self.sources(hidden, tapped), []
+        copied: Sequence[Tensor] = ()
         for i, fresh in _fresh(spans, verdicts):
             span = spans[i]
             if span.catch_up.hold:
-                self._held.setdefault(span.request_id, []).append(tuple(_rows(one, fresh) for one in sources))
-                proposals[i] = Proposal(state=_holding(span.catch_up.state, len(fresh)))
+                copied = copied or [source.clone() for source in sources]
+                self._hold(span.request_id, copied, fresh)
+                state = span.catch_up.state
+                proposals[i] = Proposal(state=ProposerState(state.computed, held=state.held + len(fresh)))
             elif (run := _run(i, span, verdicts[i], fresh)) is not None:
                 runs.append(run)
         if not runs:
@@ -195,16 +200,24 @@ class PairedProposer(Head):
         for request_id in request_ids:
             self._held.pop(request_id, None)
 
+    def _hold(self, request_id: int, states: Sequence[Tensor], rows: Sequence[int]) -> None:
+        """Hold a request's rows of a step's states; requests share these until there are many."""
+        held = self._held.setdefault(request_id, [])
+        held.append((states, rows))
+        if len(held) % _TOGETHER == 0:
+            whole = _gathered(held)
+            self._held[request_id] = [(whole, range(len(whole[0])))]
+
     def _chosen(
         self, runs: Sequence[_Run], spans: Sequence[Span], sources: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], Tensor]:
         """Return where the states of runs are, held ones behind the step's own, and their rows there."""
-        held: _Held = []
+        held: list[Sequence[Tensor]] = []
         rows: list[int] = []
         end = len(sources[0])
         for run in runs:
             if run.held:
-                held += self._held.pop(spans[run.index].request_id)
+                held.append(_gathered(self._held.pop(spans[run.index].request_id)))
                 rows += range(end, end + run.held)
                 end += run.held
             rows += run.rows
@@ -301,15 +314,11 @@ def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int]) -> _Run 
     return _Run(index, Stretch(tokens, state.next_pair, span.blocks), rows, state.held, length)
 
 
-def _holding(state: ProposerState, more: int) -> ProposerState:
-    return ProposerState(state.computed, held=state.held + more)
-
-
-def _rows(states: Tensor, rows: Sequence[int]) -> Tensor:
-    """Return a copy of some rows, most often neighbours."""
-    if rows[-1] - rows[0] + 1 == len(rows):
-        return states[rows[0] : rows[-1] + 1].clone()
-    return states[torch.tensor(rows)]
+def _gathered(held: _Held) -> list[Tensor]:
+    """Return what is held, `[rows, H]` of each source."""
+    return [
+        torch.cat([states[source][torch.tensor(rows)] for states, rows in held]) for source in range(len(held[0][0]))
+    ]
 
 
 def _shifted(batch: Batch) -> Batch:

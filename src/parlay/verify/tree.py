@@ -48,3 +48,10 @@ def walk(draft: Draft, tokens: Sequence[int]) -> tuple[int, ...]:
             break
         path.append(node)
     return tuple(path[1:])
+
+
+def levels(draft: Draft, path: Sequence[int], emitted: int) -> list[bool]:
+    """Return whether a draft was right at depths 1, 2, ..., as far as the target judged it."""
+    right = [True] * len(path)
+    deeper = (ROOT, *path)[-1] in draft.parents
+    return [*right, False] if deeper and emitted > len(path) else right
