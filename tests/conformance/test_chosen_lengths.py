@@ -41,9 +41,11 @@ def test_whatever_the_clock_says(
     """Times are made up, so that costs change with every step and lengths with them."""
     rng, timed, ran = random.Random(3), Controller.timed, []
 
-    def made_up(self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float) -> None:
+    def made_up(
+        self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float, behind: int
+    ) -> None:
         ran.append(rows)
-        timed(self, rows, keys, rng.choice((0.001, 0.002, 0.05, 9.0)), drafted, rng.choice((1e-5, 1e-2)))
+        timed(self, rows, keys, rng.choice((0.001, 0.002, 0.05, 9.0)), drafted, rng.choice((1e-5, 1e-2)), behind)
 
     monkeypatch.setattr(Controller, "timed", made_up)
     for options in ({}, {"max_num_batched_tokens": 48, "block_size": 4}):
@@ -57,9 +59,11 @@ def test_whatever_the_clock_says(
 def test_where_a_row_costs_nothing_guesses_are_verified(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    def free(self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float) -> None:
+    def free(
+        self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float, behind: int
+    ) -> None:
         self.cost.table = [1.0] * len(self.cost.table)
-        self._drafting = dict.fromkeys(range(9), 0.0)
+        self._ahead.times = dict.fromkeys(range(9), 0.0)
 
     monkeypatch.setattr(Controller, "timed", free)
     answers = run(make_llm(speculative_config=config(method, models["float32"])), asks(0.0))
@@ -71,7 +75,9 @@ def test_where_a_row_costs_nothing_guesses_are_verified(
 def test_where_rows_are_expensive_nothing_is_verified(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    def expensive(self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float) -> None:
+    def expensive(
+        self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float, behind: int
+    ) -> None:
         self.cost.table = [float(max(rows, 1)) ** 2 for rows in range(len(self.cost.table))]
 
     monkeypatch.setattr(Controller, "timed", expensive)

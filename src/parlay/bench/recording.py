@@ -97,7 +97,8 @@ def record(
     for method, config in contenders(model, length).items():
         tick(f"{method}: loading")
         engine = _ObservedEngine(
-            EngineConfig(model=model, max_num_seqs=_AT_ONCE, enable_prefix_caching=False), config
+            EngineConfig(model=model, max_num_seqs=_AT_ONCE, enable_prefix_caching=False),
+            replace(config, lengths="fixed"),
         )
         numerics = numerics or engine.numerics_id
         for name, temperature in cases:
