@@ -38,7 +38,7 @@ def test_queries_are_whole() -> None:
 
 
 def test_labels_that_are_asked_for_exist() -> None:
-    known = {"le", "position", "method", "phase", "finished_reason", "endpoint", "status"}
+    known = {"le", "position", "method", "phase", "finished_reason", "endpoint", "status", "reason"}
     for query in QUERIES:
         for group in re.findall(r"by \((.*?)\)", query):
             assert set(group.split(", ")) <= known

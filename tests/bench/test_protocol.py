@@ -74,4 +74,4 @@ def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--max-tokens", "8"]) == 0
     out = capsys.readouterr().out
     assert "same tokens" in out
-    assert out.count("yes") == len(embedded_configs())
+    assert out.count("yes") == len(embedded_configs()) + 1  # and auto

@@ -13,7 +13,7 @@ from parlay.bench.rig import Guesser, Rig
 from parlay.bench.timing import TimedKernels
 from parlay.bench.work import Work, linear_names, work_of
 from parlay.cli.main import main
-from parlay.config import SpeculativeConfig
+from parlay.config.speculative import plain as plain_config
 from parlay.errors import ConfigError
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
@@ -167,7 +167,7 @@ def loaded() -> tuple[Model, TimedKernels]:
 
 
 def test_steps_of_a_rig(loaded: tuple[Model, TimedKernels]) -> None:
-    plain = make_proposer(SpeculativeConfig(), TargetInfo(CONFIG, torch.bfloat16, 256))
+    plain = make_proposer(plain_config(), TargetInfo(CONFIG, torch.bfloat16, 256))
     for proposer, length, batch in ((plain, 0, 1), (plain, 0, 3), (Guesser(4096), 4, 1)):
         rig = Rig(*loaded, proposer, length, batch, context=20, room=40, temperature=0.8)
         for _ in range(60):  # more than a request has room for

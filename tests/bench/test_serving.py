@@ -17,7 +17,7 @@ from parlay.config import SpeculativeConfig
 from parlay.engine.tokenizer import TextCodec
 from parlay.models.select import ASSETS
 
-NGRAM = SpeculativeConfig(method="ngram", options={"prompt_lookup_min": 1, "prompt_lookup_max": 2})
+NGRAM = SpeculativeConfig(method="ngram", lengths="fixed", options={"prompt_lookup_min": 1, "prompt_lookup_max": 2})
 SMALL = {"input_len": 12, "output_len": 6, "num_iters": 3, "num_iters_warmup": 1}
 
 

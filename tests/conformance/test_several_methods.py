@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from asking import Ask, accepted, assert_same, half_repeating, run, with_params
-from conftest import DTYPES, MakeLLM, Pair, Plain, drafts, proposer_options
+from conftest import DTYPES, MakeLLM, Pair, Plain, drafts
 from crossing import crossed
+from switching import choose_at_random, every_method
 
 from parlay import ConfigError, RequestError, SamplingParams
-from parlay.drafting.controller import Controller
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.proposers.select import proposers, weightless
@@ -35,30 +35,11 @@ def without_wishes(whole: Sequence[Ask]) -> list[Ask]:
     return [with_params(ask, speculative=None) for ask in whole]
 
 
-def auto(pair: Pair, method: str | None = None, **more: Any) -> dict[str, Any]:
-    """Return the config of all methods without weights, and of one with them."""
-    options = {} if method is None else proposer_options(method, pair)
-    return {"method": "auto", "prompt_lookup_min": 1, "prompt_lookup_max": 3, **options, **more}
-
-
 @pytest.fixture
 def at_random(monkeypatch: pytest.MonkeyPatch) -> random.Random:
-    """A controller that chooses at random, anew in every step."""
+    """A controller that chooses at random, and what it draws from."""
     rng = random.Random(5)
-
-    def asks(self: Controller, *of: int) -> bool:
-        return rng.random() < 0.8
-
-    def choose(self: Controller, chances: Sequence[Sequence[float]], *of: int) -> list[list[int]]:
-        return [list(range(rng.randint(0, len(own)))) for own in chances]
-
-    def next_length(self: Controller, most: int, *of: int) -> int:
-        return rng.randint(0, most)
-
-    monkeypatch.setattr(Controller, "asks", asks)
-    monkeypatch.setattr(Controller, "choose", choose)
-    monkeypatch.setattr(Controller, "next_length", next_length)
-    monkeypatch.setattr(Controller, "device_gain", property(lambda self: rng.random() * 4))
+    choose_at_random(monkeypatch, rng)
     return rng
 
 
@@ -74,7 +55,7 @@ def test_switching_at_random_in_every_step(
 ) -> None:
     expected = plain(dtype, without_wishes(asks(temperature)))
     for options in ({}, {"max_num_batched_tokens": 48, "block_size": 4}):
-        config = auto(models[dtype], method, lengths="goodput")
+        config = every_method(models[dtype], method, lengths="goodput")
         answers = run(
             make_llm(dtype=dtype, speculative_config=config, **options), asks(temperature), meddling(at_random)
         )
@@ -95,13 +76,13 @@ def meddling(rng: random.Random) -> Any:
 def test_every_mode(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, lengths: str, dtype: str, method: str | None
 ) -> None:
-    llm = make_llm(dtype=dtype, speculative_config=auto(models[dtype], method, lengths=lengths))
+    llm = make_llm(dtype=dtype, speculative_config=every_method(models[dtype], method, lengths=lengths))
     assert llm.engine.methods == ("none", *weightless(), *([method] if method else []))
     assert_same(run(llm, asks(0.7)), plain(dtype, without_wishes(asks(0.7))))
 
 
 def test_a_request_names_one_of_the_loaded_methods(make_llm: MakeLLM, models: dict[str, Pair]) -> None:
-    llm = make_llm(speculative_config=auto(models["float32"], "draft_model"))
+    llm = make_llm(speculative_config=every_method(models["float32"], "draft_model"))
     for name in ("ngram", "suffix", "draft_model"):
         wish = with_params(half_repeating(0.0)[1], speculative={"method": name})
         (answer,) = run(llm, [wish])
@@ -111,10 +92,10 @@ def test_a_request_names_one_of_the_loaded_methods(make_llm: MakeLLM, models: di
 
 
 def test_whoever_promises_most_guesses(make_llm: MakeLLM, models: dict[str, Pair]) -> None:
-    llm = make_llm(speculative_config=auto(models["float32"], "draft_model"))
+    llm = make_llm(speculative_config=every_method(models["float32"], "draft_model"))
     answers = run(llm, half_repeating(0.7))
     assert {"target", "draft_model"} <= set().union(*(answer.sources for answer in answers))
-    llm = make_llm(speculative_config=auto(models["float32"]))
+    llm = make_llm(speculative_config=every_method(models["float32"]))
     answers = run(llm, half_repeating(0.0))
     assert set().union(*(answer.sources for answer in answers)) == {"target", "ngram", "suffix"}
 

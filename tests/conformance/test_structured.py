@@ -17,8 +17,13 @@ from parlay.sampling.grammar import Constraint
 
 METHODS: dict[str | None, dict[str, Any] | None] = {
     "none": None,
-    "ngram": {"method": "ngram", "num_speculative_tokens": 4},
-    "draft_model": {"method": "draft_model", "model": "tiny-code-draft", "num_speculative_tokens": 3},
+    "ngram": {"lengths": "fixed", "method": "ngram", "num_speculative_tokens": 4},
+    "draft_model": {
+        "lengths": "fixed",
+        "method": "draft_model",
+        "model": "tiny-code-draft",
+        "num_speculative_tokens": 3,
+    },
 }
 PROMPT = 'CONFIG = {"name": "value", "id": 12, "items": ["a", "b"], "x": null}\nother = '
 

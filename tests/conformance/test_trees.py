@@ -67,7 +67,7 @@ class Planted(HostProposer):
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[HostProposer], None]:
     def install(proposer: HostProposer) -> None:
-        monkeypatch.setattr("parlay.engine.engine.make_proposer", lambda config, target: proposer)
+        monkeypatch.setattr("parlay.engine.speculation.make_proposer", lambda config, target: proposer)
 
     return install
 

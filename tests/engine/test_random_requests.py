@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from asking import essence, random_seed
-from conftest import DTYPES, MakeLLM, drafts
+from conftest import DTYPES, MakeLLM, Pair, drafts
+from switching import choose_at_random, every_method
 
 from parlay import LLM, CompletionOutput, RequestError, SamplingParams
 from parlay.engine.request import Request
-from parlay.proposers.select import proposers
+from parlay.proposers.select import proposers, weightless
 
 LENGTH = 96
 METHODS = [name for name in proposers.names() if drafts(name)]
@@ -101,7 +102,10 @@ def _foreseen(rng: random.Random, params: SamplingParams, answers: list[Completi
     return replace(params, prediction=text[:LENGTH], return_rejected=rng.random() < 0.5)
 
 
-def _check_random_requests(make_llm: MakeLLM, count: int, method: str, dtype: str) -> None:
+def _check_random_requests(
+    make_llm: MakeLLM, count: int, method: str, dtype: str, speculative: dict[str, Any] | None = None
+) -> None:
+    """Compare random requests with plain decoding; `speculative` is how they speculate if not by `method` alone."""
     seed = random_seed()
     rng = random.Random(f"{seed} {method} {dtype}")
     prompts = _prompts(rng)
@@ -127,7 +131,10 @@ def _check_random_requests(make_llm: MakeLLM, count: int, method: str, dtype: st
         (prompt, _foreseen(rng, params, answers))
         for (prompt, params), (answers, _) in zip(asks, expected, strict=True)
     ]
-    llm = make_llm(method, k, dtype=dtype, max_model_len=LENGTH, **options)
+    if speculative is None:
+        llm = make_llm(method, k, dtype=dtype, max_model_len=LENGTH, **options)
+    else:
+        llm = make_llm(speculative_config=speculative, dtype=dtype, max_model_len=LENGTH, **options)
     found = _complete(llm, asks, rng)
 
     prompts_scored = 0
@@ -206,3 +213,14 @@ def test_some_random_requests(make_llm: MakeLLM, method: str, dtype: str) -> Non
 @pytest.mark.parametrize("method", METHODS)
 def test_ten_thousand_random_requests(make_llm: MakeLLM, method: str, dtype: str) -> None:
     _check_random_requests(make_llm, 10_000, method, dtype)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("method", [None, *(name for name in METHODS if name not in weightless())])
+def test_ten_thousand_random_requests_switching_at_random(
+    make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, method: str | None
+) -> None:
+    """Several methods, whose lengths a controller chooses at random in every step."""
+    choose_at_random(monkeypatch, random.Random(random_seed()))
+    config = every_method(models["float32"], method, lengths="goodput")
+    _check_random_requests(make_llm, 10_000, str(method), "float32", config)

@@ -236,7 +236,9 @@ def test_the_proposer_is_told_everything_once() -> None:
     request = rig.add(3, max_tokens=9)
     rig.step(accept=1)
     rig.step(accept=2)
+    rig.look()  # it is shown new tokens when it is asked for more
     assert rig.proposer.seen[0] == request.tokens == [10, 11, 12, 0, 1, 0, 0, 1]
+    rig.commit()
     while request.finish_reason is None:
         rig.step()
     assert rig.proposer.seen == {}

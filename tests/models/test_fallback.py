@@ -109,8 +109,8 @@ def test_speculation_changes_no_token(tmp_path: Path) -> None:
     expected = [completion for ask in asks for completion in run(plain, [ask])]
     assert_same(run(plain, asks), expected)
     for speculative in (
-        {"method": "ngram", "prompt_lookup_min": 1},
-        {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 4},
+        {"lengths": "fixed", "method": "ngram", "prompt_lookup_min": 1},
+        {"lengths": "fixed", "method": "draft_model", "model": str(draft), "num_speculative_tokens": 4},
     ):
         llm = LLM(**options, speculative_config=speculative, max_num_batched_tokens=16)
         assert llm.numerics_id == plain.numerics_id

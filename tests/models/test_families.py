@@ -96,8 +96,8 @@ def test_speculation_changes_no_token(tmp_path: Path, name: str) -> None:
     ]
     expected = [completion for ask in asks for completion in run(plain, [ask])]
     for speculative in (
-        {"method": "ngram", "prompt_lookup_min": 1},
-        {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 4},
+        {"lengths": "fixed", "method": "ngram", "prompt_lookup_min": 1},
+        {"lengths": "fixed", "method": "draft_model", "model": str(draft), "num_speculative_tokens": 4},
     ):
         found = run(LLM(**options, speculative_config=speculative, max_num_batched_tokens=16), asks)
         assert_same(found, expected)

@@ -413,10 +413,10 @@ def ask(llm: LLM) -> Iterator[Any]:
 def test_tiny_code_completes_alike(tiny_code: Path) -> None:
     """With every proposer, either model or both in a GGUF file."""
     expected = list(ask(LLM("tiny-code", max_model_len=128, speculative_config=None)))
-    draft = {"method": "draft_model", "num_speculative_tokens": 3}
+    draft = {"lengths": "fixed", "method": "draft_model", "num_speculative_tokens": 3}
     for target, speculative in (
         (tiny_code, None),
-        (tiny_code, {"method": "ngram"}),
+        (tiny_code, {"lengths": "fixed", "method": "ngram"}),
         (tiny_code, {**draft, "model": str(tiny_code)}),
         ("tiny-code", {**draft, "model": str(tiny_code)}),
     ):
@@ -428,7 +428,10 @@ def test_tiny_code_completes_alike(tiny_code: Path) -> None:
 def test_a_quantised_one_completes_alike_whoever_drafts(tmp_path: Path) -> None:
     file = write_gguf(find_model("tiny-code"), tmp_path / "q.gguf", "Q8_0", pre="ufakzeka")
     expected = list(ask(LLM(file, max_model_len=128, speculative_config=None)))
-    for speculative in ({"method": "ngram"}, {"method": "draft_model", "model": "tiny-code-draft"}):
+    for speculative in (
+        {"lengths": "fixed", "method": "ngram"},
+        {"lengths": "fixed", "method": "draft_model", "model": "tiny-code-draft"},
+    ):
         assert list(ask(LLM(file, max_model_len=128, speculative_config=speculative))) == expected
 
 
@@ -450,7 +453,7 @@ def test_a_draft_model_with_other_tokens_is_refused(tmp_path: Path, tiny_code: P
         tokenizer__ggml__tokens=ordered,
     )
     with pytest.raises(ModelError, match="other ids to tokens"):
-        LLM(tiny_code, speculative_config={"method": "draft_model", "model": str(other)})
+        LLM(tiny_code, speculative_config={"lengths": "fixed", "method": "draft_model", "model": str(other)})
 
 
 def test_a_digest_names_weights_and_shape(tmp_path: Path) -> None:

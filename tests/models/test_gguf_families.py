@@ -65,8 +65,13 @@ def test_same_tokens_with_n_grams_and_a_draft(models: dict[str, Path], variant: 
     seen = []
     for speculative in (
         None,
-        {"method": "ngram", "num_speculative_tokens": 4},
-        {"method": "draft_model", "num_speculative_tokens": 4, "model": str(tmp_path / "draft.gguf")},
+        {"lengths": "fixed", "method": "ngram", "num_speculative_tokens": 4},
+        {
+            "lengths": "fixed",
+            "method": "draft_model",
+            "num_speculative_tokens": 4,
+            "model": str(tmp_path / "draft.gguf"),
+        },
     ):
         llm = LLM(tmp_path / "target.gguf", max_model_len=128, dtype="float32", speculative_config=speculative)
         outputs = llm.generate(["abcabcabc"] * 2, params, use_tqdm=False)

@@ -38,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def accepted(target: Path, head: Path) -> float:
     """Return how many tokens a step emits at temperature 0."""
-    llm = LLM(str(target), max_model_len=96, speculative_config={"model": str(head)})
+    llm = LLM(str(target), max_model_len=96, speculative_config={"model": str(head), "lengths": "fixed"})
     prompts = ["QWERTZ", "ASDFGHJKL", "YXCVBNM", "HELLO", "ANDSOON", "ZZZ"]
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), use_tqdm=False)
     plain = LLM(str(target), max_model_len=96, speculative_config=None).generate(

@@ -171,7 +171,9 @@ class Drafting:
                 state.best = _best(state.candidates, price)
             if asking:
                 state.why = NO_GUESS if state.best is None else UNLIKELY
-            if control is None and state.best is not None:
+            if state.best is None:
+                state.layers = replace(state.layers, ahead=0) if state.layers.ahead else state.layers
+            elif control is None:
                 self._take(state, range(min(len(state.best.draft), share)))
                 left -= len(state.chosen)
         if control is None:

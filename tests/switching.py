@@ -1,0 +1,35 @@
+"""Several methods at once, and a controller that does as it likes."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from conftest import Pair, proposer_options
+
+from parlay.drafting.controller import Controller
+
+
+def every_method(pair: Pair, method: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return the config of all methods without weights, and of one with them."""
+    options = {} if method is None else proposer_options(method, pair)
+    return {"method": "auto", "prompt_lookup_min": 1, "prompt_lookup_max": 3, **options, **more}
+
+
+def choose_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
+    """Let controllers choose at random, anew in every step."""
+
+    def asks(self: Controller, *of: int) -> bool:
+        return rng.random() < 0.8
+
+    def choose(self: Controller, chances: Sequence[Sequence[float]], *of: int) -> list[list[int]]:
+        return [list(range(rng.randint(0, len(own)))) for own in chances]
+
+    def next_length(self: Controller, most: int, *of: int) -> int:
+        return rng.randint(0, most)
+
+    monkeypatch.setattr(Controller, "asks", asks)
+    monkeypatch.setattr(Controller, "choose", choose)
+    monkeypatch.setattr(Controller, "next_length", next_length)
+    monkeypatch.setattr(Controller, "trying", property(lambda self: rng.random() < 0.3))
+    monkeypatch.setattr(Controller, "device_gain", property(lambda self: rng.random() * 4))
