@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from parlay.drafting.remembered import CostFile, Costs
 
-COSTS = Costs({1: (0.005, 40), 8: (0.0085, 3)}, {"eagle": {2: 0.001}})
+COSTS = Costs({1: (0.005, 40), 8: (0.0085, 3)}, {"eagle": {2: 0.001}}, {"eagle": [0.7, 0.5]})
 
 
 def only(folder: Path) -> Path:
@@ -35,8 +35,9 @@ def test_others_have_files_of_their_own(tmp_path: Path) -> None:
 def test_other_proposers_times_are_kept(tmp_path: Path) -> None:
     file = CostFile("model/bits", 2, tmp_path)
     file.write(COSTS)
-    file.write(Costs({1: (0.004, 50)}, {"medusa": {3: 0.002}}))
-    assert file.read() == Costs({1: (0.004, 50)}, {"eagle": {2: 0.001}, "medusa": {3: 0.002}})
+    file.write(Costs({1: (0.004, 50)}, {"medusa": {3: 0.002}}, {"medusa": [0.2]}))
+    drafting, chances = {"eagle": {2: 0.001}, "medusa": {3: 0.002}}, {"eagle": [0.7, 0.5], "medusa": [0.2]}
+    assert file.read() == Costs({1: (0.004, 50)}, drafting, chances)
 
 
 def test_a_file_for_something_else_is_not_believed(tmp_path: Path) -> None:

@@ -33,11 +33,12 @@ class Ahead:
         trying: whether what is drafted next does not pay; then one request is enough.
     """
 
-    def __init__(self, length: int, times: Mapping[int, float] | None = None) -> None:
-        """Begin with drafts of at most `length` tokens, and with what is known of their times."""
-        times = times or {}
-        self._chances = [_PRIOR] * length  # at each depth, given that the parent is accepted
-        self._weights = [float(_FEW)] * length  # nodes that each rests on
+    def __init__(self, length: int, times: Mapping[int, float] | None = None, chances: Sequence[float] = ()) -> None:
+        """Begin with drafts of at most `length` tokens, and with what is known of their times and acceptance."""
+        times, known = times or {}, len(chances[:length])
+        # At each depth, given that the parent is accepted; and the nodes that each rests on.
+        self._chances = [*chances[:length], *[_PRIOR] * (length - known)]
+        self._weights = [float(_ENOUGH)] * known + [float(_FEW)] * (length - known)
         self._runs = [(True, 1.0)] * length  # of guesses alike, and how likely it was
         self.times = dict(times)
         self._tried = set(times)  # lengths of which the first draft was seen, which records its passes
@@ -103,6 +104,11 @@ class Ahead:
             self._saved -= price
             return further
         return best
+
+    @property
+    def chances(self) -> list[float]:
+        """How often a guess at depth 1, 2, ... was right, given that its parent was, as far as that is known."""
+        return [chance for chance, weight in zip(self._chances, self._weights, strict=True) if weight >= _ENOUGH]
 
     @property
     def gain(self) -> float:

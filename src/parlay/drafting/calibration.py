@@ -38,8 +38,8 @@ _RIDGE = np.array([1.0, 0.5] + [1.0] * DEPTHS)
 
 # The following were chosen on records of `suffix`, `ngram` and `draft_model` with tiny-code, by how well each node
 # was foretold (log loss), so far as a change of acceptance is still followed within 200 nodes.
-_EVERY = 64  # judged nodes between refinements
-_DECAY = 0.8  # what a refinement leaves of the weight of earlier nodes: about 300 nodes count, or 5 large steps
+_FIRST, _EVERY = 8, 64  # judged nodes between refinements, at first and, when that has doubled often enough, at last
+_DECAY = 0.8  # what so many nodes leave of the weight of earlier ones: about 300 nodes count, or 5 large steps
 _WINDOW = 768  # most nodes kept; those before would count a fifteenth, or be of a few large steps ago
 # Sums that far from what was expected are no drift but a change, after which little of the past is worth keeping.
 _SURPRISE = 5.0  # standard deviations
@@ -114,18 +114,19 @@ class _Model:
         self._accepted = np.zeros(0)
         self._worth = np.zeros(0)
         self._judged: list[tuple[float, int, bool]] = []  # since the last refinement
+        self._every = _FIRST
         self._unfold()
 
     def estimate(self, odds: float, depth: int) -> float:
         """Return how likely a node is to be accepted, given its proposer's log-odds."""
-        if len(self._judged) >= _EVERY:  # here and not sooner, so that a step's nodes are learnt from together
+        if len(self._judged) >= self._every:  # here and not sooner, so that a step's nodes are learnt from together
             self._refine()
         sure = self._slope * odds + self._intercepts[min(depth, DEPTHS) - 1]
         return 1 / (1 + exp(-max(-_LIMIT, min(sure, _LIMIT))))
 
     def estimates(self, odds: Sequence[float]) -> list[float]:
         """Return the same for the nodes of a chain, in a third of the time."""
-        if len(self._judged) >= _EVERY:
+        if len(self._judged) >= self._every:
             self._refine()
         slope, intercepts, last = self._slope, self._intercepts, self._intercepts[-1]
         own = [slope * odd for odd in odds]
@@ -140,6 +141,7 @@ class _Model:
         """Go one Newton step towards the weights that explain best what is remembered."""
         odds, depth, accepted = np.array(self._judged).T
         self._judged.clear()
+        self._every = min(2 * self._every, _EVERY)
         rows = np.zeros((len(odds), len(_PRIOR)))
         rows[:, 0], rows[:, 1] = odds, 1
         rows[np.arange(len(rows)), 1 + depth.astype(int)] = 1
@@ -147,7 +149,7 @@ class _Model:
         surprise = abs((accepted - likely).sum()) > _SURPRISE * (likely * (1 - likely)).sum() ** 0.5
         self._rows = np.concatenate([self._rows, rows])[-_WINDOW:]
         self._accepted = np.concatenate([self._accepted, accepted])[-_WINDOW:]
-        worth = self._worth * (_FORGET if surprise else _DECAY)
+        worth = self._worth * (_FORGET if surprise else _DECAY ** min(len(rows) / _EVERY, 1.0))
         self._worth = np.concatenate([worth, np.ones(len(rows))])[-_WINDOW:]
 
         likely = _sigmoid(self._rows @ self._weights)

@@ -35,7 +35,8 @@ class Controller:
         *,
         fair: bool = False,
         drafting: Mapping[int, float] | None = None,
-        keep: Callable[[StepCost, Mapping[int, float]], None] | None = None,
+        chances: Sequence[float] = (),
+        keep: Callable[[StepCost, Ahead], None] | None = None,
     ) -> None:
         """Begin with nothing learnt but `cost`.
 
@@ -44,12 +45,13 @@ class Controller:
             length: most nodes of a device proposer's drafts.
             fair: see `goodput.choose`.
             drafting: seconds of a device proposer's drafts by their length, as far as they are known.
+            chances: how often its guess at depth 1, 2, ... was right, likewise.
             keep: is given now and then what is known of steps and of drafting, for the next run.
         """
         self.cost = cost
         self.price = 0.0
         self._fair = fair
-        self._ahead = Ahead(length, drafting or {})
+        self._ahead = Ahead(length, drafting, chances)
         self._keep = keep
         self._steps = 0
         self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
@@ -151,4 +153,4 @@ class Controller:
         self._ahead.timed(lengths, drafting, behind)
         self._steps += 1
         if self._keep is not None and self._steps >= _KEPT and self._steps.bit_count() == 1:
-            self._keep(self.cost, self._ahead.times)
+            self._keep(self.cost, self._ahead)

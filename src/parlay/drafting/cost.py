@@ -34,7 +34,7 @@ KNOTS: tuple[int, ...] = (
 )  # rows
 _PACE = 0.2  # share of what is unexpected of a step that the pace takes
 _TABLE = 0.02  # and the table, where it knows a number of rows
-_RISE, _FALL = 0.15, 0.5  # share that the table takes of a number of rows that it does not know yet
+_RISE, _FALL = 0.2, 0.5  # share that the table takes of a number of rows that it does not know yet
 _TRUSTED = 16  # steps of a number of rows after which the table knows it
 _MOST = 2.0  # factor beyond which a step tells no more: clocks jump, processes are stopped
 _LEAST = 1e-9  # seconds: no step is faster, but a clock may be wrong
@@ -101,7 +101,10 @@ class StepCost:
             return
         knot = _knot(rows)
         if knot in self._known:
-            ratio = min(max(seconds / self.seconds(rows, keys), 1 / _MOST), _MOST)
+            # Against what this number of rows is known for, not the table: where rows that are more turn out cheaper,
+            # the two differ for good, and each step would move them further apart.
+            own = self._known[knot] * self.table[rows] / self.table[min(knot, self._most_rows)]
+            ratio = min(max(seconds / (self.pace * (own + keys * self.key)), 1 / _MOST), _MOST)
             self._weights[knot] += 1
             if self._weights[knot] < _TRUSTED:
                 # What was timed at start is a pass alone, and a step is more. First steps also record their passes,

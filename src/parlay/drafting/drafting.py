@@ -17,11 +17,11 @@ from parlay.drafting.bounds import own_bound, permitted, within
 from parlay.drafting.calibration import Calibration
 from parlay.drafting.controller import Controller
 from parlay.drafting.goodput import survivals
-from parlay.drafting.hosts import Faults, Host, Method, Turn, check_draft
+from parlay.drafting.hosts import Faults, Host, Method, Turn, awake, check_draft
 from parlay.drafting.offers import Offer, Want
 from parlay.drafting.prediction import DEFAULT_LENGTH
 from parlay.drafting.shape import shape
-from parlay.drafting.state import EXPENSIVE, NO_GUESS, NO_ROOM, NOT_ALLOWED, UNLIKELY, Candidate, Drafted, DraftState
+from parlay.drafting.state import Candidate, Drafted, DraftState, Why, best_of
 from parlay.proposers.base import DeviceProposer, HostProposer
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.plan import CatchUp, Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
@@ -165,12 +165,12 @@ class Drafting:
             state = request.drafting
             _clear(state)
             share = room if control else left // (len(requests) - place)
-            state.why = EXPENSIVE
-            if asking and (state.turns or state.pending.tokens or state.prediction or state.constraint):
+            state.why = Why.EXPENSIVE
+            if asking and (state.pending.tokens or state.prediction or state.constraint or awake(state.turns)):
                 state.candidates = self._candidates(request, share)
-                state.best = _best(state.candidates, price)
+                state.best = best_of(state.candidates, price)
             if asking:
-                state.why = NO_GUESS if state.best is None else UNLIKELY
+                state.why = Why.NO_GUESS if state.best is None else Why.UNLIKELY
             if state.best is None:
                 state.layers = replace(state.layers, ahead=0) if state.layers.ahead else state.layers
             elif control is None:
@@ -219,7 +219,7 @@ class Drafting:
             hold = state.device = False
             self._forgotten.append(request.request_id)
         if limit < 1:
-            state.why = NOT_ALLOWED
+            state.why = Why.NOT_ALLOWED
         if end < len(request.tokens) or limit < 1:
             # Of a pair's token the slot is written too.
             return Offer(NO_DRAFT, budget, follow, hold, int(self._pairs and follow))
@@ -364,7 +364,7 @@ class Drafting:
         """Choose nodes of a request's best draft."""
         assert state.best is not None
         state.taken, state.chosen = nodes, state.best.draft.select(nodes)
-        state.why = NO_ROOM if nodes else state.why
+        state.why = Why.NO_ROOM if nodes else state.why
         for candidate in state.candidates:
             if candidate.turn is not None:
                 if candidate is state.best and nodes:
@@ -382,13 +382,6 @@ class Drafting:
             return False
         best = state.best
         return best is None or best.pending or not state.chosen.tokens or sum(best.chances) < gain
-
-
-def _best(candidates: Sequence[Candidate], price: float) -> Candidate | None:
-    """Return the draft that promises most tokens beyond what its rows are worth, each `price` tokens."""
-    if len(candidates) < 2:
-        return candidates[0] if candidates else None
-    return max(candidates, key=lambda one: (sum(max(c - price, 0.0) for c in one.chances), sum(one.chances)))
 
 
 def _behind(span: Span) -> int:

@@ -182,6 +182,16 @@ class Host:
             self.forget(request_id)
 
 
+def awake(turns: Sequence[tuple[Host, Turn]]) -> bool:
+    """Return whether any host proposer is to be asked; if none is, a step of their rest has passed."""
+    for _, turn in turns:
+        if not turn.rest and not turn.lost:
+            return True
+    for _, turn in turns:
+        turn.rest = max(turn.rest - 1, 0)
+    return False
+
+
 def check_draft(draft: Draft, vocab_size: int | None) -> None:
     """Make sure that a draft is a tree of tokens.
 

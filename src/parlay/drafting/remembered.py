@@ -15,7 +15,7 @@ from typing import Any
 from parlay import env
 from parlay.log import logger
 
-_FORMAT = 1
+_FORMAT = 2
 _FILES = 64  # kept; of more the oldest go
 _SLOWEST = 600.0  # seconds that no step takes
 
@@ -27,10 +27,12 @@ class Costs:
     Attributes:
         steps: by number of rows, and from how many steps each is known.
         drafting: by a device proposer's name, by length of the drafts that it makes for all requests of a step.
+        chances: by its name, how often a guess of it at depth 1, 2, ... was right when its parent was; a beginning.
     """
 
     steps: dict[int, tuple[float, int]] = field(default_factory=dict)
     drafting: dict[str, dict[int, float]] = field(default_factory=dict)
+    chances: dict[str, list[float]] = field(default_factory=dict)
 
 
 class CostFile:
@@ -62,6 +64,7 @@ class CostFile:
                     str(name): {int(length): _seconds(own) for length, own in times.items()}
                     for name, times in raw["drafting"].items()
                 },
+                {str(name): [_chance(one) for one in levels] for name, levels in raw["chances"].items()},
             )
         except FileNotFoundError:
             return Costs()
@@ -73,8 +76,9 @@ class CostFile:
         """Keep what is known, beside what is known of other proposers."""
         if self._file is None:
             return
-        costs = Costs(costs.steps, self.read().drafting | costs.drafting)
-        whole: dict[str, Any] = {"key": self._key, "steps": costs.steps, "drafting": costs.drafting}
+        others = self.read()
+        drafting, chances = others.drafting | costs.drafting, others.chances | costs.chances
+        whole: dict[str, Any] = {"key": self._key, "steps": costs.steps, "drafting": drafting, "chances": chances}
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._file.parent, suffix=".new", delete=False) as new:
@@ -95,4 +99,15 @@ def _seconds(value: object) -> float:
     """
     if not isinstance(value, int | float) or not isfinite(value) or not 0 <= value < _SLOWEST:
         raise ValueError(f"{value!r} is no time of a step")
+    return float(value)
+
+
+def _chance(value: object) -> float:
+    """Return a probability.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{value!r} is no probability")
     return float(value)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from parlay.drafting.hosts import Host, Turn
@@ -12,12 +13,15 @@ from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.params import SamplingParams
 from parlay.types.plan import ProposerState
 
-# Why a request has no draft in a step, for the metrics.
-NOT_ALLOWED = "not_allowed"  # by its parameters, by the batch's size, or since its last token comes next
-NO_GUESS = "no_guess"  # nobody had one
-UNLIKELY = "unlikely"  # not likely enough to be worth a row
-EXPENSIVE = "expensive_rows"  # no guess could be likely enough
-NO_ROOM = "no_room"  # others took the rows, or the cache is full
+
+class Why(StrEnum):
+    """Why a request has no draft in a step, for the metrics."""
+
+    NOT_ALLOWED = "not_allowed"  # by its parameters, by the batch's size, or since its last token comes next
+    NO_GUESS = "no_guess"  # nobody had one
+    UNLIKELY = "unlikely"  # not likely enough to be worth a row
+    EXPENSIVE = "expensive_rows"  # no guess could be likely enough
+    NO_ROOM = "no_room"  # others took the rows, or the cache is full
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +41,13 @@ class Candidate:
     turn: Turn | None = None
     ahead: int = 0
     pending: bool = False
+
+
+def best_of(candidates: Sequence[Candidate], price: float) -> Candidate | None:
+    """Return the draft that promises most tokens beyond what its rows are worth, each `price` tokens."""
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
+    return max(candidates, key=lambda one: (sum(max(c - price, 0.0) for c in one.chances), sum(one.chances)))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -72,7 +83,7 @@ class DraftState:
     best: Candidate | None = None
     taken: Sequence[int] = ()
     chosen: Draft = NO_DRAFT
-    why: str = NOT_ALLOWED
+    why: Why = Why.NOT_ALLOWED
 
     @property
     def predicted(self) -> bool:

@@ -1,10 +1,10 @@
 """From what a user asks of speculation to proposers, and to what decides how much they draft."""
 
-from collections.abc import Mapping
 from time import perf_counter
 
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import PLAIN
+from parlay.drafting.ahead import Ahead
 from parlay.drafting.controller import Controller
 from parlay.drafting.cost import StepCost
 from parlay.drafting.drafting import Drafting
@@ -101,7 +101,15 @@ def _controller(
         logger.info("timed passes in %.2f s; ms by rows: %s", perf_counter() - began, table)
     name, length = next(((m.name, m.length) for m in methods if isinstance(m.proposer, DeviceProposer)), ("", 0))
 
-    def keep(cost: StepCost, drafting: Mapping[int, float]) -> None:
-        file.write(Costs(cost.known, {name: dict(drafting)} if drafting else {}))
+    def keep(cost: StepCost, ahead: Ahead) -> None:
+        own = bool(name and ahead.times)
+        file.write(Costs(cost.known, {name: ahead.times} if own else {}, {name: ahead.chances} if own else {}))
 
-    return Controller(cost, length, fair=config.lengths == "latency", drafting=known.drafting.get(name), keep=keep)
+    return Controller(
+        cost,
+        length,
+        fair=config.lengths == "latency",
+        drafting=known.drafting.get(name),
+        chances=known.chances.get(name, ()),
+        keep=keep,
+    )
