@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from asking import Ask, assert_same, half_repeating, run, with_params
 from conftest import MakeLLM, Pair, Plain, proposer_options
-from heads import fitted
 
 from parlay.drafting import drafting
 from parlay.drafting.controller import Controller
@@ -135,7 +134,7 @@ def test_off_and_on_at_random(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_request_is_given_up_beyond_the_bound(
+def test_beyond_the_bound_states_are_dropped_and_computed_once_more(
     make_llm: MakeLLM,
     models: dict[str, Pair],
     plain: Plain,
@@ -155,5 +154,4 @@ def test_a_request_is_given_up_beyond_the_bound(
     answers = run(llm, asks(4, max_tokens=45), look)
     assert_same(answers, plain("float32", asks(4, max_tokens=45)))
     assert 20 < most[0] <= 30 + 4
-    assert sum(answer.metrics.drafted for answer in answers) == 0
-    assert fitted(method, models["float32"].target)
+    assert sum(answer.metrics.accepted for answer in answers) > 0, "and the head guesses all the same"

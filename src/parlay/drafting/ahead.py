@@ -45,6 +45,8 @@ class Ahead:
         self._saved: float | None = None  # seconds that may be lost; None before a try has a price
         self._pays = self.trying = False
         self._question: object = None  # for which the best length was found last
+        self._table: Sequence[float] = ()
+        self._count = 0  # requests to draft for
         self._best, self._paced, self._news, self._asked = 0, [0.0], True, 0
         self._follow = 0.0  # seconds of following a token that the proposer is behind
         self._luck = 0  # tries that may go wrong before they are saved up for again
@@ -59,6 +61,7 @@ class Ahead:
         pace: float,
         margin: float,
         behind: int = 0,
+        rerun: float = 0.0,
         passed: int = 1,
     ) -> int:
         """Return how many tokens to draft at the end of this step for the next.
@@ -72,6 +75,7 @@ class Ahead:
             pace: how much longer than usual steps take now.
             margin: factor in goodput for which drafting is begun; what runs goes on as long as it gains anything.
             behind: tokens that the proposer has to follow first, of the request of which they are fewest.
+            rerun: seconds that the target takes to run tokens of it once more.
             passed: steps since this was asked last.
         """
         self.trying = False
@@ -79,10 +83,10 @@ class Ahead:
             return 0
         if not any(self.times):
             return min(most, _FIRST)
-        question = most, count, requests, id(table)
-        self._asked += 1
-        if self._news or question != self._question or self._asked % _ANEW == 0:
-            self._question, self._news = question, False
+        question = most, count, requests
+        self._asked, self._count = self._asked + 1, count
+        if self._news or question != self._question or table is not self._table or self._asked % _ANEW == 0:
+            self._question, self._table, self._news = question, table, False
             self._paced = [seconds / pace for seconds in self._by_length(most)]
             factor = 1.0 if self._pays else margin
             self._best = best_length(self._chances, count, requests, table, self._paced, more, factor)
@@ -94,7 +98,7 @@ class Ahead:
             price = times[further] - times[best]
         else:
             further = 1
-            price = times[further] + self._follow * behind / pace
+            price = times[further] + self._follow * behind / pace + rerun
             self.trying = True
             self._weights = [min(weight, _ENOUGH) for weight in self._weights]
             if self._weights[0] < _ENOUGH:
@@ -135,8 +139,10 @@ class Ahead:
     def timed(self, lengths: Sequence[int], seconds: float, behind: int = 0) -> None:
         """Learn what drafts of these lengths took together, after following tokens that the proposer was `behind`."""
         longest = max(lengths, default=0)
-        if not longest or not 0 <= seconds < _LONG:
+        if not longest or not 0 < seconds < _LONG:
             return
+        if longest in self.times and 2 * sum(map(bool, lengths)) < self._count:
+            return  # a try of one request says little of what all of them take
         self._news = True
         if behind:
             own = max(seconds - self.times.get(longest, 0.0), 0.0) / behind

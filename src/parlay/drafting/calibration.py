@@ -39,7 +39,7 @@ _RIDGE = np.array([1.0, 0.5] + [1.0] * DEPTHS)
 # The following were chosen on records of `suffix`, `ngram` and `draft_model` with tiny-code, by how well each node
 # was foretold (log loss), so far as a change of acceptance is still followed within 200 nodes.
 _FIRST, _EVERY = 8, 64  # judged nodes between refinements, at first and, when that has doubled often enough, at last
-_DECAY = 0.8  # what so many nodes leave of the weight of earlier ones: about 300 nodes count, or 5 large steps
+_DECAY = 0.8  # what so many nodes leave of the weight of earlier ones: about 300 nodes count
 _WINDOW = 768  # most nodes kept; those before would count a fifteenth, or be of a few large steps ago
 # Sums that far from what was expected are no drift but a change, after which little of the past is worth keeping.
 _SURPRISE = 5.0  # standard deviations
@@ -149,7 +149,7 @@ class _Model:
         surprise = abs((accepted - likely).sum()) > _SURPRISE * (likely * (1 - likely)).sum() ** 0.5
         self._rows = np.concatenate([self._rows, rows])[-_WINDOW:]
         self._accepted = np.concatenate([self._accepted, accepted])[-_WINDOW:]
-        worth = self._worth * (_FORGET if surprise else _DECAY ** min(len(rows) / _EVERY, 1.0))
+        worth = self._worth * (_FORGET if surprise else _DECAY ** (len(rows) / _EVERY))
         self._worth = np.concatenate([worth, np.ones(len(rows))])[-_WINDOW:]
 
         likely = _sigmoid(self._rows @ self._weights)

@@ -117,7 +117,9 @@ class Controller:
         """Whether a device proposer's next drafts are a try, for which one request is enough."""
         return self._ahead.trying
 
-    def next_length(self, most: int, count: int, requests: int, keys: int, behind: int = 0, passed: int = 1) -> int:
+    def next_length(
+        self, most: int, count: int, requests: int, keys: int, behind: int = 0, again: int = 0, passed: int = 1
+    ) -> int:
         """Return how many tokens a device proposer should draft at the end of this step for the next.
 
         Args:
@@ -126,11 +128,14 @@ class Controller:
             requests: that will emit.
             keys: that these read.
             behind: tokens that it has to follow first, of the request of which they are fewest.
+            again: tokens of it that the target has to run once more before that.
             passed: steps since this was asked last.
         """
-        cost = self.cost
+        cost, last = self.cost, len(self.cost.table) - 1
         steps = requests, cost.table, keys * cost.key, cost.pace
-        return self._ahead.next_length(most, count, *steps, _BEGIN, behind, passed)
+        first, end = min(requests, last), min(requests + again, last)
+        rerun = cost.table[end] - cost.table[first] if again else 0.0
+        return self._ahead.next_length(most, count, *steps, _BEGIN, behind, rerun, passed)
 
     def judged(self, levels: Sequence[bool]) -> None:
         """Learn whether a device proposer's draft was right at depths 1, 2, ..., as far as it was judged."""

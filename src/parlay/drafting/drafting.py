@@ -18,6 +18,7 @@ from parlay.drafting.calibration import Calibration
 from parlay.drafting.controller import Controller
 from parlay.drafting.goodput import survivals
 from parlay.drafting.hosts import Faults, Host, Method, Turn, awake, check_draft
+from parlay.drafting.measured import measured
 from parlay.drafting.offers import Offer, Want
 from parlay.drafting.prediction import DEFAULT_LENGTH
 from parlay.drafting.shape import shape
@@ -27,8 +28,10 @@ from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.plan import CatchUp, Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
 from parlay.verify.tree import levels, walk
 
-MOST_HELD = 512  # states of a request that a device proposer holds while it is off; beyond, it gives the request up
+MOST_HELD = 512  # states of a request that a device proposer holds while it is off; beyond, it drops them
+MOST_HELD_TOGETHER = 8192  # and of all requests
 _THINKS, _TIMED = 8, 4  # steps
+_UNSEEN = 16  # tokens that a proposer may follow for one that the target has to run once more
 # The further layer group whose keys and values blocks may hold besides the target's.
 _PROPOSER = "proposer"
 
@@ -84,7 +87,7 @@ class Drafting:
         self._next_length = self._device.length if self._device else 0
         self._only: Drafted | None = None  # whose drafts a device proposer is tried with
         self._forgotten: list[int] = []
-        self._steps = 0
+        self._steps = self._held = 0
 
     @property
     def seconds(self) -> float:
@@ -119,6 +122,12 @@ class Drafting:
             self._forgotten.append(request.request_id)
         state.layers, state.pending = ProposerState(), NO_DRAFT
         _clear(state)
+
+    def lose_step(self, request: Drafted) -> None:
+        """Take note that a step was lost, in which a device proposer may have gone on all the same."""
+        if request.drafting.layers.held:
+            self._forgotten.append(request.request_id)
+        request.drafting.layers = ProposerState(request.drafting.layers.computed)
 
     def forget(self, request: Drafted) -> None:
         """Drop everything kept for a request that has ended."""
@@ -158,6 +167,7 @@ class Drafting:
             SpanError: as `draft`.
         """
         self._bound, self._steps = self._most_nodes(emitting), self._steps + 1
+        self._held = sum(request.drafting.layers.held for request in requests) if self._pairs else 0
         control, left = self.controller, room
         asking = control is None or control.asks(emitting, rows, keys)
         price = control.price if control else 0.0
@@ -165,12 +175,13 @@ class Drafting:
             state = request.drafting
             _clear(state)
             share = room if control else left // (len(requests) - place)
-            state.why = Why.EXPENSIVE
-            if asking and (state.pending.tokens or state.prediction or state.constraint or awake(state.turns)):
-                state.candidates = self._candidates(request, share)
-                state.best = best_of(state.candidates, price)
+            state.why = Why.NO_GUESS if asking else Why.EXPENSIVE
+            others = asking and (state.prediction or state.constraint or awake(state.turns))
+            if others or state.pending.tokens:  # which is judged all the same, or nothing would be learnt of it
+                state.candidates = self._candidates(request, share, asking)
             if asking:
-                state.why = Why.NO_GUESS if state.best is None else Why.UNLIKELY
+                state.best = best_of(state.candidates, price)
+                state.why = Why.UNLIKELY if state.best is not None else state.why
             if state.best is None:
                 state.layers = replace(state.layers, ahead=0) if state.layers.ahead else state.layers
             elif control is None:
@@ -188,11 +199,11 @@ class Drafting:
         if self._device is not None and requests and (self._next_length or self._steps % _THINKS == 0):
             gain = control.device_gain
             free = [request for request in requests if self._drafts_on_device(request, gain)]
-            least = min(free, key=self._lag, default=None)
-            behind = self._lag(least) if least else 0
-            longest, passed = self._device.length, 1 if self._next_length else _THINKS
-            most = longest if self._bound is None else min(longest, self._bound)
-            self._next_length = control.next_length(most, len(free), emitting, keys, behind, passed)
+            least = min(free, key=lambda one: self._lag(one) + _UNSEEN * self._lacking(one), default=None)
+            behind, again = (self._lag(least), self._lacking(least)) if least else (0, 0)
+            most = min(self._device.length, max(map(self.limit, free), default=0))
+            passed = 1 if self._next_length else _THINKS
+            self._next_length = control.next_length(most, len(free), emitting, keys, behind, again, passed)
             self._only = least if control.trying else None
 
     def draft(self, request: Drafted, end: int, rows: int, next_rows: int) -> Offer:
@@ -215,9 +226,12 @@ class Drafting:
         follow = state.device and self._follows and (limit if self._pairs and not self.controller else budget) > 0
         # States are only to be had now, so they are held while there is no draft.
         hold = self._pairs and state.device and not follow and limit > 0 and not self._unseen(request)
-        if hold and state.layers.held + end - request.computed > MOST_HELD:
-            hold = state.device = False
+        more = end - request.computed
+        if hold and (state.layers.held + more > MOST_HELD or self._held + more > MOST_HELD_TOGETHER):
+            hold = False
             self._forgotten.append(request.request_id)
+            state.layers = replace(state.layers, held=0)
+        self._held += more if hold else 0
         if limit < 1:
             state.why = Why.NOT_ALLOWED
         if end < len(request.tokens) or limit < 1:
@@ -299,18 +313,7 @@ class Drafting:
             return  # a recording says nothing of what such steps take from now on
         if self._steps % _TIMED and not self._next_length and not any(span.draft.tokens for span in plan.spans):
             return  # of plain steps a few tell enough
-        rows = keys = behind = 0
-        steady = self._device is not None  # where a gap was closed the proposer did more than draft
-        for span in plan.spans:
-            again = len(span.catch_up.again)
-            rows += len(span.tokens) + len(span.draft.tokens) + again
-            keys += span.end
-            steady = steady and len(span.tokens) == 1 and not again
-            if span.catch_up.follow:
-                behind += _behind(span)
-        lengths = [len(proposal.draft.tokens) for proposal in output.proposals] if steady else []
-        drafting = output.times.propose
-        self.controller.timed(rows, keys, seconds - drafting, lengths, drafting, behind)
+        self.controller.timed(*measured(plan, output, seconds))
 
     def forgotten(self) -> tuple[int, ...]:
         """Return the requests of which a device proposer is to drop what it holds, each of them once."""
@@ -327,21 +330,26 @@ class Drafting:
         """How many computed tokens' states a proposer of pairs has yet to see."""
         return request.computed - request.drafting.layers.next_state
 
+    def _lacking(self, request: Drafted) -> int:
+        """How many tokens the target has to run once more for their states."""
+        return self._unseen(request) if self._pairs else 0
+
     def _lag(self, request: Drafted) -> int:
         """How many tokens a device proposer has to follow before it can draft for a request."""
         layers = request.drafting.layers
         return layers.held if self._pairs else max(request.computed - layers.computed, 0) if self._follows else 0
 
-    def _candidates(self, request: Drafted, room: int) -> list[Candidate]:
-        """Return all drafts there are, of at most `room` nodes."""
+    def _candidates(self, request: Drafted, room: int, asking: bool) -> list[Candidate]:
+        """Return all drafts there are, of at most `room` nodes; only what is there already unless `asking`."""
         state, limit = request.drafting, min(self.limit(request), room)
+        turns = state.turns if asking else ()
         try:
             if limit < 1:
                 drafts: list[tuple[Draft, Turn | None, bool]] = []
-            elif state.prediction is not None and (draft := state.prediction.propose(limit)):
+            elif asking and state.prediction is not None and (draft := state.prediction.propose(limit)):
                 drafts = [(draft, None, False)]
             else:
-                drafts = [(host.ask(request.request_id, turn, limit), turn, False) for host, turn in state.turns]
+                drafts = [(host.ask(request.request_id, turn, limit), turn, False) for host, turn in turns]
                 drafts.append((state.pending.cut(limit), None, True))
             found = [self._candidate(request, *one, room) for one in drafts if one[0].tokens]
             if not found and state.constraint is not None:  # which may force some
@@ -382,12 +390,6 @@ class Drafting:
             return False
         best = state.best
         return best is None or best.pending or not state.chosen.tokens or sum(best.chances) < gain
-
-
-def _behind(span: Span) -> int:
-    """Return how many tokens a device proposer has to follow before those of the step, beyond one that is usual."""
-    state = span.catch_up.state
-    return state.held or max(span.start - state.computed - state.ahead - 1, 0)
 
 
 def _clear(state: DraftState) -> None:

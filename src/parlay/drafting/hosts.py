@@ -205,5 +205,8 @@ def check_draft(draft: Draft, vocab_size: int | None) -> None:
         raise ValueError(f"its draft holds token {max(tokens)}, beyond the vocabulary of {vocab_size}")
     if {len(draft.parents), len(draft.source), nodes if draft.probs is None else len(draft.probs)} != {nodes}:
         raise ValueError("its draft has more of one kind than of another: tokens, parents, sources, probabilities")
+    kinds = set(map(type, draft.parents)) - {int} | set(map(type, draft.source)) - {str}
+    if kinds or not all(isinstance(prob, int | float) for prob in draft.probs or ()):
+        raise ValueError("its draft holds parents, sources or probabilities that are none")
     if not all(-1 <= parent < node for node, parent in enumerate(draft.parents)):
         raise ValueError("its draft is no tree: a node does not come after its parent")

@@ -79,16 +79,20 @@ class CostFile:
         others = self.read()
         drafting, chances = others.drafting | costs.drafting, others.chances | costs.chances
         whole: dict[str, Any] = {"key": self._key, "steps": costs.steps, "drafting": drafting, "chances": chances}
+        written: Path | None = None
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._file.parent, suffix=".new", delete=False) as new:
+                written = Path(new.name)
                 json.dump(whole, new)
-            Path(new.name).replace(self._file)
+            written.replace(self._file)
             files = sorted(self._file.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
             for file in files[:-_FILES]:
                 file.unlink(missing_ok=True)
         except OSError as error:
             logger.debug("costs: %s cannot be written (%s)", self._file, error)
+            if written is not None:
+                written.unlink(missing_ok=True)
 
 
 def _seconds(value: object) -> float:

@@ -274,6 +274,8 @@ class Engine:
             "others are unaffected, please report it"
         )
         self._scheduler.finish(request, "abort", perf_counter())
+        for other in self._scheduler.requests:
+            self._scheduler.drafting.lose_step(other)
         self.check()
 
     def snapshot(self) -> StatsSnapshot:

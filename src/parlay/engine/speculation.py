@@ -100,6 +100,7 @@ def _controller(
         table = ", ".join(f"{rows}: {1e3 * seconds:.2f}" for rows, seconds in passes)
         logger.info("timed passes in %.2f s; ms by rows: %s", perf_counter() - began, table)
     name, length = next(((m.name, m.length) for m in methods if isinstance(m.proposer, DeviceProposer)), ("", 0))
+    name = f"{name} {config.options.get('model')}" if name else ""
 
     def keep(cost: StepCost, ahead: Ahead) -> None:
         own = bool(name and ahead.times)

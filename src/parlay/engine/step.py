@@ -53,6 +53,8 @@ class Worker:
     def execute(self, plan: Plan) -> StepOutput:
         """Run the plan's rows through the target, verify the drafts, keep what stands, draft for the next step."""
         began = perf_counter()
+        if self._proposer is not None:
+            self._proposer.forget(plan.forgotten)
         spans = plan.spans
         stretches = [Stretch(s.tokens, s.start, s.blocks, s.draft) for s in spans]
         stretches += [
@@ -79,7 +81,6 @@ class Worker:
         verified = perf_counter()
         proposals = [Proposal()] * len(spans)
         if self._proposer is not None:
-            self._proposer.forget(plan.forgotten)
             proposals = self._propose(self._proposer, spans, verdicts, hidden)
         recorded = self._runner.recordings > recordings
         times = StepTimes(forwarded - began, verified - forwarded, perf_counter() - verified, recorded)

@@ -30,14 +30,14 @@ from parlay.proposers.places import Places
 from parlay.proposers.recorder import Recorder
 from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.graphs import MOST_ROWS, copy_batch, empty_batch
-from parlay.types.plan import Proposal, ProposerState, Span, Verdict
+from parlay.types.plan import Proposal, ProposerState, Span, SpanError, Verdict
 
 _LEAST_BLOCKS = 16
 
 _TOGETHER = 64  # steps after which what is held of a request is copied out of the steps' states
-# What a head holds of one request: of each step all its states, `[rows, H]` of each source, and which are the
-# request's.
-_Held = list[tuple[Sequence[Tensor], Sequence[int]]]
+# What a head holds of one request: of each step the states that are held, `[rows, H]` of each source, and which of
+# them are the request's.
+_Held = list[tuple[Sequence[Tensor], range]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +172,16 @@ class PairedProposer(Head):
         """Keep the pairs that the step has made known, then draft a chain for each request that lacks none."""
         proposals = [Proposal(state=span.catch_up.state) for span in spans]
         sources, runs = self.sources(hidden, tapped), []
-        copied: Sequence[Tensor] = ()
+        holding: list[tuple[int, list[int]]] = []
         for i, fresh in _fresh(spans, verdicts):
             span = spans[i]
             if span.catch_up.hold:
-                copied = copied or [source.clone() for source in sources]
-                self._hold(span.request_id, copied, fresh)
+                holding.append((span.request_id, fresh))
                 state = span.catch_up.state
                 proposals[i] = Proposal(state=ProposerState(state.computed, held=state.held + len(fresh)))
             elif (run := _run(i, span, verdicts[i], fresh)) is not None:
                 runs.append(run)
+        self._hold(holding, sources)
         if not runs:
             return proposals
         batch = flatten([run.stretch for run in runs], self._block_size)
@@ -200,13 +200,19 @@ class PairedProposer(Head):
         for request_id in request_ids:
             self._held.pop(request_id, None)
 
-    def _hold(self, request_id: int, states: Sequence[Tensor], rows: Sequence[int]) -> None:
-        """Hold a request's rows of a step's states; requests share these until there are many."""
-        held = self._held.setdefault(request_id, [])
-        held.append((states, rows))
-        if len(held) % _TOGETHER == 0:
-            whole = _gathered(held)
-            self._held[request_id] = [(whole, range(len(whole[0])))]
+    def _hold(self, holding: Sequence[tuple[int, Sequence[int]]], sources: Sequence[Tensor]) -> None:
+        """Hold rows of a step's states for some requests, which share a copy until there are many of them."""
+        if not holding:
+            return
+        index = torch.tensor([row for _, rows in holding for row in rows])
+        states, end = [source[index] for source in sources], 0
+        for request_id, rows in holding:
+            held = self._held.setdefault(request_id, [])
+            held.append((states, range(end, end + len(rows))))
+            end += len(rows)
+            if len(held) % _TOGETHER == 0:
+                whole = _gathered(held)
+                self._held[request_id] = [(whole, range(len(whole[0])))]
 
     def _chosen(
         self, runs: Sequence[_Run], spans: Sequence[Span], sources: Sequence[Tensor]
@@ -217,7 +223,11 @@ class PairedProposer(Head):
         end = len(sources[0])
         for run in runs:
             if run.held:
-                held.append(_gathered(self._held.pop(spans[run.index].request_id)))
+                request_id = spans[run.index].request_id
+                states = _gathered(self._held.pop(request_id))
+                if len(states[0]) != run.held:
+                    raise SpanError(request_id) from ValueError(f"{len(states[0])} states are held, not {run.held}")
+                held.append(states)
                 rows += range(end, end + run.held)
                 end += run.held
             rows += run.rows
@@ -317,7 +327,8 @@ def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int]) -> _Run 
 def _gathered(held: _Held) -> list[Tensor]:
     """Return what is held, `[rows, H]` of each source."""
     return [
-        torch.cat([states[source][torch.tensor(rows)] for states, rows in held]) for source in range(len(held[0][0]))
+        torch.cat([states[source][rows.start : rows.stop] for states, rows in held])
+        for source in range(len(held[0][0]))
     ]
 
 

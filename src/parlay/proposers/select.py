@@ -79,6 +79,8 @@ def settle_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[Specu
     keys = {name: {option.name for option in fields(options)} for name, options in found.items()}
     for key in config.options:
         if not any(key in own for own in keys.values()):
+            if key in _MODEL_KEYS:
+                raise ConfigError(f"{key} is about a checkpoint; give one as 'model', or leave {key} out")
             every = set().union(*keys.values(), _MODEL_KEYS)
             raise ConfigError(f"unknown {AUTO} option {shown(key)}{nearest(key, every)}")
     return tuple(

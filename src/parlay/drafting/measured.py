@@ -1,0 +1,25 @@
+"""What a step says of what steps cost."""
+
+from parlay.types.plan import Plan, Span, StepOutput
+
+
+def measured(plan: Plan, output: StepOutput, seconds: float) -> tuple[int, int, float, list[int], float, int]:
+    """Return what `Controller.timed` wants to know of a step that took `seconds` in all."""
+    rows = keys = behind = 0
+    steady = True  # where the target ran a prompt, or rows once more, the proposer did more than draft
+    for span in plan.spans:
+        again = len(span.catch_up.again)
+        rows += len(span.tokens) + len(span.draft.tokens) + again
+        keys += span.end
+        steady = steady and len(span.tokens) == 1 and not again
+        if span.catch_up.follow:
+            behind += _behind(span)
+    lengths = [len(proposal.draft.tokens) for proposal in output.proposals] if steady else []
+    drafting = output.times.propose
+    return rows, keys, seconds - drafting, lengths, drafting, behind
+
+
+def _behind(span: Span) -> int:
+    """Return how many tokens a device proposer has to follow before those of the step, beyond one that is usual."""
+    state = span.catch_up.state
+    return state.held or max(span.start - state.computed - state.ahead - 1, 0)
