@@ -10,7 +10,8 @@ import time
 from typing import Any
 
 KEYS = {"alice": "alice-secret-key", "bob": "bob-secret-key"}
-NGRAM = '{"method": "ngram", "num_speculative_tokens": 5}'
+# Fixed lengths: what is looked at must not depend on the clock.
+NGRAM = '{"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 5}'
 
 
 class Served:
