@@ -125,6 +125,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _prompts(llm: "LLM") -> "tuple[list[Prompt], bool]":
     """Return what to ask, and whether that is questions: code to go on with where the model cannot chat."""
+    from parlay.bench.workloads import has_embedded_vocabulary
+
+    if has_embedded_vocabulary(llm.engine.codec):  # it has a chat template, and has learnt nothing but code
+        return list(PROMPTS), False
     try:
         return [llm.chat_prompt([{"role": "user", "content": question}]) for question in QUESTIONS], True
     except RequestError:
