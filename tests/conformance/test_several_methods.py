@@ -11,9 +11,12 @@ from crossing import crossed
 from switching import choose_at_random, every_method
 
 from parlay import ConfigError, RequestError, SamplingParams
+from parlay.drafting import drafting
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
+from parlay.engine.scheduler import Scheduler
 from parlay.proposers.select import proposers, weightless
+from parlay.types.plan import Plan, Span
 
 DRAFTING = [name for name in proposers.names() if drafts(name)]
 WITH_WEIGHTS = [name for name in DRAFTING if name not in weightless()]
@@ -98,6 +101,29 @@ def test_whoever_promises_most_guesses(make_llm: MakeLLM, models: dict[str, Pair
     llm = make_llm(speculative_config=every_method(models["float32"]))
     answers = run(llm, half_repeating(0.0))
     assert set().union(*(answer.sources for answer in answers)) == {"target", "ngram", "suffix"}
+
+
+def test_a_draft_models_layers_hold_no_other_guesses(
+    make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where somebody else's draft is verified, nothing of it lies in the draft model's cache."""
+    spans: list[Span] = []
+    plan = Scheduler.plan
+
+    def watched(self: Scheduler, now: float = 0.0) -> Plan:
+        made = plan(self, now)
+        spans.extend(made.spans)
+        return made
+
+    monkeypatch.setattr(Scheduler, "plan", watched)
+    # Hosts' drafts come first, though the draft model's promise more.
+    monkeypatch.setattr(drafting, "best_of", lambda candidates, price: next(iter(candidates), None))
+    llm = make_llm(speculative_config=every_method(models["float32"], "draft_model", lengths="fixed"))
+    run(llm, half_repeating(0.0))
+    others = [span for span in spans if span.draft.source and span.draft.source[0] != "draft_model"]
+    assert len(others) > 5
+    assert not any(span.catch_up.state.ahead for span in others)
+    assert any(span.catch_up.state.ahead for span in spans)
 
 
 @pytest.mark.parametrize(

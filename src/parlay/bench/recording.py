@@ -4,7 +4,6 @@ The model decodes plainly: drafts are made in every step and thrown away, so tha
 are what a draft of any smaller length begins with. That each proposer's run gives the same tokens is checked.
 """
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,15 +15,11 @@ from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.engine.engine import Engine
 from parlay.engine.step import Worker
 from parlay.errors import ConfigError, ParlayError, nearest
-from parlay.models.select import describe_model
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.params import SamplingParams
 from parlay.types.plan import Plan, StepOutput
 
-RANDOM = "random"
-_PROMPT = 128  # random tokens of a prompt
 _AT_ONCE = 16  # requests
-_SEED = 16
 
 
 class _Observer(Worker):
@@ -75,7 +70,7 @@ def record(
 
     Args:
         model: the target; its proposers are those of `parlay bench methods`.
-        workloads: names of `parlay.bench.workloads.WORKLOADS`, or "random".
+        workloads: names of `parlay.bench.workloads.WORKLOADS`.
         temperatures: of sampling.
         prompts: of each workload.
         tokens: of each answer; end-of-sequence is ignored.
@@ -88,9 +83,9 @@ def record(
         ParlayError: a proposer's run gave other tokens than plain decoding.
     """
     for name in workloads:
-        if name not in names():
-            raise ConfigError(f"there is no workload {name!r}{nearest(name, names())}")
-    asked = {name: _prompts(model, name, prompts) for name in workloads}
+        if name not in WORKLOADS:
+            raise ConfigError(f"there is no workload {name!r}{nearest(name, WORKLOADS)}")
+    asked = {name: workload(name, prompts) for name in workloads}
     cases = [(name, temperature) for name in workloads for temperature in temperatures]
     answers: dict[tuple[str, float], list[Recorded]] = {}
     numerics = ""
@@ -115,18 +110,6 @@ def record(
             ]
     for (name, temperature), requests in answers.items():
         yield Trace(model, name, temperature, numerics, tuple(requests))
-
-
-def names() -> tuple[str, ...]:
-    """Return what workloads there are to record."""
-    return tuple(dict.fromkeys((*WORKLOADS, RANDOM)))
-
-
-def _prompts(model: str, name: str, count: int) -> list[Prefix]:
-    if name in WORKLOADS:
-        return workload(name, count)
-    rng, vocabulary = random.Random(_SEED), describe_model(model).vocab_size
-    return [Prefix(i, tuple(rng.randrange(vocabulary) for _ in range(_PROMPT))) for i in range(count)]
 
 
 def _with_chains(request: Recorded, method: str, output: Sequence[int], drafts: Sequence[Draft]) -> Recorded:
