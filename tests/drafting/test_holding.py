@@ -7,7 +7,7 @@ import pytest
 from asking import Ask, assert_same, half_repeating, run, with_params
 from conftest import MakeLLM, Pair, Plain, proposer_options
 
-from parlay.drafting import drafting
+from parlay.drafting import device
 from parlay.drafting.controller import Controller
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
@@ -142,7 +142,7 @@ def test_beyond_the_bound_states_are_dropped_and_computed_once_more(
     monkeypatch: pytest.MonkeyPatch,
     method: str,
 ) -> None:
-    monkeypatch.setattr(drafting, "MOST_HELD", 30)
+    monkeypatch.setattr(device, "MOST_HELD", 30)
     llm = make_llm(speculative_config=config(method, models))
     most = [0]
 

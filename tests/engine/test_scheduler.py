@@ -244,14 +244,16 @@ def test_the_proposer_is_told_everything_once() -> None:
     assert rig.proposer.seen == {}
 
 
-def test_the_proposer_is_told_how_a_response_ends() -> None:
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_proposer_that_learns_is_told_how_a_response_ends(learns: bool) -> None:
     rig = Rig(k=4)
+    rig.proposer.learns = learns
     rig.add(3, max_tokens=6)
     told: list[int] = []
     rig.proposer.forget = lambda request_id: told.extend(rig.proposer.seen[request_id])  # type: ignore[method-assign]
     for _ in range(2):
         rig.step(accept=2)
-    assert told == [10, 11, 12, 0, 0, 1, 0, 0, 1]
+    assert told == [10, 11, 12, 0, 0, 1, *((0, 0, 1) if learns else ())]
 
 
 def test_the_proposer_is_told_of_a_request_when_it_runs() -> None:

@@ -10,14 +10,14 @@ again, by another tenant, whom nothing of what was answered before helps.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from typing import Any
 
 import torch
 
-from parlay.bench.costs import Costs
+from parlay.bench.costs import Costs, LookUps
 from parlay.bench.steps import Outcome, Step, step_of
 from parlay.bench.traces import Recorded
 from parlay.config import EngineConfig, SpeculativeConfig
@@ -85,11 +85,12 @@ QUIET = Noise()
 
 
 class _Counted(HostProposer):
-    """A host proposer that counts how often it is asked."""
+    """A host proposer that counts how often it is asked, and takes as long as is said."""
 
-    def __init__(self, inner: HostProposer) -> None:
-        self._inner = inner
-        self.default_length = inner.default_length
+    def __init__(self, inner: HostProposer, seconds: float) -> None:
+        self._inner, self._seconds = inner, seconds
+        self.taken = 0.0  # seconds
+        self.default_length, self.learns = inner.default_length, inner.learns
         self._count = 0
 
     def take(self) -> int:
@@ -104,6 +105,7 @@ class _Counted(HostProposer):
 
     def propose(self, request_id: int, budget: int) -> Draft:
         self._count += 1
+        self.taken += self._seconds
         return self._inner.propose(request_id, budget)
 
     def forget(self, request_id: int) -> None:
@@ -176,7 +178,7 @@ class Replay:
         """
         self._recorded, self._setting, self._costs = requests, setting, costs
         self._params = SamplingParams(temperature=temperature, ignore_eos=True)
-        methods = _methods(setting, requests)
+        methods = _methods(setting, requests, costs)
         self._hosts = {m.name: m.proposer for m in methods if isinstance(m.proposer, _Counted)}
         self._device = next((m.proposer for m in methods if isinstance(m.proposer, _Looked)), None)
         length = max((method.length for method in methods), default=0)
@@ -184,7 +186,7 @@ class Replay:
         config = EngineConfig(max_num_seqs=batch, max_num_batched_tokens=_ROWS, enable_prefix_caching=False)
         longest = max(len(r.prompt) + len(r.output) for r in requests)
         pool = BlockPool(batch * (-(-(longest + length + 2) // config.block_size)), config.block_size)
-        self._scheduler = Scheduler(config, pool, drafting(methods, self.controller))
+        self._scheduler = Scheduler(config, pool, drafting(methods, self.controller, self._taken))
         self._asked = 0
         self._noise, self._rng, self._burst = noise, random.Random(noise.seed), 0
         self._log = _Log()
@@ -226,6 +228,10 @@ class Replay:
         self._log.steps.append(step)
         self._log.seconds.append(own + drafting - factor * step.prompt_seconds(self._costs))
         return step
+
+    def _taken(self) -> float:
+        """Seconds that host proposers have taken: the clock that drafting reads."""
+        return sum(host.taken for host in self._hosts.values())
 
     def _ask(self) -> None:
         number, self._asked = self._asked, self._asked + 1
@@ -271,9 +277,11 @@ class Replay:
         return factor * (noise.factor if self._burst else 1.0)
 
 
-def drafting(methods: Sequence[Method], controller: Controller | None) -> Drafting:
+def drafting(
+    methods: Sequence[Method], controller: Controller | None, clock: Callable[[], float] = lambda: 0.0
+) -> Drafting:
     """Return what an engine drafts with."""
-    return Drafting(methods, share_prefixes=False, controller=controller)
+    return Drafting(methods, share_prefixes=False, controller=controller, clock=clock)
 
 
 def replay(
@@ -325,17 +333,18 @@ def _controller(costs: Costs, length: int, learn: bool) -> Controller:
     return Controller(cost, length)
 
 
-def _methods(setting: Setting, requests: Sequence[Recorded]) -> list[Method]:
+def _methods(setting: Setting, requests: Sequence[Recorded], costs: Costs) -> list[Method]:
     """Return who guesses; nobody for plain decoding."""
     if setting.method == PLAIN.method:
         return []
     found = {
-        name: _proposer(name, requests) for name in (weightless() if setting.method == AUTO else [setting.method])
+        name: _proposer(name, requests, costs.look_ups.get(name, LookUps()).asked)
+        for name in (weightless() if setting.method == AUTO else [setting.method])
     }
     return [Method(name, one, setting.length or one.default_length) for name, one in found.items()]
 
 
-def _proposer(method: str, requests: Sequence[Recorded]) -> Proposer:
+def _proposer(method: str, requests: Sequence[Recorded], seconds: float) -> Proposer:
     """Return one that looks its chains up, or one on the host, which needs no model."""
     if requests and method in requests[0].chains:
         return _Looked(method, requests)
@@ -343,4 +352,4 @@ def _proposer(method: str, requests: Sequence[Recorded]) -> Proposer:
     target = TargetInfo(embedded, torch.float32, embedded.max_position)
     proposer = make_proposer(SpeculativeConfig(method=method), target)
     assert isinstance(proposer, HostProposer)
-    return _Counted(proposer)
+    return _Counted(proposer, seconds)

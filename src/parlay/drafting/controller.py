@@ -26,6 +26,7 @@ class Controller:
     Attributes:
         cost: of steps.
         price: tokens that a plain step emits in the time that one more row takes, at least.
+        plain: seconds of the next step without drafts, but for prompts.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Controller:
             keep: is given now and then what is known of steps and of drafting, for the next run.
         """
         self.cost = cost
-        self.price = 0.0
+        self.price = self.plain = 0.0
         self._fair = fair
         self._ahead = Ahead(length, drafting, chances)
         self._keep = keep
@@ -67,7 +68,7 @@ class Controller:
             keys: that these read.
         """
         table = self.cost.table
-        self.price = 0.0
+        self.price = self.plain = 0.0
         if not requests or rows + 1 >= len(table):
             return False
         if table is not self._priced:
@@ -76,11 +77,17 @@ class Controller:
         if slope is None:
             ends = [rows + nodes for nodes in _NODES if rows + nodes < len(table)]
             slope = self._slopes[rows] = min((table[end] - table[rows]) / (end - rows) for end in ends)
-        self.price = slope * requests / (table[min(requests, rows)] + keys * self.cost.key)
+        self.plain = table[min(requests, rows)] + keys * self.cost.key
+        self.price = slope * requests / self.plain
         if self.price < _HOPELESS:
             return True
         self._idle += 1
         return self._idle >= self._patience
+
+    def extra(self, rows: int, nodes: int) -> float:
+        """Return the seconds that `nodes` rows add to a step of so many rows without them."""
+        table = self.cost.table
+        return table[min(rows + nodes, len(table) - 1)] - table[min(rows, len(table) - 1)]
 
     def choose(self, chances: Sequence[Sequence[float]], requests: int, rows: int, keys: int) -> list[list[int]]:
         """Return of each draft the nodes that are worth verifying, ascending.

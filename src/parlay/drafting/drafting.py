@@ -12,28 +12,26 @@ controller, what is not worth its row is left out. What was not verified is judg
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import perf_counter
 
+from parlay.drafting.account import Account
 from parlay.drafting.bounds import own_bound, permitted, within
 from parlay.drafting.calibration import Calibration
+from parlay.drafting.candidates import Candidates
 from parlay.drafting.controller import Controller
-from parlay.drafting.goodput import survivals
-from parlay.drafting.hosts import Faults, Host, Method, Turn, awake, check_draft
+from parlay.drafting.device import Device
+from parlay.drafting.hosts import Faults, Host, Method
 from parlay.drafting.measured import measured
-from parlay.drafting.offers import Offer, Want
+from parlay.drafting.offers import NOTHING, Offer, Want
 from parlay.drafting.prediction import DEFAULT_LENGTH
-from parlay.drafting.shape import shape
 from parlay.drafting.state import Candidate, Drafted, DraftState, Why, best_of
 from parlay.proposers.base import DeviceProposer, HostProposer
-from parlay.types.draft import NO_DRAFT, Draft
-from parlay.types.plan import CatchUp, Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
+from parlay.types.draft import NO_DRAFT
+from parlay.types.plan import CatchUp, Plan, Proposal, Span, StepOutput, Verdict
 from parlay.verify.tree import levels, walk
 
-MOST_HELD = 512  # states of a request that a device proposer holds while it is off; beyond, it drops them
-MOST_HELD_TOGETHER = 8192  # and of all requests
-_THINKS, _TIMED = 8, 4  # steps
-_UNSEEN = 16  # tokens that a proposer may follow for one that the target has to run once more
-# The further layer group whose keys and values blocks may hold besides the target's.
-_PROPOSER = "proposer"
+_TIMED = 4  # steps
+_ALONE = CatchUp()  # where there is no device proposer
 
 
 class Drafting:
@@ -54,6 +52,7 @@ class Drafting:
         most_nodes: Callable[[int], int | None] = lambda batch_size: None,
         remember: bool = True,
         vocab_size: int | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         """Begin with nothing learnt.
 
@@ -65,6 +64,7 @@ class Drafting:
             most_nodes: of a draft, by how many requests emit at once; None for no further limit.
             remember: whether proposers may learn from one request for another.
             vocab_size: ids of guesses are below; None to take them as they are.
+            clock: in seconds.
         """
         self.faults = Faults()
         self.controller = controller
@@ -73,26 +73,26 @@ class Drafting:
             for method in methods
             if isinstance(method.proposer, HostProposer)
         ]
-        self._device = next((method for method in methods if isinstance(method.proposer, DeviceProposer)), None)
-        device = self._device.proposer if self._device else None
-        self._follows = device is not None and device.cache is not None  # it wants to see every token
-        self._pairs = isinstance(device, DeviceProposer) and device.pairs
+        self._device: Device | None = None
+        for method in methods:
+            if isinstance(method.proposer, DeviceProposer):
+                self._device = Device(
+                    method, controller, self.faults, share_prefixes=share_prefixes, vocab_size=vocab_size
+                )
         self._lengths = {method.name: method.length for method in methods}
         self._longest = max([*self._lengths.values(), predicted_length or DEFAULT_LENGTH])
-        self._share_prefixes = share_prefixes
         self._most_nodes, self._bound = most_nodes, most_nodes(1)
         self._remember = remember
-        self._vocab_size = vocab_size
         self._calibration = Calibration()
-        self._next_length = self._device.length if self._device else 0
-        self._only: Drafted | None = None  # whose drafts a device proposer is tried with
-        self._forgotten: list[int] = []
-        self._steps = self._held = 0
+        self._find = Candidates(self._calibration)
+        self._account, self._clock = Account(), clock
+        self._token, self._drafts = 0.0, False  # seconds of a token without drafts; whether the step has any
+        self._steps = 0
 
     @property
     def seconds(self) -> float:
         """What host proposers took since start."""
-        return sum(host.seconds for host in self._hosts)
+        return self._account.seconds
 
     # -------------------------------------------------------------------------------------- a request's life
 
@@ -106,44 +106,44 @@ class Drafting:
         state.device = self._device is not None and self._device.name in names
 
     def admit(self, request: Drafted) -> None:
-        """Show host proposers a request that runs for the first time."""
-        tenant = request.tenant if self._remember else None
-        hosts, request_id = request.drafting.hosts, request.request_id
-        request.drafting.turns = tuple((host, host.admit(request_id, request.tokens, tenant)) for host in hosts)
+        """Take note of a request that runs for the first time."""
+        state, tenant, length = request.drafting, request.tenant if self._remember else None, len(request.tokens)
+        state.turns = tuple((host, host.admit(request.request_id, length, tenant)) for host in state.hosts)
+        state.rest()
 
     def adopt(self, request: Drafted) -> None:
         """Find out how much of the prefix that a request's blocks hold is there for the proposer too."""
-        request.drafting.layers = ProposerState(request.table.valid_tokens(_PROPOSER, request.computed))
+        if self._device is not None:
+            self._device.adopt(request)
 
     def reset(self, request: Drafted) -> None:
         """Forget what lay in blocks that a request has lost."""
-        state = request.drafting
-        if state.layers.held:
-            self._forgotten.append(request.request_id)
-        state.layers, state.pending = ProposerState(), NO_DRAFT
-        _clear(state)
+        request.drafting.pending = NO_DRAFT
+        request.drafting.clear()
+        if self._device is not None:
+            self._device.drop(request)
 
     def lose_step(self, request: Drafted) -> None:
         """Take note that a step was lost, in which a device proposer may have gone on all the same."""
-        if request.drafting.layers.held:
-            self._forgotten.append(request.request_id)
-        request.drafting.layers = ProposerState(request.drafting.layers.computed)
+        request.drafting.clear()
+        if self._device is not None:
+            self._device.drop(request, layers=False)
 
     def forget(self, request: Drafted) -> None:
         """Drop everything kept for a request that has ended."""
         request.drafting.prediction = None
-        if request.drafting.layers.held:
-            self._forgotten.append(request.request_id)
+        if self._device is not None:
+            self._device.drop(request)
         for host in request.drafting.hosts:
-            host.forget(request.request_id)
+            host.forget(request.request_id, request.tokens)
 
     # ------------------------------------------------------------------------------------------------- a step
 
     def want(self, request: Drafted) -> Want:
         """Return what a request could use."""
         nodes = self.limit(request)
-        lacks = self._pairs and request.drafting.device and nodes > 0 and self._next_length > 0
-        return Want(nodes, self._unseen(request) if lacks else 0)
+        device = self._device if nodes > 0 and request.drafting.device else None
+        return Want(nodes, device.lacking(request) if device and device.next_length else 0)
 
     def limit(self, request: Drafted) -> int:
         """How many nodes a draft may have; 0 or less for none."""
@@ -167,44 +167,81 @@ class Drafting:
             SpanError: as `draft`.
         """
         self._bound, self._steps = self._most_nodes(emitting), self._steps + 1
-        self._held = sum(request.drafting.layers.held for request in requests) if self._pairs else 0
-        control, left = self.controller, room
-        asking = control is None or control.asks(emitting, rows, keys)
-        price = control.price if control else 0.0
-        for place, request in enumerate(requests):
-            state = request.drafting
-            _clear(state)
-            share = room if control else left // (len(requests) - place)
-            state.why = Why.NO_GUESS if asking else Why.EXPENSIVE
-            others = asking and (state.prediction or state.constraint or awake(state.turns))
-            if others or state.pending.tokens:  # which is judged all the same, or nothing would be learnt of it
-                state.candidates = self._candidates(request, share, asking)
-            if asking:
-                state.best = best_of(state.candidates, price)
-                state.why = Why.UNLIKELY if state.best is not None else state.why
-            if state.best is None:
-                state.layers = replace(state.layers, ahead=0) if state.layers.ahead else state.layers
-            elif control is None:
-                self._take(state, range(min(len(state.best.draft), share)))
-                left -= len(state.chosen)
+        control, self._drafts, device = self.controller, False, self._device
+        if device is not None:
+            device.begin(requests)
         if control is None:
+            for place, request in enumerate(requests):
+                room -= self._take_all(request, room // (len(requests) - place))
             return
-        if asking:
-            some = [request.drafting for request in requests if request.drafting.best is not None]
+        if self._idle(requests, control.plain):
+            return
+        asking = control.asks(emitting, rows, keys)
+        self._gather(requests, room, asking, control.price)
+        some = [request.drafting for request in requests if request.drafting.best is not None]
+        if some:
             chances = [state.best.chances for state in some if state.best is not None]
-            if some:
-                for state, nodes in zip(some, control.choose(chances, emitting, rows, keys), strict=True):
-                    self._take(state, nodes)
-        # While a device proposer is off, whether to try it is thought about now and then only.
-        if self._device is not None and requests and (self._next_length or self._steps % _THINKS == 0):
-            gain = control.device_gain
-            free = [request for request in requests if self._drafts_on_device(request, gain)]
-            least = min(free, key=lambda one: self._lag(one) + _UNSEEN * self._lacking(one), default=None)
-            behind, again = (self._lag(least), self._lacking(least)) if least else (0, 0)
-            most = min(self._device.length, max(map(self.limit, free), default=0))
-            passed = 1 if self._next_length else _THINKS
-            self._next_length = control.next_length(most, len(free), emitting, keys, behind, again, passed)
-            self._only = least if control.trying else None
+            for state, nodes in zip(some, control.choose(chances, emitting, rows, keys), strict=True):
+                self._take(state, nodes)
+            guessed = sum(len(state.taken) for state in some if state.guessed)
+            self._account.gain(-control.extra(rows, guessed))
+            self._token, self._drafts = control.plain / emitting, True
+        if device is not None and requests and device.thinks(self._steps):
+            device.choose(requests, [self.limit(request) for request in requests], emitting, keys)
+
+    def _take_all(self, request: Drafted, room: int) -> int:
+        """Draft as much as there is, at most `room` nodes; return how many that are."""
+        state, began = request.drafting, self._clock()
+        state.clear()
+        state.candidates = self._candidates(request, room)
+        state.best, state.why = best_of(state.candidates, 0.0), Why.NO_GUESS
+        if state.best is not None:
+            self._take(state, range(min(len(state.best.draft), room)))
+        elif state.layers.ahead:
+            state.layers = replace(state.layers, ahead=0)
+        self._account.spend(self._clock() - began, 1)
+        return len(state.chosen)
+
+    def _idle(self, requests: Sequence[Drafted], plain: float) -> bool:
+        """Whether a step of so many seconds needs no drafting at all, as most do where guesses do not pay."""
+        account, device, step = self._account, self._device, self._steps
+        account.save(plain)
+        if device is not None and device.thinks(step):
+            return False
+        poor = not (account.pays or account.affords)
+        for request in requests:
+            state = request.drafting
+            if state.restless or (state.wake <= step and not poor):
+                return False
+            state.why = Why.NOT_ASKED if state.turns and poor else Why.NO_GUESS
+        return True
+
+    def _gather(self, requests: Sequence[Drafted], room: int, asking: bool, price: float) -> None:
+        """Find each request's best draft, of at most `room` nodes; where `asking`, host proposers may be asked."""
+        step, account, asked, began = self._steps, self._account, 0, self._clock()
+        pays = account.pays
+        first = 0 if pays or not requests else step % len(requests)
+        for request in requests if pays else (*requests[first:], *requests[:first]):
+            state = request.drafting
+            if state.candidates:
+                state.clear()
+            state.why = Why.NO_GUESS if asking else Why.EXPENSIVE
+            free = asking and (state.prediction is not None or state.constraint is not None)
+            if free or (asking and state.wake <= step):
+                if not (free or pays or state.lucky or account.pay()):
+                    state.why = Why.NOT_ASKED
+                else:
+                    asked += 1
+                    state.candidates = self._candidates(request, room)
+                    state.rest()
+            if state.pending.tokens and not state.candidates:  # or nothing would be learnt of it
+                state.candidates = self._candidates(request, room, anew=False)
+            if state.candidates and asking:
+                state.best, state.why = best_of(state.candidates, price), Why.UNLIKELY
+            elif state.layers.ahead:
+                state.layers = replace(state.layers, ahead=0)
+        if asked:
+            account.spend(self._clock() - began, asked)
 
     def draft(self, request: Drafted, end: int, rows: int, next_rows: int) -> Offer:
         """Return the draft of a request that was granted rows.
@@ -216,63 +253,22 @@ class Drafting:
             next_rows: most nodes of a draft in the next step.
         """
         state, limit = request.drafting, self.limit(request)
-        budget = 0
-        if state.device and self._next_length and not state.predicted:  # what is predicted need not be guessed
-            budget = max(min(limit, self._next_length, next_rows), 0)
-            if self._only not in (None, request) or (
-                self.controller is not None and not self._drafts_on_device(request, self.controller.device_gain)
-            ):
-                budget = 0
-        follow = state.device and self._follows and (limit if self._pairs and not self.controller else budget) > 0
-        # States are only to be had now, so they are held while there is no draft.
-        hold = self._pairs and state.device and not follow and limit > 0 and not self._unseen(request)
-        more = end - request.computed
-        if hold and (state.layers.held + more > MOST_HELD or self._held + more > MOST_HELD_TOGETHER):
-            hold = False
-            self._forgotten.append(request.request_id)
-            state.layers = replace(state.layers, held=0)
-        self._held += more if hold else 0
         if limit < 1:
             state.why = Why.NOT_ALLOWED
-        if end < len(request.tokens) or limit < 1:
-            # Of a pair's token the slot is written too.
-            return Offer(NO_DRAFT, budget, follow, hold, int(self._pairs and follow))
-        draft = state.chosen.cut(rows)  # others may have taken rows to catch up
-        # Room for what a device proposer may write: after the token that the target adds, its own guesses.
-        slots = len(draft) + (1 + budget if budget or follow else 0)
-        return Offer(draft, budget, follow, hold, slots, self._unseen(request) if follow and self._pairs else 0)
+        # Others may have taken rows to catch up.
+        draft = state.chosen.cut(rows) if state.chosen.tokens and limit > 0 else NO_DRAFT
+        if self._device is not None and state.device:
+            return self._device.offer(request, draft, limit, end, next_rows)
+        return Offer(draft, slots=len(draft)) if draft.tokens and end == len(request.tokens) else NOTHING
 
     def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
         """Return what a device proposer is told of a request; `states` as granted."""
-        tokens, layers = request.tokens, request.drafting.layers
-        if not offer.follow:
-            return CatchUp(layers, budget=offer.budget, hold=offer.hold)
-        followed = end + (self._pairs and end < len(tokens))
-        return CatchUp(
-            layers,
-            behind=tuple(tokens[layers.computed : followed]),
-            again=tuple(tokens[layers.next_state : layers.next_state + states]),
-            budget=offer.budget,
-            follow=True,
-        )
+        return _ALONE if self._device is None else self._device.catch_up(request, offer, end, states)
 
     def advance(self, request: Drafted, proposal: Proposal) -> None:
         """Take what a device proposer made of a step."""
-        state = request.drafting
-        before, state.layers, state.pending = state.layers.computed, proposal.state, NO_DRAFT
-        if not state.device:
-            return
-        state.pending, error = proposal.draft, proposal.error
-        if error is None and proposal.draft.tokens:
-            try:
-                check_draft(proposal.draft, self._vocab_size)
-            except ValueError as found:
-                error = found
-        if error is not None and self._device is not None:
-            state.device, state.pending = False, NO_DRAFT
-            self.faults.add(self._device.name, request.request_id, error)
-        elif self._share_prefixes:
-            request.table.mark_valid(_PROPOSER, before, state.layers.computed)
+        if self._device is not None:
+            self._device.advance(request, proposal)
 
     def observe(
         self, request: Drafted, span: Span, verdict: Verdict, emitted: Sequence[int], *, ended: bool = False
@@ -290,35 +286,38 @@ class Drafting:
             Of each verified node that the target judged: its probability, and whether it was accepted.
         """
         state, verified = request.drafting, []
-        for host, turn in state.turns:  # what ends a response is worth knowing too
-            host.observe(request.request_id, turn, emitted)
+        state.lucky = bool(verdict.path)
         if state.prediction is not None and not ended:
             state.prediction.observe(emitted)
+        if not state.candidates:
+            return []
+        if state.guessed:
+            self._account.gain(len(verdict.path) * self._token)
         for candidate in state.candidates:
             draft, path = candidate.draft, walk(candidate.draft, verdict.tokens)
             judged = self._calibration.observe(draft, Verdict(verdict.tokens, path), span.params)
             if candidate is state.best and draft.probs is not None:
                 taken = state.taken[: len(span.draft)]
                 verified = [(draft.probs[node], right) for node, right in judged if node in taken]
-            if candidate.turn is not None and candidate.turn.rest and len(path) > len(verdict.path):
-                candidate.turn.missed()
+            if candidate.turn is not None and len(path) > len(verdict.path):
+                candidate.turn.missed(self._steps)
+                state.rest()
             if candidate.pending and self.controller is not None:
                 self.controller.judged(levels(draft, path, len(verdict.tokens)))
-        _clear(state)
+        state.clear()
         return verified
 
     def timed(self, plan: Plan, output: StepOutput, seconds: float) -> None:
         """Learn how long a step took, `seconds` in all."""
         if self.controller is None or output.times.recorded:
             return  # a recording says nothing of what such steps take from now on
-        if self._steps % _TIMED and not self._next_length and not any(span.draft.tokens for span in plan.spans):
+        if self._steps % _TIMED and not self._drafts and not (self._device and self._device.next_length):
             return  # of plain steps a few tell enough
         self.controller.timed(*measured(plan, output, seconds))
 
     def forgotten(self) -> tuple[int, ...]:
         """Return the requests of which a device proposer is to drop what it holds, each of them once."""
-        gone, self._forgotten = tuple(self._forgotten), []
-        return gone
+        return () if self._device is None else self._device.forgotten()
 
     def reach(self, request: Drafted) -> int:
         """Return how many tokens' slots a device proposer's layers use."""
@@ -326,47 +325,10 @@ class Drafting:
 
     # ---------------------------------------------------------------------------------------------- one draft
 
-    def _unseen(self, request: Drafted) -> int:
-        """How many computed tokens' states a proposer of pairs has yet to see."""
-        return request.computed - request.drafting.layers.next_state
-
-    def _lacking(self, request: Drafted) -> int:
-        """How many tokens the target has to run once more for their states."""
-        return self._unseen(request) if self._pairs else 0
-
-    def _lag(self, request: Drafted) -> int:
-        """How many tokens a device proposer has to follow before it can draft for a request."""
-        layers = request.drafting.layers
-        return layers.held if self._pairs else max(request.computed - layers.computed, 0) if self._follows else 0
-
-    def _candidates(self, request: Drafted, room: int, asking: bool) -> list[Candidate]:
-        """Return all drafts there are, of at most `room` nodes; only what is there already unless `asking`."""
-        state, limit = request.drafting, min(self.limit(request), room)
-        turns = state.turns if asking else ()
-        try:
-            if limit < 1:
-                drafts: list[tuple[Draft, Turn | None, bool]] = []
-            elif asking and state.prediction is not None and (draft := state.prediction.propose(limit)):
-                drafts = [(draft, None, False)]
-            else:
-                drafts = [(host.ask(request.request_id, turn, limit), turn, False) for host, turn in turns]
-                drafts.append((state.pending.cut(limit), None, True))
-            found = [self._candidate(request, *one, room) for one in drafts if one[0].tokens]
-            if not found and state.constraint is not None:  # which may force some
-                found = [self._candidate(request, NO_DRAFT, None, False, room)]
-            return [candidate for candidate in found if candidate.draft.tokens]
-        except Exception as error:
-            raise SpanError(request.request_id) from error
-
-    def _candidate(self, request: Drafted, draft: Draft, turn: Turn | None, pending: bool, room: int) -> Candidate:
-        """Return a draft with what a grammar makes of it, and with calibrated probabilities."""
-        constraint, own = request.drafting.constraint, pending
-        intact = len(draft)
-        if constraint is not None:
-            draft, intact = shape(draft, constraint, request.output_tokens, min(request.remaining - 1, room))
-            own = own and intact == len(draft)
-        draft = self._calibration.apply(draft, request.params)
-        return Candidate(draft, survivals(draft), turn, intact if pending else 0, own)
+    def _candidates(self, request: Drafted, room: int, *, anew: bool = True) -> list[Candidate]:
+        """Return all drafts there are, of at most `room` nodes; only what is there already unless `anew`."""
+        limit = min(self.limit(request), room)
+        return self._find(request, limit, room, self._steps, anew=anew) if limit > 0 else []
 
     def _take(self, state: DraftState, nodes: Sequence[int]) -> None:
         """Choose nodes of a request's best draft."""
@@ -378,20 +340,7 @@ class Drafting:
                 if candidate is state.best and nodes:
                     candidate.turn.used()
                 else:
-                    candidate.turn.unused()
+                    candidate.turn.unused(self._steps)
         # A device proposer's layers hold its guesses in order, as far as none is left out.
         intact = sum(node == place for place, node in enumerate(nodes))
         state.layers = replace(state.layers, ahead=min(state.layers.ahead, intact, state.best.ahead))
-
-    def _drafts_on_device(self, request: Drafted, gain: float) -> bool:
-        """Whether a device proposer is to guess for a request: it is loaded for it, and nobody else does better."""
-        state = request.drafting
-        if not state.device or state.predicted:
-            return False
-        best = state.best
-        return best is None or best.pending or not state.chosen.tokens or sum(best.chances) < gain
-
-
-def _clear(state: DraftState) -> None:
-    """Forget the drafts of a step."""
-    state.candidates, state.best, state.taken, state.chosen = [], None, (), NO_DRAFT

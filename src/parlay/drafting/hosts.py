@@ -7,8 +7,7 @@ is only a guess, so the request goes on without it.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter
+from dataclasses import dataclass
 
 from parlay.errors import brief
 from parlay.log import logger
@@ -17,7 +16,7 @@ from parlay.types.draft import NO_DRAFT, Draft
 
 _MOST_REFUSED = 4  # drafts in a row that count: after them a proposer is asked in every 16th step
 _SILENT, _PAUSE = 16, 1  # after so many times without a guess it is asked in every second step
-_MOST_UNSEEN = 64  # tokens
+NEVER = 1 << 62  # the step in which one that has failed is asked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,41 +60,50 @@ class Turn:
     """How one request stands with a host proposer.
 
     Attributes:
+        prompt: how many tokens the request's prompt has.
+        tenant: whom what it learns may help; None for nobody.
         refused: how many of its drafts in a row were not used.
         silent: how many times in a row it had none.
-        rest: for how many steps it is not asked, since that was so.
-        unseen: tokens that it is shown when it is asked next.
-        lost: whether it has failed the request.
+        wake: the step from which on it is asked again; `NEVER` once it has failed the request.
+        shown: how many of the request's tokens it has been shown.
     """
 
+    prompt: int
+    tenant: str | None
     refused: int = 0
     silent: int = 0
-    rest: int = 0
-    unseen: list[int] = field(default_factory=list)
-    lost: bool = False
+    wake: int = 0
+    shown: int = 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has failed the request."""
+        return self.wake == NEVER
 
     def used(self) -> None:
         """Take note that its draft is verified."""
         self.refused = 0
 
-    def unused(self) -> None:
+    def unused(self, step: int) -> None:
         """Take note that its draft is not worth verifying."""
         self.refused = min(self.refused + 1, _MOST_REFUSED)
-        self.rest = (1 << self.refused) - 1
+        self.wake = step + (1 << self.refused)
 
-    def missed(self) -> None:
+    def missed(self, step: int) -> None:
         """Take note that what was left out would have been right: it is asked sooner."""
         self.refused = max(self.refused - 2, 0)
-        self.rest = min(self.rest, (1 << self.refused) - 1)
+        self.wake = min(self.wake, step + (1 << self.refused))
 
 
 class Host:
     """One host proposer and the requests that it guesses for.
 
+    It is shown a request's tokens when it is asked, and at the end if that may help others: what is not needed costs
+    nothing.
+
     Attributes:
         name: of the method.
         length: most nodes of its drafts.
-        seconds: that it took to guess since start.
     """
 
     def __init__(self, method: Method, vocab_size: int | None, failed: Callable[[str, int, Exception], None]) -> None:
@@ -107,89 +115,70 @@ class Host:
             failed: is told of what goes wrong.
         """
         assert isinstance(method.proposer, HostProposer)
-        self.name, self.length, self.seconds = method.name, method.length, 0.0
+        self.name, self.length = method.name, method.length
         self._proposer: HostProposer = method.proposer
         self._vocab_size = vocab_size
         self._failed = failed
         self._turns: dict[int, Turn] = {}
 
-    def admit(self, request_id: int, prompt: Sequence[int], tenant: str | None) -> Turn:
-        """Show it a request that runs for the first time; tenant None if nothing is to be remembered."""
-        turn = self._turns[request_id] = Turn()
-        try:
-            self._proposer.admit(request_id, prompt, tenant)
-        except Exception as error:
-            self._fail(request_id, error)
+    def admit(self, request_id: int, prompt: int, tenant: str | None) -> Turn:
+        """Take note of a request with a prompt of so many tokens; tenant None if nothing is to be remembered."""
+        turn = self._turns[request_id] = Turn(prompt, tenant)
         return turn
 
-    def observe(self, request_id: int, turn: Turn, tokens: Sequence[int]) -> None:
-        """Tell it what a request has emitted; not at once, but before it is asked."""
-        if not turn.lost:
-            turn.unseen += tokens
-            if len(turn.unseen) >= _MOST_UNSEEN:
-                self._show(request_id, turn)
-
-    def forget(self, request_id: int) -> None:
-        """Drop a request, whose last tokens may help others; unknown ones are ignored."""
+    def forget(self, request_id: int, tokens: Sequence[int]) -> None:
+        """Drop a request, of which what it has not been shown may help others; unknown ones are ignored."""
         turn = self._turns.get(request_id)
         if turn is None:
             return
-        self._show(request_id, turn)
-        if self._turns.pop(request_id, None) is not None:
+        if self._proposer.learns and turn.tenant is not None:
+            self._show(request_id, turn, tokens)
+        if self._turns.pop(request_id, None) is not None and turn.shown:
             try:
                 self._proposer.forget(request_id)
             except Exception as error:
                 self._failed(self.name, request_id, error)
 
-    def ask(self, request_id: int, turn: Turn, budget: int) -> Draft:
-        """Return its draft of at most `budget` nodes; none while it rests."""
-        if turn.rest or turn.lost:
-            turn.rest = max(turn.rest - 1, 0)
+    def ask(self, request_id: int, turn: Turn, tokens: Sequence[int], budget: int, step: int) -> Draft:
+        """Return its draft of at most `budget` nodes to follow `tokens`; none while it rests."""
+        if turn.wake > step:
             return NO_DRAFT
-        began = perf_counter()
-        self._show(request_id, turn)
-        draft = NO_DRAFT
-        if not turn.lost:
-            try:
-                draft = self._proposer.propose(request_id, min(budget, self.length)).cut(budget)
-                if draft.tokens:
-                    check_draft(draft, self._vocab_size)
-            except Exception as error:
-                self._fail(request_id, error)
-                draft = NO_DRAFT
-        if draft.tokens:
-            turn.silent = 0
-        else:
-            turn.silent += 1
-            turn.rest = _PAUSE if turn.silent > _SILENT else 0
-        self.seconds += perf_counter() - began
+        self._show(request_id, turn, tokens)
+        if turn.lost:
+            return NO_DRAFT
+        try:
+            draft = self._proposer.propose(request_id, min(budget, self.length)).cut(budget)
+            if draft.tokens:
+                check_draft(draft, self._vocab_size)
+                turn.silent = 0
+                return draft
+        except Exception as error:
+            self._fail(request_id, error)
+            return NO_DRAFT
+        turn.silent += 1
+        turn.wake = step + 1 + (_PAUSE if turn.silent > _SILENT else 0)
         return draft
 
-    def _show(self, request_id: int, turn: Turn) -> None:
+    def _show(self, request_id: int, turn: Turn, tokens: Sequence[int]) -> None:
         """Show it the tokens that it has not seen."""
-        if turn.unseen and not turn.lost:
-            tokens, turn.unseen = turn.unseen, []
-            try:
-                self._proposer.observe(request_id, tokens)
-            except Exception as error:
-                self._fail(request_id, error)
+        first, turn.shown = turn.shown, len(tokens)
+        if first == len(tokens) or turn.lost:
+            return
+        try:
+            if not first:
+                first = turn.prompt
+                self._proposer.admit(request_id, tokens[:first], turn.tenant)
+            if first < len(tokens):
+                self._proposer.observe(request_id, tokens[first:])
+        except Exception as error:
+            self._fail(request_id, error)
 
     def _fail(self, request_id: int, error: Exception) -> None:
         self._failed(self.name, request_id, error)
         turn = self._turns.get(request_id)
         if turn is not None:
-            turn.lost = True
-            self.forget(request_id)
-
-
-def awake(turns: Sequence[tuple[Host, Turn]]) -> bool:
-    """Return whether any host proposer is to be asked; if none is, a step of their rest has passed."""
-    for _, turn in turns:
-        if not turn.rest and not turn.lost:
-            return True
-    for _, turn in turns:
-        turn.rest = max(turn.rest - 1, 0)
-    return False
+            turn.wake = NEVER
+            self.forget(request_id, ())
 
 
 def check_draft(draft: Draft, vocab_size: int | None) -> None:

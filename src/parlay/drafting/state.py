@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from parlay.drafting.hosts import Host, Turn
+from parlay.drafting.hosts import NEVER, Host, Turn
 from parlay.drafting.prediction import Follower
 from parlay.kv.table import BlockTable
 from parlay.sampling.grammar import Constraint
@@ -19,6 +19,7 @@ class Why(StrEnum):
 
     NOT_ALLOWED = "not_allowed"  # by its parameters, by the batch's size, or since its last token comes next
     NO_GUESS = "no_guess"  # nobody had one
+    NOT_ASKED = "not_asked"  # guesses have not paid lately, so most steps do without
     UNLIKELY = "unlikely"  # not likely enough to be worth a row
     EXPENSIVE = "expensive_rows"  # no guess could be likely enough
     NO_ROOM = "no_room"  # others took the rows, or the cache is full
@@ -61,6 +62,8 @@ class DraftState:
         longest: most nodes that its parameters and the loaded proposers allow.
         hosts: those that may guess for it.
         turns: how it stands with them, once it runs.
+        wake: the step from which on one of them is to be asked.
+        lucky: whether something of the last step's draft was right.
         device: whether a device proposer does.
         layers: how far a device proposer's cache layers have come.
         pending: what the device proposer has guessed for the next step.
@@ -76,6 +79,8 @@ class DraftState:
     longest: int = 0
     hosts: tuple[Host, ...] = ()
     turns: tuple[tuple[Host, Turn], ...] = ()
+    wake: int = 0
+    lucky: bool = False
     device: bool = False
     layers: ProposerState = field(default_factory=ProposerState)
     pending: Draft = NO_DRAFT
@@ -89,6 +94,25 @@ class DraftState:
     def predicted(self) -> bool:
         """Whether the next tokens are taken from the user's prediction, which has held so far."""
         return self.prediction is not None and self.prediction.follows
+
+    @property
+    def restless(self) -> bool:
+        """Whether a step cannot pass it by: there is a draft already, or what says how it may go on."""
+        known = self.pending.tokens or self.layers.ahead or self.candidates
+        return bool(self.lucky or known) or self.prediction is not None or self.constraint is not None
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the best draft is a host proposer's."""
+        return self.best is not None and self.best.turn is not None
+
+    def rest(self) -> None:
+        """Find out when a host proposer is to be asked again."""
+        self.wake = min((turn.wake for _, turn in self.turns), default=NEVER)
+
+    def clear(self) -> None:
+        """Forget the drafts of a step."""
+        self.candidates, self.best, self.taken, self.chosen = [], None, (), NO_DRAFT
 
 
 class Drafted(Protocol):

@@ -83,7 +83,13 @@ class Proposer(ABC):
 
 
 class HostProposer(Proposer):
-    """Guesses from tokens alone, once a step on rank 0; its drafts travel in the plan."""
+    """Guesses from tokens alone, once a step on rank 0; its drafts travel in the plan.
+
+    Attributes:
+        learns: whether what it is shown of one request helps others; only then is it shown how a request ends.
+    """
+
+    learns: bool = False
 
     def admit(self, request_id: int, prompt: Sequence[int], tenant: str | None) -> None:
         """Take note of a request.

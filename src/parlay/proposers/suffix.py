@@ -65,6 +65,7 @@ class Proposer(HostProposer):
     """Drafts the most promising chain of a request's own tree and its tenant's."""
 
     default_length = 32
+    learns = True
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._options = options
@@ -74,26 +75,25 @@ class Proposer(HostProposer):
 
     def admit(self, request_id: int, prompt: Sequence[int], tenant: str | None) -> None:
         """Count a prompt's strings, for this request alone."""
-        own = make_tree(self._depth)
-        text = self._texts[request_id] = _Text(own, own.begin(), _Response(tenant))
-        text.append(prompt, self._depth)
+        self._texts[request_id] = _Text(_Response(tenant), list(prompt))
 
     def observe(self, request_id: int, tokens: Sequence[int]) -> None:
         """Count the strings that end in new tokens of a response, for its tenant too."""
         text = self._texts[request_id]
-        text.append(tokens, self._depth)
+        text.unseen += tokens
         self._past.append(text.response, tokens)
 
     def propose(self, request_id: int, budget: int) -> Draft:
         """Return the chain with the highest expected number of right guesses; ties go to the request's own."""
         text, options = self._texts[request_id], self._options
+        tree, number = text.counted(self._depth)
         limits = (
             budget,
             options.suffix_decoding_max_spec_factor,
             0.0,
             options.suffix_decoding_min_token_prob,
         )
-        best = Guess(*text.tree.guess(text.number, *limits))
+        best = Guess(*tree.guess(number, *limits))
         shared = None if text.response.tenant is None else self._past.tree(text.response.tenant)
         if shared is not None:
             other = Guess(*shared.guess_after(text.tail, *limits))
@@ -124,16 +124,24 @@ class _Response:
 
 @dataclass(slots=True)
 class _Text:
-    """One request: its tree, and the last tokens."""
+    """One request: its own tree, the tokens that are not yet counted there, and the last of those that are."""
 
-    tree: Counts
-    number: int
     response: _Response
+    unseen: list[int]
+    own: tuple[Counts, int] | None = None
     tail: list[int] = field(default_factory=list)
 
-    def append(self, tokens: Sequence[int], depth: int) -> None:
-        self.tree.append(self.number, tokens)
-        self.tail = [*self.tail, *tokens[-depth:]][-depth:]
+    def counted(self, depth: int) -> tuple[Counts, int]:
+        """Return the tree, and the text's number therein, with all counted: nobody needs that before a guess."""
+        if self.own is None:
+            tree = make_tree(depth)
+            self.own = tree, tree.begin()
+        tree, number = self.own
+        if self.unseen:
+            tree.append(number, self.unseen)
+            self.tail = [*self.tail, *self.unseen[-depth:]][-depth:]
+            self.unseen = []
+        return self.own
 
 
 class _Past:

@@ -1,0 +1,66 @@
+"""What asking host proposers costs and gains, and whether to ask them.
+
+Asking takes microseconds, which is much where a step takes a millisecond. While guesses save at least the time that
+asking for them takes, everybody is asked. While they do not, a small share of the time is saved up for it and spent
+on one request after another: what never pays costs no more than this, and a text that begins to repeat itself is
+noticed. Where a guess was right, more are likely to be, so that request is asked on in any case.
+"""
+
+_SHARE = 0.005  # of the time that may be lost on asking
+_FREE = 256  # requests asked before anything is decided
+_LATELY = 512  # and those that count, about
+_SAVED = 8  # requests that can be saved up for
+_MOST = 4.0  # factor beyond which a time tells no more: processes are stopped
+_NEWS = 0.05  # share of what is unexpected that the usual time takes
+
+
+class Account:
+    """What asking comes to in one engine.
+
+    Attributes:
+        seconds: spent since start.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._each = 0.0  # seconds of asking for one request
+        self._balance = 0.0  # seconds saved by guesses lately, less those spent
+        self._asked = 0
+        self._saved = 0.0  # seconds that may be lost
+
+    @property
+    def pays(self) -> bool:
+        """Whether guesses have saved what asking for them takes, or too few are known."""
+        return self._asked < _FREE or self._balance >= 0
+
+    def save(self, step: float) -> None:
+        """Save up a share of the `step` seconds that are about to be spent."""
+        self._saved = min(self._saved + _SHARE * step, _SAVED * self._each)
+
+    @property
+    def affords(self) -> bool:
+        """Whether there is enough saved to ask for one request."""
+        return self._saved >= self._each
+
+    def pay(self) -> bool:
+        """Spend what is saved on asking for one request, if that is enough."""
+        if not self.affords:
+            return False
+        self._saved -= self._each
+        return True
+
+    def spend(self, seconds: float, asked: int) -> None:
+        """Take note of how long it took to ask for so many requests, one or more."""
+        self.seconds += seconds
+        each = seconds / asked
+        if self._each:
+            each = min(each, _MOST * self._each)
+            self._each += _NEWS * (each - self._each)
+        else:
+            self._each = each
+        self._asked += asked
+        self._balance += -min(asked / _LATELY, 1.0) * self._balance - asked * each
+
+    def gain(self, seconds: float) -> None:
+        """Take note of what guesses have saved; less than nothing where their rows cost more."""
+        self._balance += seconds

@@ -1,0 +1,53 @@
+"""All drafts that there are of a request: of its user's prediction, of host proposers, of a device proposer."""
+
+from parlay.drafting.calibration import Calibration
+from parlay.drafting.goodput import survivals
+from parlay.drafting.hosts import Turn
+from parlay.drafting.shape import shape
+from parlay.drafting.state import Candidate, Drafted
+from parlay.types.draft import NO_DRAFT, Draft
+from parlay.types.plan import SpanError
+
+
+class Candidates:
+    """Finds them, each with what a grammar makes of it and with calibrated probabilities."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self._calibration = calibration
+
+    def __call__(self, request: Drafted, limit: int, room: int, step: int, *, anew: bool) -> list[Candidate]:
+        """Return a request's drafts that have a node.
+
+        Args:
+            request: whose.
+            limit: most nodes, one or more.
+            room: most nodes together with those that a grammar forces.
+            step: the number of the step, in which a host proposer may rest.
+            anew: whether to make drafts, or only to take what is there already.
+
+        Raises:
+            SpanError: its cause says what went wrong with the request.
+        """
+        state, tokens = request.drafting, request.tokens
+        try:
+            if anew and state.prediction is not None and (draft := state.prediction.propose(limit)):
+                drafts: list[tuple[Draft, Turn | None, bool]] = [(draft, None, False)]
+            else:
+                own, turns = request.request_id, state.turns if anew else ()
+                drafts = [(host.ask(own, turn, tokens, limit, step), turn, False) for host, turn in turns]
+                drafts.append((state.pending.cut(limit), None, True))
+            found = [self._candidate(request, *one, room) for one in drafts if one[0].tokens]
+            if not found and state.constraint is not None:  # which may force some
+                found = [self._candidate(request, NO_DRAFT, None, False, room)]
+            return [candidate for candidate in found if candidate.draft.tokens]
+        except Exception as error:
+            raise SpanError(request.request_id) from error
+
+    def _candidate(self, request: Drafted, draft: Draft, turn: Turn | None, pending: bool, room: int) -> Candidate:
+        constraint, own = request.drafting.constraint, pending
+        intact = len(draft)
+        if constraint is not None:
+            draft, intact = shape(draft, constraint, request.output_tokens, min(request.remaining - 1, room))
+            own = own and intact == len(draft)
+        draft = self._calibration.apply(draft, request.params)
+        return Candidate(draft, survivals(draft), turn, intact if pending else 0, own)

@@ -1,0 +1,191 @@
+"""A device proposer as drafting sees it: how long its next drafts are, and what its cache layers have to catch up.
+
+Its guesses are made at the end of a step for the next one, on the device. Layers of its own keep up with the text
+while it drafts; while it is off, what they lack grows. A head that pairs tokens with the target's states could not
+have these later, so it holds them beside its layers, up to a bound; beyond, it drops them, and the target has to run
+those tokens once more before the head can guess for that request again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from parlay.drafting.controller import Controller
+from parlay.drafting.hosts import Faults, Method, check_draft
+from parlay.drafting.offers import NOTHING, Offer
+from parlay.drafting.state import Drafted
+from parlay.proposers.base import DeviceProposer
+from parlay.types.draft import NO_DRAFT, Draft
+from parlay.types.plan import CatchUp, Proposal, ProposerState
+
+MOST_HELD = 512  # states of a request that are held while the proposer is off
+MOST_HELD_TOGETHER = 8192  # and of all requests
+THINKS = 8  # while it is off, whether to try it is thought about once in so many steps
+_UNSEEN = 16  # tokens that a proposer may follow for one that the target has to run once more
+# The further layer group whose keys and values blocks may hold besides the target's.
+_PROPOSER = "proposer"
+
+
+class Device:
+    """One device proposer, and what is planned for it.
+
+    Attributes:
+        name: of the method.
+        length: most nodes of its drafts.
+        next_length: most nodes of those that it makes at the end of this step; 0 while it is off.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        controller: Controller | None,
+        faults: Faults,
+        *,
+        share_prefixes: bool,
+        vocab_size: int | None,
+    ) -> None:
+        """Begin with drafts of full length.
+
+        Args:
+            method: with a device proposer.
+            controller: chooses lengths; None for as many as there may be.
+            faults: is told of what goes wrong.
+            share_prefixes: whether blocks with its keys and values may be found by other requests.
+            vocab_size: ids of guesses are below; None to take them as they are.
+        """
+        assert isinstance(method.proposer, DeviceProposer)
+        self.name, self.length = method.name, method.length
+        self.next_length = method.length
+        self._follows = method.proposer.cache is not None  # it wants to see every token
+        self._pairs = method.proposer.pairs
+        self._control, self._faults = controller, faults
+        self._share_prefixes, self._vocab_size = share_prefixes, vocab_size
+        self._only: Drafted | None = None  # whose drafts it is tried with
+        self._forgotten: list[int] = []
+        self._held = 0
+
+    # -------------------------------------------------------------------------------------- a request's life
+
+    def adopt(self, request: Drafted) -> None:
+        """Find out how much of the prefix that a request's blocks hold is there for the proposer too."""
+        request.drafting.layers = ProposerState(request.table.valid_tokens(_PROPOSER, request.computed))
+
+    def drop(self, request: Drafted, *, layers: bool = True) -> None:
+        """Drop what is held for a request, and where `layers` say so, forget what its layers hold."""
+        state = request.drafting
+        if state.layers.held:
+            self._forgotten.append(request.request_id)
+        state.layers = ProposerState(0 if layers else state.layers.computed)
+
+    def forgotten(self) -> tuple[int, ...]:
+        """Return the requests of which the proposer is to drop what it holds, each of them once."""
+        gone, self._forgotten = tuple(self._forgotten), []
+        return gone
+
+    # ------------------------------------------------------------------------------------------------- a step
+
+    def thinks(self, step: int) -> bool:
+        """Whether the next length is chosen anew in this step."""
+        return self.next_length > 0 or step % THINKS == 0
+
+    def lacking(self, request: Drafted) -> int:
+        """How many tokens the target has to run once more for their states."""
+        return request.computed - request.drafting.layers.next_state if self._pairs else 0
+
+    def begin(self, requests: Sequence[Drafted]) -> None:
+        """Begin a step of some requests."""
+        self._held = sum(request.drafting.layers.held for request in requests) if self._pairs else 0
+
+    def choose(self, requests: Sequence[Drafted], limits: Sequence[int], emitting: int, keys: int) -> None:
+        """Choose the next length, by what drafting for requests with these limits costs and gains."""
+        control = self._control
+        assert control is not None
+        free = [
+            (request, limit) for request, limit in zip(requests, limits, strict=True) if self._drafts_for(request)
+        ]
+        least = min(free, key=lambda one: self._lag(one[0]) + _UNSEEN * self.lacking(one[0]), default=(None, 0))[0]
+        behind, again = (self._lag(least), self.lacking(least)) if least else (0, 0)
+        most = min(self.length, max((limit for _, limit in free), default=0))
+        passed = 1 if self.next_length else THINKS
+        self.next_length = control.next_length(most, len(free), emitting, keys, behind, again, passed)
+        self._only = least if control.trying else None
+
+    def offer(self, request: Drafted, draft: Draft, limit: int, end: int, next_rows: int) -> Offer:
+        """Return what is asked of the proposer in a step.
+
+        Args:
+            request: for whom it is loaded.
+            draft: that is verified in the step.
+            limit: most nodes of a draft.
+            end: how many of its tokens will be computed without the draft.
+            next_rows: most nodes of a draft in the next step.
+        """
+        state, budget = request.drafting, 0
+        if self.next_length and not state.predicted and self._drafts_for(request):
+            budget = max(min(limit, self.next_length, next_rows), 0) if self._only in (None, request) else 0
+        follow = self._follows and (limit if self._pairs and not self._control else budget) > 0
+        # States are only to be had now, so they are held while there is no draft.
+        hold = self._pairs and not follow and limit > 0 and not self.lacking(request)
+        more = end - request.computed
+        if hold and (state.layers.held + more > MOST_HELD or self._held + more > MOST_HELD_TOGETHER):
+            hold = False
+            self._forgotten.append(request.request_id)
+            state.layers = replace(state.layers, held=0)
+        self._held += more if hold else 0
+        if not (draft.tokens or budget or follow or hold):
+            return NOTHING
+        if end < len(request.tokens) or limit < 1:
+            # Of a pair's token the slot is written too.
+            return Offer(NO_DRAFT, budget, follow, hold, int(self._pairs and follow))
+        # Room for what the proposer may write: after the token that the target adds, its own guesses.
+        slots = len(draft) + (1 + budget if budget or follow else 0)
+        return Offer(draft, budget, follow, hold, slots, self.lacking(request) if follow else 0)
+
+    def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
+        """Return what the proposer is told of a request; `states` as granted."""
+        tokens, layers = request.tokens, request.drafting.layers
+        if not offer.follow:
+            return CatchUp(layers, budget=offer.budget, hold=offer.hold)
+        followed = end + (self._pairs and end < len(tokens))
+        return CatchUp(
+            layers,
+            behind=tuple(tokens[layers.computed : followed]),
+            again=tuple(tokens[layers.next_state : layers.next_state + states]),
+            budget=offer.budget,
+            follow=True,
+        )
+
+    def advance(self, request: Drafted, proposal: Proposal) -> None:
+        """Take what the proposer made of a step."""
+        state = request.drafting
+        before, state.layers, state.pending = state.layers.computed, proposal.state, NO_DRAFT
+        if not state.device:
+            return
+        error = proposal.error
+        if error is None and proposal.draft.tokens:
+            try:
+                check_draft(proposal.draft, self._vocab_size)
+                state.pending = proposal.draft
+            except ValueError as found:
+                error = found
+        if error is not None:
+            state.device = False
+            self._faults.add(self.name, request.request_id, error)
+        elif self._share_prefixes and before != state.layers.computed:
+            request.table.mark_valid(_PROPOSER, before, state.layers.computed)
+
+    # --------------------------------------------------------------------------------------------- one request
+
+    def _lag(self, request: Drafted) -> int:
+        """How many tokens the proposer has to follow before it can draft for a request."""
+        layers = request.drafting.layers
+        return layers.held if self._pairs else max(request.computed - layers.computed, 0) if self._follows else 0
+
+    def _drafts_for(self, request: Drafted) -> bool:
+        """Whether it is to guess for a request: it is loaded for it, and nobody else does better."""
+        state = request.drafting
+        if not state.device or state.predicted:
+            return False
+        if self._control is None:
+            return True
+        best, gain = state.best, self._control.device_gain
+        return best is None or best.pending or not state.chosen.tokens or sum(best.chances) < gain
