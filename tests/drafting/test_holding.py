@@ -27,6 +27,7 @@ def switched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(Controller, "asks", lambda self, *of: True)
     monkeypatch.setattr(Controller, "choose", lambda self, chances, *of: [list(range(len(own))) for own in chances])
     monkeypatch.setattr(Controller, "device_gain", 9.0)
+    monkeypatch.setattr(Controller, "hopeful", True)
     return length
 
 

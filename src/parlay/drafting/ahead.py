@@ -22,6 +22,7 @@ _SAVED = 7.0  # tries that can be saved up for
 _KEPT = 6.0  # of which so many must be there for one after another that was not lucky
 _LUCK = 2  # tries in a row that may go wrong after one that was right
 _ANEW = 16  # steps after which the best length is found anew, though nothing but the pace has changed
+_NEARLY = 0.9  # factor in goodput from which on it may pay soon
 _FIRST = 1  # tokens drafted until it is known what these take
 
 
@@ -31,6 +32,7 @@ class Ahead:
     Attributes:
         times: seconds of drafting so many tokens, for all requests of a step.
         trying: whether what is drafted next does not pay; then one request is enough.
+        hopeful: whether a draft of one token pays, or nearly, as far as that is known.
     """
 
     def __init__(self, length: int, times: Mapping[int, float] | None = None, chances: Sequence[float] = ()) -> None:
@@ -43,7 +45,7 @@ class Ahead:
         self.times = dict(times)
         self._tried = set(times)  # lengths of which the first draft was seen, which records its passes
         self._saved: float | None = None  # seconds that may be lost; None before a try has a price
-        self._pays = self.trying = False
+        self._pays, self.trying, self.hopeful = False, False, True
         self._question: object = None  # for which the best length was found last
         self._table: Sequence[float] = ()
         self._count = 0  # requests to draft for
@@ -90,6 +92,9 @@ class Ahead:
             self._paced = [seconds / pace for seconds in self._by_length(most)]
             factor = 1.0 if self._pays else margin
             self._best = best_length(self._chances, count, requests, table, self._paced, more, factor)
+            known = self._weights[0] >= _ENOUGH
+            one = self._chances[:1], count, requests, table, self._paced, more
+            self.hopeful = not known or self._best > 0 or best_length(*one, _NEARLY) > 0
         best, times = self._best, self._paced
         plain = table[min(requests, len(table) - 1)] + more
         self._pays = best > 0

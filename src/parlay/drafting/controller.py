@@ -120,6 +120,11 @@ class Controller:
         return self._ahead.gain
 
     @property
+    def hopeful(self) -> bool:
+        """Whether a device proposer's guesses pay, or nearly, as far as that is known."""
+        return self._ahead.hopeful
+
+    @property
     def trying(self) -> bool:
         """Whether a device proposer's next drafts are a try, for which one request is enough."""
         return self._ahead.trying

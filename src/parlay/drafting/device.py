@@ -3,7 +3,8 @@
 Its guesses are made at the end of a step for the next one, on the device. Layers of its own keep up with the text
 while it drafts; while it is off, what they lack grows. A head that pairs tokens with the target's states could not
 have these later, so it holds them beside its layers, up to a bound; beyond, it drops them, and the target has to run
-those tokens once more before the head can guess for that request again.
+those tokens once more before the head can guess for that request again. Where its guesses are far from paying, it
+holds those of one request in sixteen, which is enough to try it, and gives the others up.
 """
 
 from collections.abc import Sequence
@@ -15,11 +16,12 @@ from parlay.drafting.offers import NOTHING, Offer
 from parlay.drafting.state import Drafted
 from parlay.proposers.base import DeviceProposer
 from parlay.types.draft import NO_DRAFT, Draft
-from parlay.types.plan import CatchUp, Proposal, ProposerState
+from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, ProposerState
 
 MOST_HELD = 512  # states of a request that are held while the proposer is off
 MOST_HELD_TOGETHER = 8192  # and of all requests
 THINKS = 8  # while it is off, whether to try it is thought about once in so many steps
+_SCOUTS = 16  # requests of which one is held where guesses are far from paying
 _UNSEEN = 16  # tokens that a proposer may follow for one that the target has to run once more
 # The further layer group whose keys and values blocks may hold besides the target's.
 _PROPOSER = "proposer"
@@ -61,7 +63,9 @@ class Device:
         self._share_prefixes, self._vocab_size = share_prefixes, vocab_size
         self._only: Drafted | None = None  # whose drafts it is tried with
         self._forgotten: list[int] = []
-        self._held = 0
+        self._requests: Sequence[Drafted] = ()  # of the step
+        self._held: int | None = None  # states of all of them, once somebody asks
+        self._begun = 0
 
     # -------------------------------------------------------------------------------------- a request's life
 
@@ -93,7 +97,7 @@ class Device:
 
     def begin(self, requests: Sequence[Drafted]) -> None:
         """Begin a step of some requests."""
-        self._held = sum(request.drafting.layers.held for request in requests) if self._pairs else 0
+        self._requests, self._held = requests, None
 
     def choose(self, requests: Sequence[Drafted], limits: Sequence[int], emitting: int, keys: int) -> None:
         """Choose the next length, by what drafting for requests with these limits costs and gains."""
@@ -124,13 +128,7 @@ class Device:
             budget = max(min(limit, self.next_length, next_rows), 0) if self._only in (None, request) else 0
         follow = self._follows and (limit if self._pairs and not self._control else budget) > 0
         # States are only to be had now, so they are held while there is no draft.
-        hold = self._pairs and not follow and limit > 0 and not self.lacking(request)
-        more = end - request.computed
-        if hold and (state.layers.held + more > MOST_HELD or self._held + more > MOST_HELD_TOGETHER):
-            hold = False
-            self._forgotten.append(request.request_id)
-            state.layers = replace(state.layers, held=0)
-        self._held += more if hold else 0
+        hold = self._pairs and not follow and limit > 0 and self._holds(request, end - request.computed)
         if not (draft.tokens or budget or follow or hold):
             return NOTHING
         if end < len(request.tokens) or limit < 1:
@@ -157,7 +155,10 @@ class Device:
     def advance(self, request: Drafted, proposal: Proposal) -> None:
         """Take what the proposer made of a step."""
         state = request.drafting
-        before, state.layers, state.pending = state.layers.computed, proposal.state, NO_DRAFT
+        state.pending = NO_DRAFT
+        if proposal is NO_PROPOSAL:
+            return
+        before, state.layers = state.layers.computed, proposal.state
         if not state.device:
             return
         error = proposal.error
@@ -174,6 +175,27 @@ class Device:
             request.table.mark_valid(_PROPOSER, before, state.layers.computed)
 
     # --------------------------------------------------------------------------------------------- one request
+
+    def _holds(self, request: Drafted, more: int) -> bool:
+        """Whether so many more states of a request are held; if not, those that are held are dropped."""
+        state = request.drafting
+        if self.lacking(request):
+            return False
+        held = state.layers.held
+        if not held:
+            self._begun += 1
+            state.scout = self._begun % _SCOUTS == 0
+        wanted = state.scout or self._control is None or self._control.hopeful
+        if wanted and held + more <= MOST_HELD:
+            if self._held is None:
+                self._held = sum(request.drafting.layers.held for request in self._requests)
+            if self._held + more <= MOST_HELD_TOGETHER:
+                self._held += more
+                return True
+        if held:
+            self._forgotten.append(request.request_id)
+            state.layers = replace(state.layers, held=0)
+        return False
 
     def _lag(self, request: Drafted) -> int:
         """How many tokens the proposer has to follow before it can draft for a request."""

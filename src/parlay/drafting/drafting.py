@@ -205,7 +205,8 @@ class Drafting:
     def _idle(self, requests: Sequence[Drafted], plain: float) -> bool:
         """Whether a step of so many seconds needs no drafting at all, as most do where guesses do not pay."""
         account, device, step = self._account, self._device, self._steps
-        account.save(plain)
+        if self._hosts:
+            account.save(plain)
         if device is not None and device.thinks(step):
             return False
         poor = not (account.pays or account.affords)

@@ -65,6 +65,7 @@ class DraftState:
         wake: the step from which on one of them is to be asked.
         lucky: whether something of the last step's draft was right.
         device: whether a device proposer does.
+        scout: whether its states are held though guesses are far from paying.
         layers: how far a device proposer's cache layers have come.
         pending: what the device proposer has guessed for the next step.
         candidates: all drafts that were made for this step.
@@ -82,6 +83,7 @@ class DraftState:
     wake: int = 0
     lucky: bool = False
     device: bool = False
+    scout: bool = False
     layers: ProposerState = field(default_factory=ProposerState)
     pending: Draft = NO_DRAFT
     candidates: list[Candidate] = field(default_factory=list)

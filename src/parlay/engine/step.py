@@ -17,6 +17,7 @@ from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.sampler import token_logprobs
 from parlay.types.plan import (
+    NO_PROPOSAL,
     Plan,
     Proposal,
     ProposerState,
@@ -79,7 +80,7 @@ class Worker:
                 verdicts[i] = replace(verdicts[i], prompt_logprobs=scores)
         self._runner.keep(spans, verdicts)
         verified = perf_counter()
-        proposals = [Proposal()] * len(spans)
+        proposals = [NO_PROPOSAL] * len(spans)
         if self._proposer is not None:
             proposals = self._propose(self._proposer, spans, verdicts, hidden)
         recorded = self._runner.recordings > recordings
@@ -91,7 +92,7 @@ class Worker:
     ) -> list[Proposal]:
         """Draft for the next step. What goes wrong costs those for whom it did the proposer, and nobody a token."""
         if not any(s.catch_up.budget or s.catch_up.follow or s.catch_up.hold for s in spans):
-            return [Proposal(state=span.catch_up.state) for span in spans]
+            return [NO_PROPOSAL] * len(spans)
         try:
             return proposer.propose(spans, verdicts, hidden, self._runner.tapped)
         except Exception as error:

@@ -35,9 +35,8 @@ from parlay.types.plan import Proposal, ProposerState, Span, SpanError, Verdict
 _LEAST_BLOCKS = 16
 
 _TOGETHER = 64  # steps after which what is held of a request is copied out of the steps' states
-# What a head holds of one request: of each step the states that are held, `[rows, H]` of each source, and which of
-# them are the request's.
-_Held = list[tuple[Sequence[Tensor], range]]
+# What a head holds of one request: of each step states `[n, rows, H]`, and which rows of them are the request's.
+_Held = list[tuple[Tensor, range]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,7 @@ class PairedProposer(Head):
         """Keep the pairs that the step has made known, then draft a chain for each request that lacks none."""
         proposals = [Proposal(state=span.catch_up.state) for span in spans]
         sources, runs = self.sources(hidden, tapped), []
-        holding: list[tuple[int, list[int]]] = []
+        holding: list[tuple[int, Sequence[int]]] = []
         for i, fresh in _fresh(spans, verdicts):
             span = spans[i]
             if span.catch_up.hold:
@@ -204,29 +203,34 @@ class PairedProposer(Head):
         """Hold rows of a step's states for some requests, which share a copy until there are many of them."""
         if not holding:
             return
-        index = torch.tensor([row for _, rows in holding for row in rows])
-        states, end = [source[index] for source in sources], 0
+        count = sum(len(rows) for _, rows in holding)
+        # One copy of all rows is quickest, and is made if most of them are to be held.
+        whole = 2 * count >= len(sources[0]) and all(rows[-1] - rows[0] < len(rows) for _, rows in holding)
+        index = None if whole else torch.tensor([row for _, rows in holding for row in rows])
+        states = torch.stack([source if index is None else source[index] for source in sources])
+        end = 0
         for request_id, rows in holding:
-            held = self._held.setdefault(request_id, [])
-            held.append((states, range(end, end + len(rows))))
+            first = rows[0] if whole else end
             end += len(rows)
-            if len(held) % _TOGETHER == 0:
-                whole = _gathered(held)
-                self._held[request_id] = [(whole, range(len(whole[0])))]
+            held = self._held.setdefault(request_id, [])
+            held.append((states, range(first, first + len(rows))))
+            if len(held) == _TOGETHER:
+                together = _gathered(held)
+                self._held[request_id] = [(together, range(together.shape[1]))]
 
     def _chosen(
         self, runs: Sequence[_Run], spans: Sequence[Span], sources: Sequence[Tensor]
     ) -> tuple[Sequence[Tensor], Tensor]:
         """Return where the states of runs are, held ones behind the step's own, and their rows there."""
-        held: list[Sequence[Tensor]] = []
+        held: list[Tensor] = []
         rows: list[int] = []
         end = len(sources[0])
         for run in runs:
             if run.held:
                 request_id = spans[run.index].request_id
                 states = _gathered(self._held.pop(request_id))
-                if len(states[0]) != run.held:
-                    raise SpanError(request_id) from ValueError(f"{len(states[0])} states are held, not {run.held}")
+                if states.shape[1] != run.held:
+                    raise SpanError(request_id) from ValueError(f"{states.shape[1]} states are held, not {run.held}")
                 held.append(states)
                 rows += range(end, end + run.held)
                 end += run.held
@@ -289,7 +293,7 @@ class PairedProposer(Head):
         return ForwardContext(self._kernels, batch.positions, batch.slots, batch.view, self._layer_caches, buffers)
 
 
-def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple[int, list[int]]]:
+def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple[int, Sequence[int]]]:
     """Yield the spans that complete pairs in this step, and the rows of the states that these need.
 
     Rows that run once more come first. If some of those are still missing, the span's own are of no use yet.
@@ -298,12 +302,13 @@ def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple
     for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
         first, node = row, row + len(span.tokens)
         row = node + len(span.draft)
-        rows = list(range(again, again + len(span.catch_up.again)))
+        rows: Sequence[int] = range(again, again + len(span.catch_up.again))
         again += len(rows)
         if not (span.catch_up.follow or span.catch_up.hold) or (span.sample and draft_room(span, verdict) < 1):
             continue
         if _completes(span):
-            rows += [*range(first, node), *(node + n for n in verdict.path)]
+            own = range(first, node)
+            rows = [*rows, *own, *(node + n for n in verdict.path)] if rows or verdict.path else own
         if rows or span.catch_up.state.held:
             yield i, rows
 
@@ -324,12 +329,9 @@ def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int]) -> _Run 
     return _Run(index, Stretch(tokens, state.next_pair, span.blocks), rows, state.held, length)
 
 
-def _gathered(held: _Held) -> list[Tensor]:
-    """Return what is held, `[rows, H]` of each source."""
-    return [
-        torch.cat([states[source][rows.start : rows.stop] for states, rows in held])
-        for source in range(len(held[0][0]))
-    ]
+def _gathered(held: _Held) -> Tensor:
+    """Return what is held, `[n, rows, H]`."""
+    return torch.cat([states[:, rows.start : rows.stop] for states, rows in held], dim=1)
 
 
 def _shifted(batch: Batch) -> Batch:

@@ -176,6 +176,9 @@ class Proposal:
     error: Exception | None = None
 
 
+NO_PROPOSAL = Proposal()  # itself and no equal: the proposer was not asked, and its state is what it was
+
+
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """Where a step's seconds went.
