@@ -22,7 +22,7 @@ _SAVED = 7.0  # tries that can be saved up for
 _KEPT = 6.0  # of which so many must be there for one after another that was not lucky
 _LUCK = 2  # tries in a row that may go wrong after one that was right
 _ANEW = 16  # steps after which the best length is found anew, though nothing but the pace has changed
-_NEARLY = 0.9  # factor in goodput from which on it may pay soon
+_NEARLY = 0.97  # factor in goodput from which on it may pay soon
 _FIRST = 1  # tokens drafted until it is known what these take
 
 
