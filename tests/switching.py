@@ -22,7 +22,7 @@ def choose_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Non
     def asks(self: Controller, *of: int) -> bool:
         return rng.random() < 0.8
 
-    def choose(self: Controller, chances: Sequence[Sequence[float]], *of: int) -> list[list[int]]:
+    def choose(self: Controller, chances: Sequence[Sequence[float]], *of: int, **more: bool) -> list[list[int]]:
         return [list(range(rng.randint(0, len(own)))) for own in chances]
 
     def next_length(self: Controller, most: int, *of: int) -> int:

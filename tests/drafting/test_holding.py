@@ -25,7 +25,9 @@ def switched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     length = [0]
     monkeypatch.setattr(Controller, "next_length", lambda self, most, *of: min(most, length[0]))
     monkeypatch.setattr(Controller, "asks", lambda self, *of: True)
-    monkeypatch.setattr(Controller, "choose", lambda self, chances, *of: [list(range(len(own))) for own in chances])
+    monkeypatch.setattr(
+        Controller, "choose", lambda self, chances, *of, **more: [list(range(len(own))) for own in chances]
+    )
     monkeypatch.setattr(Controller, "device_gain", 9.0)
     monkeypatch.setattr(Controller, "hopeful", True)
     return length

@@ -5,8 +5,8 @@ time is counted by a cost table instead of being taken. So a replay has no noise
 replay gives the same figures everywhere.
 
 What prompts take counts for the controller's clock and is left out of the result, since it is the same for everybody:
-tokens are those after each answer's first. The batch is full to the end: after the last request the first is asked
-again, by another tenant, whom nothing of what was answered before helps.
+tokens are those after each answer's first. The batch is full to the end, and a request waits: after the last the
+first is asked again, by another tenant, whom nothing of what was answered before helps.
 """
 
 import random
@@ -190,7 +190,7 @@ class Replay:
         self._asked = 0
         self._noise, self._rng, self._burst = noise, random.Random(noise.seed), 0
         self._log = _Log()
-        for _ in range(batch):
+        for _ in range(batch + 1):  # one waits, as behind a server that is busy
             self._ask()
 
     def run(self, tokens: int) -> Outcome:

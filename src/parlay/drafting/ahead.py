@@ -22,7 +22,6 @@ _SAVED = 7.0  # tries that can be saved up for
 _KEPT = 6.0  # of which so many must be there for one after another that was not lucky
 _LUCK = 2  # tries in a row that may go wrong after one that was right
 _ANEW = 16  # steps after which the best length is found anew, though nothing but the pace has changed
-_NEARLY = 0.97  # factor in goodput from which on it may pay soon
 _FIRST = 1  # tokens drafted until it is known what these take
 
 
@@ -32,7 +31,7 @@ class Ahead:
     Attributes:
         times: seconds of drafting so many tokens, for all requests of a step.
         trying: whether what is drafted next does not pay; then one request is enough.
-        hopeful: whether a draft of one token pays, or nearly, as far as that is known.
+        hopeful: whether a draft of one token may pay, if guesses are right a standard error more often than it seems.
     """
 
     def __init__(self, length: int, times: Mapping[int, float] | None = None, chances: Sequence[float] = ()) -> None:
@@ -92,9 +91,9 @@ class Ahead:
             self._paced = [seconds / pace for seconds in self._by_length(most)]
             factor = 1.0 if self._pays else margin
             self._best = best_length(self._chances, count, requests, table, self._paced, more, factor)
-            known = self._weights[0] >= _ENOUGH
-            one = self._chances[:1], count, requests, table, self._paced, more
-            self.hopeful = not known or self._best > 0 or best_length(*one, _NEARLY) > 0
+            at_best = self._chances[0] + (self._chances[0] * (1 - self._chances[0]) / self._weights[0]) ** 0.5
+            one = [at_best], count, requests, table, self._paced, more
+            self.hopeful = self._weights[0] < _ENOUGH or self._best > 0 or best_length(*one) > 0
         best, times = self._best, self._paced
         plain = table[min(requests, len(table) - 1)] + more
         self._pays = best > 0

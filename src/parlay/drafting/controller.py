@@ -10,7 +10,10 @@ from parlay.drafting.ahead import Ahead
 from parlay.drafting.cost import StepCost
 from parlay.drafting.goodput import choose
 
-_BEGIN = 1.03  # factor in goodput for which drafting is begun; what runs goes on as long as it gains anything
+# Factors in goodput for which drafting is begun, and gone on with: what is expected to gain less is as likely to
+# lose, since neither costs nor probabilities are known so exactly.
+_BEGIN, _GO_ON = 1.06, 1.04
+_AHEAD = 1.03  # and for which a device proposer begins; what it has drafted is worth verifying if it gains anything
 # Steps without a draft after which the best one is verified all the same, at first and at last: what rows cost is
 # learnt by running some.
 _IDLE, _SELDOM = 64, 1024
@@ -44,7 +47,7 @@ class Controller:
         Args:
             cost: of steps.
             length: most nodes of a device proposer's drafts.
-            fair: see `goodput.choose`.
+            fair: see `goodput.choose`; otherwise choices are fair only while no request waits.
             drafting: seconds of a device proposer's drafts by their length, as far as they are known.
             chances: how often its guess at depth 1, 2, ... was right, likewise.
             keep: is given now and then what is known of steps and of drafting, for the next run.
@@ -89,16 +92,31 @@ class Controller:
         table = self.cost.table
         return table[min(rows + nodes, len(table) - 1)] - table[min(rows, len(table) - 1)]
 
-    def choose(self, chances: Sequence[Sequence[float]], requests: int, rows: int, keys: int) -> list[list[int]]:
+    def choose(
+        self,
+        chances: Sequence[Sequence[float]],
+        requests: int,
+        rows: int,
+        keys: int,
+        *,
+        waiting: bool = False,
+        ahead: bool = False,
+    ) -> list[list[int]]:
         """Return of each draft the nodes that are worth verifying, ascending.
+
+        While requests wait for a place, who ends early makes room for one, and what counts are the tokens of all
+        together. While none waits, a request's long draft helps nobody else, and its rows slow down all: then each
+        counts by its share.
 
         Args:
             chances: of each draft the probabilities that its nodes are accepted, see `goodput.survivals`.
             requests: that emit in this step.
             rows: that it runs without drafts.
             keys: that these read.
+            waiting: whether further requests wait for a place.
+            ahead: whether a device proposer made some of the drafts, the price of which is paid.
         """
-        margin = 1.0 if self._verifies else _BEGIN
+        margin = 1.0 if ahead else _GO_ON if self._verifies else _BEGIN
         trying = self._idle >= self._patience and bool(chances)
         if trying:
             margin, self._idle, self._patience = _AT_LEAST, -1, min(2 * self._patience, _SELDOM)
@@ -106,7 +124,7 @@ class Controller:
         # What prompts take is spent with drafts or without, and must not make a row of a draft look cheap beside it.
         prompts = table[min(rows, last)] - table[min(requests, rows, last)]
         more = keys * self.cost.key - prompts
-        chosen = choose(chances, requests, rows, table, more, margin, fair=self._fair)
+        chosen = choose(chances, requests, rows, table, more, margin, fair=self._fair or not waiting)
         if chances:
             self._verifies = any(chosen) and not trying
             self._idle = 0 if self._verifies else self._idle + 1
@@ -121,7 +139,7 @@ class Controller:
 
     @property
     def hopeful(self) -> bool:
-        """Whether a device proposer's guesses pay, or nearly, as far as that is known."""
+        """Whether a device proposer's guesses may pay, by what is known of them."""
         return self._ahead.hopeful
 
     @property
@@ -147,7 +165,7 @@ class Controller:
         steps = requests, cost.table, keys * cost.key, cost.pace
         first, end = min(requests, last), min(requests + again, last)
         rerun = cost.table[end] - cost.table[first] if again else 0.0
-        return self._ahead.next_length(most, count, *steps, _BEGIN, behind, rerun, passed)
+        return self._ahead.next_length(most, count, *steps, _AHEAD, behind, rerun, passed)
 
     def judged(self, levels: Sequence[bool]) -> None:
         """Learn whether a device proposer's draft was right at depths 1, 2, ..., as far as it was judged."""

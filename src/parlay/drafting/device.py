@@ -22,6 +22,7 @@ MOST_HELD = 512  # states of a request that are held while the proposer is off
 MOST_HELD_TOGETHER = 8192  # and of all requests
 THINKS = 8  # while it is off, whether to try it is thought about once in so many steps
 _SCOUTS = 16  # requests of which one is held where guesses are far from paying
+_LEFT = 0.25  # tokens that drafts may save of one that is left to emit
 _UNSEEN = 16  # tokens that a proposer may follow for one that the target has to run once more
 # The further layer group whose keys and values blocks may hold besides the target's.
 _PROPOSER = "proposer"
@@ -91,9 +92,10 @@ class Device:
         """Whether the next length is chosen anew in this step."""
         return self.next_length > 0 or step % THINKS == 0
 
-    def lacking(self, request: Drafted) -> int:
-        """How many tokens the target has to run once more for their states."""
-        return request.computed - request.drafting.layers.next_state if self._pairs else 0
+    def states(self, request: Drafted) -> int:
+        """How many tokens the target is to run once more for their states: all that lack, if they are worth it."""
+        lacking = self._lacking(request)
+        return lacking if lacking and self._worth(request, lacking) else 0
 
     def begin(self, requests: Sequence[Drafted]) -> None:
         """Begin a step of some requests."""
@@ -106,8 +108,8 @@ class Device:
         free = [
             (request, limit) for request, limit in zip(requests, limits, strict=True) if self._drafts_for(request)
         ]
-        least = min(free, key=lambda one: self._lag(one[0]) + _UNSEEN * self.lacking(one[0]), default=(None, 0))[0]
-        behind, again = (self._lag(least), self.lacking(least)) if least else (0, 0)
+        least = min(free, key=lambda one: self._lag(one[0]) + _UNSEEN * self._lacking(one[0]), default=(None, 0))[0]
+        behind, again = (self._lag(least), self._lacking(least)) if least else (0, 0)
         most = min(self.length, max((limit for _, limit in free), default=0))
         passed = 1 if self.next_length else THINKS
         self.next_length = control.next_length(most, len(free), emitting, keys, behind, again, passed)
@@ -136,7 +138,7 @@ class Device:
             return Offer(NO_DRAFT, budget, follow, hold, int(self._pairs and follow))
         # Room for what the proposer may write: after the token that the target adds, its own guesses.
         slots = len(draft) + (1 + budget if budget or follow else 0)
-        return Offer(draft, budget, follow, hold, slots, self.lacking(request) if follow else 0)
+        return Offer(draft, budget, follow, hold, slots, self._lacking(request) if follow else 0)
 
     def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
         """Return what the proposer is told of a request; `states` as granted."""
@@ -179,7 +181,7 @@ class Device:
     def _holds(self, request: Drafted, more: int) -> bool:
         """Whether so many more states of a request are held; if not, those that are held are dropped."""
         state = request.drafting
-        if self.lacking(request):
+        if self._lacking(request):
             return False
         held = state.layers.held
         if not held:
@@ -197,6 +199,15 @@ class Device:
             state.layers = replace(state.layers, held=0)
         return False
 
+    def _lacking(self, request: Drafted) -> int:
+        """How many computed tokens' states a head of pairs has not seen."""
+        return request.computed - request.drafting.layers.next_state if self._pairs else 0
+
+    def _worth(self, request: Drafted, lacking: int) -> bool:
+        """Whether drafts for what is left of a request are worth running so many of its tokens once more."""
+        price = self._control.price if self._control is not None else 0.0
+        return lacking * price <= _LEFT * request.remaining
+
     def _lag(self, request: Drafted) -> int:
         """How many tokens the proposer has to follow before it can draft for a request."""
         layers = request.drafting.layers
@@ -209,5 +220,8 @@ class Device:
             return False
         if self._control is None:
             return True
+        lacking = self._lacking(request)
+        if lacking and not self._worth(request, lacking):
+            return False
         best, gain = state.best, self._control.device_gain
         return best is None or best.pending or not state.chosen.tokens or sum(best.chances) < gain

@@ -143,7 +143,7 @@ class Drafting:
         """Return what a request could use."""
         nodes = self.limit(request)
         device = self._device if nodes > 0 and request.drafting.device else None
-        return Want(nodes, device.lacking(request) if device and device.next_length else 0)
+        return Want(nodes, device.states(request) if device and device.next_length else 0)
 
     def limit(self, request: Drafted) -> int:
         """How many nodes a draft may have; 0 or less for none."""
@@ -153,7 +153,9 @@ class Drafting:
             longest = min(longest, self._bound)
         return min(longest, request.remaining - 1)
 
-    def prepare(self, requests: Sequence[Drafted], emitting: int, rows: int, keys: int, room: int) -> None:
+    def prepare(
+        self, requests: Sequence[Drafted], emitting: int, rows: int, keys: int, room: int, *, waiting: bool = False
+    ) -> None:
         """Make the drafts of a step.
 
         Args:
@@ -162,6 +164,7 @@ class Drafting:
             rows: that it runs without drafts.
             keys: that these read.
             room: most rows for drafts; without a controller each request has an equal share.
+            waiting: whether further requests wait for a place.
 
         Raises:
             SpanError: as `draft`.
@@ -180,8 +183,10 @@ class Drafting:
         self._gather(requests, room, asking, control.price)
         some = [request.drafting for request in requests if request.drafting.best is not None]
         if some:
-            chances = [state.best.chances for state in some if state.best is not None]
-            for state, nodes in zip(some, control.choose(chances, emitting, rows, keys), strict=True):
+            best = [state.best for state in some if state.best is not None]
+            chances, ahead = [one.chances for one in best], any(one.pending for one in best)
+            chosen = control.choose(chances, emitting, rows, keys, waiting=waiting, ahead=ahead)
+            for state, nodes in zip(some, chosen, strict=True):
                 self._take(state, nodes)
             guessed = sum(len(state.taken) for state in some if state.guessed)
             self._account.gain(-control.extra(rows, guessed))

@@ -175,7 +175,8 @@ class Scheduler:
         sharing = dict.fromkeys(r for r in emitting if self.drafting.want(r).nodes > 0)
         drafting, left = len(sharing), self._rows_left(rows)
         keys = sum(r.computed + known for r, (known, _) in rows.items())
-        self.drafting.prepare(tuple(sharing), len(emitting), most - left, keys, left)
+        waiting = bool(self._waiting)
+        self.drafting.prepare(tuple(sharing), len(emitting), most - left, keys, left, waiting=waiting)
         catching = max(2, most // 4)  # rows that run again: everybody waits for them
         next_share = most // max(drafting, 1) - 1  # the next step will have about as many requests
         for request, (known, again) in rows.items():
