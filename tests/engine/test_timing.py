@@ -1,0 +1,68 @@
+"""Passes are timed at start within their time, and what records a pass does not count."""
+
+from typing import Any
+
+import pytest
+
+from parlay.engine.timing import timed_passes
+
+
+class Slow:
+    """A runner whose passes take `seconds` a row beyond a constant, and four times as long when they are recorded."""
+
+    block_size = 16
+
+    def __init__(self, seconds: float, burst: range = range(0)) -> None:
+        self.now = 0.0
+        self._seconds, self._burst, self._passes = seconds, burst, 0
+        self._recorded: set[int] = set()
+
+    def clock(self) -> float:
+        return self.now
+
+    def forward(self, batch: Any) -> None:
+        rows = len(batch.tokens)
+        factor = 1 if rows in self._recorded else 4
+        self._recorded.add(rows)
+        self._passes += 1
+        self.now += self.takes(rows) * factor * (3 if self._passes in self._burst else 1)
+
+    def logits(self, hidden: None, rows: range) -> None:
+        return None
+
+    def takes(self, rows: int) -> float:
+        return self._seconds * (4 + rows)
+
+
+def timed(runner: Slow, blocks: int = 8) -> dict[int, float]:
+    return dict(timed_passes(runner, blocks, clock=runner.clock))  # type: ignore[arg-type]
+
+
+def test_recording_does_not_count() -> None:
+    runner = Slow(1e-4)
+    found = timed(runner)
+    assert sorted(found) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    assert found == pytest.approx({rows: runner.takes(rows) for rows in found})
+
+
+def test_a_burst_does_not_count() -> None:
+    runner = Slow(1e-4, burst=range(5, 25))
+    found = timed(runner)
+    assert found == pytest.approx({rows: runner.takes(rows) for rows in found})
+
+
+@pytest.mark.parametrize("seconds", [1e-3, 5e-3, 2e-2, 0.5])
+def test_it_ends_in_time_and_what_it_has_is_right(seconds: float) -> None:
+    runner = Slow(seconds)
+    found = timed(runner)
+    assert runner.now <= max(1.0, 5 * runner.takes(1))
+    assert 1 in found
+    assert found == pytest.approx({rows: runner.takes(rows) for rows in found})
+
+
+def test_a_large_model_is_timed_with_few_and_with_more_rows() -> None:
+    assert set(timed(Slow(5e-3))) >= {1, 2, 8}
+
+
+def test_a_small_cache_is_timed_as_far_as_it_goes() -> None:
+    assert max(timed(Slow(1e-4), blocks=1)) == 16
