@@ -1,4 +1,4 @@
-"""Passes are timed at start within their time, and what records a pass does not count."""
+"""Passes are timed at start within their time, and those that take longer for another reason do not count."""
 
 from typing import Any
 
@@ -8,22 +8,22 @@ from parlay.engine.timing import timed_passes
 
 
 class Slow:
-    """A runner whose passes take `seconds` a row beyond a constant, and four times as long when they are recorded."""
+    """A runner whose passes take `seconds` a row beyond a constant, and twice as long the first time."""
 
     block_size = 16
 
     def __init__(self, seconds: float, burst: range = range(0)) -> None:
         self.now = 0.0
         self._seconds, self._burst, self._passes = seconds, burst, 0
-        self._recorded: set[int] = set()
+        self._known: set[int] = set()
 
     def clock(self) -> float:
         return self.now
 
     def forward(self, batch: Any) -> None:
         rows = len(batch.tokens)
-        factor = 1 if rows in self._recorded else 4
-        self._recorded.add(rows)
+        factor = 1 if rows in self._known else 2
+        self._known.add(rows)
         self._passes += 1
         self.now += self.takes(rows) * factor * (3 if self._passes in self._burst else 1)
 
@@ -38,7 +38,7 @@ def timed(runner: Slow, blocks: int = 8) -> dict[int, float]:
     return dict(timed_passes(runner, blocks, clock=runner.clock))  # type: ignore[arg-type]
 
 
-def test_recording_does_not_count() -> None:
+def test_the_first_pass_does_not_count() -> None:
     runner = Slow(1e-4)
     found = timed(runner)
     assert sorted(found) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
@@ -55,13 +55,13 @@ def test_a_burst_does_not_count() -> None:
 def test_it_ends_in_time_and_what_it_has_is_right(seconds: float) -> None:
     runner = Slow(seconds)
     found = timed(runner)
-    assert runner.now <= max(1.0, 5 * runner.takes(1))
+    assert runner.now <= max(1.0, 3 * runner.takes(1))
     assert 1 in found
     assert found == pytest.approx({rows: runner.takes(rows) for rows in found})
 
 
 def test_a_large_model_is_timed_with_few_and_with_more_rows() -> None:
-    assert set(timed(Slow(5e-3))) >= {1, 2, 8}
+    assert set(timed(Slow(4e-3))) >= {1, 2, 8}
 
 
 def test_a_small_cache_is_timed_as_far_as_it_goes() -> None:

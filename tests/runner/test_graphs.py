@@ -24,6 +24,11 @@ BLOCKS = 96
 KERNELS = select_kernels()
 
 
+@pytest.fixture(autouse=True)
+def _recorded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parlay.runner.graphs.OFTEN", 0)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     path = write_llama(tmp_path_factory.mktemp("graphs"), dtype=torch.bfloat16, num_hidden_layers=2)
@@ -124,6 +129,21 @@ def test_a_model_that_cannot_be_recorded(model: Model, caplog: pytest.LogCapture
         assert torch.equal(graphs.forward(batch), eager(stale, cache, batch))
     if KERNELS.name != "reference":
         assert caplog.text.count("cannot be recorded") == 1
+
+
+def test_a_pass_is_recorded_once_it_has_come_a_few_times(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parlay.runner.graphs.OFTEN", 3)
+    own, cache = Graphs(model, KERNELS, new_cache(model)), new_cache(model)
+    made = []
+    for _ in range(3):
+        for rows in (1, 2):
+            batch = flatten([Stretch([1] * rows, 0, [0])], SIZE)
+            assert torch.equal(own.forward(batch), eager(model, cache, batch))
+            made.append(own.recordings)
+    assert made == [0] * 6
+    for _ in range(2):
+        own.forward(flatten([Stretch([1], 0, [0])], SIZE))
+        assert own.recordings == 1
 
 
 def test_errors_end_a_recording(model: Model) -> None:

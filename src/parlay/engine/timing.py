@@ -7,8 +7,8 @@ from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 
 _ROWS = (1, 8, 2, 16, 4, 32, 12, 6, 24, 3)  # what tells most comes first: there may be no time for all
-_ROUNDS = 12
-_RECORDING = 5.0  # passes that the first of a size may take, which records it
+_ROUNDS = 24
+_FIRST = 2.0  # passes that the first of a size may take, which allocates memory
 
 
 def timed_passes(
@@ -20,9 +20,9 @@ def timed_passes(
 ) -> list[tuple[int, float]]:
     """Return rows and seconds of the target's passes, of as many of the `sizes` as `seconds` have room for.
 
-    Sizes take turns, and of each the quickest counts, so that a neighbour's burst hits none alone. The first pass of
-    a size is recorded, which takes several times as long, and does not count. What passes leave in the cache has no
-    name, and is overwritten before it is read.
+    Sizes take turns, and of each the quickest counts, so that a neighbour's burst hits none alone, nor the pass that
+    is recorded. The first of a size never counts. What passes leave in the cache has no name, and is overwritten
+    before it is read.
     """
     quickest: dict[int, float] = {}
     end = clock() + seconds
@@ -40,7 +40,7 @@ def timed_passes(
             # A larger pass takes at most in proportion longer than a smaller one.
             most = min((took * max(rows / own, 1.0) for own, took in quickest.items()), default=0.0)
             new = rows not in quickest
-            if clock() + most * (1.0 + _RECORDING if new else 1.0) > end:
+            if clock() + most * (1.0 + _FIRST if new else 1.0) > end:
                 continue
             if new:
                 run(rows)

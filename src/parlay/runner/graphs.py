@@ -2,9 +2,12 @@
 
 A pass of a small model is dozens of calls of a few microseconds each, and as much time again in the Python around
 them. With few rows a pass is therefore recorded: the same operations on the same memory, into which each batch is
-copied. There is one recording for every number of rows and every power of two of blocks a request.
+copied. There is one recording for every number of rows and every power of two of blocks a request. It is made once
+such passes have come a few times: recording takes as long as several passes, and chosen lengths lead to many numbers
+of rows, most of them seldom.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +22,7 @@ from parlay.runner.batch import Batch
 
 MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
 _LEAST_BLOCKS = 16
+OFTEN = 8  # passes of a kind before it is recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class Graphs:
         self._kernels = kernels
         self._cache = cache
         self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._passes: Counter[tuple[int, int]] = Counter()  # of kinds that are not recorded yet
         self._buffers = Buffers(MOST_ROWS, model.dtype)  # of all recordings, for one runs at a time
         self.usable = model.config.foreign is None  # what another library computes cannot be recorded
         self.recordings = 0
@@ -58,6 +63,9 @@ class Graphs:
         key = rows, max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
         graph = self._graphs.get(key)
         if graph is None:
+            self._passes[key] += 1
+            if self._passes[key] <= OFTEN:
+                return self._eager(batch)
             self.recordings += 1
             return self._record(batch, *key)
         copy_batch(batch, graph.inputs)
