@@ -315,8 +315,8 @@ class Drafting:
 
     def timed(self, plan: Plan, output: StepOutput, seconds: float) -> None:
         """Learn how long a step took, `seconds` in all."""
-        if self.controller is None or output.times.recorded:
-            return  # a recording says nothing of what such steps take from now on
+        if self.controller is None or not output.times.settled:
+            return  # it says nothing of what such steps will take
         if self._steps % _TIMED and not self._drafts and not (self._device and self._device.next_length):
             return  # of plain steps a few tell enough
         self.controller.timed(*measured(plan, output, seconds))

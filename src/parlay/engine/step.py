@@ -63,7 +63,7 @@ class Worker:
             for s in spans
             if s.catch_up.again
         ]
-        batch, recordings = flatten(stretches, self._runner.block_size), self._runner.recordings
+        batch, unsettled = flatten(stretches, self._runner.block_size), self._runner.unsettled
         hidden = self._runner.forward(batch)
         rows = [
             row
@@ -83,8 +83,8 @@ class Worker:
         proposals = [NO_PROPOSAL] * len(spans)
         if self._proposer is not None:
             proposals = self._propose(self._proposer, spans, verdicts, hidden)
-        recorded = self._runner.recordings > recordings
-        times = StepTimes(forwarded - began, verified - forwarded, perf_counter() - verified, recorded)
+        settled = self._runner.unsettled == unsettled
+        times = StepTimes(forwarded - began, verified - forwarded, perf_counter() - verified, settled)
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
 
     def _propose(

@@ -39,6 +39,7 @@ class Graphs:
     Attributes:
         taps: after how many layers the residual stream is wanted; to be set before the first pass.
         recordings: how many were made.
+        unsettled: how many passes took longer than such passes will: those that were recorded, and those before.
         usable: whether passes are recorded: as long as none has shown that it cannot be.
         tapped: these of the last pass, `[rows, hidden]` each; they stand until the next one.
     """
@@ -51,20 +52,26 @@ class Graphs:
         self._passes: Counter[tuple[int, int]] = Counter()  # of kinds that are not recorded yet
         self._buffers = Buffers(MOST_ROWS, model.dtype)  # of all recordings, for one runs at a time
         self.usable = model.config.foreign is None  # what another library computes cannot be recorded
-        self.recordings = 0
+        self.recordings = self.unsettled = 0
         self.taps: tuple[int, ...] = ()
         self.tapped: tuple[Tensor, ...] = ()
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Return hidden states `[rows, hidden]` of a batch; they stand until the next pass."""
+    def forward(self, batch: Batch, *, at_once: bool = False) -> Tensor:
+        """Return hidden states `[rows, hidden]` of a batch; they stand until the next pass.
+
+        Args:
+            batch: the rows.
+            at_once: whether to record the first pass of its kind already.
+        """
         rows, blocks = batch.tokens.shape[0], batch.view.tables.shape[1]
         if rows > MOST_ROWS or not self.usable:
             return self._eager(batch)
         key = rows, max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
         graph = self._graphs.get(key)
         if graph is None:
+            self.unsettled += 1
             self._passes[key] += 1
-            if self._passes[key] <= OFTEN:
+            if self._passes[key] <= OFTEN and not at_once:
                 return self._eager(batch)
             self.recordings += 1
             return self._record(batch, *key)

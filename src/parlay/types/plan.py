@@ -185,13 +185,13 @@ class StepTimes:
 
     Attributes:
         forward, verify, propose: by part.
-        recorded: whether the target's pass was recorded, which takes longer than it will from now on.
+        settled: whether the target's pass took no longer than such passes will once they are recorded.
     """
 
     forward: float = 0.0
     verify: float = 0.0
     propose: float = 0.0
-    recorded: bool = False
+    settled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
