@@ -201,3 +201,18 @@ def test_any_times_give_a_length(times: list[tuple[int, float]]) -> None:
     for length, seconds in times:
         control.timed(1 + length, 0, seconds, [length], seconds)
         assert 0 <= control.next_length(LENGTH, 2, 2, 10) <= LENGTH
+
+
+def test_plain_steps_that_seem_dear_are_run_and_seen_to_be_cheap() -> None:
+    """With the wrong cost every step would have a draft, and none would say what a step without one takes."""
+    cost = StepCost(64)
+    cost.recall({1: (1.0, 8), 8: (9.0, 400), 12: (2.5, 400)})
+    control = Controller(cost, 5)
+    dear = cost.table[12] / cost.table[8]
+    for _ in range(400):
+        drafted = 0
+        if control.asks(8, 8, 0):
+            drafted = sum(map(len, control.choose([[0.3]] * 4, 8, 8, 0)))
+        control.timed(8 + drafted, 0, 1.7 if not drafted else 2.5, [], 0.0)
+    assert dear < 1.1 < 1.3 < cost.table[12] / cost.table[8]
+    assert not any(control.choose([[0.3]] * 4, 8, 8, 0))

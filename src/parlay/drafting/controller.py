@@ -17,6 +17,9 @@ _AHEAD = 1.03  # and for which a device proposer begins; what it has drafted is 
 # Steps without a draft after which the best one is verified all the same, at first and at last: what rows cost is
 # learnt by running some.
 _IDLE, _SELDOM = 64, 1024
+# Steps with drafts, one after the other, after which one goes without, at first and at last: what plain steps cost is
+# learnt by running some, and where they seem dearer than they are there would be no other.
+_BUSY, _RARELY = 8, 128
 _AT_LEAST = 0.7  # of plain decoding's goodput that it must promise then
 _NODES = (1, 2, 4, 8, 16)  # of drafts whose price is looked at
 _HOPELESS = 0.95  # tokens: no guess is that likely to be right
@@ -59,7 +62,8 @@ class Controller:
         self._keep = keep
         self._steps = 0
         self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
-        self._verifies = False
+        self._verifies = self._drafted = False
+        self._busy, self._stamina = 0, _BUSY  # steps with drafts; after how many to go without
         self._idle, self._patience = 0, _IDLE  # steps with nothing worth while; after how many to try all the same
 
     def asks(self, requests: int, rows: int, keys: int) -> bool:
@@ -72,6 +76,7 @@ class Controller:
         """
         table = self.cost.table
         self.price = self.plain = 0.0
+        self._busy, self._drafted = self._busy + 1 if self._drafted else 0, False
         if not requests or rows + 1 >= len(table):
             return False
         if table is not self._priced:
@@ -116,6 +121,9 @@ class Controller:
             waiting: whether further requests wait for a place.
             ahead: whether a device proposer made some of the drafts, the price of which is paid.
         """
+        if self._busy >= self._stamina and not ahead:
+            self._stamina = min(2 * self._stamina, _RARELY)
+            return [[] for _ in chances]
         margin = 1.0 if ahead else _GO_ON if self._verifies else _BEGIN
         trying = self._idle >= self._patience and bool(chances)
         if trying:
@@ -130,6 +138,7 @@ class Controller:
             self._idle = 0 if self._verifies else self._idle + 1
             if self._verifies:
                 self._patience = _IDLE
+        self._drafted = any(chosen)
         return chosen
 
     @property

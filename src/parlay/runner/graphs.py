@@ -22,7 +22,7 @@ from parlay.runner.batch import Batch
 
 MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
 _LEAST_BLOCKS = 16
-OFTEN = 8  # passes of a kind before it is recorded
+OFTEN = 4  # passes of a kind before it is recorded
 
 
 @dataclass(frozen=True, slots=True)
