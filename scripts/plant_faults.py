@@ -76,8 +76,8 @@ FAULTS = [
     Fault(
         "a leaked abort",
         "src/parlay/drafting/drafting.py",
-        "        for host in request.drafting.hosts:\n            host.forget(request.request_id)",
-        "        for host in []:\n            host.forget(request.request_id)",
+        "        for host in request.drafting.hosts:\n            host.forget(request.request_id, request.tokens)",
+        "        for host in []:\n            host.forget(request.request_id, request.tokens)",
     ),
     Fault(
         "a wrong block of K",
