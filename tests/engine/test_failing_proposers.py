@@ -9,6 +9,7 @@ from conftest import MakeLLM, Plain
 
 from parlay.proposers.draft_model import Proposer as DraftModel
 from parlay.proposers.ngram import Proposer as NGram
+from parlay.proposers.suffix import Proposer as Suffix
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal
 
@@ -48,14 +49,19 @@ def test_nonsense(
 
 
 @pytest.mark.parametrize("name", ["admit", "observe", "propose", "forget"])
-def test_it_raises(make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    llm = make_llm("ngram", 4)
+@pytest.mark.parametrize(("method", "proposer"), [("ngram", NGram), ("suffix", Suffix)])
+def test_it_raises(
+    make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str, proposer: type, name: str
+) -> None:
+    llm = make_llm(method, 4)
     with monkeypatch.context() as patch:
-        patch.setattr(NGram, name, boom)
+        patch.setattr(proposer, name, boom)
         assert_same(run(llm, half_repeating(0.7)), plain("float32", half_repeating(0.7)))
-    assert llm.engine.snapshot().faults["ngram"] >= 16
+    assert llm.engine.snapshot().faults[method] >= 16
     for host in llm.engine._scheduler.drafting._hosts:
-        vars(host._proposer)["_texts"].clear()  # what forgets nothing
+        texts = vars(host._proposer)["_texts"]
+        assert not texts or name == "forget", "what it was shown is forgotten, unless it fails in that too"
+        texts.clear()
 
 
 def test_others_go_on(make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:

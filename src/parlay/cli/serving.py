@@ -27,7 +27,8 @@ def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True, *
     parser.add_argument(
         "--speculative-config",
         metavar="JSON",
-        help='how to speculate, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'',
+        help='how to speculate, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'; \'{"method": "none"}\' '
+        "decodes plainly (default: auto)",
     )
     add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
     if sampling:

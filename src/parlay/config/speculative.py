@@ -24,8 +24,8 @@ class SpeculativeConfig:
             one that the checkpoint `model` is for, if there is one; None for the latter alone.
         num_speculative_tokens: at most this many nodes a draft; None takes each proposer's own default.
         lengths: what lengths are chosen for, from measured cost and acceptance, down to nothing: "goodput", most
-            tokens per second of all requests together, or "latency", the shortest time of each one. "fixed" chooses
-            nothing and drafts as much as it may.
+            tokens per second of all requests together, or "latency", the shortest time of each one, which "goodput"
+            chooses too while none waits for a place. "fixed" chooses nothing and drafts as much as it may.
         disable_by_batch_size: with more requests than this at once nothing is drafted; None for no such limit.
         num_speculative_tokens_per_batch_size: `(first, last, nodes)`, ascending: with so many requests at once a
             draft has at most so many nodes. Between and beyond these `num_speculative_tokens` counts.

@@ -5,15 +5,16 @@ from parlay.drafting.goodput import survivals
 from parlay.drafting.hosts import Turn
 from parlay.drafting.shape import shape
 from parlay.drafting.state import Candidate, Drafted
+from parlay.drafting.trust import Trust
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.plan import SpanError
 
 
 class Candidates:
-    """Finds them, each with what a grammar makes of it and with calibrated probabilities."""
+    """Finds them, each with what a grammar makes of it, with calibrated probabilities and with what it promises."""
 
-    def __init__(self, calibration: Calibration) -> None:
-        self._calibration = calibration
+    def __init__(self, calibration: Calibration, trust: Trust) -> None:
+        self._calibration, self._trust = calibration, trust
 
     def __call__(self, request: Drafted, limit: int, room: int, step: int, *, anew: bool) -> list[Candidate]:
         """Return a request's drafts that have a node.
@@ -50,4 +51,8 @@ class Candidates:
             draft, intact = shape(draft, constraint, request.output_tokens, min(request.remaining - 1, room))
             own = own and intact == len(draft)
         draft = self._calibration.apply(draft, request.params)
-        return Candidate(draft, survivals(draft), turn, intact if pending else 0, own)
+        chances = survivals(draft)
+        if turn is not None and draft.tokens:
+            factor = self._trust.factor(draft.source[0], request.params.temperature > 0)
+            chances = [factor * chance for chance in chances]
+        return Candidate(draft, chances, turn, intact if pending else 0, own)

@@ -25,6 +25,7 @@ from parlay.drafting.measured import measured
 from parlay.drafting.offers import NOTHING, Offer, Want
 from parlay.drafting.prediction import DEFAULT_LENGTH
 from parlay.drafting.state import Candidate, Drafted, DraftState, Why, best_of
+from parlay.drafting.trust import Trust
 from parlay.proposers.base import DeviceProposer, HostProposer
 from parlay.types.draft import NO_DRAFT
 from parlay.types.plan import CatchUp, Plan, Proposal, Span, StepOutput, Verdict
@@ -84,7 +85,8 @@ class Drafting:
         self._most_nodes, self._bound = most_nodes, most_nodes(1)
         self._remember = remember
         self._calibration = Calibration()
-        self._find = Candidates(self._calibration)
+        self._trust = Trust()
+        self._find = Candidates(self._calibration, self._trust)
         self._account, self._clock = Account(), clock
         self._token, self._drafts = 0.0, False  # seconds of a token without drafts; whether the step has any
         self._steps = 0
@@ -190,7 +192,7 @@ class Drafting:
                 self._take(state, nodes)
             guessed = sum(len(state.taken) for state in some if state.guessed)
             self._account.gain(-control.extra(rows, guessed))
-            self._token, self._drafts = control.plain / emitting, True
+            self._token, self._drafts = control.plain / emitting, any(chosen)
         if device is not None and requests and device.thinks(self._steps):
             device.choose(requests, [self.limit(request) for request in requests], emitting, keys)
 
@@ -305,6 +307,9 @@ class Drafting:
             if candidate is state.best and draft.probs is not None:
                 taken = state.taken[: len(span.draft)]
                 verified = [(draft.probs[node], right) for node, right in judged if node in taken]
+                if state.guessed and self.controller is not None and draft.probs[0] > self.controller.price:
+                    known = [(draft.probs[node], right) for node, right in judged]
+                    self._trust.observe(draft.source[0], span.params.temperature > 0, known)
             if candidate.turn is not None and len(path) > len(verdict.path):
                 candidate.turn.missed(self._steps)
                 state.rest()

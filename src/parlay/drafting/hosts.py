@@ -161,9 +161,10 @@ class Host:
 
     def _show(self, request_id: int, turn: Turn, tokens: Sequence[int]) -> None:
         """Show it the tokens that it has not seen."""
-        first, turn.shown = turn.shown, len(tokens)
+        first = turn.shown
         if first == len(tokens) or turn.lost:
             return
+        turn.shown = len(tokens)
         try:
             if not first:
                 first = turn.prompt

@@ -31,7 +31,8 @@ class Candidate:
 
     Attributes:
         draft: with calibrated probabilities.
-        chances: of each node that all on its path to the root are accepted, itself included.
+        chances: of each node that all on its path to the root are accepted, itself included, as far as its source is
+            to be trusted.
         turn: how the request stands with the host proposer that guessed; None if none did.
         ahead: how many of the first nodes a device proposer's layers hold.
         pending: whether it is a device proposer's, with nothing added or taken away.
