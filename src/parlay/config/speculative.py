@@ -116,4 +116,4 @@ def _check_ranges(ranges: Sequence[tuple[int, int, int]]) -> None:
 
 
 # What an engine does whose user says nothing about speculation.
-DEFAULT = SpeculativeConfig()
+DEFAULT = plain()
