@@ -27,7 +27,7 @@ def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True, *
     parser.add_argument(
         "--speculative-config",
         metavar="JSON",
-        help='how to speculate, such as \'{"method": "auto"}\' or \'{"method": "ngram", "num_speculative_tokens": 5}\' '
+        help='how to speculate, such as \'{"method": "auto"}\'; \'{"method": "ngram", "num_speculative_tokens": 5}\' '
         "(default: not at all)",
     )
     add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
