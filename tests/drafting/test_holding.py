@@ -92,25 +92,26 @@ def test_what_was_held_is_as_good(
     options: dict[str, Any],
 ) -> None:
     """Off for a while and on again: the same guesses as if it had been on all the time."""
-    (ask,) = asks(1, max_tokens=40, temperature=0.0, return_rejected=True)
+    several = asks(3, max_tokens=40, temperature=0.0, ignore_eos=True)
 
-    def guesses(first: int) -> dict[int, Any]:
+    def guesses(first: int) -> dict[tuple[int, int], Any]:
         llm = make_llm(speculative_config=config(method, models), **options)
-        found: dict[int, Any] = {}
+        found: dict[tuple[int, int], Any] = {}
 
         def look(engine: Engine, requests: list[Request]) -> None:
-            (request,) = requests
-            switched[0] = 3 if len(request.output_tokens) >= first else 0
-            if request.drafting.pending.tokens:
-                found[len(request.tokens)] = request.drafting.pending.tokens
+            switched[0] = 3 if max(len(request.output_tokens) for request in requests) >= first else 0
+            for request in requests:
+                if request.drafting.pending.tokens:
+                    found[request.request_id, len(request.tokens)] = request.drafting.pending.tokens
 
-        assert_same(run(llm, [ask], look), plain("float32", [with_params(ask, return_rejected=False)]))
+        assert_same(run(llm, several, look), plain("float32", several))
         return found
 
     always, late = guesses(0), guesses(15)
     common = always.keys() & late.keys()
-    assert len(common) > 2
-    assert all(always[at] == late[at] for at in common)
+    assert {request_id for request_id, _ in common} == {0, 1, 2}
+    # How long a draft may be depends on the rows that others have taken, so the shorter one counts.
+    assert all(own == other for at in common for own, other in zip(always[at], late[at], strict=False))
 
 
 @pytest.mark.parametrize("method", METHODS)
