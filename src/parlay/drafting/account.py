@@ -3,7 +3,7 @@
 Asking takes microseconds, which is much where a step takes a millisecond. While guesses save at least the time that
 asking for them takes, everybody is asked. While they do not, a small share of the time is saved up for it and spent
 on one request after another: what never pays costs no more than this, and a text that begins to repeat itself is
-noticed. Where a guess was right, more are likely to be, so that request is asked on in any case.
+noticed. Where a guess was right the next is likely to be too, so that request is asked again in any case.
 """
 
 _SHARE = 0.005  # of the time that may be lost on asking
