@@ -1,9 +1,9 @@
 """Calibrated probabilities: against laws that are known, against a slow twin, and on the drafts of every proposer."""
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from asking import Ask, essence, run
 from conftest import MakeLLM, drafts
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from parlay import SamplingParams
 from parlay.bench.tally import calibration as reported
@@ -180,6 +181,29 @@ def test_a_cut_draft_keeps_what_it_learns_from() -> None:
     assert found.apply(chain(0), GREEDY) == chain(0)
 
 
+def test_a_chain_ends_where_it_is_not_worth_a_thought() -> None:
+    found = Calibration()
+    whole = found.apply(chain(9, probs=[0.5] * 9), GREEDY)
+    assert whole.probs is not None
+    reached = [math.prod(whole.probs[: node + 1]) for node in range(9)]
+    for least in (0.0, reached[4], reached[0], 1.0):
+        cut = found.apply(chain(9, probs=[0.5] * 9), GREEDY, least)
+        assert cut == whole.cut(max(sum(chance >= least for chance in reached), 1))
+    tree = Draft((0, 1, 2), (ROOT, ROOT, 0), ("guess",) * 3)
+    assert len(found.apply(tree, GREEDY, 1.0)) == 3
+
+
+def test_what_is_known_well_is_refined_once_in_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first at once, so that nobody waits for what little there is."""
+    found, rng, refined = Calibration(16), random.Random(8), []
+    own = calibration._Model.refine
+    monkeypatch.setattr(calibration._Model, "refine", lambda self: (refined.append(found.step), own(self)))
+    for found.step in range(200):
+        list(learn(found, rng, (chain(8) for _ in range(16)), lambda *_: 0.9))
+    assert refined[:3] == [0, 0, 0]
+    assert {after - before for before, after in itertools.pairwise(refined[4:])} == {16}
+
+
 # ---------------------------------------------------------------------------------------------------------- a twin
 
 
@@ -310,7 +334,7 @@ def test_every_proposers_drafts(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPat
     assert abs(sum(found.expected) - sum(found.accepted)) / sum(found.judged) < 0.12
     assert found.error < 0.2
 
-    monkeypatch.setattr(Calibration, "apply", lambda self, draft, params: replace(draft, probs=(0.5,) * len(draft)))
+    monkeypatch.setattr(Calibration, "apply", lambda self, draft, *_: replace(draft, probs=(0.5,) * len(draft)))
     assert list(map(essence, answers)) == list(map(essence, run(make_llm(method, 4), asks)))
 
 

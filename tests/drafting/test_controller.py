@@ -1,7 +1,7 @@
 """Lengths follow measured cost and acceptance, and what is left out still teaches."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -32,12 +32,14 @@ class Ones(HostProposer):
 
     def __init__(self) -> None:
         self.asked = 0
+        self.spend: Callable[[], None] = lambda: None
 
     def observe(self, request_id: int, tokens: Sequence[int]) -> None:
         pass
 
     def propose(self, request_id: int, budget: int) -> Draft:
         self.asked += 1
+        self.spend()
         return Draft.chain([1] * budget, "ones")
 
     def forget(self, request_id: int) -> None:
@@ -68,7 +70,8 @@ class Simulation:
             cost.learn([(rows, seconds_of(rows)) for rows in (1, 2, 4, 8, 16, 32)])
         self.proposer = Ones()
         methods = [Method("ones", self.proposer, LENGTH)]
-        self.drafting = Drafting(methods, controller=Controller(cost, LENGTH))
+        self.seconds = 0.0
+        self.drafting = Drafting(methods, controller=Controller(cost, LENGTH), clock=lambda: self.seconds)
         pool = BlockPool(1, 16)
         self.requests = [Endless(i, BlockTable(pool)) for i in range(batch)]
         for request in self.requests:
@@ -77,11 +80,15 @@ class Simulation:
         self.rng = random.Random(7)
         self.noise = noise
         self.tokens = self.plain = 0
-        self.seconds = 0.0
 
-    def step(self, alpha: float) -> list[int]:
-        """Run a step; return the lengths of its drafts."""
+    def spend(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def step(self, alpha: float, asking: float = 0.0) -> list[int]:
+        """Run a step in which asking takes so many seconds a time; return the lengths of its drafts."""
         batch = len(self.requests)
+        self.proposer.spend = lambda: self.spend(asking)
+        began = self.seconds
         self.drafting.prepare(self.requests, batch, batch, 0, 512 - batch)
         spans, verdicts = [], []
         for request in self.requests:
@@ -100,7 +107,7 @@ class Simulation:
         self.seconds += took
         for request, span, verdict in zip(self.requests, spans, verdicts, strict=True):
             self.drafting.observe(request, span, verdict, verdict.tokens)
-        self.drafting.timed(Plan(0, tuple(spans)), StepOutput(0, tuple(verdicts), ()), took)
+        self.drafting.timed(Plan(0, tuple(spans)), StepOutput(0, tuple(verdicts), ()), self.seconds - began)
         return [len(span.draft) for span in spans]
 
 
@@ -165,6 +172,35 @@ def test_without_passes_timed_at_start_it_learns_from_steps() -> None:
     assert run.tokens / run.seconds > 0.97 * expected_rate(0.9, 1, 0)
 
 
+def test_the_time_of_asking_is_no_part_of_what_rows_cost() -> None:
+    """Some steps have it and others do not, of as many rows: whatever is chosen then, it is spent."""
+    run = Simulation(1)
+    for _ in range(200):
+        run.step(0.9, asking=0.004)
+    assert run.proposer.asked > 100
+    assert run.drafting.controller is not None
+    for rows, (seconds, _) in run.drafting.controller.cost.known.items():
+        assert seconds == pytest.approx(seconds_of(rows), rel=0.02)
+
+
+def test_what_guesses_gain_is_counted_as_lengths_are_chosen() -> None:
+    """While nobody waits, three tokens for one of two requests are a step of both twice as fast, and no more."""
+    for waiting, gained in ((False, 1.0), (True, 1.5)):
+        run = Simulation(2)
+        run.drafting.prepare(run.requests, 2, 2, 0, 100, waiting=waiting)
+        control, account = run.drafting.controller, run.drafting._account
+        assert control is not None
+        spans, outputs = [], []
+        for request, right in zip(run.requests, (3, 0), strict=True):
+            offer = run.drafting.draft(request, 1, 512, 512)
+            spans.append(Span(request.request_id, (7,), 0, (), 0, request.params, draft=offer.draft, sample=True))
+            outputs.append(Verdict((1,) * right + (2,), tuple(range(right))))
+            run.drafting.observe(request, spans[-1], outputs[-1], outputs[-1].tokens)
+        balance = account._balance
+        run.drafting.timed(Plan(0, tuple(spans)), StepOutput(0, tuple(outputs), ()), 0.01)
+        assert account._balance - balance == pytest.approx(gained * control.plain)
+
+
 # ---------------------------------------------------------------------------------------------- device proposers
 
 
@@ -216,3 +252,18 @@ def test_plain_steps_that_seem_dear_are_run_and_seen_to_be_cheap() -> None:
         control.timed(8 + drafted, 0, 1.7 if not drafted else 2.5, [], 0.0)
     assert dear < 1.1 < 1.3 < cost.table[12] / cost.table[8]
     assert not any(control.choose([[0.3]] * 4, 8, 8, 0))
+
+
+def test_prompts_in_between_do_not_put_off_a_plain_step() -> None:
+    """A batch whose drafts are verified in a few steps between prompts would else never have one."""
+    cost = StepCost(64)
+    cost.learn([(1, 1.0), (8, 1.1)])
+    control, drafted = Controller(cost, 5), []
+    for step in range(64):
+        if step % 4 == 3:
+            control.asks(0, 32, 0)
+            continue
+        control.asks(1, 1, 0)
+        drafted.append(any(control.choose([[0.9, 0.8]], 1, 1, 0)))
+    assert drafted.index(False) == 8
+    assert 2 <= drafted.count(False) <= 3

@@ -15,8 +15,8 @@ only as far as they have shown to, so that shallow nodes teach about deep ones, 
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import lru_cache
 from math import exp, log
-from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,25 +48,38 @@ _STRIDE = 2.0  # log-odds that a refinement moves an estimate at most: far from 
 
 
 class Calibration:
-    """What is known about the nodes of every source: one for all requests and proposers of an engine."""
+    """What is known about the nodes of every source: one for all requests and proposers of an engine.
 
-    def __init__(self) -> None:
+    Attributes:
+        step: of the engine, by which pauses are counted.
+    """
+
+    def __init__(self, pause: int = 0) -> None:
+        """Begin with nothing learnt; once much is, a source's model is refined at most once in so many steps."""
+        self.step = 0
+        self._pause = pause
         self._models: defaultdict[tuple[str, bool], _Model] = defaultdict(_Model)
 
-    def apply(self, draft: Draft, params: SamplingParams) -> Draft:
+    def apply(self, draft: Draft, params: SamplingParams, least: float = 0.0) -> Draft:
         """Return a draft with a calibrated probability on every node, strictly between 0 and 1.
 
         Args:
             draft: the proposer's, with its own estimates if it has any.
             params: of the request that it is for.
+            least: a chain of one source ends before a node that is less likely to be accepted, but for the first.
         """
         if not draft.tokens:
             return draft
         odds = (0.0,) * len(draft) if draft.probs is None else tuple(map(log_odds, draft.probs))
         if draft.source.count(draft.source[0]) == len(draft) and draft.is_chain:
-            probs = tuple(self._models[draft.source[0], params.temperature > 0].estimates(odds))
-            return Draft(draft.tokens, draft.parents, draft.source, probs, draft.q, odds)
+            model = self._models[draft.source[0], params.temperature > 0]
+            self._refine(model)
+            probs = tuple(model.estimates(odds, least))
+            n = len(probs)
+            return Draft(draft.tokens[:n], draft.parents[:n], draft.source[:n], probs, draft.q, odds[:n])
         models = self._models_of(draft, params)
+        for model in models.values():
+            self._refine(model)
         nodes = zip(draft.source, odds, depths(draft), strict=True)
         probs = tuple(models[source].estimate(own, depth) for source, own, depth in nodes)
         return Draft(draft.tokens, draft.parents, draft.source, probs, draft.q, odds)
@@ -100,15 +113,26 @@ class Calibration:
                 judged.append((node, accepted))
         return judged
 
+    def _refine(self, model: "_Model") -> None:
+        """Refine a model if it is time: here and not sooner, so that a step's nodes are learnt from together."""
+        if model.due and self.step >= model.wake:
+            model.wake = self.step + (self._pause if model.grown else 0)
+            model.refine()
+
     def _models_of(self, draft: Draft, params: SamplingParams) -> dict[str, "_Model"]:
         sampled = params.temperature > 0
         return {source: self._models[source, sampled] for source in set(draft.source)}
 
 
 class _Model:
-    """One source's nodes under one kind of request. Depths begin at 1."""
+    """One source's nodes under one kind of request. Depths begin at 1.
+
+    Attributes:
+        wake: the step from which on it may be refined.
+    """
 
     def __init__(self) -> None:
+        self.wake = 0
         self._weights = _PRIOR
         self._rows = np.zeros((0, len(_PRIOR)))  # of each node kept: what its weights are multiplied by
         self._accepted = np.zeros(0)
@@ -117,27 +141,40 @@ class _Model:
         self._every = _FIRST
         self._unfold()
 
+    @property
+    def due(self) -> bool:
+        """Whether enough nodes were judged since it was refined."""
+        return len(self._judged) >= self._every
+
+    @property
+    def grown(self) -> bool:
+        """Whether it knows enough to be refined more seldom."""
+        return self._every == _EVERY
+
     def estimate(self, odds: float, depth: int) -> float:
         """Return how likely a node is to be accepted, given its proposer's log-odds."""
-        if len(self._judged) >= self._every:  # here and not sooner, so that a step's nodes are learnt from together
-            self._refine()
         sure = self._slope * odds + self._intercepts[min(depth, DEPTHS) - 1]
         return 1 / (1 + exp(-max(-_LIMIT, min(sure, _LIMIT))))
 
-    def estimates(self, odds: Sequence[float]) -> list[float]:
-        """Return the same for the nodes of a chain, in a third of the time."""
-        if len(self._judged) >= self._every:
-            self._refine()
-        slope, intercepts, last = self._slope, self._intercepts, self._intercepts[-1]
-        own = [slope * odd for odd in odds]
-        sure = list(map(add, own, intercepts)) + [odd + last for odd in own[DEPTHS:]]
-        return [1 / (1 + exp(-max(-_LIMIT, min(x, _LIMIT)))) for x in sure]
+    def estimates(self, odds: Sequence[float], least: float = 0.0) -> list[float]:
+        """Return the same for the nodes of a chain, as far as one is as likely to be reached and accepted."""
+        slope, intercepts, last = self._slope, self._intercepts, DEPTHS - 1
+        found: list[float] = []
+        survival = 1.0
+        for place, own in enumerate(odds):
+            sure = slope * own + intercepts[place if place < last else last]
+            prob = 1 / (1 + exp(-sure if -_LIMIT < sure < _LIMIT else -_LIMIT if sure > 0 else _LIMIT))
+            survival *= prob
+            if survival < least and found:
+                break
+            found.append(prob)
+        return found
 
     def observe(self, odds: float, depth: int, accepted: bool) -> None:
         """Take note of a judged node."""
         self._judged.append((odds, min(depth, DEPTHS), accepted))
 
-    def _refine(self) -> None:
+    def refine(self) -> None:
         """Go one Newton step towards the weights that explain best what is remembered."""
         odds, depth, accepted = np.array(self._judged).T
         self._judged.clear()
@@ -165,6 +202,7 @@ class _Model:
         self._intercepts = [common + own for own in depth]
 
 
+@lru_cache(1 << 14)  # counts have few ratios
 def log_odds(prob: float) -> float:
     """Return the log-odds of a proposer's estimate, within reason; 0 for what is no probability."""
     if not 0 <= prob <= 1:  # a sick target's states may hold anything

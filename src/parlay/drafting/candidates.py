@@ -16,7 +16,9 @@ class Candidates:
     def __init__(self, calibration: Calibration, trust: Trust) -> None:
         self._calibration, self._trust = calibration, trust
 
-    def __call__(self, request: Drafted, limit: int, room: int, step: int, *, anew: bool) -> list[Candidate]:
+    def __call__(
+        self, request: Drafted, limit: int, room: int, step: int, least: float, *, anew: bool
+    ) -> list[Candidate]:
         """Return a request's drafts that have a node.
 
         Args:
@@ -24,6 +26,7 @@ class Candidates:
             limit: most nodes, one or more.
             room: most nodes together with those that a grammar forces.
             step: the number of the step, in which a host proposer may rest.
+            least: probability below which a node is not worth a thought.
             anew: whether to make drafts, or only to take what is there already.
 
         Raises:
@@ -37,20 +40,22 @@ class Candidates:
                 own, turns = request.request_id, state.turns if anew else ()
                 drafts = [(host.ask(own, turn, tokens, limit, step), turn, False) for host, turn in turns]
                 drafts.append((state.pending.cut(limit), None, True))
-            found = [self._candidate(request, *one, room) for one in drafts if one[0].tokens]
+            found = [self._candidate(request, *one, room, least) for one in drafts if one[0].tokens]
             if not found and state.constraint is not None:  # which may force some
-                found = [self._candidate(request, NO_DRAFT, None, False, room)]
+                found = [self._candidate(request, NO_DRAFT, None, False, room, least)]
             return [candidate for candidate in found if candidate.draft.tokens]
         except Exception as error:
             raise SpanError(request.request_id) from error
 
-    def _candidate(self, request: Drafted, draft: Draft, turn: Turn | None, pending: bool, room: int) -> Candidate:
+    def _candidate(
+        self, request: Drafted, draft: Draft, turn: Turn | None, pending: bool, room: int, least: float
+    ) -> Candidate:
         constraint, own = request.drafting.constraint, pending
         intact = len(draft)
         if constraint is not None:
             draft, intact = shape(draft, constraint, request.output_tokens, min(request.remaining - 1, room))
             own = own and intact == len(draft)
-        draft = self._calibration.apply(draft, request.params)
+        draft = self._calibration.apply(draft, request.params, least if turn is not None else 0.0)
         chances = survivals(draft)
         if turn is not None and draft.tokens:
             factor = self._trust.factor(draft.source[0], request.params.temperature > 0)

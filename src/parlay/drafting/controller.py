@@ -17,7 +17,7 @@ _AHEAD = 1.03  # and for which a device proposer begins; what it has drafted is 
 # Steps without a draft after which the best one is verified all the same, at first and at last: what rows cost is
 # learnt by running some.
 _IDLE, _SELDOM = 64, 1024
-# Steps with drafts, one after the other, after which one goes without, at first and at last: what plain steps cost is
+# Steps with drafts after which one goes without, at first and at last: what plain steps cost is
 # learnt by running some, and where they seem dearer than they are there would be no other.
 _BUSY, _RARELY = 8, 128
 _AT_LEAST = 0.7  # of plain decoding's goodput that it must promise then
@@ -76,7 +76,7 @@ class Controller:
         """
         table = self.cost.table
         self.price = self.plain = 0.0
-        self._busy, self._drafted = self._busy + 1 if self._drafted else 0, False
+        self._busy, self._drafted = self._busy + self._drafted, False
         if not requests or rows + 1 >= len(table):
             return False
         if table is not self._priced:
@@ -122,7 +122,7 @@ class Controller:
             ahead: whether a device proposer made some of the drafts, the price of which is paid.
         """
         if self._busy >= self._stamina and not ahead:
-            self._stamina = min(2 * self._stamina, _RARELY)
+            self._busy, self._stamina = 0, min(2 * self._stamina, _RARELY)
             return [[] for _ in chances]
         margin = 1.0 if ahead else _GO_ON if self._verifies else _BEGIN
         trying = self._idle >= self._patience and bool(chances)

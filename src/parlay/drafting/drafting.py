@@ -12,6 +12,7 @@ controller, what is not worth its row is left out. What was not verified is judg
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import expm1, log1p
 from time import perf_counter
 
 from parlay.drafting.account import Account
@@ -32,6 +33,8 @@ from parlay.types.plan import CatchUp, Plan, Proposal, Span, StepOutput, Verdict
 from parlay.verify.tree import levels, walk
 
 _TIMED = 4  # steps
+_PAUSE = 16  # steps between refinements of what guesses are worth, each of which takes a tenth of a millisecond
+_LEAST = 0.25  # of the price of a row that a guess must promise to be thought about
 _ALONE = CatchUp()  # where there is no device proposer
 
 
@@ -84,11 +87,14 @@ class Drafting:
         self._longest = max([*self._lengths.values(), predicted_length or DEFAULT_LENGTH])
         self._most_nodes, self._bound = most_nodes, most_nodes(1)
         self._remember = remember
-        self._calibration = Calibration()
+        self._calibration = Calibration(_PAUSE)
         self._trust = Trust()
         self._find = Candidates(self._calibration, self._trust)
         self._account, self._clock = Account(), clock
-        self._token, self._drafts = 0.0, False  # seconds of a token without drafts; whether the step has any
+        self._plain, self._drafts = 0.0, False  # seconds of the step without drafts; whether it has any
+        # Of the step: requests that emit; by which of their means to count; the sum of what guesses have gained them.
+        self._emitting, self._fair, self._gained = 1, False, 0.0
+        self._asking = 0.0  # seconds of asking for them, which are the account's
         self._steps = 0
 
     @property
@@ -172,7 +178,9 @@ class Drafting:
             SpanError: as `draft`.
         """
         self._bound, self._steps = self._most_nodes(emitting), self._steps + 1
-        control, self._drafts, device = self.controller, False, self._device
+        self._calibration.step = self._steps
+        self._emitting, self._fair, self._gained = emitting, not waiting, 0.0
+        control, self._drafts, self._asking, device = self.controller, False, 0.0, self._device
         if device is not None:
             device.begin(requests)
         if control is None:
@@ -192,7 +200,7 @@ class Drafting:
                 self._take(state, nodes)
             guessed = sum(len(state.taken) for state in some if state.guessed)
             self._account.gain(-control.extra(rows, guessed))
-            self._token, self._drafts = control.plain / emitting, any(chosen)
+            self._plain, self._drafts = control.plain, any(chosen)
         if device is not None and requests and device.thinks(self._steps):
             device.choose(requests, [self.limit(request) for request in requests], emitting, keys)
 
@@ -240,7 +248,7 @@ class Drafting:
                     state.why = Why.NOT_ASKED
                 else:
                     asked += 1
-                    state.candidates = self._candidates(request, room)
+                    state.candidates = self._candidates(request, room, price)
                     state.rest()
             if state.pending.tokens and not state.candidates:  # or nothing would be learnt of it
                 state.candidates = self._candidates(request, room, anew=False)
@@ -249,7 +257,8 @@ class Drafting:
             elif state.layers.ahead:
                 state.layers = replace(state.layers, ahead=0)
         if asked:
-            account.spend(self._clock() - began, asked)
+            self._asking = self._clock() - began
+            account.spend(self._asking, asked)
 
     def draft(self, request: Drafted, end: int, rows: int, next_rows: int) -> Offer:
         """Return the draft of a request that was granted rows.
@@ -300,7 +309,7 @@ class Drafting:
         if not state.candidates:
             return []
         if state.guessed:
-            self._account.gain(len(verdict.path) * self._token)
+            self._gained += log1p(len(verdict.path)) if self._fair else len(verdict.path)
         for candidate in state.candidates:
             draft, path = candidate.draft, walk(candidate.draft, verdict.tokens)
             judged = self._calibration.observe(draft, Verdict(verdict.tokens, path), span.params)
@@ -319,12 +328,15 @@ class Drafting:
         return verified
 
     def timed(self, plan: Plan, output: StepOutput, seconds: float) -> None:
-        """Learn how long a step took, `seconds` in all."""
+        """Learn what a step took, `seconds` in all, and what guesses have saved."""
+        if self._gained:  # by the same mean of all requests by which `Controller.choose` goes
+            mean = self._gained / self._emitting
+            self._account.gain(self._plain * (expm1(mean) if self._fair else mean))
         if self.controller is None or not output.times.settled:
             return  # it says nothing of what such steps will take
         if self._steps % _TIMED and not self._drafts and not (self._device and self._device.next_length):
             return  # of plain steps a few tell enough
-        self.controller.timed(*measured(plan, output, seconds))
+        self.controller.timed(*measured(plan, output, seconds - self._asking))
 
     def forgotten(self) -> tuple[int, ...]:
         """Return the requests of which a device proposer is to drop what it holds, each of them once."""
@@ -336,10 +348,10 @@ class Drafting:
 
     # ---------------------------------------------------------------------------------------------- one draft
 
-    def _candidates(self, request: Drafted, room: int, *, anew: bool = True) -> list[Candidate]:
+    def _candidates(self, request: Drafted, room: int, price: float = 0.0, *, anew: bool = True) -> list[Candidate]:
         """Return all drafts there are, of at most `room` nodes; only what is there already unless `anew`."""
         limit = min(self.limit(request), room)
-        return self._find(request, limit, room, self._steps, anew=anew) if limit > 0 else []
+        return self._find(request, limit, room, self._steps, _LEAST * price, anew=anew) if limit > 0 else []
 
     def _take(self, state: DraftState, nodes: Sequence[int]) -> None:
         """Choose nodes of a request's best draft."""
@@ -352,6 +364,7 @@ class Drafting:
                     candidate.turn.used()
                 else:
                     candidate.turn.unused(self._steps)
-        # A device proposer's layers hold its guesses in order, as far as none is left out.
-        intact = sum(node == place for place, node in enumerate(nodes))
-        state.layers = replace(state.layers, ahead=min(state.layers.ahead, intact, state.best.ahead))
+        if state.layers.ahead:
+            # A device proposer's layers hold its guesses in order, as far as none is left out.
+            intact = sum(node == place for place, node in enumerate(nodes))
+            state.layers = replace(state.layers, ahead=min(state.layers.ahead, intact, state.best.ahead))

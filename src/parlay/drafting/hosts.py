@@ -196,7 +196,7 @@ def check_draft(draft: Draft, vocab_size: int | None) -> None:
     if {len(draft.parents), len(draft.source), nodes if draft.probs is None else len(draft.probs)} != {nodes}:
         raise ValueError("its draft has more of one kind than of another: tokens, parents, sources, probabilities")
     kinds = set(map(type, draft.parents)) - {int} | set(map(type, draft.source)) - {str}
-    if kinds or not all(isinstance(prob, int | float) for prob in draft.probs or ()):
+    if kinds or not all(issubclass(kind, int | float) for kind in set(map(type, draft.probs or ()))):
         raise ValueError("its draft holds parents, sources or probabilities that are none")
-    if not all(-1 <= parent < node for node, parent in enumerate(draft.parents)):
+    if not (draft.is_chain or all(-1 <= parent < node for node, parent in enumerate(draft.parents))):
         raise ValueError("its draft is no tree: a node does not come after its parent")

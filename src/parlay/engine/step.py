@@ -130,5 +130,6 @@ def drive(scheduler: Scheduler, worker: Worker) -> tuple[list[Request], StepTime
     if not plan.spans:
         return expired, None
     output = worker.execute(plan)
+    moved = scheduler.commit(plan, output, perf_counter())
     scheduler.drafting.timed(plan, output, perf_counter() - now)
-    return expired + scheduler.commit(plan, output, perf_counter()), output.times
+    return expired + moved, output.times

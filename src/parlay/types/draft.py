@@ -1,14 +1,17 @@
 """The one draft type: what every proposer emits and the one verifier reads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 ROOT = -1
+_CHAIN = tuple(range(ROOT, 1024))  # the parents of a chain's nodes
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(
+    msgspec.Struct, frozen=True
+):  # several are made for each request and step, an eighth of a dataclass's time
     """The guessed tokens of one request in one step: a tree below the root, parents before children.
 
     Attributes:
@@ -35,12 +38,12 @@ class Draft:
     def chain(cls, tokens: Sequence[int], source: str, probs: Sequence[float] | None = None) -> "Draft":
         """Return the draft in which every token is the only child of the one before it."""
         n = len(tokens)
-        return cls(tuple(tokens), tuple(range(ROOT, n - 1)), (source,) * n, None if probs is None else tuple(probs))
+        return cls(tuple(tokens), _chain(n), (source,) * n, None if probs is None else tuple(probs))
 
     @property
     def is_chain(self) -> bool:
         """Whether every node is the only child of the one before it."""
-        return self.parents == tuple(range(ROOT, len(self.tokens) - 1))
+        return self.parents == _chain(len(self.tokens))
 
     def cut(self, n: int) -> "Draft":
         """Return the first `n` nodes; always a valid draft, since parents come before children."""
@@ -54,6 +57,8 @@ class Draft:
         """Return only the nodes `chosen`, ascending, with each of which its parent must be."""
         if len(chosen) == len(self.tokens):
             return self
+        if chosen and chosen[-1] == len(chosen) - 1:  # which are the first ones
+            return self.cut(len(chosen))
         place = {ROOT: ROOT, **{node: i for i, node in enumerate(chosen)}}
         return Draft(
             tuple(self.tokens[node] for node in chosen),
@@ -63,6 +68,11 @@ class Draft:
             self.q,
             None if self.odds is None else tuple(self.odds[node] for node in chosen),
         )
+
+
+def _chain(n: int) -> tuple[int, ...]:
+    """Return the parents of a chain of `n` nodes."""
+    return _CHAIN[:n] if n < len(_CHAIN) else tuple(range(ROOT, n - 1))
 
 
 NO_DRAFT = Draft()
