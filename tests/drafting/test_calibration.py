@@ -181,7 +181,7 @@ def test_a_cut_draft_keeps_what_it_learns_from() -> None:
     assert found.apply(chain(0), GREEDY) == chain(0)
 
 
-def test_a_chain_ends_where_it_is_not_worth_a_thought() -> None:
+def test_a_chain_ends_where_too_little_is_promised() -> None:
     found = Calibration()
     whole = found.apply(chain(9, probs=[0.5] * 9), GREEDY)
     assert whole.probs is not None

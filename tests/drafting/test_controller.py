@@ -64,14 +64,14 @@ class Endless:
 class Simulation:
     """Steps without a model: a guess is right with a known probability, a step takes a known time."""
 
-    def __init__(self, batch: int, *, noise: float = 0.0, learn: bool = True) -> None:
+    def __init__(self, batch: int, *, noise: float = 0.0, learn: bool = True, fair: bool = False) -> None:
         cost = StepCost(512)
         if learn:
             cost.learn([(rows, seconds_of(rows)) for rows in (1, 2, 4, 8, 16, 32)])
         self.proposer = Ones()
         methods = [Method("ones", self.proposer, LENGTH)]
         self.seconds = 0.0
-        self.drafting = Drafting(methods, controller=Controller(cost, LENGTH), clock=lambda: self.seconds)
+        self.drafting = Drafting(methods, controller=Controller(cost, LENGTH, fair=fair), clock=lambda: self.seconds)
         pool = BlockPool(1, 16)
         self.requests = [Endless(i, BlockTable(pool)) for i in range(batch)]
         for request in self.requests:
@@ -184,9 +184,10 @@ def test_the_time_of_asking_is_no_part_of_what_rows_cost() -> None:
 
 
 def test_what_guesses_gain_is_counted_as_lengths_are_chosen() -> None:
-    """While nobody waits, three tokens for one of two requests are a step of both twice as fast, and no more."""
-    for waiting, gained in ((False, 1.0), (True, 1.5)):
-        run = Simulation(2)
+    """Three tokens for one of two requests make both twice as fast by the geometric mean, which counts while none
+    waits and with `latency` always."""
+    for waiting, latency, gained in ((False, False, 1.0), (True, False, 1.5), (True, True, 1.0)):
+        run = Simulation(2, fair=latency)
         run.drafting.prepare(run.requests, 2, 2, 0, 100, waiting=waiting)
         control, account = run.drafting.controller, run.drafting._account
         assert control is not None

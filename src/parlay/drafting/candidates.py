@@ -26,7 +26,7 @@ class Candidates:
             limit: most nodes, one or more.
             room: most nodes together with those that a grammar forces.
             step: the number of the step, in which a host proposer may rest.
-            least: probability below which a node is not worth a thought.
+            least: where the probability to be accepted falls below it, a host proposer's chain ends.
             anew: whether to make drafts, or only to take what is there already.
 
         Raises:

@@ -92,6 +92,10 @@ class Controller:
         self._idle += 1
         return self._idle >= self._patience
 
+    def fair(self, *, waiting: bool) -> bool:
+        """Whether requests count by the geometric mean of their speeds; `waiting`: whether others queue."""
+        return self._fair or not waiting
+
     def extra(self, rows: int, nodes: int) -> float:
         """Return the seconds that `nodes` rows add to a step of so many rows without them."""
         table = self.cost.table
@@ -132,7 +136,7 @@ class Controller:
         # What prompts take is spent with drafts or without, and must not make a row of a draft look cheap beside it.
         prompts = table[min(rows, last)] - table[min(requests, rows, last)]
         more = keys * self.cost.key - prompts
-        chosen = choose(chances, requests, rows, table, more, margin, fair=self._fair or not waiting)
+        chosen = choose(chances, requests, rows, table, more, margin, fair=self.fair(waiting=waiting))
         if chances:
             self._verifies = any(chosen) and not trying
             self._idle = 0 if self._verifies else self._idle + 1

@@ -34,7 +34,7 @@ from parlay.verify.tree import levels, walk
 
 _TIMED = 4  # steps
 _PAUSE = 16  # steps between refinements of what guesses are worth, each of which takes a tenth of a millisecond
-_LEAST = 0.25  # of the price of a row that a guess must promise to be thought about
+_LEAST = 0.25  # of the price of a row: what host proposers guess ends where it promises less
 _ALONE = CatchUp()  # where there is no device proposer
 
 
@@ -179,7 +179,7 @@ class Drafting:
         """
         self._bound, self._steps = self._most_nodes(emitting), self._steps + 1
         self._calibration.step = self._steps
-        self._emitting, self._fair, self._gained = emitting, not waiting, 0.0
+        self._emitting, self._gained = emitting, 0.0
         control, self._drafts, self._asking, device = self.controller, False, 0.0, self._device
         if device is not None:
             device.begin(requests)
@@ -187,6 +187,7 @@ class Drafting:
             for place, request in enumerate(requests):
                 room -= self._take_all(request, room // (len(requests) - place))
             return
+        self._fair = control.fair(waiting=waiting)
         if self._idle(requests, control.plain):
             return
         asking = control.asks(emitting, rows, keys)
