@@ -35,7 +35,7 @@ class LLM:
 
         Args:
             model: a directory in Hugging Face format, a GGUF file, a name on the hub, or that of an embedded model.
-            speculative_config: how to speculate; None, as when it is left out, decodes plainly.
+            speculative_config: how to speculate; left out, as `{"method": "auto"}`; None decodes plainly.
             **options: fields of `EngineConfig`. The keywords of vLLM 0.6 work too, each with a `DeprecationWarning`.
 
         Raises:

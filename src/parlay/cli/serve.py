@@ -27,7 +27,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--speculative-config",
         metavar="JSON",
-        help='how to speculate, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'',
+        help='how to speculate, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'; '
+        '\'{"method": "none"}\' decodes plainly (default: \'{"method": "auto"}\')',
     )
     add_flags(parser, ServerConfig)
     add_flags(parser, EngineConfig)

@@ -115,5 +115,6 @@ def _check_ranges(ranges: Sequence[tuple[int, int, int]]) -> None:
         before = last
 
 
-# What an engine does whose user says nothing about speculation.
-DEFAULT = plain()
+# What an engine does whose user says nothing about speculation: whoever guesses without weights of its own, as far
+# as it pays.
+DEFAULT = SpeculativeConfig()
