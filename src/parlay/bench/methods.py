@@ -27,6 +27,7 @@ from parlay.types.output import CompletionOutput
 PLAIN = "plain"
 _TURN = 0.5  # seconds that plain decoding's part of a turn takes, about: shorter ones are all jitter
 _WARM_UP = 8  # prompts, and two batches at least: the first one of an engine is slower
+_WARM_UP_SECONDS = 2.0  # after two batches more would only take time from the turns of an expensive model
 _WARM_UP_TOKENS = 32
 # What decides which cases there are, but not what a case is; and what is compared by digest.
 _CHOOSES_CASES = ("workloads", "prompts", "batch_sizes", "temperatures")
@@ -235,8 +236,11 @@ def _warm_up(llm: LLM, case: _Case) -> float:
     count = max(2, ceil(_WARM_UP / case.batch)) * case.batch
     nonsense = [Prefix(i, prompts[i % len(prompts)].tokens[::-1]) for i in range(count)]
     short = _Case(Workload("warm-up", tuple(nonsense), limit), case.batch, case.temperature)
+    start = perf_counter()
     for batch in range(0, count, case.batch):
         began = perf_counter()
+        if batch >= 2 * case.batch and began - start > _WARM_UP_SECONDS:
+            break
         _complete(llm, short, nonsense[batch : batch + case.batch], 0)
         seconds = perf_counter() - began
     llm.engine.stats.reset()
