@@ -34,8 +34,9 @@ def card(
     learnt, held_out = texts
     tokens = sum(len(text.tokens) for text in learnt)
     counted = sum(int(text.counted.sum()) for text in learnt)
+    prompts = "its own prompts" if options.data is None else f"prompts from `{options.data}`"
     source = (
-        f"{len(learnt):,} responses that the target wrote to prompts from `{options.data}` at temperature "
+        f"{len(learnt):,} responses that the target wrote to {prompts} at temperature "
         f"{' and '.join(f'{number:g}' for number in options.temperature)}"
         if options.generate
         else f"{len(learnt):,} texts from `{options.data}`"

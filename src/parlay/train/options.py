@@ -14,7 +14,8 @@ class TrainOptions:
     Attributes:
         target: the model to draft for: a directory, a name on the hub, or that of an embedded model.
         data: a file of text or, ending in .jsonl, of JSON objects with `prompt` and `completion`, `messages`,
-            `conversations`, or `text`; or a directory of such files.
+            `conversations`, or `text`; or a directory of such files. None, with `generate`, has a target that chats
+            write the prompts too.
         output: directory of the head, made if need be; a run that was stopped goes on from what it left there.
         generate: how many responses the target writes first, to be learnt from in place of the data, which then are
             prompts; 0 learns from the data as they are.
@@ -40,8 +41,8 @@ class TrainOptions:
     """
 
     target: str
-    data: str
     output: str
+    data: str | None = None
     generate: int = 0
     temperature: tuple[float, ...] = (0.8,)
     response_tokens: int = 256
@@ -63,8 +64,12 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         for name in ("target", "data", "output"):
-            if not getattr(self, name):
+            if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty")
+        if self.data is None and not self.generate:
+            raise ConfigError(
+                "there is nothing to learn from; give data, or have the target `generate` conversations"
+            )
         for name, least in (
             ("generate", 0),
             ("response_tokens", 1),

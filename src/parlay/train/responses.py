@@ -1,4 +1,4 @@
-"""What the target itself writes, to be learnt from: kept in a file, so that a stopped run does not write it again.
+"""What the target itself writes, to be learnt from.
 
 Every response has a seed of its own, so it is the same whichever run writes it.
 """
@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from parlay.errors import ConfigError
 from parlay.llm import LLM
 from parlay.train.data import LEAST_TOKENS, Text, digest
+from parlay.train.kept import read_kept, usable
 from parlay.train.options import TrainOptions
 from parlay.types.params import SamplingParams
 
@@ -44,15 +46,15 @@ def write_responses(
     """
     shaping = {name: value for name, value in asdict(options).items() if name in _SHAPING}
     header = json.dumps({**shaping, "weights": target, "data": digest(texts)}, sort_keys=True)
-    try:
-        found = _read(file, header, vocab)
+    with usable(file, "responses"):
+        found = read_kept(file, header, "responses", _pair)
+        if not all(0 <= token < vocab for pair in found for part in pair for token in part):
+            raise ConfigError(
+                f"{file} has tokens beyond the target's vocabulary of {vocab}; delete it, and the target writes its "
+                "responses again"
+            )
         if len(found) < options.generate:
             _write(file, header, found, texts, options, tick)
-    except OSError as error:
-        raise ConfigError(
-            f"{file} cannot be read or written: {error.strerror}; put that right, and the run goes on with "
-            "the responses that are there"
-        ) from None
     order = _order(texts, options)
     asked = [texts[order[i % len(texts)]] for i in range(options.generate)]
     made = [Text.of(*pair, text.document, text.part) for pair, text in zip(found, asked, strict=False)]
@@ -64,33 +66,9 @@ def write_responses(
     return made
 
 
-def _read(file: Path, header: str, vocab: int) -> list[tuple[list[int], list[int]]]:
-    """Return the responses of a file; a last line that was cut off is dropped from it."""
-    if not file.exists():
-        return []
-    try:
-        content = file.read_text("utf-8")
-        whole = content[: content.rfind("\n") + 1]
-        first, *lines = whole.splitlines() or [header]
-        if first != header:
-            raise ConfigError(
-                f"{file} holds responses written with other options or data; give those again, or another output"
-            )
-        found = [
-            (list(map(int, entry["prompt"])), list(map(int, entry["response"]))) for entry in map(json.loads, lines)
-        ]
-    except (UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{file} is damaged; delete it, and the target writes its responses again") from None
-    if not all(0 <= token < vocab for pair in found for part in pair for token in part):
-        raise ConfigError(
-            f"{file} has tokens beyond the target's vocabulary of {vocab}; delete it, and the target writes its "
-            "responses again"
-        )
-    if whole != content:
-        file.write_text(whole, "utf-8")
-    return found
+def _pair(entry: Any) -> tuple[list[int], list[int]]:
+    """Return the prompt and the response of a line."""
+    return list(map(int, entry["prompt"])), list(map(int, entry["response"]))
 
 
 def _write(

@@ -22,6 +22,7 @@ from parlay.proposers.select import naming_heads
 from parlay.train.card import card
 from parlay.train.data import Text, digest, read_texts
 from parlay.train.options import TrainOptions
+from parlay.train.prompts import header_of, write_prompts
 from parlay.train.responses import write_responses
 from parlay.train.save import alone, load_checkpoint, save_checkpoint, save_head
 from parlay.train.split import sample, split
@@ -88,8 +89,8 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
     output = Path(options.output)
     if (output / "config.json").exists():
         raise ConfigError(f"{output} holds a model already; give another output")
-    data = Path(options.data)
-    if data.is_dir() and output.resolve().is_relative_to(data.resolve()):
+    data = None if options.data is None else Path(options.data)
+    if data is not None and data.is_dir() and output.resolve().is_relative_to(data.resolve()):
         raise ConfigError(
             f"{output} lies within {data}, so the run would learn from its own files; give another output"
         )
@@ -100,18 +101,28 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
         target = describe_target(options)
         codec = TextCodec(path)
     module.Trainee.check(own, target)
-    texts = read_texts(data, codec, target.vocab_size, options.max_length, prompts=options.generate > 0)
+    texts: list[Text] = []
+    if data is None:
+        header_of(codec)  # a target that does not chat is refused before anything is written
+    else:
+        texts = read_texts(data, codec, target.vocab_size, options.max_length, prompts=options.generate > 0)
     work = output / "training"
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{output} cannot be written to: {error.strerror}") from None
     with alone(work):
-        return _train(method, options, own, target, texts, watch)
+        return _train(method, options, own, target, codec, texts, watch)
 
 
 def _train(
-    method: str, options: TrainOptions, own: Any, target: ModelConfig, texts: list[Text], watch: Watch
+    method: str,
+    options: TrainOptions,
+    own: Any,
+    target: ModelConfig,
+    codec: TextCodec,
+    texts: list[Text],
+    watch: Watch,
 ) -> Figures:
     output, work, path = Path(options.output), Path(options.output) / "training", target.path
     weights = digest_weights(path).hex()[:16]
@@ -122,6 +133,12 @@ def _train(
         **{f"{method}.{key}": value for key, value in asdict(own).items()},
     }
     load_checkpoint(work / "checkpoint.pt", identity)  # another run's is refused before anything is written
+    if options.data is None:
+
+        def asked(done: int) -> None:
+            watch(Progress("asking", done, options.generate))
+
+        texts = write_prompts(work / "prompts.jsonl", options, weights, codec, asked)
     if options.generate:
 
         def tick(done: int) -> None:
