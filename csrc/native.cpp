@@ -408,6 +408,10 @@ using Found = std::tuple<std::vector<int32_t>, std::vector<float>, float, uint32
 
 Found found(Guess guess) { return {std::move(guess.tokens), std::move(guess.probs), guess.score, guess.match}; }
 
+using Tree = std::tuple<std::vector<int32_t>, std::vector<int32_t>, std::vector<float>, float>;
+
+Tree tree(Branches made) { return {std::move(made.tokens), std::move(made.parents), std::move(made.probs), made.score}; }
+
 }  // namespace
 }  // namespace parlay
 
@@ -429,6 +433,12 @@ NB_MODULE(_native, m) {
       .def("guess_after", [](const SuffixTrie& t, const Tokens& x, uint32_t most, float factor, float offset,
                              float min_prob) {
         return found(t.guess_after(x.data(), x.size(), {most, factor, offset, min_prob}));
+      })
+      .def("branch", [](const SuffixTrie& t, uint32_t sequence, uint32_t most, float factor, float offset,
+                        float min_prob) { return tree(t.branch(sequence, {most, factor, offset, min_prob})); })
+      .def("branch_after", [](const SuffixTrie& t, const Tokens& x, uint32_t most, float factor, float offset,
+                              float min_prob) {
+        return tree(t.branch_after(x.data(), x.size(), {most, factor, offset, min_prob}));
       })
       .def("lookup", &SuffixTrie::lookup)
       .def("count", [](const SuffixTrie& t, const Tokens& x) { return t.count(x.data(), x.size()); })

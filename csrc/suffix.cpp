@@ -278,13 +278,27 @@ std::vector<int32_t> SuffixTrie::lookup(uint32_t sequence, uint32_t least, size_
   return {};
 }
 
+Branches SuffixTrie::branch(uint32_t sequence, const Limits& limits) const {
+  return grow(guess(sequence, limits), limits);
+}
+
+Branches SuffixTrie::branch_after(const int32_t* tokens, size_t count, const Limits& limits) const {
+  return grow(guess_after(tokens, count, limits), limits);
+}
+
+// How many tokens may be guessed after a match.
+uint32_t SuffixTrie::longest(uint32_t match, const Limits& limits) const {
+  const float wished = float(match) * limits.factor + limits.offset + 1e-6f;
+  return std::min({limits.most, depth_ - match, uint32_t(std::clamp(wished, 0.0f, 1e6f))});
+}
+
 // Follows the most frequent children of the node of a string of `match` tokens; the string may end inside of a leaf.
 void SuffixTrie::follow(uint32_t node, uint32_t match, const Limits& limits, Guess& best) const {
-  const float wished = float(match) * limits.factor + limits.offset + 1e-6f;
-  const uint32_t most = std::min({limits.most, depth_ - match, uint32_t(std::clamp(wished, 0.0f, 1e6f))});
+  const uint32_t most = longest(match, limits);
   if (float(most) <= best.score) return;  // no probability exceeds 1
   Guess guess;
   guess.match = match;
+  guess.node = node;
   float prob = 1;
   while (guess.tokens.size() < most) {
     const Node& from = nodes_[node];
@@ -306,6 +320,76 @@ void SuffixTrie::follow(uint32_t node, uint32_t match, const Limits& limits, Gue
     guess.score += prob;
   }
   if (guess.score > best.score) best = std::move(guess);
+}
+
+// Of all strings that went on where the best chain begins, takes the likeliest, one token after another. No token is
+// likelier than the one before it, so what is taken is a tree.
+Branches SuffixTrie::grow(const Guess& best, const Limits& limits) const {
+  struct Open {
+    float prob;
+    uint32_t order, node, length;  // the node of the string, or the leaf inside of which it ends; its tokens
+    int32_t token, parent;
+  };
+  const auto worse = [](const Open& a, const Open& b) {
+    return a.prob != b.prob ? a.prob < b.prob : a.order > b.order;
+  };
+  std::vector<Open> open, taken;
+  uint32_t order = 0;
+  const uint32_t deepest = best.match + longest(best.match, limits);
+  const auto go_on = [&](uint32_t node, uint32_t length, float prob, int32_t parent) {
+    const auto add = [&](float prob, uint32_t node, int32_t token) {
+      open.push_back({prob, order++, node, length + 1, token, parent});
+      std::push_heap(open.begin(), open.end(), worse);
+    };
+    const Node& from = nodes_[node];
+    if (length >= deepest) return;
+    if (from.owner != 0) {
+      const std::vector<int32_t>& tokens = sequences_[from.owner].tokens;
+      if (from.start + length < tokens.size()) add(prob, node, tokens[from.start + length]);
+      return;
+    }
+    for (const uint32_t child : likely(node, limits.min_prob / prob))
+      add(prob * (float(nodes_[child].count) / float(from.count)), child, nodes_[child].token);
+  };
+  if (!best.tokens.empty()) go_on(best.node, best.match, 1, -1);
+  while (!open.empty() && taken.size() < limits.most) {
+    std::pop_heap(open.begin(), open.end(), worse);
+    taken.push_back(open.back());
+    open.pop_back();
+    const Open next = taken.back();
+    go_on(next.node, next.length, next.prob, int32_t(taken.size()) - 1);
+  }
+  // Likelier children were taken before their siblings; each is followed to its end before the next.
+  Branches made;
+  made.score = best.score;
+  std::vector<std::vector<int32_t>> below(taken.size() + 1);
+  for (size_t i = taken.size(); i-- > 0;) below[taken[i].parent + 1].push_back(int32_t(i));
+  std::vector<std::pair<int32_t, int32_t>> left;  // who comes next, and where its parent stands
+  for (const int32_t child : below[0]) left.emplace_back(child, -1);
+  while (!left.empty()) {
+    const auto [node, parent] = left.back();
+    left.pop_back();
+    const int32_t place = int32_t(made.tokens.size());
+    made.tokens.push_back(taken[node].token);
+    made.parents.push_back(parent);
+    made.probs.push_back(taken[node].prob);
+    for (const int32_t child : below[node + 1]) left.emplace_back(child, place);
+  }
+  return made;
+}
+
+// The children that follow with a probability of at least `least`: the one that chains follow, then by frequency.
+std::vector<uint32_t> SuffixTrie::likely(uint32_t node, float least) const {
+  const Node& from = nodes_[node];
+  std::vector<uint32_t> found;
+  for (uint32_t child = from.first; child != 0; child = nodes_[child].next)
+    if (float(nodes_[child].count) / float(from.count) >= least) found.push_back(child);
+  std::sort(found.begin(), found.end(), [&](uint32_t a, uint32_t b) {
+    if ((a == from.best) != (b == from.best)) return a == from.best;
+    if (nodes_[a].count != nodes_[b].count) return nodes_[a].count > nodes_[b].count;
+    return nodes_[a].token < nodes_[b].token;
+  });
+  return found;
 }
 
 // The node of a string, or the leaf inside of which it ends; 0 if it does not occur.

@@ -22,6 +22,15 @@ struct Guess {
   std::vector<float> probs;  // that all tokens up to this one follow
   float score = 0;           // their sum: tokens that are expected to be right
   uint32_t match = 0;        // tokens of context that were found
+  uint32_t node = 0;         // of these
+};
+
+// What may follow, as a tree whose likeliest path comes first.
+struct Branches {
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> parents;  // -1 for those that follow at once
+  std::vector<float> probs;      // that all tokens up to this one follow
+  float score = 0;               // of the best chain, by which matches are compared
 };
 
 struct Limits {
@@ -72,6 +81,10 @@ class SuffixTrie {
   // Guesses what follows a text that need not be of this trie.
   Guess guess_after(const int32_t* tokens, size_t count, const Limits& limits) const;
 
+  // The same as a tree: of the match that `guess` follows, the likeliest strings that went on there.
+  Branches branch(uint32_t sequence, const Limits& limits) const;
+  Branches branch_after(const int32_t* tokens, size_t count, const Limits& limits) const;
+
   // Up to `most` of the tokens that followed where the longest string of `least` to `depth` tokens that ends a growing
   // sequence occurred before; none if none did. Only in a trie that never held two sequences.
   std::vector<int32_t> lookup(uint32_t sequence, uint32_t least, size_t most) const;
@@ -114,7 +127,10 @@ class SuffixTrie {
   void find_best(uint32_t node);
   uint32_t* cursor(uint32_t number, uint32_t start);
   uint32_t find(const int32_t* tokens, size_t length) const;
+  uint32_t longest(uint32_t match, const Limits& limits) const;
   void follow(uint32_t node, uint32_t match, const Limits& limits, Guess& best) const;
+  Branches grow(const Guess& best, const Limits& limits) const;
+  std::vector<uint32_t> likely(uint32_t node, float least) const;
 
   uint32_t depth_;
   bool latest_;

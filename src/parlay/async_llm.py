@@ -5,14 +5,14 @@ output holds everything so far, so that a reader who is slow misses steps but no
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from os import PathLike
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Literal
 
-from parlay.config import SpeculativeConfig, modernise
-from parlay.config.speculative import DEFAULT
+from parlay.config import modernise
+from parlay.config.speculative import DEFAULT, Speculation
 from parlay.engine.request import Request
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ParlayError
@@ -38,7 +38,7 @@ class AsyncLLM:
         self,
         model: str | PathLike[str] = "tiny-code",
         *,
-        speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = DEFAULT,
+        speculative_config: Speculation = DEFAULT,
         **options: Any,
     ) -> None:
         """Load a model and start the engine's thread; arguments and errors are those of `LLM`."""

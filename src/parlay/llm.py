@@ -6,7 +6,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
-from parlay.config.speculative import DEFAULT
+from parlay.config.speculative import DEFAULT, Speculation
 from parlay.engine.chat import ChatOptions
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request, best
@@ -28,7 +28,7 @@ class LLM:
         self,
         model: str | PathLike[str] = "tiny-code",
         *,
-        speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = DEFAULT,
+        speculative_config: Speculation = DEFAULT,
         **options: Any,
     ) -> None:
         """Load a model.

@@ -117,7 +117,7 @@ def test_an_overconfident_proposer_is_toned_down() -> None:
     list(learn(found, rng, raws(), law))
     for own in (0.1, 0.5, 0.9, 0.97):
         assert estimates(found, chain(1, probs=[own]))[0] == pytest.approx(law(own, 0), abs=0.08)
-    model = found._models["guess", False]
+    model = found._models["guess", False, False]
     assert model._slope == pytest.approx(1 / 3, abs=0.1)
 
 
@@ -218,7 +218,7 @@ def test_against_descent_to_the_very_end() -> None:
         judged = found.observe(draft, verdict, GREEDY)
         assert draft.odds is not None
         nodes += [(draft.odds[i], i, accepted) for i, (_, accepted) in enumerate(judged)]
-    model = found._models["guess", False]
+    model = found._models["guess", False, False]
     kept = len(nodes) - len(model._judged)  # those not learnt from yet came last
     worth = model._worth.tolist()
     slope, intercept, depths = _descend(nodes[kept - len(worth) : kept], worth)
@@ -292,7 +292,7 @@ def test_a_step_of_many_requests_is_learnt_from_at_once(monkeypatch: pytest.Monk
         step = [found.apply(chain(4), GREEDY) for _ in range(100)]
         for draft in step:
             found.observe(draft, judge(rng, draft, lambda *_: 0.7), GREEDY)
-        assert len(found._models["guess", False]._rows) in (0, 200)
+        assert len(found._models["guess", False, False]._rows) in (0, 200)
     assert estimates(found, chain(1))[0] == pytest.approx(0.7, abs=0.1)
 
 

@@ -66,9 +66,11 @@ class Pair:
         limits = most, factor, random.choice((-1.0, 0.0, 1.0)), random.choice((0.0, 0.1, 0.5))
         for pair in self.growing:
             agree(self.trie.guess(pair[0], *limits), self.table.guess(pair[1], *limits))
+            agree(self.trie.branch(pair[0], *limits), self.table.branch(pair[1], *limits))
         text = [random.randrange(self.vocabulary) for _ in range(random.randrange(12))]
         for context in (text, *self.texts.values()):
             agree(self.trie.guess_after(context, *limits), self.table.guess_after(context, *limits))
+            agree(self.trie.branch_after(context, *limits), self.table.branch_after(context, *limits))
 
 
 def agree(one: Any, other: Any) -> None:

@@ -108,6 +108,11 @@ class _Counted(HostProposer):
         self.taken += self._seconds
         return self._inner.propose(request_id, budget)
 
+    def branch(self, request_id: int, budget: int) -> Draft:
+        self._count += 1
+        self.taken += self._seconds
+        return self._inner.branch(request_id, budget)
+
     def forget(self, request_id: int) -> None:
         self._inner.forget(request_id)
 
@@ -281,7 +286,7 @@ def drafting(
     methods: Sequence[Method], controller: Controller | None, clock: Callable[[], float] = lambda: 0.0
 ) -> Drafting:
     """Return what an engine drafts with."""
-    return Drafting(methods, share_prefixes=False, controller=controller, clock=clock)
+    return Drafting(methods, share_prefixes=False, controller=controller, tree=controller is not None, clock=clock)
 
 
 def replay(

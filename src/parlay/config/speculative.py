@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from parlay.config.strict import build
@@ -11,6 +11,7 @@ from parlay.errors import ConfigError, shown
 PLAIN = "none"
 AUTO = "auto"
 LENGTHS = ("goodput", "latency", "fixed")
+TREES = ("auto", "off")
 
 _EXAMPLE = "{'method': 'ngram'}"
 
@@ -26,21 +27,26 @@ class SpeculativeConfig:
         lengths: what lengths are chosen for, from measured cost and acceptance, down to nothing: "goodput", most
             tokens per second of all requests together, or "latency", the shortest time of each one, which "goodput"
             chooses too while none waits for a place. "fixed" chooses nothing and drafts as much as it may.
+        tree: whether drafts may have branches: "auto" where they are worth their rows, as far as lengths are chosen;
+            "off" for chains alone.
         disable_by_batch_size: with more requests than this at once nothing is drafted; None for no such limit.
         num_speculative_tokens_per_batch_size: `(first, last, nodes)`, ascending: with so many requests at once a
             draft has at most so many nodes. Between and beyond these `num_speculative_tokens` counts.
         remember_responses: whether a proposer may guess from responses to earlier requests of the same tenant. None
             means yes, except in a server without API keys, which cannot tell its clients apart.
         options: keys that the proposers' `Options` declare; checked when the proposers are found.
+        several: configs of several proposers, whose guesses become one draft; method and options are theirs then.
     """
 
     method: str | None = AUTO
     num_speculative_tokens: int | None = None
     lengths: str = "goodput"
+    tree: str = "auto"
     disable_by_batch_size: int | None = None
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
     remember_responses: bool | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    several: tuple["SpeculativeConfig", ...] = ()
 
     def __post_init__(self) -> None:
         _check_length(self.num_speculative_tokens)
@@ -48,6 +54,8 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"lengths must be {', '.join(LENGTHS[:-1])} or {LENGTHS[-1]}, not {shown(self.lengths)}"
             )
+        if self.tree not in TREES:
+            raise ConfigError(f"tree must be {' or '.join(TREES)}, not {shown(self.tree)}")
         if self.disable_by_batch_size is not None and self.disable_by_batch_size < 0:
             raise ConfigError(f"disable_by_batch_size must be at least 0, not {self.disable_by_batch_size}")
         _check_ranges(self.num_speculative_tokens_per_batch_size or ())
@@ -62,11 +70,12 @@ class SpeculativeConfig:
         return None
 
     @classmethod
-    def parse(cls, value: "SpeculativeConfig | Mapping[str, Any] | str | None") -> "SpeculativeConfig":
-        """Return a config from a mapping in vLLM's form, its JSON, or None for plain decoding.
+    def parse(cls, value: "Speculation") -> "SpeculativeConfig":
+        """Return a config from a mapping in vLLM's form, a list of them, its JSON, or None for plain decoding.
 
         Raises:
-            ConfigError: not a mapping, no method, or a value out of range.
+            ConfigError: not a mapping or list of mappings, no method, a value out of range, or entries of a list that
+                contradict each other.
         """
         if isinstance(value, SpeculativeConfig):
             return value
@@ -77,8 +86,17 @@ class SpeculativeConfig:
                 raise ConfigError(f"speculative_config is not valid JSON: {error}") from None
         if value is None:
             return plain()
+        if isinstance(value, Sequence):
+            return _together([cls._of(one) for one in value])
+        return cls._of(value)
+
+    @classmethod
+    def _of(cls, value: object) -> "SpeculativeConfig":
+        """Return the config of one mapping."""
         if not isinstance(value, Mapping):
-            raise ConfigError(f"speculative_config must be a mapping such as {_EXAMPLE}, not {shown(value)}")
+            raise ConfigError(
+                f"speculative_config must be a mapping such as {_EXAMPLE}, or a list of them, not {shown(value)}"
+            )
         given = dict(value)
         method = given.get("method")
         if not isinstance(method, str) and (method is not None or given.get("model") is None):
@@ -88,7 +106,33 @@ class SpeculativeConfig:
         return build(cls, {"method": None, **own, "options": given}, "speculative_config key")
 
 
-_OWN = frozenset(SpeculativeConfig.__dataclass_fields__) - {"options"}
+# What users may give: a config, a mapping in vLLM's form, a list of them, JSON of either, or None for plain decoding.
+Speculation = SpeculativeConfig | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None
+
+_OWN = frozenset(SpeculativeConfig.__dataclass_fields__) - {"options", "several"}
+_EACH = {"method", "num_speculative_tokens", "options", "several"}  # which every proposer of a list has its own of
+
+
+def _together(several: Sequence[SpeculativeConfig]) -> SpeculativeConfig:
+    """Return the config of several proposers."""
+    if not several:
+        raise ConfigError(f"speculative_config is an empty list; name a proposer in it, for example [{_EXAMPLE}]")
+    if len(several) == 1:
+        return several[0]
+    shared: dict[str, Any] = {}
+    for one in several:
+        if one.method in (PLAIN, AUTO):
+            raise ConfigError(f"method {one.method!r} stands for itself; leave it out of the list, or the list out")
+        for own in fields(SpeculativeConfig):
+            value = getattr(one, own.name)
+            if own.name in _EACH or value == own.default:
+                continue
+            if shared.setdefault(own.name, value) != value:
+                raise ConfigError(
+                    f"{own.name} counts for all proposers of the list, and is {shown(shared[own.name])} for one and "
+                    f"{shown(value)} for another; give it once"
+                )
+    return SpeculativeConfig(method=None, **shared, several=tuple(replace(one, **shared) for one in several))
 
 
 def plain() -> SpeculativeConfig:

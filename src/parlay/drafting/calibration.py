@@ -13,7 +13,6 @@ The model is that of vLLM's adaptive verification, and begins where its does. De
 only as far as they have shown to, so that shallow nodes teach about deep ones, of which few are ever reached.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 from math import exp, log
@@ -32,6 +31,8 @@ _LIMIT = 7.0  # log-odds; no estimate is nearer to 0 or 1 than .001
 
 # Slope, intercept and depths before anything is known; vLLM's: even odds are .45, and certainty is halved.
 _PRIOR = np.array([0.5, -0.2] + [0.0] * DEPTHS)
+# Of a node with siblings before it, which were likelier and are wrong: what a second idea is worth has to be shown.
+_LATER = np.array([0.5, -2.0] + [0.0] * DEPTHS)
 # How firmly each is held, in the unit of the Hessian: a judged node at even odds adds a quarter. The intercept gives
 # way within a few nodes, a depth's own share within two dozen.
 _RIDGE = np.array([1.0, 0.5] + [1.0] * DEPTHS)
@@ -58,7 +59,8 @@ class Calibration:
         """Begin with nothing learnt; once much is, a source's model is refined at most once in so many steps."""
         self.step = 0
         self._pause = pause
-        self._models: defaultdict[tuple[str, bool], _Model] = defaultdict(_Model)
+        # By source, whether sampled, and whether siblings come before.
+        self._models: dict[tuple[str, bool, bool], _Model] = {}
 
     def apply(self, draft: Draft, params: SamplingParams, least: float = 0.0) -> Draft:
         """Return a draft with a calibrated probability on every node, strictly between 0 and 1.
@@ -72,25 +74,41 @@ class Calibration:
             return draft
         odds = (0.0,) * len(draft) if draft.probs is None else tuple(map(log_odds, draft.probs))
         if draft.source.count(draft.source[0]) == len(draft) and draft.is_chain:
-            model = self._models[draft.source[0], params.temperature > 0]
+            model = self._model(draft.source[0], params.temperature > 0)
             self._refine(model)
             probs = tuple(model.estimates(odds, least))
             n = len(probs)
             return Draft(draft.tokens[:n], draft.parents[:n], draft.source[:n], probs, draft.q, odds[:n])
-        models = self._models_of(draft, params)
-        for model in models.values():
-            self._refine(model)
-        nodes = zip(draft.source, odds, depths(draft), strict=True)
-        probs = tuple(models[source].estimate(own, depth) for source, own, depth in nodes)
-        return Draft(draft.tokens, draft.parents, draft.source, probs, draft.q, odds)
+        return self.estimate(Draft(draft.tokens, draft.parents, draft.source, None, draft.q, odds), params)
 
-    def observe(self, draft: Draft, verdict: Verdict, params: SamplingParams) -> list[tuple[int, bool]]:
+    def estimate(self, draft: Draft, params: SamplingParams) -> Draft:
+        """Return a draft, of whose nodes the proposers' log-odds are known, with calibrated probabilities.
+
+        A node with siblings before it is right only where these are wrong, which is what its model says how often it
+        then is.
+        """
+        assert draft.odds is not None
+        sampled, taken = params.temperature > 0, dict[int, float]()
+        probs = []
+        for source, odds, depth, parent in zip(draft.source, draft.odds, depths(draft), draft.parents, strict=True):
+            model = self._model(source, sampled, parent in taken)
+            self._refine(model)
+            before = taken.get(parent, 0.0)
+            probs.append((1 - before) * model.estimate(odds, depth))
+            taken[parent] = before + probs[-1]
+        return Draft(draft.tokens, draft.parents, draft.source, tuple(probs), draft.q, draft.odds)
+
+    def observe(
+        self, draft: Draft, verdict: Verdict, params: SamplingParams, *, joined: bool = False
+    ) -> list[tuple[int, bool]]:
         """Learn from what became of a draft, or would have become of it had it been verified.
 
         Args:
             draft: one that `apply` has returned.
             verdict: the target's, whose path goes along this draft.
             params: as for `apply`.
+            joined: whether it is a union of drafts that are learnt from one by one, so that nodes without siblings
+                before them teach nothing more.
 
         Returns:
             The nodes that the target judged, and whether each was accepted.
@@ -99,29 +117,39 @@ class Calibration:
             return []
         # The target chose a token after the root and each accepted node, unless the request ended at the last.
         path, tokens = verdict.path, len(verdict.tokens)
-        models, judged = self._models_of(draft, params), []
+        judged: list[tuple[int, bool]] = []
+        sampled = params.temperature > 0
         if draft.is_chain:
             for node in range(min(len(draft), len(path) + 1, tokens)):
-                models[draft.source[node]].observe(draft.odds[node], node + 1, node < len(path))
-                judged.append((node, node < len(path)))
+                accepted = node < len(path)
+                if not joined:
+                    self._model(draft.source[node], sampled).observe(draft.odds[node], node + 1, accepted)
+                judged.append((node, accepted))
             return judged
         parents = (ROOT, *path)[:tokens]
+        settled: dict[int, bool] = {}  # whether one of the children so far was right
         for node, depth in enumerate(depths(draft)):
-            if draft.parents[node] in parents:
-                accepted = node in path
-                models[draft.source[node]].observe(draft.odds[node], depth, accepted)
+            parent = draft.parents[node]
+            if parent in parents:
+                accepted, later, over = node in path, parent in settled, settled.get(parent, False)
+                if not over and (later or not joined):
+                    self._model(draft.source[node], sampled, later).observe(draft.odds[node], depth, accepted)
+                settled[parent] = over or accepted
                 judged.append((node, accepted))
         return judged
+
+    def _model(self, source: str, sampled: bool, later: bool = False) -> "_Model":
+        key = source, sampled, later
+        found = self._models.get(key)
+        if found is None:
+            found = self._models[key] = _Model(_LATER if later else _PRIOR)
+        return found
 
     def _refine(self, model: "_Model") -> None:
         """Refine a model if it is time: here and not sooner, so that a step's nodes are learnt from together."""
         if model.due and self.step >= model.wake:
             model.wake = self.step + (self._pause if model.grown else 0)
             model.refine()
-
-    def _models_of(self, draft: Draft, params: SamplingParams) -> dict[str, "_Model"]:
-        sampled = params.temperature > 0
-        return {source: self._models[source, sampled] for source in set(draft.source)}
 
 
 class _Model:
@@ -131,9 +159,10 @@ class _Model:
         wake: the step from which on it may be refined.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prior: NDArray[np.float64] = _PRIOR) -> None:
+        """Begin with `prior` weights."""
         self.wake = 0
-        self._weights = _PRIOR
+        self._prior = self._weights = prior
         self._rows = np.zeros((0, len(_PRIOR)))  # of each node kept: what its weights are multiplied by
         self._accepted = np.zeros(0)
         self._worth = np.zeros(0)
@@ -190,7 +219,7 @@ class _Model:
         self._worth = np.concatenate([worth, np.ones(len(rows))])[-_WINDOW:]
 
         likely = _sigmoid(self._rows @ self._weights)
-        gradient = self._rows.T @ (self._worth * (self._accepted - likely)) - _RIDGE * (self._weights - _PRIOR)
+        gradient = self._rows.T @ (self._worth * (self._accepted - likely)) - _RIDGE * (self._weights - self._prior)
         curvature = (self._rows.T * (self._worth * likely * (1 - likely))) @ self._rows + np.diag(_RIDGE)
         move = np.linalg.solve(curvature, gradient)
         self._weights = self._weights + move * (_STRIDE / max(np.abs(self._rows @ move).max(), _STRIDE))

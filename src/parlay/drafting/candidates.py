@@ -57,7 +57,8 @@ class Candidates:
             own = own and intact == len(draft)
         draft = self._calibration.apply(draft, request.params, least if turn is not None else 0.0)
         chances = survivals(draft)
+        factor = 1.0
         if turn is not None and draft.tokens:
             factor = self._trust.factor(draft.source[0], request.params.temperature > 0)
             chances = [factor * chance for chance in chances]
-        return Candidate(draft, chances, turn, intact if pending else 0, own)
+        return Candidate(draft, chances, turn, intact if pending else 0, own, factor)

@@ -224,4 +224,4 @@ class Device:
         if lacking and not self._worth(request, lacking):
             return False
         best, gain = state.best, self._control.device_gain
-        return best is None or best.pending or not state.chosen.tokens or sum(best.chances) < gain
+        return best is None or best.ahead > 0 or not state.chosen.tokens or sum(best.chances) < gain

@@ -4,8 +4,8 @@ The scheduler knows rows and blocks and nothing of proposers. In every step it a
 wants (`want`), drafts for what it was granted (`draft`), and it tells what became of them (`observe`). What a device
 proposer has to catch up travels to it in the plan (`catch_up`), unread on the way.
 
-In every step each request has the draft that promises most of these: the guesses of every host proposer, and those
-that a device proposer made at the end of the step before. The output that its user predicted comes before them all.
+In every step each request has one tree of these: the guesses of every host proposer, and those that a device
+proposer made at the end of the step before. The output that its user predicted comes before them all.
 A grammar takes from it what is forbidden and adds what is forced. Every node gets a calibrated probability. With a
 controller, what is not worth its row is left out. What was not verified is judged by what came instead.
 """
@@ -25,10 +25,11 @@ from parlay.drafting.hosts import Faults, Host, Method
 from parlay.drafting.measured import measured
 from parlay.drafting.offers import NOTHING, Offer, Want
 from parlay.drafting.prediction import DEFAULT_LENGTH
-from parlay.drafting.state import Candidate, Drafted, DraftState, Why, best_of
+from parlay.drafting.state import Candidate, Drafted, DraftState, Why
 from parlay.drafting.trust import Trust
+from parlay.drafting.union import best_of, union
 from parlay.proposers.base import DeviceProposer, HostProposer
-from parlay.types.draft import NO_DRAFT
+from parlay.types.draft import NO_DRAFT, ROOT
 from parlay.types.plan import CatchUp, Plan, Proposal, Span, StepOutput, Verdict
 from parlay.verify.tree import levels, walk
 
@@ -53,6 +54,7 @@ class Drafting:
         predicted_length: int | None = None,
         share_prefixes: bool = True,
         controller: Controller | None = None,
+        tree: bool = False,
         most_nodes: Callable[[int], int | None] = lambda batch_size: None,
         remember: bool = True,
         vocab_size: int | None = None,
@@ -65,15 +67,16 @@ class Drafting:
             predicted_length: most nodes of drafts from a prediction; None takes what is usual for those.
             share_prefixes: whether blocks with a proposer's keys and values may be found by other requests.
             controller: chooses lengths from measured cost and acceptance; None drafts as much as it may.
+            tree: whether drafts may have branches, and those of several proposers be one.
             most_nodes: of a draft, by how many requests emit at once; None for no further limit.
             remember: whether proposers may learn from one request for another.
             vocab_size: ids of guesses are below; None to take them as they are.
             clock: in seconds.
         """
         self.faults = Faults()
-        self.controller = controller
+        self.controller, self._tree = controller, tree
         self._hosts = [
-            Host(method, vocab_size, self.faults.add)
+            Host(method, vocab_size, self.faults.add, tree=tree)
             for method in methods
             if isinstance(method.proposer, HostProposer)
         ]
@@ -195,11 +198,11 @@ class Drafting:
         some = [request.drafting for request in requests if request.drafting.best is not None]
         if some:
             best = [state.best for state in some if state.best is not None]
-            chances, ahead = [one.chances for one in best], any(one.pending for one in best)
+            chances, ahead = [one.chances for one in best], any(one.ahead for one in best)
             chosen = control.choose(chances, emitting, rows, keys, waiting=waiting, ahead=ahead)
             for state, nodes in zip(some, chosen, strict=True):
                 self._take(state, nodes)
-            guessed = sum(len(state.taken) for state in some if state.guessed)
+            guessed = sum(state.best.guessed(state.taken) for state in some if state.best is not None)
             self._account.gain(-control.extra(rows, guessed))
             self._plain, self._drafts = control.plain, any(chosen)
         if device is not None and requests and device.thinks(self._steps):
@@ -210,9 +213,10 @@ class Drafting:
         state, began = request.drafting, self._clock()
         state.clear()
         state.candidates = self._candidates(request, room)
-        state.best, state.why = best_of(state.candidates, 0.0), Why.NO_GUESS
-        if state.best is not None:
-            self._take(state, range(min(len(state.best.draft), room)))
+        state.why = Why.NO_GUESS
+        if state.candidates:
+            best = state.best = self._best(request, room)
+            self._take(state, range(len(best.draft)))
         elif state.layers.ahead:
             state.layers = replace(state.layers, ahead=0)
         self._account.spend(self._clock() - began, 1)
@@ -254,7 +258,7 @@ class Drafting:
             if state.pending.tokens and not state.candidates:  # or nothing would be learnt of it
                 state.candidates = self._candidates(request, room, anew=False)
             if state.candidates and asking:
-                state.best, state.why = best_of(state.candidates, price), Why.UNLIKELY
+                state.best, state.why = self._best(request, room), Why.UNLIKELY
             elif state.layers.ahead:
                 state.layers = replace(state.layers, ahead=0)
         if asked:
@@ -309,24 +313,38 @@ class Drafting:
             state.prediction.observe(emitted)
         if not state.candidates:
             return []
-        if state.guessed:
-            self._gained += log1p(len(verdict.path)) if self._fair else len(verdict.path)
+        best = state.best
+        if best is not None:
+            gained = best.guessed(state.taken[node] for node in verdict.path)
+            self._gained += log1p(gained) if self._fair else gained
         for candidate in state.candidates:
             draft, path = candidate.draft, walk(candidate.draft, verdict.tokens)
             judged = self._calibration.observe(draft, Verdict(verdict.tokens, path), span.params)
-            if candidate is state.best and draft.probs is not None:
-                taken = state.taken[: len(span.draft)]
-                verified = [(draft.probs[node], right) for node, right in judged if node in taken]
-                if state.guessed and self.controller is not None and draft.probs[0] > self.controller.price:
+            if candidate is best:
+                verified = self._verified(state, judged, len(span.draft))
+            if candidate.turn is not None and self.controller is not None and draft.probs is not None:
+                if draft.probs[0] > self.controller.price:
                     known = [(draft.probs[node], right) for node, right in judged]
                     self._trust.observe(draft.source[0], span.params.temperature > 0, known)
-            if candidate.turn is not None and len(path) > len(verdict.path):
-                candidate.turn.missed(self._steps)
-                state.rest()
+                if len(path) > len(verdict.path):
+                    candidate.turn.missed(self._steps)
+                    state.rest()
             if candidate.pending and self.controller is not None:
                 self.controller.judged(levels(draft, path, len(verdict.tokens)))
+        if best is not None and best.joined is not None:
+            whole = Verdict(verdict.tokens, walk(best.draft, verdict.tokens))
+            judged = self._calibration.observe(best.draft, whole, span.params, joined=True)
+            verified = self._verified(state, judged, len(span.draft))
         state.clear()
         return verified
+
+    def _verified(
+        self, state: DraftState, judged: Sequence[tuple[int, bool]], count: int
+    ) -> list[tuple[float, bool]]:
+        """Return the probability of each verified node that the target judged, and whether it was right."""
+        assert state.best is not None
+        probs, taken = state.best.draft.probs, state.taken[:count]
+        return [(probs[node], right) for node, right in judged if node in taken] if probs is not None else []
 
     def timed(self, plan: Plan, output: StepOutput, seconds: float) -> None:
         """Learn what a step took, `seconds` in all, and what guesses have saved."""
@@ -354,14 +372,25 @@ class Drafting:
         limit = min(self.limit(request), room)
         return self._find(request, limit, room, self._steps, _LEAST * price, anew=anew) if limit > 0 else []
 
+    def _best(self, request: Drafted, room: int) -> Candidate:
+        """Return one draft: a tree of all that there are, or the one that promises most."""
+        state, params = request.drafting, request.params
+        if not self._tree:
+            return best_of(state.candidates, self.controller.price if self.controller is not None else 0.0)
+        # A grammar may have added tokens that cost nothing to guess.
+        most = max(min(self.limit(request), room), *(len(one.draft) for one in state.candidates), 0)
+        return union(state.candidates, most, lambda draft: self._calibration.estimate(draft, params))
+
     def _take(self, state: DraftState, nodes: Sequence[int]) -> None:
         """Choose nodes of a request's best draft."""
         assert state.best is not None
         state.taken, state.chosen = nodes, state.best.draft.select(nodes)
         state.why = Why.NO_ROOM if nodes else state.why
+        tree = state.best.draft
+        begun = {tree.tokens[node] for node in nodes if tree.parents[node] == ROOT}
         for candidate in state.candidates:
             if candidate.turn is not None:
-                if candidate is state.best and nodes:
+                if candidate.draft.tokens[0] in begun:
                     candidate.turn.used()
                 else:
                     candidate.turn.unused(self._steps)

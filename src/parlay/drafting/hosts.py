@@ -106,17 +106,26 @@ class Host:
         length: most nodes of its drafts.
     """
 
-    def __init__(self, method: Method, vocab_size: int | None, failed: Callable[[str, int, Exception], None]) -> None:
+    def __init__(
+        self,
+        method: Method,
+        vocab_size: int | None,
+        failed: Callable[[str, int, Exception], None],
+        *,
+        tree: bool = False,
+    ) -> None:
         """Begin without requests.
 
         Args:
             method: with a host proposer.
             vocab_size: ids of guesses are below; None to take them as they are.
             failed: is told of what goes wrong.
+            tree: whether drafts may have branches.
         """
         assert isinstance(method.proposer, HostProposer)
         self.name, self.length = method.name, method.length
         self._proposer: HostProposer = method.proposer
+        self._tree = tree
         self._vocab_size = vocab_size
         self._failed = failed
         self._turns: dict[int, Turn] = {}
@@ -147,7 +156,8 @@ class Host:
         if turn.lost:
             return NO_DRAFT
         try:
-            draft = self._proposer.propose(request_id, min(budget, self.length)).cut(budget)
+            propose = self._proposer.branch if self._tree else self._proposer.propose
+            draft = propose(request_id, min(budget, self.length)).cut(budget)
             if draft.tokens:
                 check_draft(draft, self._vocab_size)
                 turn.silent = 0

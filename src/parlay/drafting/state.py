@@ -1,6 +1,6 @@
 """What drafting keeps of one request, and what it reads of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -34,8 +34,10 @@ class Candidate:
         chances: of each node that all on its path to the root are accepted, itself included, as far as its source is
             to be trusted.
         turn: how the request stands with the host proposer that guessed; None if none did.
-        ahead: how many of the first nodes a device proposer's layers hold.
+        ahead: how many of the first nodes are a device proposer's, in the order in which its layers hold them.
         pending: whether it is a device proposer's, with nothing added or taken away.
+        trust: what its chances were multiplied with.
+        joined: of a union of several, the nodes that host proposers guessed.
     """
 
     draft: Draft
@@ -43,13 +45,14 @@ class Candidate:
     turn: Turn | None = None
     ahead: int = 0
     pending: bool = False
+    trust: float = 1.0
+    joined: frozenset[int] | None = None
 
-
-def best_of(candidates: Sequence[Candidate], price: float) -> Candidate | None:
-    """Return the draft that promises most tokens beyond what its rows are worth, each `price` tokens."""
-    if len(candidates) < 2:
-        return candidates[0] if candidates else None
-    return max(candidates, key=lambda one: (sum(max(c - price, 0.0) for c in one.chances), sum(one.chances)))
+    def guessed(self, nodes: Iterable[int]) -> int:
+        """Return how many of some nodes host proposers guessed."""
+        if self.joined is not None:
+            return sum(node in self.joined for node in nodes)
+        return sum(1 for _ in nodes) if self.turn is not None else 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -70,7 +73,7 @@ class DraftState:
         layers: how far a device proposer's cache layers have come.
         pending: what the device proposer has guessed for the next step.
         candidates: all drafts that were made for this step.
-        best: the one that promises most; None if there is none.
+        best: one tree of them all; None if there are none.
         taken: those of its nodes that are worth verifying.
         chosen: these as a draft.
         why: there is no draft, if there is none.
@@ -103,11 +106,6 @@ class DraftState:
         """Whether a step cannot pass it by: there is a draft already, or what says how it may go on."""
         known = self.pending.tokens or self.layers.ahead or self.candidates
         return bool(self.lucky or known) or self.prediction is not None or self.constraint is not None
-
-    @property
-    def guessed(self) -> bool:
-        """Whether the best draft is a host proposer's."""
-        return self.best is not None and self.best.turn is not None
 
     def rest(self) -> None:
         """Find out when a host proposer is to be asked again."""

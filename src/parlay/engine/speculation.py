@@ -76,6 +76,7 @@ def make_drafting(
         predicted_length=config.num_speculative_tokens,
         share_prefixes=engine.enable_prefix_caching,
         controller=controller,
+        tree=config.tree == "auto" and controller is not None,
         most_nodes=config.most_nodes,
         remember=config.remember_responses is not False,
         vocab_size=runner.model.config.vocab_size,
@@ -100,7 +101,8 @@ def _controller(
         table = ", ".join(f"{rows}: {1e3 * seconds:.2f}" for rows, seconds in passes)
         logger.info("timed passes in %.2f s; ms by rows: %s", perf_counter() - began, table)
     name, length = next(((m.name, m.length) for m in methods if isinstance(m.proposer, DeviceProposer)), ("", 0))
-    name = f"{name} {config.options.get('model')}" if name else ""
+    models = [one.options["model"] for one in (config, *config.several) if "model" in one.options]
+    name = f"{name} {next(iter(models), None)}" if name else ""
 
     def keep(cost: StepCost, ahead: Ahead) -> None:
         own = bool(name and ahead.times)

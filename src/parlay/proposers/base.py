@@ -106,6 +106,10 @@ class HostProposer(Proposer):
     def propose(self, request_id: int, budget: int) -> Draft:
         """Return a draft of at most `budget` nodes that follows the request's last known token."""
 
+    def branch(self, request_id: int, budget: int) -> Draft:
+        """Return a tree of at most `budget` nodes, its best path first; a chain from who has but one idea."""
+        return self.propose(request_id, budget)
+
     @abstractmethod
     def forget(self, request_id: int) -> None:
         """Drop everything kept for a request; unknown ones are ignored."""

@@ -1,6 +1,6 @@
 """From a speculative config to a proposer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -65,9 +65,12 @@ def settle_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[Specu
         hub: as for `settle_method`.
 
     Raises:
-        ConfigError: as `settle_method`; also an option that none of the proposers has.
+        ConfigError: as `settle_method`; also an option that none of the proposers has, a proposer that a list has
+            twice, or several with weights.
         ModelError: as `settle_method`.
     """
+    if config.several:
+        return _settle_several(config.several, hub)
     if config.method != AUTO:
         return (settle_method(config, hub),)
     found: dict[str, Any] = {name: proposers.load(name).Options for name in weightless()}
@@ -87,6 +90,23 @@ def settle_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[Specu
         replace(config, method=name, options={k: v for k, v in config.options.items() if k in own})
         for name, own in keys.items()
     )
+
+
+def _settle_several(configs: Sequence[SpeculativeConfig], hub: Hub) -> tuple[SpeculativeConfig, ...]:
+    found: dict[str, SpeculativeConfig] = {}
+    for config in configs:
+        one = settle_method(config, hub)
+        assert one.method is not None
+        if one.method in found:
+            raise ConfigError(f"speculative_config has {one.method!r} twice; leave one of them out")
+        found[one.method] = one
+    weighty = [name for name in found if name not in weightless()]
+    if len(weighty) > 1:
+        raise ConfigError(
+            f"speculative_config has {weighty[0]!r} and {weighty[1]!r}, but only one proposer with weights can be "
+            "loaded; leave one of them out"
+        )
+    return tuple(found.values())
 
 
 def weightless() -> list[str]:

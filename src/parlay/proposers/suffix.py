@@ -3,8 +3,8 @@
 Idea (Oliaro et al. 2411.04975, "SuffixDecoding"; vLLM's `suffix`): count every string of up to 24 tokens, of a
 request's prompt and output in a tree of its own, of responses in a tree that the requests of a tenant share. Every
 match of the last tokens is followed along its most frequent continuation while that is likely; the chain of which
-most tokens are expected to be right is drafted. So each request and step has a length of its own: many tokens in a
-loop, none in new text.
+most tokens are expected to be right is drafted, or the tree of all likely continuations of its match. So each request
+and step has a length of its own: many tokens in a loop, none in new text.
 
 Wins on agents' loops, edits and everything that was answered before. Costs about 10 us a request and step with
 10,000 responses at hand; the oldest responses go when there are more, or when they take more memory than allowed.
@@ -17,9 +17,10 @@ from typing import Any
 
 from parlay.errors import ConfigError
 from parlay.proposers.base import HostProposer, TargetInfo
-from parlay.proposers.suffix_tree import Counts, Guess, make_tree
+from parlay.proposers.suffix_tree import Branches, Counts, Guess, make_tree
 from parlay.types.draft import NO_DRAFT, Draft
 
+SOURCE = "suffix"
 EMBEDDED: Mapping[str, Any] = {}
 _SLICE = 16  # places whose strings are uncounted for each step of a response, or twice its new tokens if that is more
 _LEAST = 2  # tokens of a response; a single one teaches nothing
@@ -85,24 +86,47 @@ class Proposer(HostProposer):
 
     def propose(self, request_id: int, budget: int) -> Draft:
         """Return the chain with the highest expected number of right guesses; ties go to the request's own."""
-        text, options = self._texts[request_id], self._options
-        tree, number = text.counted(self._depth)
-        limits = (
-            budget,
-            options.suffix_decoding_max_spec_factor,
-            0.0,
-            options.suffix_decoding_min_token_prob,
-        )
+        tree, number, shared, tail = self._counted(request_id)
+        limits = self._limits(budget)
         best = Guess(*tree.guess(number, *limits))
-        shared = None if text.response.tenant is None else self._past.tree(text.response.tenant)
         if shared is not None:
-            other = Guess(*shared.guess_after(text.tail, *limits))
+            other = Guess(*shared.guess_after(tail, *limits))
             best = other if other.score > best.score else best
         if not best.tokens:
             return NO_DRAFT
         before = (1.0, *best.probs)
         probs = [p / q for p, q in zip(best.probs, before, strict=False)]
-        return Draft.chain(best.tokens, "suffix", probs)
+        return Draft.chain(best.tokens, SOURCE, probs)
+
+    def branch(self, request_id: int, budget: int) -> Draft:
+        """Return the likeliest strings that went on where that chain begins."""
+        tree, number, shared, tail = self._counted(request_id)
+        limits = self._limits(budget)
+        best = Branches(*tree.branch(number, *limits))
+        if shared is not None:
+            other = Branches(*shared.branch_after(tail, *limits))
+            best = other if other.score > best.score else best
+        if not best.tokens:
+            return NO_DRAFT
+        reached = best.probs
+        probs = tuple(p / reached[above] if above >= 0 else p for p, above in zip(reached, best.parents, strict=True))
+        return Draft(tuple(best.tokens), tuple(best.parents), (SOURCE,) * len(best.tokens), probs)
+
+    def _counted(self, request_id: int) -> tuple[Counts, int, Counts | None, list[int]]:
+        """Return a request's own tree and number, its tenant's tree, and the last tokens."""
+        text = self._texts[request_id]
+        tree, number = text.counted(self._depth)
+        shared = None if text.response.tenant is None else self._past.tree(text.response.tenant)
+        return tree, number, shared, text.tail
+
+    def _limits(self, budget: int) -> tuple[int, float, float, float]:
+        options = self._options
+        return (
+            budget,
+            options.suffix_decoding_max_spec_factor,
+            0.0,
+            options.suffix_decoding_min_token_prob,
+        )
 
     def forget(self, request_id: int) -> None:
         """Drop a request's own tree; its response stays for its tenant."""

@@ -32,6 +32,22 @@ class Guess(NamedTuple):
     match: int
 
 
+class Branches(NamedTuple):
+    """A tree of what may follow, its likeliest path first.
+
+    Attributes:
+        tokens: the guessed ones.
+        parents: index of each one's parent, -1 for those that follow at once.
+        probs: of each, that it and all before it follow.
+        score: of the best chain, as in `Guess`.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    probs: list[float]
+    score: float
+
+
 class Counts(Protocol):
     """What both forms can do. A sequence is known by its number."""
 
@@ -73,6 +89,20 @@ class Counts(Protocol):
         self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[float], float, int]:
         """Guess what follows a text, of which the last `depth` tokens are looked at; otherwise as `guess`."""
+
+    def branch(
+        self, sequence: int, most: int, factor: float, offset: float, min_prob: float
+    ) -> tuple[list[int], list[int], list[float], float]:
+        """Guess a tree of `most` tokens that follow the match of the best chain; otherwise as `guess`.
+
+        Returns:
+            what `Branches` has.
+        """
+
+    def branch_after(
+        self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
+    ) -> tuple[list[int], list[int], list[float], float]:
+        """Guess a tree of what follows a text, as `guess_after` does a chain."""
 
     def lookup(self, sequence: int, least: int, most: int) -> list[int]:
         """Return what followed where the end of a growing sequence occurred before.
@@ -188,10 +218,61 @@ class SuffixTree:
         for match in range(1, len(text)):
             if text[-match:] not in self._counts:
                 break
-            guess = self._follow(text[-match:], min(most, int(np.float32(match * factor + offset + 1e-6))), min_prob)
+            guess = self._follow(text[-match:], self._longest(match, most, factor, offset), min_prob)
             if guess.tokens and guess.score >= best.score:
                 best = guess
         return best
+
+    def branch(  # noqa: D102
+        self, sequence: int, most: int, factor: float, offset: float, min_prob: float
+    ) -> tuple[list[int], list[int], list[float], float]:
+        return self.branch_after(self._sequences[sequence], most, factor, offset, min_prob)
+
+    def branch_after(  # noqa: D102
+        self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
+    ) -> tuple[list[int], list[int], list[float], float]:
+        chain = Guess(*self.guess_after(tokens, most, factor, offset, min_prob))
+        if not chain.tokens:
+            return Branches([], [], [], 0.0)
+        match = tuple(tokens[-chain.match :])
+        longest = len(match) + self._longest(len(match), most, factor, offset)
+        taken: list[tuple[np.float32, Tokens]] = []
+        waiting = self._likely(np.float32(1), match, longest, min_prob)
+        while waiting and len(taken) < most:
+            best = max(waiting, key=lambda one: one[0])  # of equals the one that came first
+            waiting.remove(best)
+            taken.append(best)
+            waiting += self._likely(*best, longest, min_prob)
+        made = Branches([], [], [], chain.score)
+
+        def walk(above: Tokens, parent: int) -> None:
+            for prob, string in taken:
+                if string[:-1] == above:
+                    made.tokens.append(string[-1])
+                    made.parents.append(parent)
+                    made.probs.append(float(prob))
+                    walk(string, len(made.tokens) - 1)
+
+        walk(match, -1)
+        return made
+
+    def _likely(
+        self, prob: np.float32, string: Tokens, longest: int, min_prob: float
+    ) -> list[tuple[np.float32, Tokens]]:
+        """Return what goes on from a string of some probability: what chains follow, then by frequency."""
+        if len(string) >= longest:
+            return []
+        best, counts = self._best.get(string), self._counts
+        children = sorted(
+            self._children.get(string, ()),
+            key=lambda token: (token != best, -counts[(*string, token)], token),
+        )
+        shares = ((np.float32(counts[(*string, token)]) / np.float32(counts[string]), token) for token in children)
+        least = np.float32(min_prob) / prob
+        return [(prob * share, (*string, token)) for share, token in shares if share >= least]
+
+    def _longest(self, match: int, most: int, factor: float, offset: float) -> int:
+        return min(most, int(np.float32(match * factor + offset + 1e-6)))
 
     def lookup(self, sequence: int, least: int, most: int) -> list[int]:  # noqa: D102
         text = self._sequences[sequence]

@@ -6,7 +6,7 @@ grow while it does not come up.
 
 import asyncio
 import atexit
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
-from parlay.config.speculative import DEFAULT
+from parlay.config.speculative import DEFAULT, Speculation
 from parlay.engine.chat import ChatOptions
 from parlay.engine.stats import StatsSnapshot
 from parlay.engine.tokenizer import TextCodec, check_prompt, encode_prediction
@@ -52,7 +52,7 @@ class EngineClient:
         self,
         model: str | PathLike[str] = "tiny-code",
         *,
-        speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = DEFAULT,
+        speculative_config: Speculation = DEFAULT,
         engine_timeout: float = 120.0,
         **options: Any,
     ) -> None:
