@@ -137,18 +137,23 @@ inline int64_t draw_place(const DrawArgs& a, int64_t row) {
   return kept.token[draw_list(kept, tokens, top, a.seeds[row], a.positions[row])];
 }
 
+// The sum of e^(score / temperature - top) over all scores.
+inline float mass(const float* scores, float top, float temperature, int64_t vocab) {
+  const Vec divisor = splat(temperature), low = splat(-kInf);
+  Vec lanes = splat(0.f);
+  for (int64_t first = 0; first < vocab; first += kLanes)
+    lanes = lanes + exp(unless_nan(load_scores(scores, first, vocab) / divisor, low) - splat(top));
+  return sum(lanes);
+}
+
 // The share of one score in the softmax of all, 0 where that is no number.
 inline float share(const float* scores, int64_t place, float temperature, int64_t vocab) {
   int64_t first_best;
   const float top = scaled(highest(scores, vocab, &first_best), temperature), own = scaled(scores[place], temperature);
   if (own == -kInf || top == kInf) return 0;
-  const Vec divisor = splat(temperature), low = splat(-kInf);
-  Vec lanes = splat(0.f);
-  for (int64_t first = 0; first < vocab; first += kLanes)
-    lanes = lanes + exp(unless_nan(load_scores(scores, first, vocab) / divisor, low) - splat(top));
   float lone[kLanes];
   store(lone, exp(splat(own - top)));
-  return lone[0] / sum(lanes);
+  return lone[0] / mass(scores, top, temperature, vocab);
 }
 
 void draw(const DrawArgs& a, int64_t begin, int64_t end) {

@@ -335,6 +335,50 @@ void draw(uintptr_t scores, uintptr_t temperatures, uintptr_t min_p, uintptr_t t
   });
 }
 
+void branch(uintptr_t scores, uintptr_t temperatures, uintptr_t min_p, uintptr_t top_k, uintptr_t top_p,
+            uintptr_t seeds, uintptr_t positions, uintptr_t out, uintptr_t ids, uintptr_t probs, int64_t rows,
+            int64_t vocab, int64_t children) {
+  const BranchArgs a = {{at<float>(scores),
+                         at<float>(temperatures),
+                         {at<double>(min_p), at<int64_t>(top_k), at<double>(top_p)},
+                         at<uint64_t>(seeds),
+                         at<int64_t>(positions),
+                         at<int64_t>(out),
+                         vocab,
+                         at<int64_t>(ids),
+                         at<float>(probs)},
+                        children};
+  submit([=] {
+    deal_rows(rows, rows * vocab, [&](int64_t begin, int64_t end) { table->branch(a, begin, end); });
+  });
+}
+
+// Of the children of each draft's nodes, chooses the most worthy to go on from.
+void grow(uintptr_t tokens, uintptr_t probs, uintptr_t worth, uintptr_t out, uintptr_t out_worth, uintptr_t origin,
+          uintptr_t chosen, uintptr_t slots, uintptr_t above, uintptr_t below, int64_t drafts, int64_t rows,
+          int64_t children, int64_t wide, int64_t depth) {
+  submit([=] {
+    const int64_t nodes = rows / drafts, each = wide / drafts;
+    std::vector<std::pair<float, int64_t>> found(nodes * children);
+    for (int64_t draft = 0; draft < drafts; ++draft) {
+      const int64_t first = draft * nodes;
+      for (int64_t i = 0; i < nodes * children; ++i)
+        found[i] = {-at<float>(worth)[first + i / children] * at<float>(probs)[first * children + i], i};
+      std::partial_sort(found.begin(), found.begin() + each, found.end());
+      for (int64_t place = 0; place < each; ++place) {
+        const int64_t best = found[place].second, row = first + best / children, to = draft * each + place;
+        at<int64_t>(out)[to] = at<int64_t>(tokens)[first * children + best];
+        at<float>(out_worth)[to] = -found[place].first;
+        at<int64_t>(origin)[to] = row;
+        at<int64_t>(chosen)[to] = best;
+        if (!slots) continue;
+        std::copy_n(at<int32_t>(above) + row * depth, depth, at<int32_t>(below) + to * (depth + 1));
+        at<int32_t>(below)[to * (depth + 1) + depth] = at<int32_t>(slots)[to];
+      }
+    }
+  });
+}
+
 void gumbel(uint64_t seed, int64_t position, uintptr_t out, int64_t vocab) {
   submit([=] { table->gumbel(seed, position, at<double>(out), vocab); });
 }
@@ -462,6 +506,8 @@ NB_MODULE(_native, m) {
   m.def("linear", &linear, free);
   m.def("process", &process, free);
   m.def("draw", &draw, free);
+  m.def("branch", &branch, free);
+  m.def("grow", &grow, free);
   m.def("gumbel", &gumbel, free);
   m.def("copy_slots", &copy_slots, free);
   m.def("philox", &philox);

@@ -263,13 +263,13 @@ Guess SuffixTrie::guess_after(const int32_t* tokens, size_t count, const Limits&
   return best;
 }
 
-std::vector<int32_t> SuffixTrie::lookup(uint32_t sequence, uint32_t least, size_t most) const {
+std::vector<int32_t> SuffixTrie::lookup(uint32_t sequence, uint32_t least, size_t most, uint32_t longest) const {
   if (sequence >= sequences_.size() || !sequences_[sequence].growing)
     throw std::invalid_argument("this sequence does not grow");
   if (sequences_.size() > 2) throw std::invalid_argument("places are known in a trie of one sequence only");
   const Sequence& text = sequences_[sequence];
   const uint32_t size = uint32_t(text.tokens.size());
-  for (uint32_t length = std::min(depth_, size); length >= std::max(least, 1u); --length) {
+  for (uint32_t length = std::min({depth_, size, longest}); length >= std::max(least, 1u); --length) {
     const Node& node = nodes_[text.cursors[(size - length) % depth_]];
     if (node.owner != 0) continue;  // a leaf would be this very place
     const auto next = text.tokens.begin() + node.start + length;

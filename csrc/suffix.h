@@ -85,9 +85,9 @@ class SuffixTrie {
   Branches branch(uint32_t sequence, const Limits& limits) const;
   Branches branch_after(const int32_t* tokens, size_t count, const Limits& limits) const;
 
-  // Up to `most` of the tokens that followed where the longest string of `least` to `depth` tokens that ends a growing
-  // sequence occurred before; none if none did. Only in a trie that never held two sequences.
-  std::vector<int32_t> lookup(uint32_t sequence, uint32_t least, size_t most) const;
+  // Up to `most` of the tokens that followed where the longest string of `least` to `longest` tokens, or to `depth`,
+  // that ends a growing sequence occurred before; none if none did. Only in a trie that never held two sequences.
+  std::vector<int32_t> lookup(uint32_t sequence, uint32_t least, size_t most, uint32_t longest) const;
 
   // What the trie holds, in bytes.
   size_t bytes() const;

@@ -144,6 +144,11 @@ struct DrawArgs {
   float* probs;        // may be null
 };
 
+struct BranchArgs {
+  DrawArgs draw;     // of which `out` and `probs` are [rows, children]
+  int64_t children;  // at most kSeen
+};
+
 // One compiled variant. Row kernels do rows begin..end; attention does adjacent rows of one request against
 // adjacent kv heads; linear does tasks begin..end; no kernel's result for a row depends on how rows are dealt to threads.
 struct Table {
@@ -164,6 +169,7 @@ struct Table {
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
   void (*process)(const ProcessArgs&, int64_t begin, int64_t end);
   void (*draw)(const DrawArgs&, int64_t begin, int64_t end);
+  void (*branch)(const BranchArgs&, int64_t begin, int64_t end);
   void (*gumbel)(uint64_t seed, int64_t position, double* out, int64_t vocab);
   void (*philox)(const uint32_t* counter, const uint32_t* key, uint32_t* out);
   float (*probe_read)(const void* from, int64_t windows, int64_t ahead);

@@ -1,7 +1,7 @@
 // Compiled once per instruction set, each time with its own flags and PARLAY_VARIANT.
 #include "activation.h"
 #include "attention.h"
-#include "draw.h"
+#include "branch.h"
 #include "experts.h"
 #include "filter.h"
 #include "linear.h"
@@ -36,6 +36,7 @@ const Table* PARLAY_NAME(PARLAY_VARIANT)() {
                               linear,
                               process,
                               draw,
+                              branch,
                               gumbel,
                               [](const uint32_t* counter, const uint32_t* key, uint32_t* out) {
                                 philox_words(counter, key[0], key[1], out);

@@ -23,7 +23,14 @@ def choose_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Non
         return rng.random() < 0.8
 
     def choose(self: Controller, chances: Sequence[Sequence[float]], *of: int, **more: bool) -> list[list[int]]:
-        return [list(range(rng.randint(0, len(own)))) for own in chances]
+        # A parent is as likely as its child at least, so whatever is likely enough is a tree.
+        least = [rng.choice([2.0, 0.0, *own]) for own in chances]
+        return [
+            [node for node, chance in enumerate(own) if chance >= bound]
+            if rng.random() < 0.5
+            else list(range(rng.randint(0, len(own))))
+            for own, bound in zip(chances, least, strict=True)
+        ]
 
     def next_length(self: Controller, most: int, *of: int) -> int:
         return rng.randint(0, most)

@@ -13,7 +13,7 @@ from parlay import LLM, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.kernels.noise import gumbel_noise
-from parlay.kernels.reference import process_row
+from parlay.kernels.reference_drawing import process_row
 from parlay.proposers.expander import Start
 from parlay.types.draft import Draft
 from parlay.types.plan import Plan, Span

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from parlay.bench import record
-from parlay.bench.record import Record
+from parlay.bench.record import SWEEP, Record
 from parlay.errors import ConfigError
 
 QUESTION = {"model": "m", "precision": 0.02, "methods": ["none", "ngram"]}
-PROMPTS = {"edit": "d1"}
+PROMPTS = {"workloads": {"edit": "d1"}}
 
 
 def rows(workload: str = "edit", batch: int = 1) -> list[dict[str, Any]]:
@@ -37,18 +37,36 @@ def test_rows_are_kept_with_what_they_were_measured_on(path: Path) -> None:
 
 
 def test_a_second_run_goes_on(path: Path) -> None:
-    later = Record(path, {**QUESTION, "methods": ("none", "ngram")}, {"edit": "d1", "agent": "d2"})
-    assert later.has("edit", 1, 0.0)
-    assert not later.has("edit", 8, 0.0)
-    assert not later.has("edit", 1, 0.8)
-    assert not later.has("agent", 1, 0.0)
+    more = {"workloads": {"edit": "d1", "agent": "d2"}}
+    later = Record(path, {**QUESTION, "methods": ("none", "ngram")}, more)
+    assert [row["method"] for row in later.rows_of(workload="edit", batch=1, temperature=0.0)] == ["plain", "ngram"]
+    assert not later.rows_of(workload="edit", batch=8, temperature=0.0)
+    assert not later.rows_of(workload="edit", batch=1, temperature=0.8)
+    assert not later.rows_of(workload="agent", batch=1, temperature=0.0)
     later.check_numerics("id-1")
     assert [row["session"] for row in later.add(rows("agent"))] == [1, 1]
     later.add(rows("agent", 8))
     content = json.loads(path.read_text())
     assert [row["session"] for row in content["rows"]] == [0, 0, 1, 1, 1, 1]
-    assert content["workloads"] == {"edit": "d1", "agent": "d2"}
+    assert content["workloads"] == more["workloads"]
     assert len(content["sessions"]) == 2
+
+
+def test_a_later_run_may_add_a_model_but_change_none(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    first = Record(path, {}, {"workloads": {}, "methods": {"m": ["none"]}}, SWEEP)
+    first.add([row | {"model": "m"} for row in rows()])
+    later = Record(path, {}, {"workloads": {}, "methods": {"n": ["none", "ngram"]}}, SWEEP)
+    later.check_numerics("id-1", model="m")
+    later.check_numerics("id-2", model="n")
+    with pytest.raises(ConfigError, match="numerics id-1, here id-2"):
+        later.check_numerics("id-2", model="m")
+    later.add([row | {"model": "n", "numerics": "id-2"} for row in rows()])
+    assert json.loads(path.read_text())["methods"] == {"m": ["none"], "n": ["none", "ngram"]}
+    with pytest.raises(ConfigError, match="was measured with other methods of m; give the same, or another file"):
+        Record(path, {}, {"workloads": {}, "methods": {"m": ["none", "ngram"]}}, SWEEP)
+    with pytest.raises(ConfigError, match="is not what `parlay bench methods` writes"):
+        Record(path, QUESTION, PROMPTS)
 
 
 def test_nothing_is_written_before_a_case_is_measured(tmp_path: Path) -> None:
@@ -64,7 +82,7 @@ def test_another_question_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         Record(path, {**QUESTION, "model": "n", "precision": 0.05}, PROMPTS)
     with pytest.raises(ConfigError, match="with other prompts of edit; give the same"):
-        Record(path, QUESTION, {"edit": "d9"})
+        Record(path, QUESTION, {"workloads": {"edit": "d9"}})
     with pytest.raises(ConfigError, match="numerics id-1, here id-2"):
         Record(path, QUESTION, PROMPTS).check_numerics("id-2")
     real = record.provenance

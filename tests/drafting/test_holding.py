@@ -53,7 +53,7 @@ def passes(monkeypatch: pytest.MonkeyPatch, llm: Any) -> list[int]:
 
 
 def config(method: str, models: dict[str, Pair]) -> dict[str, Any]:
-    return {"method": method, "lengths": "goodput", **proposer_options(method, models["float32"])}
+    return {"method": method, "lengths": "goodput", "tree": "off", **proposer_options(method, models["float32"])}
 
 
 @pytest.mark.parametrize("method", METHODS)

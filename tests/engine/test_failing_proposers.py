@@ -40,7 +40,8 @@ def test_nonsense(
     make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch, draft: Draft, lengths: str
 ) -> None:
     llm = make_llm(speculative_config={"method": "ngram", "lengths": lengths})
-    monkeypatch.setattr(NGram, "propose", answering(draft))
+    for form in ("propose", "branch"):
+        monkeypatch.setattr(NGram, form, answering(draft))
     answers = run(llm, half_repeating(0.7))
     assert_same(answers, plain("float32", half_repeating(0.7)))
     assert llm.engine.snapshot().faults == {"ngram": 16}

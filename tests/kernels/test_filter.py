@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from parlay.kernels.base import Filters, Kernels
-from parlay.kernels.reference import ReferenceKernels, decay, survivors
+from parlay.kernels.reference import ReferenceKernels
+from parlay.kernels.reference_drawing import decay, survivors
 
 from .helpers import draw, filters_of, process, same_bits
 

@@ -1,6 +1,7 @@
 """EAGLE-type heads against what the reference implementations give: logits, tokens, whole generations."""
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,6 +140,74 @@ def test_logits_and_chains(
             if not recorded:
                 torch.testing.assert_close(torch.cat(scored), chain, **CLOSE)
                 torch.testing.assert_close(score(kept[-1]), case.tensors[f"p{j}.draft_first_logits"], **CLOSE)
+
+
+def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return what stands on the way to each node, in some order."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trees(cases: dict[str, Case], name: str) -> None:
+    """The same nodes as EAGLE-2's dynamic tree: four a level, the fifteen most worthy of all."""
+    case = cases[name]
+    head = loaded(case)
+    for j, prefix in enumerate(case.golden["prefixes"]):
+        *before, newest = prefix["input_ids"]
+        parts = case.tensors[f"p{j}.target_hidden"].chunk(max(len(head.taps), 1), 1)
+        for depth in (3, 4):
+            golden = prefix[f"tree_d{depth}"]
+            ask = CatchUp(behind=tuple(before), budget=depth + 1, width=4, nodes=15, follow=True)
+            span = Span(
+                0,
+                tuple(before),
+                0,
+                tuple(range(j, BLOCKS)),
+                0,
+                SamplingParams(temperature=0),
+                sample=True,
+                remaining=99,
+                catch_up=ask,
+            )
+            for _ in range(2):  # recorded, then replayed
+                draft = head.propose(
+                    [span], [Verdict((newest,))], parts[0].contiguous(), [part.contiguous() for part in parts]
+                )[0].draft
+                # The reference's list begins with the root.
+                expected = paths_of(golden["tokens"][1:], [parent - 1 for parent in golden["parents"][1:]])
+                assert paths_of(draft.tokens, draft.parents) == expected
+                assert draft.parents[0] == -1
+                assert draft.tokens[0] == prefix["chain_tokens"][0]
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3_hub"])  # of which the reference has any
+def test_generations_with_trees(cases: dict[str, Case], name: str) -> None:
+    """Every tree of a whole generation, what was accepted of it, and what was emitted."""
+    case = cases[name]
+    for run in case.golden["tree_generate"]:
+        speculative = {
+            "model": str(case.draft),
+            "lengths": "fixed",
+            "tree": {"width": run["top_k"], "depth": run["depth"] + 1},
+            "num_speculative_tokens": run["total_tokens"] - 1,
+        }
+        llm = LLM(str(case.target), dtype="float32", max_model_len=128, speculative_config=speculative)
+        params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+        (request,) = llm.engine.add(run["prompt"], params)
+        _until(llm.engine, request, 1)
+        for expected in run["rounds"]:
+            before, accepted = len(request.output_tokens), request.counts.accepted
+            newest, *tree = expected["tree_tokens"]
+            assert request.output_tokens[-1] == newest
+            assert sorted(request.drafting.pending.tokens) == sorted(tree)
+            llm.engine.step()
+            assert request.output_tokens[before:] == expected["emitted"]
+            assert request.counts.accepted - accepted == expected["accepted"]
+        llm.engine.abort(request)
+        llm.engine.check()
 
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 6, "block_size": 3}], ids=str)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from torch import Tensor
 from watching import start
 
 from parlay import LLM, ModelError
+from parlay.errors import ConfigError
 from parlay.proposers.heads import HeadProposer
 from parlay.proposers.medusa import read_layout
+from parlay.verify.tree import paths
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "medusa"
 VLLM = {"model_type": "medusa", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": VOCAB, "num_heads": 3}
@@ -74,6 +77,52 @@ def test_golden_logits(golden: LLM) -> None:
 def test_golden_text(golden: LLM) -> None:
     for case in json.loads((GOLDENS / "golden.json").read_text())["chain_generate"]:
         assert_trace(golden, case, "medusa")
+
+
+@pytest.mark.parametrize("name", ["mc_sim_7b_63", "vicuna_7b_stage2"])
+@pytest.mark.parametrize("form", ["draft", "draft_vllm"])
+def test_golden_trees(form: str, name: str) -> None:
+    """The nodes that the reference makes of two of its own lists of choices."""
+    golden = json.loads((GOLDENS / "golden.json").read_text())
+    choices = golden["choices"][name]
+    config = {"model": str(GOLDENS / form), "medusa_choices": choices}
+    llm = LLM(str(GOLDENS / "target"), dtype="float32", speculative_config=config)
+    head, cases = head_of(llm), load_file(GOLDENS / "golden.safetensors")
+    for number, case in enumerate(golden["prefixes"]):
+        hidden = cases[f"p{number}.target_hidden"][-1:]
+        begin = replace(start(0, head.default_length), width=10, nodes=len(choices))
+        for _ in range(2):  # recorded, then replayed
+            ((_, draft),) = head._expander.expand([begin], hidden)
+        # Candidates are listed by length, then in the order of ranks; the first is the target's own token.
+        expected = case["trees"][name]["tree_candidates"][1:]
+        ranked = sorted(choices, key=lambda path: (len(path), path))
+        best = cases[f"p{number}.medusa_logits"][:, -1].topk(10).indices.tolist()
+        assert expected == [best[len(path) - 1][path[-1]] for path in ranked]
+        texts = sorted(tuple(best[level][rank] for level, rank in enumerate(path)) for path in choices)
+        assert sorted(tuple(draft.tokens[node] for node in path) for path in paths(draft)) == texts
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ([], "is empty"),
+        ([[0], [0, 0], [0, 0, 0], [0, 0, 0, 0], [0] * 5, [0] * 6], "has 5 heads"),
+        ([[0], [1, 0]], r"\[1, 0\] without its parent \[1\]"),
+        ([[0], [16]], "ranks from 0 to 15"),
+        ([[0], []], "ranks from 0"),
+        ([[0], [0]], "twice"),
+        ([["a"]], "int"),
+    ],
+)
+def test_choices_that_do_not_fit(choices: Any, message: str) -> None:
+    config = {"model": str(GOLDENS / "draft"), "medusa_choices": choices}
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(GOLDENS / "target"), dtype="float32", speculative_config=config)
+    good = {**config, "medusa_choices": [[0], [0, 0]]}
+    with pytest.raises(ConfigError, match="beyond num_speculative_tokens=1"):
+        LLM(str(GOLDENS / "target"), speculative_config={**good, "num_speculative_tokens": 1})
+    with pytest.raises(ConfigError, match="leave it out, or tree"):
+        LLM(str(GOLDENS / "target"), speculative_config={**good, "tree": {"width": 2}})
 
 
 # ------------------------------------------------------------------------------------------- against the reference

@@ -16,6 +16,7 @@ from parlay.proposers import suffix_tree
 from parlay.proposers.ngram import Options, Proposer
 from parlay.proposers.select import make_proposer
 from parlay.types.draft import NO_DRAFT
+from parlay.verify.tree import paths
 
 MATCHES = ("earliest", "latest")
 CASES = json.loads((Path(__file__).parent.parent / "goldens/ngram/golden.json").read_text())["cases"]
@@ -102,6 +103,22 @@ def test_equal_to_brute_force_at_every_length(
         subject.observe(7, [token])
         expected = brute_force(tokens[:end], low, low + more, k, match)
         assert list(subject.propose(7, k).tokens) == expected
+
+
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts, st.integers(1, 4), st.integers(0, 4), st.integers(1, 12), st.sampled_from(MATCHES))
+def test_a_tree_holds_what_followed_every_length(
+    form: None, tokens: list[int], low: int, more: int, k: int, match: str
+) -> None:
+    subject, high = proposer(low, low + more, match), low + more
+    subject.observe(7, tokens)
+    tree = subject.branch(7, k)
+    followed = [brute_force(tokens, low, longest, k, match) for longest in range(high, low - 1, -1)]
+    assert len(tree) <= k
+    assert tree.tokens[:1] == subject.propose(7, k).tokens[:1]
+    texts = [[tree.tokens[node] for node in path] for path in paths(tree)]
+    assert all(any(other[: len(text)] == text for other in followed) for text in texts)
+    assert len(set(map(tuple, texts))) == len(texts)
 
 
 def play(seed: int, steps: int) -> None:

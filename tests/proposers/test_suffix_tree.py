@@ -130,29 +130,29 @@ def test_a_string_is_looked_up_where_it_first_or_last_went_on(form: Any, latest:
     tree = form(3, latest)
     number = tree.begin()
     tree.append(number, [1, 2, 7, 1, 2, 8, 5, 2, 9, 1, 2])
-    assert tree.lookup(number, 1, 1) == [next_token]
-    assert tree.lookup(number, 2, 0) == []
-    assert tree.lookup(number, 3, 5) == []  # 9 1 2 is new
-    assert tree.lookup(number, 1, 100) == tree.lookup(number, 2, 20)
-    assert tree.lookup(number, 2, 100)[-3:] == [9, 1, 2]  # to the end of the text
+    assert tree.lookup(number, 1, 1, 99) == [next_token]
+    assert tree.lookup(number, 2, 0, 99) == []
+    assert tree.lookup(number, 3, 5, 99) == []  # 9 1 2 is new
+    assert tree.lookup(number, 1, 100, 99) == tree.lookup(number, 2, 20, 99)
+    assert tree.lookup(number, 2, 100, 99)[-3:] == [9, 1, 2]  # to the end of the text
     tree.end(number)
     tree.remove(number, ALL)
     number = tree.begin()
     tree.append(number, [1, 2])
-    assert tree.lookup(number, 1, 1) == []  # nothing stays
+    assert tree.lookup(number, 1, 1, 99) == []  # nothing stays
     tree.append(number, [1, 2])
-    assert tree.lookup(number, 1, 1) == [1]
+    assert tree.lookup(number, 1, 1, 99) == [1]
 
 
 def test_places_are_those_of_one_sequence() -> None:
     tree = native.SuffixTrie(3)
     number, other = tree.begin(), tree.begin()
     with pytest.raises(ValueError, match="one sequence only"):
-        tree.lookup(number, 1, 1)
+        tree.lookup(number, 1, 1, 99)
     for gone in (number, other):
         tree.remove(gone, ALL)
         with pytest.raises(ValueError, match="does not grow"):
-            tree.lookup(gone, 1, 1)
+            tree.lookup(gone, 1, 1, 99)
 
 
 @pytest.mark.parametrize("latest", [False, True])

@@ -1,6 +1,6 @@
 """Which proposers a benchmark compares on a target, and with what weights."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def contenders(
 
     Args:
         model: name, directory or file of the target.
-        length: nodes a draft, for proposers that draft; None takes each one's default.
+        length: most nodes a draft, for proposers that draft; None takes each one's default.
         methods: only these, in this order; none takes all proposers, and `AUTO` before them.
         drafts: checkpoints by their methods' names.
 
@@ -60,19 +60,43 @@ def contenders(
             continue
         kept[name] = how
     if not methods:
-        return {PLAIN: kept.pop(PLAIN), AUTO: automatic(), **kept}
+        return {PLAIN: kept.pop(PLAIN), AUTO: automatic(length), **kept}
     for name in methods:
         if name != AUTO and name not in kept:
             raise ConfigError(
                 f"the method {name!r} has no checkpoint for {shown(model)}; give one with --draft {name}=PATH"
             )
     asked = [PLAIN, *(name for name in methods if name != PLAIN)]
-    return {name: kept[name] if name in kept else automatic() for name in dict.fromkeys(asked)}
+    return {name: kept[name] if name in kept else automatic(length) for name in dict.fromkeys(asked)}
 
 
-def automatic() -> SpeculativeConfig:
-    """Return how an engine chooses its method by itself."""
-    return SpeculativeConfig(method=AUTO, lengths="goodput")
+def budgeted(
+    model: str, budgets: Sequence[int], methods: Collection[str] = (), drafts: Mapping[str, str] | None = None
+) -> dict[str, SpeculativeConfig]:
+    """Return `contenders` once with each budget by a label of both, plain decoding once and first.
+
+    Args:
+        model: as in `contenders`.
+        budgets: most nodes a draft, for proposers that draft; none takes each one's default.
+        methods: as in `contenders`.
+        drafts: likewise.
+
+    Raises:
+        ConfigError, ModelError: as `contenders` does.
+    """
+    found = contenders(model, budgets[0] if budgets else None, methods, drafts)
+    chosen = {}
+    for name, how in found.items():
+        if how.num_speculative_tokens is None:  # it drafts nothing, or as far as it usually does
+            chosen[name] = how
+        else:
+            chosen |= {f"{name} {budget}": replace(how, num_speculative_tokens=budget) for budget in budgets}
+    return chosen
+
+
+def automatic(length: int | None = None) -> SpeculativeConfig:
+    """Return how an engine chooses its method by itself, for drafts of at most `length` nodes."""
+    return SpeculativeConfig(method=AUTO, num_speculative_tokens=length, lengths="goodput")
 
 
 def _from_checkpoint(method: str, checkpoint: str, length: int | None) -> SpeculativeConfig:
@@ -105,7 +129,7 @@ def engines(
 
     Args:
         model: as in `contenders`.
-        chosen: what `contenders` found.
+        chosen: what `contenders` or `budgeted` found.
         requests: that run at once; a cache has room for these and no more, so that many engines fit into memory.
         lengths: see `SpeculativeConfig`; `AUTO` chooses them in any case.
         max_model_len: see `EngineConfig`.
@@ -116,7 +140,7 @@ def engines(
     """
     made = {}
     for name, config in chosen.items():
-        own = config if name == AUTO else replace(config, lengths=lengths)
+        own = config if config.method == AUTO else replace(config, lengths=lengths)
         try:
             made[name] = LLM(
                 model,
@@ -130,6 +154,6 @@ def engines(
                 raise
             raise CapacityError(
                 f"the engine for {name} does not fit beside the {len(made)} before it ({error}); "
-                "compare fewer methods at once"
+                "compare fewer methods, or budgets of them, at once"
             ) from None
     return made

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from math import ceil
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +17,7 @@ from parlay.bench.prompts import name_of, read_prompts
 from parlay.bench.protocol import Prefix
 from parlay.bench.record import Record
 from parlay.bench.tally import Tally
-from parlay.bench.workloads import EMBEDDED_ONLY, REMEMBERED, WORKLOADS, Workload, has_embedded_vocabulary, workload
+from parlay.bench.workloads import REMEMBERED, WORKLOADS, Workload, usual_workloads, workload
 from parlay.config import SpeculativeConfig
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, nearest, shown
@@ -29,7 +30,7 @@ _TURN = 0.5  # seconds that plain decoding's part of a turn takes, about: shorte
 _WARM_UP = 8  # prompts, and two batches at least: the first one of an engine is slower
 _WARM_UP_SECONDS = 2.0  # after two batches more would only take time from the turns of an expensive model
 _WARM_UP_TOKENS = 32
-# What decides which cases there are, but not what a case is; and what is compared by digest.
+# What decides which cases there are, but not what a case is; prompts are compared by digest.
 _CHOOSES_CASES = ("workloads", "prompts", "batch_sizes", "temperatures")
 
 Tick = Callable[[str], None]
@@ -62,20 +63,43 @@ def measure(options: MethodsOptions, output: Path | None, tick: Tick) -> list[di
     """
     asked = gather(options)
     chosen = contenders(options.model, options.num_speculative_tokens, options.methods, options.drafts)
-    question = {k: v for k, v in asdict(options).items() if k not in _CHOOSES_CASES} | {"methods": list(chosen)}
-    record = Record(output, question, {one.name: one.digest for one in asked})
-    cases = [
-        _Case(one, batch, temp) for one in asked for batch in options.batch_sizes for temp in options.temperatures
-    ]
-    for case in cases:
-        if record.has(case.workload.name, case.batch, case.temperature):
-            continue
-        rows = _Measurement(options, case, chosen, tick).run(record.check_numerics)
-        record.add(rows)
-        # What was left out once is not tried again.
-        methods = {str(row["method"]) for row in rows}
-        chosen = {name: how for i, (name, how) in enumerate(chosen.items()) if i == 0 or name in methods}
+    question = question_of(options) | {"methods": list(chosen)}
+    record = Record(output, question, {"workloads": {one.name: one.digest for one in asked}})
+    measure_cases(options, asked, chosen, record, tick)
     return record.rows
+
+
+def question_of(options: MethodsOptions) -> dict[str, Any]:
+    """Return what a case is measured under, whatever the case."""
+    return {name: value for name, value in asdict(options).items() if name not in _CHOOSES_CASES}
+
+
+def measure_cases(
+    options: MethodsOptions,
+    asked: Sequence[Workload],
+    chosen: Mapping[str, SpeculativeConfig],
+    record: Record,
+    tick: Tick,
+    **part: Any,
+) -> None:
+    """Measure each workload, batch size and temperature that a record does not have yet, and add it there.
+
+    Args:
+        options: what to measure.
+        asked: by which prompts.
+        chosen: who takes part, plain decoding first.
+        record: what was measured before, and where rows go.
+        tick: as for `measure`.
+        part: what these rows say besides, and rows of other models do not.
+
+    Raises:
+        CapacityError, ConfigError, ModelError: as `measure` does.
+    """
+    for one, batch, temperature in product(asked, options.batch_sizes, options.temperatures):
+        if record.rows_of(**part, workload=one.name, batch=batch, temperature=temperature):
+            continue
+        measurement = _Measurement(options, _Case(one, batch, temperature), chosen, tick)
+        record.add([part | row for row in measurement.run(partial(record.check_numerics, **part))])
 
 
 def gather(options: MethodsOptions) -> list[Workload]:
@@ -86,10 +110,7 @@ def gather(options: MethodsOptions) -> list[Workload]:
         ModelError: the model cannot be found or read.
     """
     config, codec = describe_model(options.model), TextCodec(find_model(options.model))
-    names = options.workloads
-    if not names and not options.prompts:
-        own = has_embedded_vocabulary(codec)
-        names = ("completion",) if own else tuple(name for name in WORKLOADS if name not in EMBEDDED_ONLY)
+    names = options.workloads or (() if options.prompts else usual_workloads([codec]))
     found: dict[str, Workload] = {}
     for name in names:
         if name not in WORKLOADS:
@@ -104,7 +125,10 @@ def gather(options: MethodsOptions) -> list[Workload]:
         found[name] = Workload(name, prompts, options.max_tokens, ignore_eos=False)
     for one in found.values():
         if one.longest > config.max_position:
-            raise ConfigError(f"{one.name} needs {one.longest} tokens, the model has room for {config.max_position}")
+            raise ConfigError(
+                f"{one.name} needs {one.longest} tokens, {options.model} has room for {config.max_position}; "
+                "leave it out, or lower --max-tokens for a file"
+            )
         if len(one.prompts) < max(options.batch_sizes):
             raise ConfigError(
                 f"{one.name} has {len(one.prompts)} prompts, too few for a batch of {max(options.batch_sizes)}; "
@@ -198,11 +222,13 @@ class _Measurement:
         tally, whole = self._tallies[name], estimate(self._turns.ratios(name))
         ratios = tally.after_first_ratios(self._tallies[plain])
         later = estimate(ratios) if ratios else None
+        how = self._chosen[name]
         return {
             "workload": case.workload.name,
             "batch": case.batch,
             "temperature": case.temperature,
-            "method": PLAIN if name == plain else name,
+            "method": PLAIN if name == plain else how.method,
+            "budget": how.num_speculative_tokens,
             "speed_up": whole.median,
             "interval": [whole.low, whole.high],
             "precise": self._whole and self._rule.precise([whole], len(self._turns)),

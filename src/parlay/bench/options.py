@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 from typing import Literal
 
-from parlay.errors import ConfigError, nearest
+from parlay.errors import ConfigError, nearest, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,33 @@ class MethodsOptions:
         for temperature in self.temperatures:
             if not 0 <= temperature < inf:
                 raise ConfigError(f"a temperature must be at least 0, not {temperature}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """Plain decoding against every method with every budget, on several models.
+
+    Attributes:
+        models: the targets, each as `MethodsOptions.model`.
+        budgets: most nodes a draft; every method that drafts takes part once with each, and with its own default
+            where there are none.
+        each: what every model is asked; its own `model` and `num_speculative_tokens` give way to these.
+    """
+
+    models: tuple[str, ...] = ("tiny-code",)
+    budgets: tuple[int, ...] = ()
+    each: MethodsOptions = field(default_factory=MethodsOptions)
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ConfigError("a sweep has no models; give at least one")
+        for name, values in (("model", self.models), ("budget", self.budgets)):
+            for value in values:
+                if values.count(value) > 1:
+                    raise ConfigError(f"the {name} {shown(value)} is given twice; give it once")
+        for budget in self.budgets:
+            if budget < 1:
+                raise ConfigError(f"a budget must be at least 1 node, not {budget}; plain decoding is there anyway")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

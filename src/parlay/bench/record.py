@@ -2,15 +2,31 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from parlay.bench.provenance import provenance
 from parlay.errors import ConfigError, shown
 
-_KIND = "parlay bench methods"
-_CASE = ("workload", "batch", "temperature")
 _MACHINE = ("parlay", "torch", "python", "cpu", "threads")  # of `provenance`: what figures of one file share
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a file is of.
+
+    Attributes:
+        command: that writes it.
+        case: keys of a row that say which case it is of.
+    """
+
+    command: str
+    case: tuple[str, ...]
+
+
+METHODS = Kind("parlay bench methods", ("workload", "batch", "temperature"))
+SWEEP = Kind("parlay bench sweep", ("model", *METHODS.case))
 
 
 class Record:
@@ -22,13 +38,21 @@ class Record:
         rows: of this run and, from the file, of those before it.
     """
 
-    def __init__(self, path: Path | None, question: Mapping[str, Any], workloads: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        question: Mapping[str, Any],
+        parts: Mapping[str, Mapping[str, Any]],
+        kind: Kind = METHODS,
+    ) -> None:
         """Read the file if it is there.
 
         Args:
             path: of the file; None keeps rows in memory.
             question: what every row of the file is measured under, as plain data.
-            workloads: digests of prompts by name.
+            parts: what only some rows are measured under, as plain data by its name: digests of prompts as
+                `workloads`, and whatever else may be added to by a later run, but not changed.
+            kind: what the file is of.
 
         Raises:
             ConfigError: it cannot be read or will not be writable, or is of another question or machine.
@@ -36,7 +60,8 @@ class Record:
         self.rows: list[dict[str, Any]] = []
         self._path = path
         self._question = json.loads(json.dumps(question))
-        self._workloads = dict(workloads)
+        self._parts = {what: dict(known) for what, known in parts.items()}
+        self._kind = kind
         self._sessions: list[dict[str, Any]] = []
         self._session: int | None = None
         if path is None:
@@ -46,17 +71,21 @@ class Record:
         if path.exists():
             self._resume(path)
 
-    def has(self, workload: str, batch: int, temperature: float) -> bool:
-        """Whether a case has been measured already."""
-        return any(tuple(row[key] for key in _CASE) == (workload, batch, temperature) for row in self.rows)
+    def rows_of(self, **part: Any) -> list[dict[str, Any]]:
+        """Return the rows that have these values."""
+        return [row for row in self.rows if all(row[key] == value for key, value in part.items())]
 
-    def check_numerics(self, numerics: str) -> None:
+    def check_numerics(self, numerics: str, **part: Any) -> None:
         """Refuse to go on with other numerics, such as another model's that lies where the first one lay.
+
+        Args:
+            numerics: of the engines that are to be measured.
+            part: what rows have in common that share their numerics.
 
         Raises:
             ConfigError: the file has rows of others.
         """
-        there = dict.fromkeys(str(row["numerics"]) for row in self.rows)
+        there = dict.fromkeys(str(row["numerics"]) for row in self.rows_of(**part))
         self._refuse([f"numerics {other}, here {numerics}" for other in there if other != numerics])
 
     def add(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -68,9 +97,9 @@ class Record:
         self.rows += kept
         if self._path is not None:
             content = {
-                "kind": _KIND,
+                "kind": self._kind.command,
                 "question": self._question,
-                "workloads": self._workloads,
+                **self._parts,
                 "sessions": self._sessions,
                 "rows": self.rows,
             }
@@ -83,28 +112,26 @@ class Record:
     def _resume(self, path: Path) -> None:
         try:
             content = json.loads(path.read_text("utf-8"))
-            kind, question, digests = content["kind"], content["question"], content["workloads"]
-            sessions, rows = content["sessions"], content["rows"]
-            complete = all(key in row for row in rows for key in (*_CASE, "method", "session", "numerics"))
+            kind, question, sessions, rows = (content[key] for key in ("kind", "question", "sessions", "rows"))
+            parts = {what: dict(content[what]) for what in self._parts}
+            needed = (*self._kind.case, "method", "session", "numerics")
+            complete = all(key in row for row in rows for key in needed)
             machines = [{key: session[key] for key in _MACHINE} for session in sessions]
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, TypeError, KeyError, RecursionError):
             kind, complete = None, False
-        if kind != _KIND or not complete:
-            raise ConfigError(f"{path} is not what `{_KIND}` writes; give another file")
+        if kind != self._kind.command or not complete:
+            raise ConfigError(f"{path} is not what `{self._kind.command}` writes; give another file")
         own = provenance()
         self._refuse(_differences(question, self._question))
         for machine in machines:
             self._refuse(_differences(machine, {key: own[key] for key in _MACHINE}))
-        self._refuse(
-            [
-                f"other prompts of {name}"
-                for name in digests
-                if self._workloads.get(name, digests[name]) != digests[name]
-            ]
-        )
-        self._workloads = digests | self._workloads
+        for what, there in parts.items():
+            here, called = self._parts[what], "prompts" if what == "workloads" else what
+            changed = [name for name, value in there.items() if here.get(name, value) != value]
+            self._refuse([f"other {called} of {name}" for name in changed])
+            self._parts[what] = there | here
         self._sessions, self.rows = sessions, rows
 
     def _refuse(self, differences: Sequence[str]) -> None:

@@ -175,6 +175,38 @@ class TimedKernels:
     ) -> None:
         self._run("draw", lambda: self.inner.draw(scores, temperatures, seeds, positions, out, filters, ids, probs))
 
+    def branch(  # noqa: D102
+        self,
+        scores: Tensor,
+        temperatures: Tensor,
+        seeds: Tensor,
+        positions: Tensor,
+        out: Tensor,
+        probs: Tensor,
+        filters: Filters | None = None,
+        ids: Tensor | None = None,
+    ) -> None:
+        self._run(
+            "draw", lambda: self.inner.branch(scores, temperatures, seeds, positions, out, probs, filters, ids)
+        )
+
+    def grow(  # noqa: D102
+        self,
+        tokens: Tensor,
+        probs: Tensor,
+        worth: Tensor,
+        out: Tensor,
+        out_worth: Tensor,
+        origin: Tensor,
+        chosen: Tensor,
+        drafts: int,
+        slots: Tensor | None = None,
+        above: Tensor | None = None,
+        below: Tensor | None = None,
+    ) -> None:
+        given = (tokens, probs, worth, out, out_worth, origin, chosen, drafts)
+        self._run("draw", lambda: self.inner.grow(*given, slots, above, below))
+
     def gumbel(self, seed: int, position: int, out: Tensor) -> None:  # noqa: D102
         self._run("draw", lambda: self.inner.gumbel(seed, position, out))
 

@@ -12,7 +12,7 @@ With the embedded model's vocabulary all are frozen with it.
 import keyword
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -100,6 +100,13 @@ def _embedded() -> TextCodec:
 def has_embedded_vocabulary(codec: TextCodec) -> bool:
     """Whether a tokenizer has the tokens of `tiny-code`, as those of models that were widened from it have."""
     return bool(codec.tokenizer.get_vocab() == _embedded().tokenizer.get_vocab())
+
+
+def usual_workloads(codecs: Iterable[TextCodec]) -> tuple[str, ...]:
+    """Return the names of what models with these tokenizers are asked, all the same, if nobody says."""
+    if all(map(has_embedded_vocabulary, codecs)):
+        return ("completion",)
+    return tuple(name for name in WORKLOADS if name not in EMBEDDED_ONLY)
 
 
 def _completions(count: int, codec: TextCodec) -> list[Prefix]:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from parlay.cli import bench_http, bench_load, bench_methods, bench_replay, bench_serving
+from parlay.cli import bench_http, bench_load, bench_methods, bench_replay, bench_serving, bench_sweep
 from parlay.cli.report import count as _count
 from parlay.cli.report import progress as _progress
 from parlay.cli.report import report as _report
@@ -18,6 +18,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("bench", help="measure; the last line of the output is JSON")
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     bench_methods.add_parser(kinds)
+    bench_sweep.add_parser(kinds)
     structured = kinds.add_parser("structured", help="answers to JSON schemas, with and without speculation")
     structured.add_argument(
         "--model", default="tiny-code", help="the target (default: tiny-code), of the same vocabulary"

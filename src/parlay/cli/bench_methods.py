@@ -1,16 +1,33 @@
-"""`parlay bench methods`."""
+"""`parlay bench methods`, and what `parlay bench sweep` shares with it."""
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from parlay.bench.options import MethodsOptions
 from parlay.cli.bench_serving import add_plot_flag
-from parlay.cli.report import count, progress, report
+from parlay.cli.report import Columns, count, progress, report
 from parlay.config.speculative import LENGTHS
 from parlay.errors import ConfigError
 
 _DEFAULT = MethodsOptions()
+
+# All that a table could show; nine or ten of them fit a terminal of eighty.
+COLUMNS: Columns = {
+    "model": ("model", "{}"),
+    "workload": ("asked", "{}"),
+    "batch": ("batch", "{:d}"),
+    "temperature": ("temp", "{:g}"),
+    "method": ("method", "{}"),
+    "budget": ("nodes", "{:d}"),
+    "tokens_per_s": ("tok/s", "{:,.0f}"),
+    "speed_up": ("ratio", "{:.2f}"),
+    "interval": ("95 %", "{0[0]:.2f}-{0[1]:.2f}"),
+    "decode_speed_up": ("later", "{:.2f}"),
+    "acceptance_length": ("accept", "{:.2f}"),
+    "same_tokens": ("same", "{}"),
+}
 
 
 def add_parser(kinds: Any) -> None:
@@ -23,6 +40,14 @@ def add_parser(kinds: Any) -> None:
     )
     add = parser.add_argument
     add("--model", default=_DEFAULT.model, help="the target: a directory, a GGUF file, a name (default: %(default)s)")
+    add("--num-speculative-tokens", type=count, help="nodes a draft (default: each method's own)")
+    add_case_flags(parser)
+    parser.set_defaults(run=_run)
+
+
+def add_case_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of what one model is asked, and of how long and where to."""
+    add = parser.add_argument
     add(
         "--workloads",
         nargs="+",
@@ -53,7 +78,6 @@ def add_parser(kinds: Any) -> None:
     add("--temperatures", type=float, nargs="+", default=list(_DEFAULT.temperatures), help="of sampling")
     add("--max-tokens", type=count, default=_DEFAULT.max_tokens, help="after each prompt of a file")
     add("--prefixes", type=count, help="use only this many prompts of each workload and file")
-    add("--num-speculative-tokens", type=count, help="nodes a draft (default: each method's own)")
     add("--lengths", choices=LENGTHS, default=_DEFAULT.lengths, help="of drafts (default: %(default)s)")
     add(
         "--precision",
@@ -70,7 +94,6 @@ def add_parser(kinds: Any) -> None:
         help="write rows here after every case; with the same file a run goes on where it stopped",
     )
     add_plot_flag(parser)
-    parser.set_defaults(run=_run)
 
 
 def _draft(text: str) -> tuple[str, str]:
@@ -80,15 +103,18 @@ def _draft(text: str) -> tuple[str, str]:
     return method, path
 
 
-def _run(options: argparse.Namespace) -> int:
+def case_options(options: argparse.Namespace, **own: Any) -> MethodsOptions:
+    """Return what `add_case_flags` were given, and a command's own options.
+
+    Raises:
+        ConfigError: one of them is out of range, or two contradict each other.
+    """
     asked = MethodsOptions(
-        model=options.model,
         workloads=tuple(options.workloads),
         prompts=tuple(options.prompts),
         methods=tuple(options.methods),
         drafts=dict(options.draft),
         lengths=options.lengths,
-        num_speculative_tokens=options.num_speculative_tokens,
         batch_sizes=tuple(options.batch_sizes),
         temperatures=tuple(options.temperatures),
         max_tokens=options.max_tokens,
@@ -96,34 +122,54 @@ def _run(options: argparse.Namespace) -> int:
         precision=options.precision,
         turns=options.turns,
         minutes=options.minutes,
+        **own,
     )
     if len(asked.drafts) < len(options.draft):
         raise ConfigError("--draft names a method twice; give one checkpoint each")
+    return asked
+
+
+def show(
+    options: argparse.Namespace,
+    measure: Callable[[Callable[[str], None]], list[dict[str, Any]]],
+    draw: Callable[[Path, Sequence[dict[str, Any]]], None],
+    without: Sequence[str],
+) -> int:
+    """Measure, draw if a plot was asked for, print, and return the exit status: 1 if a token differs.
+
+    Args:
+        options: of the command line.
+        measure: takes what shows the progress, and returns rows.
+        draw: writes them as a plot.
+        without: keys of `COLUMNS` that the table leaves out.
+
+    Raises:
+        ConfigError: a plot cannot be written; nothing was measured then.
+    """
     if options.plot is not None:
         from parlay.bench.plot import check_target
 
         check_target(options.plot)
-    from parlay.bench.methods import measure
-
     with progress() as tick:
-        rows = measure(asked, options.output, tick)
+        rows = measure(tick)
     if options.plot is not None:
+        draw(options.plot, rows)
+    columns = {key: column for key, column in COLUMNS.items() if key not in without}
+    report([dict(row) for row in rows], columns)
+    return 0 if all(row["same_tokens"] for row in rows) else 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    asked = case_options(options, model=options.model, num_speculative_tokens=options.num_speculative_tokens)
+
+    def measure(tick: Callable[[str], None]) -> list[dict[str, Any]]:
+        from parlay.bench import methods
+
+        return methods.measure(asked, options.output, tick)
+
+    def draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         from parlay.bench.heatmap import draw_heatmap
 
-        draw_heatmap(options.plot, f"parlay bench methods, {Path(options.model).name}", rows)
-    report(  # ten columns that fit a terminal of eighty
-        [dict(row) for row in rows],
-        {
-            "workload": ("asked", "{}"),
-            "batch": ("batch", "{:d}"),
-            "temperature": ("temp", "{:g}"),
-            "method": ("method", "{}"),
-            "tokens_per_s": ("tok/s", "{:,.0f}"),
-            "speed_up": ("ratio", "{:.2f}"),
-            "interval": ("95 %", "{0[0]:.2f}-{0[1]:.2f}"),
-            "decode_speed_up": ("later", "{:.2f}"),
-            "acceptance_length": ("accept", "{:.2f}"),
-            "same_tokens": ("same", "{}"),
-        },
-    )
-    return 0 if all(row["same_tokens"] for row in rows) else 1
+        draw_heatmap(path, f"parlay bench methods, {Path(options.model).name}", rows)
+
+    return show(options, measure, draw, without=("model", "budget"))

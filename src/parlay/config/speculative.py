@@ -12,8 +12,29 @@ PLAIN = "none"
 AUTO = "auto"
 LENGTHS = ("goodput", "latency", "fixed")
 TREES = ("auto", "off")
+MOST_WIDTH, MOST_DEPTH = 16, 16  # of a tree
 
 _EXAMPLE = "{'method': 'ngram'}"
+_SHAPE = "{'width': 4, 'depth': 6}"
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """How the drafts of a proposer with weights branch, whatever that gains.
+
+    Attributes:
+        width: nodes of each level that a draft goes on from, and children of each (EAGLE's `top_k`).
+        depth: most levels; None takes the proposer's own default.
+    """
+
+    width: int = 4
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.width <= MOST_WIDTH:
+            raise ConfigError(f"the width of a tree must be 1 to {MOST_WIDTH}, not {self.width}")
+        if self.depth is not None and not 1 <= self.depth <= MOST_DEPTH:
+            raise ConfigError(f"the depth of a tree must be 1 to {MOST_DEPTH}, not {self.depth}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +49,8 @@ class SpeculativeConfig:
             tokens per second of all requests together, or "latency", the shortest time of each one, which "goodput"
             chooses too while none waits for a place. "fixed" chooses nothing and drafts as much as it may.
         tree: whether drafts may have branches: "auto" where they are worth their rows, as far as lengths are chosen;
-            "off" for chains alone.
+            "off" for chains alone; or a shape, such as {"width": 4, "depth": 6}, for the proposer with weights, of
+            which `num_speculative_tokens` nodes (16 unless said) are verified at most.
         disable_by_batch_size: with more requests than this at once nothing is drafted; None for no such limit.
         num_speculative_tokens_per_batch_size: `(first, last, nodes)`, ascending: with so many requests at once a
             draft has at most so many nodes. Between and beyond these `num_speculative_tokens` counts.
@@ -41,7 +63,7 @@ class SpeculativeConfig:
     method: str | None = AUTO
     num_speculative_tokens: int | None = None
     lengths: str = "goodput"
-    tree: str = "auto"
+    tree: str | TreeShape = "auto"
     disable_by_batch_size: int | None = None
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
     remember_responses: bool | None = None
@@ -54,8 +76,8 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"lengths must be {', '.join(LENGTHS[:-1])} or {LENGTHS[-1]}, not {shown(self.lengths)}"
             )
-        if self.tree not in TREES:
-            raise ConfigError(f"tree must be {' or '.join(TREES)}, not {shown(self.tree)}")
+        if not isinstance(self.tree, TreeShape) and self.tree not in TREES:
+            raise ConfigError(f"tree must be {', '.join(TREES)} or a shape, such as {_SHAPE}, not {shown(self.tree)}")
         if self.disable_by_batch_size is not None and self.disable_by_batch_size < 0:
             raise ConfigError(f"disable_by_batch_size must be at least 0, not {self.disable_by_batch_size}")
         _check_ranges(self.num_speculative_tokens_per_batch_size or ())
@@ -102,8 +124,10 @@ class SpeculativeConfig:
         if not isinstance(method, str) and (method is not None or given.get("model") is None):
             raise ConfigError(f"speculative_config needs a 'method', for example {_EXAMPLE}")
         _check_length(given.get("num_speculative_tokens"))
+        tree = given.pop("tree", "auto")
         own = {key: given.pop(key) for key in _OWN & given.keys()}
-        return build(cls, {"method": None, **own, "options": given}, "speculative_config key")
+        made = build(cls, {"method": None, **own, "options": given}, "speculative_config key")
+        return replace(made, tree=build(TreeShape, tree, "tree key") if isinstance(tree, Mapping) else tree)
 
 
 # What users may give: a config, a mapping in vLLM's form, a list of them, JSON of either, or None for plain decoding.

@@ -24,6 +24,8 @@ THINKS = 8  # while it is off, whether to try it is thought about once in so man
 _SCOUTS = 16  # requests of which one is held where guesses are far from paying
 _LEFT = 0.25  # tokens that drafts may save of one that is left to emit
 _UNSEEN = 16  # tokens that a proposer may follow for one that the target has to run once more
+_ROWS = 16  # of a level of drafts with branches, all requests together; beyond, drafts are chains
+_BRANCHING = 0.3  # price of a row beyond which a second guess in the same place is hardly worth one
 # The further layer group whose keys and values blocks may hold besides the target's.
 _PROPOSER = "proposer"
 
@@ -58,6 +60,8 @@ class Device:
         assert isinstance(method.proposer, DeviceProposer)
         self.name, self.length = method.name, method.length
         self.next_length = method.length
+        self._width, self._nodes, self._shaped = method.width, method.nodes, method.shaped
+        self._next_width = method.width
         self._follows = method.proposer.cache is not None  # it wants to see every token
         self._pairs = method.proposer.pairs
         self._control, self._faults = controller, faults
@@ -114,6 +118,9 @@ class Device:
         passed = 1 if self.next_length else THINKS
         self.next_length = control.next_length(most, len(free), emitting, keys, behind, again, passed)
         self._only = least if control.trying else None
+        if not self._shaped:
+            worth = control.price < _BRANCHING and self._width * len(free) <= _ROWS
+            self._next_width = self._width if worth else 1
 
     def offer(self, request: Drafted, draft: Draft, limit: int, end: int, next_rows: int) -> Offer:
         """Return what is asked of the proposer in a step.
@@ -138,19 +145,25 @@ class Device:
             return Offer(NO_DRAFT, budget, follow, hold, int(self._pairs and follow))
         # Room for what the proposer may write: after the token that the target adds, its own guesses.
         slots = len(draft) + (1 + budget if budget or follow else 0)
-        return Offer(draft, budget, follow, hold, slots, self._lacking(request) if follow else 0)
+        states = self._lacking(request) if follow else 0
+        if budget and self._next_width > 1:
+            nodes = min(limit, self._nodes, next_rows)
+            return Offer(draft, budget, follow, hold, slots, states, self._next_width, nodes)
+        return Offer(draft, budget, follow, hold, slots, states)
 
     def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
         """Return what the proposer is told of a request; `states` as granted."""
         tokens, layers = request.tokens, request.drafting.layers
         if not offer.follow:
-            return CatchUp(layers, budget=offer.budget, hold=offer.hold)
+            return CatchUp(layers, budget=offer.budget, width=offer.width, nodes=offer.nodes, hold=offer.hold)
         followed = end + (self._pairs and end < len(tokens))
         return CatchUp(
             layers,
             behind=tuple(tokens[layers.computed : followed]),
             again=tuple(tokens[layers.next_state : layers.next_state + states]),
             budget=offer.budget,
+            width=offer.width,
+            nodes=offer.nodes,
             follow=True,
         )
 

@@ -86,7 +86,7 @@ class Drafting:
                 self._device = Device(
                     method, controller, self.faults, share_prefixes=share_prefixes, vocab_size=vocab_size
                 )
-        self._lengths = {method.name: method.length for method in methods}
+        self._lengths = {method.name: method.most for method in methods}
         self._longest = max([*self._lengths.values(), predicted_length or DEFAULT_LENGTH])
         self._most_nodes, self._bound = most_nodes, most_nodes(1)
         self._remember = remember

@@ -26,12 +26,23 @@ class Method:
     Attributes:
         name: by which a request may ask for it.
         proposer: itself.
-        length: most nodes of its drafts.
+        length: most nodes of its drafts on one path; of a host proposer's without branches.
+        width: of a device proposer's drafts, see `CatchUp`; 1 for chains alone.
+        nodes: most of a draft with branches; a chain has no more than `length`.
+        shaped: whether drafts are to branch whatever that gains.
     """
 
     name: str
     proposer: Proposer
     length: int
+    width: int = 1
+    nodes: int = 0
+    shaped: bool = False
+
+    @property
+    def most(self) -> int:
+        """Most nodes of any of its drafts."""
+        return max(self.length, self.nodes)
 
 
 class Faults:
@@ -123,7 +134,7 @@ class Host:
             tree: whether drafts may have branches.
         """
         assert isinstance(method.proposer, HostProposer)
-        self.name, self.length = method.name, method.length
+        self.name, self.length = method.name, method.most if tree else method.length
         self._proposer: HostProposer = method.proposer
         self._tree = tree
         self._vocab_size = vocab_size

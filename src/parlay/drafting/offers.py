@@ -24,7 +24,8 @@ class Offer:
 
     Attributes:
         draft: the nodes to verify.
-        budget: most nodes of the draft that a device proposer may make at the end of the step.
+        budget: most tokens in a row of the draft that a device proposer may make at the end of the step.
+        width: as in `CatchUp`, like `nodes`.
         follow: whether its cache layers are to keep up.
         hold: whether it is to hold the states of this step, since they do not.
         slots: cache slots behind the known tokens that all this may write to.
@@ -37,6 +38,8 @@ class Offer:
     hold: bool = False
     slots: int = 0
     states: int = 0
+    width: int = 1
+    nodes: int = 0
 
 
 NOTHING = Offer()  # plain decoding; a proposer's gap grows

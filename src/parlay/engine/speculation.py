@@ -3,7 +3,7 @@
 from time import perf_counter
 
 from parlay.config import EngineConfig, SpeculativeConfig
-from parlay.config.speculative import PLAIN
+from parlay.config.speculative import PLAIN, TreeShape
 from parlay.drafting.ahead import Ahead
 from parlay.drafting.controller import Controller
 from parlay.drafting.cost import StepCost
@@ -13,9 +13,11 @@ from parlay.drafting.remembered import CostFile, Costs
 from parlay.engine.timing import timed_passes
 from parlay.errors import ConfigError
 from parlay.log import logger
-from parlay.proposers.base import DeviceProposer, TargetInfo
+from parlay.proposers.base import DeviceProposer, Proposer, TargetInfo
 from parlay.proposers.select import make_proposer, settle_methods
 from parlay.runner.runner import ModelRunner
+
+_NODES = 16  # most of a draft with branches, unless the user says
 
 
 def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[Method, ...]:
@@ -30,10 +32,53 @@ def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[Method,
         assert one.method is not None
         proposer = make_proposer(one, target)
         if proposer.default_length:
-            found.append(Method(one.method, proposer, one.num_speculative_tokens or proposer.default_length))
+            found.append(_method(one, proposer, target))
         elif config.num_speculative_tokens is not None:
             raise ConfigError(f"method {one.method!r} drafts nothing; leave num_speculative_tokens out")
+    if isinstance(config.tree, TreeShape) and device_proposer(tuple(found)) is None:
+        raise ConfigError(
+            "a tree's shape is for a proposer with weights, and there is none; leave it out, or name one"
+        )
     return tuple(found)
+
+
+def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -> Method:
+    """Return a proposer that is loaded, with how far it may draft.
+
+    Raises:
+        ConfigError: its tree does not fit it, the budget or the context.
+    """
+    assert config.method is not None
+    most, tree, name = config.num_speculative_tokens, config.tree, config.method
+    length = most or proposer.default_length
+    chains = tree == "off" or (tree == "auto" and config.lengths == "fixed")
+    if not isinstance(proposer, DeviceProposer):
+        return Method(name, proposer, length, nodes=0 if chains else most or _NODES)
+    choices = proposer.choices
+    if choices is not None:
+        if tree != "auto":
+            raise ConfigError(f"an option of {name!r} says how drafts branch already; leave it out, or tree")
+        if most is not None and most < len(choices):
+            raise ConfigError(
+                f"{name!r} is asked for {len(choices)} branches, beyond num_speculative_tokens={most}; "
+                "raise that, or leave it out"
+            )
+        depth, width = max(map(len, choices)), 1 + max(map(max, choices))
+        return Method(name, proposer, depth, max(width, 2), len(choices), True)
+    if chains:
+        return Method(name, proposer, length)
+    nodes = most or _NODES
+    if not isinstance(tree, TreeShape):
+        return Method(name, proposer, length, TreeShape().width, nodes)
+    depth = tree.depth or min(proposer.default_length, nodes)
+    for limit, what in (
+        (nodes, f"num_speculative_tokens={nodes}"),
+        (target.max_model_len - 1, f"max_model_len={target.max_model_len}"),
+        (proposer.deepest or depth, f"the {proposer.deepest} tokens that {name!r} guesses in a row"),
+    ):
+        if depth > limit:
+            raise ConfigError(f"a tree of depth {depth} is beyond {what}; lower it")
+    return Method(name, proposer, depth, tree.width, nodes, True)
 
 
 def device_proposer(methods: tuple[Method, ...]) -> DeviceProposer | None:
@@ -76,7 +121,7 @@ def make_drafting(
         predicted_length=config.num_speculative_tokens,
         share_prefixes=engine.enable_prefix_caching,
         controller=controller,
-        tree=config.tree == "auto" and controller is not None,
+        tree=isinstance(config.tree, TreeShape) or (config.tree == "auto" and controller is not None),
         most_nodes=config.most_nodes,
         remember=config.remember_responses is not False,
         vocab_size=runner.model.config.vocab_size,

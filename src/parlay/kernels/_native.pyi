@@ -25,7 +25,7 @@ class SuffixTrie:
     def branch_after(
         self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float, /
     ) -> tuple[list[int], list[int], list[float], float]: ...
-    def lookup(self, sequence: int, least: int, most: int, /) -> list[int]: ...
+    def lookup(self, sequence: int, least: int, most: int, longest: int, /) -> list[int]: ...
     @property
     def bytes(self) -> int: ...
 
@@ -138,6 +138,40 @@ def draw(
     probs: int,
     rows: int,
     vocab: int,
+    /,
+) -> None: ...
+def branch(
+    scores: int,
+    temperatures: int,
+    min_p: int,
+    top_k: int,
+    top_p: int,
+    seeds: int,
+    positions: int,
+    out: int,
+    ids: int,
+    probs: int,
+    rows: int,
+    vocab: int,
+    children: int,
+    /,
+) -> None: ...
+def grow(
+    tokens: int,
+    probs: int,
+    worth: int,
+    out: int,
+    out_worth: int,
+    origin: int,
+    chosen: int,
+    slots: int,
+    above: int,
+    below: int,
+    drafts: int,
+    rows: int,
+    children: int,
+    wide: int,
+    depth: int,
     /,
 ) -> None: ...
 def gumbel(seed: int, position: int, out: int, vocab: int, /) -> None: ...

@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from parlay.kernels.drawing import Drawing
 from parlay.kernels.linear import LinearWeight
 from parlay.kernels.views import AttentionView, Filters
 
@@ -26,7 +27,7 @@ __all__ = ["Activation", "AttentionView", "Filters", "Kernels"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
-class Kernels(Protocol):
+class Kernels(Drawing, Protocol):
     """What a device offers. Shapes: T rows, H query heads, KV key heads, D head dimension.
 
     Attributes:
@@ -323,67 +324,6 @@ class Kernels(Protocol):
             x: T `[rows, K]`.
             weight: from `pack_head`.
             out: float32 `[rows, N]`.
-        """
-        ...
-
-    def process(self, scores: Tensor, temperatures: Tensor, filters: Filters | None) -> None:
-        """Replace scores by `float32(score / temperature)`, and by -inf where a filter removes the token.
-
-        NaN becomes -inf. At temperature 0 the first token in the total order keeps its score, alone. All
-        implementations give the same bits.
-
-        Args:
-            scores: float32 `[rows, V]`, read and written; V < 2^21.
-            temperatures: float32 `[rows]`, not negative, finite.
-            filters: of these rows; None keeps all tokens.
-        """
-        ...
-
-    def draw(
-        self,
-        scores: Tensor,
-        temperatures: Tensor,
-        seeds: Tensor,
-        positions: Tensor,
-        out: Tensor,
-        filters: Filters | None = None,
-        ids: Tensor | None = None,
-        probs: Tensor | None = None,
-    ) -> None:
-        """Draw one token a row from softmax(score / temperature) with noise keyed by (seed, position, token).
-
-        The token is the argmax of `double(float32(score / temperature)) + G(seed, position, token)` over the
-        tokens that survive the filters, ties to the lowest id; at temperature 0 the argmax of the scores. NaN counts
-        as -inf; a row of -inf gives 0. All implementations give the same tokens, exactly.
-
-        Source: the Gumbel-max trick; coupling by shared noise: Daliri, Musco, Suresh 2024 (arXiv 2408.07978).
-
-        Args:
-            scores: float32 `[rows, V]`, logits before temperature; V < 2^21.
-            temperatures: float32 `[rows]`, not negative, finite.
-            seeds: int64 `[rows]` that holds the bits of a uint64.
-            positions: int64 `[rows]`, position of the token to be drawn.
-            out: int64 `[rows]`, written: tokens.
-            filters: of these rows; None keeps all tokens.
-            ids: int64 `[V]`, the token of each score, below 2^31: its noise, and what is written. Ties go to the
-                first. None where scores are in the tokens' order.
-            probs: float32 `[rows]`, written unless None: each drawn token's share in softmax(score / temperature),
-                at temperature 0 in softmax(score), filters apart; 0 where that is no number. To float accuracy.
-        """
-        ...
-
-    def gumbel(self, seed: int, position: int, out: Tensor) -> None:
-        """Write the noise `G(seed, position, token)` of all tokens, the same bits in all implementations.
-
-        `G = -ln(-ln(1 - u))`, `u = (word + 1/2) / 2^32`, with the word `token % 4` of Philox4x32-10 at key
-        (seed low, seed high) and counter (token // 4, position low, stream 0, position high).
-
-        Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
-
-        Args:
-            seed: 0 to 2^64 - 1.
-            position: not negative.
-            out: float64 `[V]`.
         """
         ...
 

@@ -8,25 +8,23 @@ from torch import Tensor
 
 from parlay.errors import ConfigError
 from parlay.kernels import _native
-from parlay.kernels.base import Activation, AttentionView, Filters, Kernels
-from parlay.kernels.checks import fits as _fits
+from parlay.kernels.base import Activation, AttentionView, Kernels
 from parlay.kernels.checks import sound as _sound
+from parlay.kernels.cpu_drawing import Held, NativeDrawing
 from parlay.kernels.huge import empty_huge
 from parlay.kernels.linear import LinearWeight
 
 _BF16 = torch.bfloat16
 _PANEL = 32
-_NONE = (0, 0, 0)  # addresses of filters that keep all
-_Held = Tensor | AttentionView | Filters | None
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as in csrc/table.h
 
 
-def _replay(tape: _native.Tape, held: list[_Held]) -> None:
+def _replay(tape: _native.Tape, held: list[Held]) -> None:
     """Run a recording; whoever holds this call holds the tensors it writes to."""
     tape.run()
 
 
-class NativeKernels:
+class NativeKernels(NativeDrawing):
     """`Kernels` in C++; see there for what each method does."""
 
     switches: tuple[int, ...] = (13, 97)  # rows of one pass over the weights, and of one chunk, and one more
@@ -38,8 +36,7 @@ class NativeKernels:
                 raise ConfigError(f"no native kernels for {isa!r} here (available: {', '.join(_native.isas())})")
             _native.set_isa(isa)
         self.name = f"native-{_native.isa()}"
-        # While recording: every tensor that an operation was given, lest its memory go to somebody else.
-        self._held: list[_Held] | None = None
+        self._held = None
 
     def careful(self) -> Kernels | None:  # noqa: D102
         return None
@@ -334,46 +331,6 @@ class NativeKernels:
             x.dtype is _BF16,
             out.dtype is torch.float32,
         )
-
-    def process(self, scores: Tensor, temperatures: Tensor, filters: Filters | None) -> None:  # noqa: D102
-        assert _sound(scores, temperatures)
-        rows, vocab = scores.shape
-        assert scores.dtype is torch.float32
-        assert _fits(filters, rows)
-        if self._held is not None:
-            self._held += (scores, temperatures, filters)
-        _native.process(
-            scores.data_ptr(), temperatures.data_ptr(), *(filters.addresses if filters else _NONE), rows, vocab
-        )
-
-    def draw(  # noqa: D102
-        self,
-        scores: Tensor,
-        temperatures: Tensor,
-        seeds: Tensor,
-        positions: Tensor,
-        out: Tensor,
-        filters: Filters | None = None,
-        ids: Tensor | None = None,
-        probs: Tensor | None = None,
-    ) -> None:
-        assert _sound(scores, temperatures)
-        assert scores.dtype is torch.float32
-        assert all(t is None or t.dtype is torch.int64 for t in (seeds, positions, out, ids))
-        rows, vocab = scores.shape
-        assert _fits(filters, rows)
-        if self._held is not None:
-            self._held += (scores, temperatures, seeds, positions, out, filters, ids, probs)
-        noise = (seeds.data_ptr(), positions.data_ptr(), out.data_ptr())
-        named = (0 if ids is None else ids.data_ptr(), 0 if probs is None else probs.data_ptr())
-        limits = filters.addresses if filters else _NONE
-        _native.draw(scores.data_ptr(), temperatures.data_ptr(), *limits, *noise, *named, rows, vocab)
-
-    def gumbel(self, seed: int, position: int, out: Tensor) -> None:  # noqa: D102
-        assert out.dtype is torch.float64
-        if self._held is not None:
-            self._held += (out,)
-        _native.gumbel(seed, position, out.data_ptr(), out.size(0))
 
     def copy_slots(  # noqa: D102
         self, src_slots: Tensor, dst_slots: Tensor, key_cache: Tensor, value_cache: Tensor

@@ -9,86 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from parlay.kernels import linear
-from parlay.kernels.base import Activation, AttentionView, Filters, Kernels
+from parlay.kernels.base import Activation, AttentionView, Kernels
 from parlay.kernels.linear import WAYS, LinearWeight, Way
-from parlay.kernels.noise import gumbel_noise, ln
-
-FloatArray = npt.NDArray[np.float32]
-
-
-def decay(x: FloatArray) -> FloatArray:
-    """Return e^x of what is not above 0, at least e^-30, by the same operations as the native one."""
-    one, magic = np.float32(1), np.float32(1.5 * 2**23)
-    bounded = np.maximum(x, np.float32(-30))
-    shifted = bounded * np.float32(float.fromhex("0x1.715476p+0")) + magic
-    n = shifted - magic
-    high, low = (np.float32(float.fromhex(part)) for part in ("0x1.62e4p-1", "0x1.7f7d1cp-20"))  # of ln 2
-    r = (bounded - n * high) - n * low
-    q = np.full_like(r, float.fromhex("0x1.685188p-10"))
-    for factor in ("0x1.123bdep-7", "0x1.555b98p-5", "0x1.55548ep-3", "0x1.fffff8p-2"):
-        q = q * r + np.float32(float.fromhex(factor))
-    p = (r * r * q + r) + one
-    result: FloatArray = np.ldexp(p, n.astype(np.int32))
-    return result
-
-
-def survivors(scores: FloatArray, min_p: float, top_k: int, top_p: float) -> npt.NDArray[np.int64]:
-    """Return the ids that survive the filters, in the total order.
-
-    Args:
-        scores: `[vocab]` after temperature, no NaN.
-        min_p: see `Filters`, as the others.
-        top_k: 0 or less, or the vocabulary or more, keeps all.
-        top_p: 1 keeps all.
-    """
-    best = scores.max()
-    if np.isinf(best):
-        return np.flatnonzero(scores == np.inf)[:1]
-    with np.errstate(over="ignore"):
-        below = scores - best
-    order = np.argsort(-scores, kind="stable")
-    if min_p > 0:
-        order = order[below[order] >= ln(np.array([max(min_p, 2.0**-1022)]))]
-    if top_k > 0:
-        order = order[:top_k]
-    if top_p < 1:
-        units = np.rint(decay(below[order]).astype(np.float64) * 2.0**42).astype(np.int64).cumsum()
-        total = int(units[-1])
-        target = min(max(math.ceil(top_p * float(total)), 1), total)
-        order = order[: int(np.searchsorted(units, target)) + 1]
-    return order
-
-
-def process_row(
-    scores: FloatArray, temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0
-) -> FloatArray:
-    """Return one row as `Kernels.process` leaves it.
-
-    Args:
-        scores: `[vocab]` before temperature.
-        temperature: 0 keeps the first token in the total order.
-        min_p: see `Filters`, as the others.
-        top_k: 0 or less, or the vocabulary or more, keeps all.
-        top_p: 1 keeps all.
-    """
-    values: FloatArray = np.where(np.isnan(scores), np.float32(-np.inf), scores)
-    if temperature == 0:
-        kept = np.array([values.argmax()])
-    else:
-        with np.errstate(over="ignore", invalid="ignore"):
-            values = (values / np.float32(temperature)).astype(np.float32)
-        values[np.isnan(values)] = -np.inf
-        if min_p <= 0 and not 0 < top_k < len(values) and top_p >= 1:
-            return values
-        kept = survivors(values, min_p, top_k, top_p)
-    processed = np.full_like(values, -np.inf)
-    processed[kept] = values[kept]
-    return processed
+from parlay.kernels.reference_drawing import FloatArray, ReferenceDrawing
 
 
 def _silu(x: FloatArray) -> FloatArray:
@@ -138,16 +65,7 @@ _ACTIVATIONS: dict[Activation, Callable[[FloatArray], FloatArray]] = {
 }
 
 
-def _share(scores: FloatArray, place: int, temperature: float) -> float:
-    """Return a score's share in the softmax of all, 0 where that is no number."""
-    scaled = process_row(scores, temperature, 0.0, 0, 1.0).astype(np.float64)
-    if scaled[place] == -np.inf or scaled.max() == np.inf:
-        return 0.0
-    powers = np.exp(scaled - scaled.max())
-    return float(powers[place] / powers.sum())
-
-
-class ReferenceKernels:
+class ReferenceKernels(ReferenceDrawing):
     """`Kernels` in torch and numpy; see there for what each method does."""
 
     switches: tuple[int, ...] = (2,)  # a lone row is doubled
@@ -322,42 +240,6 @@ class ReferenceKernels:
 
     def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
         linear.linear(x, weight, out, self._way)
-
-    def process(self, scores: Tensor, temperatures: Tensor, filters: Filters | None) -> None:  # noqa: D102
-        rows = range(len(scores))
-        limits = [(0.0, 0, 1.0) for _ in rows]
-        if filters:
-            limits = list(zip(filters.min_p.tolist(), filters.top_k.tolist(), filters.top_p.tolist(), strict=True))
-        for row in rows:
-            processed = process_row(scores[row].numpy(), float(temperatures[row]), *limits[row])
-            scores[row] = torch.from_numpy(processed)
-
-    def draw(  # noqa: D102
-        self,
-        scores: Tensor,
-        temperatures: Tensor,
-        seeds: Tensor,
-        positions: Tensor,
-        out: Tensor,
-        filters: Filters | None = None,
-        ids: Tensor | None = None,
-        probs: Tensor | None = None,
-    ) -> None:
-        processed = scores.clone()
-        self.process(processed, temperatures, filters)
-        tokens = torch.arange(scores.shape[1]) if ids is None else ids
-        for row, values in enumerate(processed.double().numpy()):
-            temperature = float(temperatures[row])
-            if temperature > 0:
-                noise = gumbel_noise(int(seeds[row]) % 2**64, int(positions[row]), int(tokens.max()) + 1)
-                values += noise[tokens.numpy()]
-            place = int(values.argmax())
-            out[row] = tokens[place]
-            if probs is not None:
-                probs[row] = _share(scores[row].numpy(), place, temperature or 1.0)
-
-    def gumbel(self, seed: int, position: int, out: Tensor) -> None:  # noqa: D102
-        out.copy_(torch.from_numpy(gumbel_noise(seed, position, len(out))))
 
     def copy_slots(  # noqa: D102
         self, src_slots: Tensor, dst_slots: Tensor, key_cache: Tensor, value_cache: Tensor

@@ -124,10 +124,15 @@ class DeviceProposer(Proposer):
         pairs: whether its cache layers hold, in the slot of each token but the first, what follows from that token
             and the target's state before it. What they lack of a prefix the target runs once more for its states.
             While it is off it holds the states of the pairs to come, so that it costs next to nothing.
+        deepest: most tokens that it guesses one after another; None for no limit of its own.
+        choices: the branches of its drafts, as paths of ranks: `(0, 2)` is the third likeliest token after the
+            likeliest one. A parent comes before its children. None for as many as pay, where drafts branch at all.
     """
 
     taps: tuple[int, ...] = ()
     pairs: bool = False
+    deepest: int | None = None
+    choices: tuple[tuple[int, ...], ...] | None = None
 
     def forget(self, request_ids: Iterable[int]) -> None:
         """Drop the states that are held for some requests; unknown ones are ignored."""

@@ -24,9 +24,9 @@ from parlay.models.select import cache_spec, check_weights, describe_model, load
 from parlay.models.tokenizer import read_tokenizer, tokenizer_file
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
 from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
-from parlay.proposers.heads import Options
+from parlay.proposers.heads import Options, shape_of
 from parlay.proposers.lent import lent_logits, records_logits
-from parlay.proposers.places import Places
+from parlay.proposers.places import Places, scratch_blocks
 from parlay.proposers.recorder import Recorder
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.footprint import weight_bytes
@@ -57,7 +57,8 @@ class Proposer(Head):
         """Read the draft model's weights and allocate its cache layers."""
         kernels, dtype = runtime.kernels, self._target.dtype
         model = load_model(self._config, dtype, self._target.max_model_len, kernels)
-        self._runner = runner = ModelRunner(model, kernels, runtime.num_blocks, runtime.block_size)
+        blocks = runtime.num_blocks + scratch_blocks(runtime.block_size)
+        self._runner = runner = ModelRunner(model, kernels, blocks, runtime.block_size)
         self._max_rows = runtime.max_rows
         self._logits, self.recordable = lent_logits(model, MOST_ROWS), records_logits(model)
         self._state = torch.zeros((MOST_ROWS, self._config.hidden_size), dtype=dtype)
@@ -89,23 +90,27 @@ class Proposer(Head):
                 stretches.append(Stretch(run, valid, span.blocks))
                 if span.sample and len(run) == len(gap):
                     row = self._max_rows - rows_left - 1  # the last so far
-                    starts.append(Start(i, span, row, verdict.tokens, valid + len(gap), min(length, MOST_LEVELS)))
+                    shape = shape_of(span.catch_up, min(length, MOST_LEVELS))
+                    starts.append(Start(i, span, row, verdict.tokens, valid + len(gap), *shape))
         if not stretches:
             return proposals
         states = self._runner.forward(flatten(stretches, self._runner.block_size))
-        # If there are several turns, too many rows have run to be recorded: no turn's passes write where these lie.
         for start, draft in self._expander.expand(starts, states):
-            # The last guess has not been run.
-            proposals[start.index] = Proposal(draft, ProposerState(start.position, max(len(draft) - 1, 0)))
+            # Of a chain the last guess has not been run; what has branches was run in scratch slots.
+            ahead = max(len(draft) - 1, 0) if start.width == 1 else 0
+            proposals[start.index] = Proposal(draft, ProposerState(start.position, ahead))
         return proposals
 
-    def begin(self, turn: Sequence[Start], states: Tensor) -> None:  # noqa: D102
+    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._runner.kernels.embed(states, torch.tensor([start.row for start in turn]), self._state[: len(turn)])
-        self._places.prepare(turn)
+        self._places.prepare(turn, width)
 
-    def advance(self, level: int, rows: int) -> None:  # noqa: D102
+    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: D102
+        return self._places.paths(level, rows)
+
+    def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         if level:  # the first follows from known tokens
-            states = self._runner.forward_here(self._places.batch(level, rows))
+            states = self._runner.forward_here(self._places.batch(level, rows, width))
             self._runner.kernels.embed(states, torch.arange(rows), self._state[:rows])
 
     def score(self, level: int, rows: int) -> Tensor:  # noqa: D102

@@ -68,6 +68,21 @@ class Draws:
         noise = self._temperatures[:rows], self._seeds[:rows], self._positions[step, :rows]
         kernels.draw(logits, *noise, tokens, filters, ids, probs)
 
+    def branch(
+        self, kernels: Kernels, step: int, logits: Tensor, tokens: Tensor, probs: Tensor, ids: Tensor | None = None
+    ) -> None:
+        """Choose several guesses a row where `draw` takes one; `tokens` and `probs` are `[rows, children]`."""
+        rows = len(logits)
+        filters = self._filters.first(rows) if self.filtered else None
+        noise = self._temperatures[:rows], self._seeds[:rows], self._positions[step, :rows]
+        kernels.branch(logits, *noise, tokens, probs, filters, ids)
+
+    def branch_at(self, kernels: Kernels, places: Tensor, logits: Tensor, children: int) -> tuple[Tensor, Tensor]:
+        """Choose several guesses a row where `draw_at` takes one; returns both `[n, children]`."""
+        tokens, probs = torch.empty((len(places), children), dtype=torch.int64), torch.empty((len(places), children))
+        kernels.branch(logits, *self._noise_at(places), tokens, probs, self._filters_at(places))
+        return tokens, probs
+
     def draw_at(self, kernels: Kernels, places: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Draw guesses of several steps at once.
 
@@ -79,11 +94,16 @@ class Draws:
         Returns:
             Tokens int64 `[n]`, and how likely they are to the head, float32 `[n]`.
         """
-        rows, all_filters = places % self._rows, self._filters
-        filters = None
-        if self.filtered:
-            filters = Filters(all_filters.min_p[rows], all_filters.top_k[rows], all_filters.top_p[rows])
         tokens, probs = torch.empty(len(places), dtype=torch.int64), torch.empty(len(places))
-        noise = self._temperatures[rows], self._seeds[rows], self._positions.view(-1)[places]
-        kernels.draw(logits, *noise, tokens, filters, None, probs)
+        kernels.draw(logits, *self._noise_at(places), tokens, self._filters_at(places), None, probs)
         return tokens, probs
+
+    def _noise_at(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows = places % self._rows
+        return self._temperatures[rows], self._seeds[rows], self._positions.view(-1)[places]
+
+    def _filters_at(self, places: Tensor) -> Filters | None:
+        if not self.filtered:
+            return None
+        rows, filters = places % self._rows, self._filters
+        return Filters(filters.min_p[rows], filters.top_k[rows], filters.top_p[rows])

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.proposers.base import DeviceProposer
+from parlay.proposers.branching import Branching
 from parlay.proposers.draws import Draws
 from parlay.proposers.recorder import Recorder
 from parlay.runner.graphs import MOST_ROWS
@@ -41,7 +42,9 @@ class Start:
         row: of the states that drafts begin with: the one that the first guess follows from.
         emitted: tokens of this step, the last of which the first guess comes after.
         position: of the first token to guess.
-        length: how many tokens to draft, at least 1.
+        length: how many tokens to draft one after another, at least 1.
+        width: nodes of each level that the draft goes on from, and children of each; 1 for a chain.
+        nodes: most of a draft with branches.
     """
 
     index: int
@@ -50,6 +53,8 @@ class Start:
     emitted: tuple[int, ...]
     position: int
     length: int
+    width: int = 1
+    nodes: int = 0
 
 
 class Head(DeviceProposer):
@@ -58,31 +63,41 @@ class Head(DeviceProposer):
     Attributes:
         source: who guessed, in drafts.
         recordable: whether `score` calls kernels alone. `advance` always does, unless the recorder says otherwise.
-        at_once: whether no guess depends on those before it, and `score_at` makes the logits of all levels at once.
+        path_free: whether no guess depends on those before it.
+        at_once: whether `score_at` makes the logits of all levels at once; such a head is `path_free`.
         ids: the target's ids `[D]` of the tokens that it can guess; None if these are the target's.
     """
 
     source: ClassVar[str]
     recordable: bool = True
+    path_free: ClassVar[bool] = False
     at_once: bool = False
     ids: Tensor | None = None
 
     @abstractmethod
-    def begin(self, turn: Sequence[Start], states: Tensor) -> None:
+    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:
         """Write whatever the levels read besides guesses.
 
         Args:
             turn: who drafts, longest first; the i-th has row i.
             states: `[n, d]`, of which each of them begins with its `row`.
+            width: rows that each of them has from level 1 on.
         """
 
     @abstractmethod
-    def advance(self, level: int, rows: int) -> None:
+    def advance(self, level: int, rows: int, width: int = 1) -> None:
         """Make the states of level `level`, counted from 0, by kernels alone.
 
         It reads the expander's `tokens[level, :rows]`, which the level before has guessed, or at level 0 what the
-        step has emitted.
+        step has emitted. From level 1 on each request has `width` rows, one after another.
         """
+
+    def gather(self, level: int, origin: Tensor) -> None:
+        """Give row i of level `level` the state that row `origin[i]` of the level before had; int64 `[rows]`."""
+
+    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return `slots`, `above` and `below` of `Kernels.grow`, if the head has cache layers of its own."""
+        return None, None, None
 
     @abstractmethod
     def score(self, level: int, rows: int) -> Tensor:
@@ -115,6 +130,7 @@ class Expander:
         self.tokens = torch.zeros((levels + 1, MOST_ROWS), dtype=torch.int64)
         self.likely = torch.zeros((levels, MOST_ROWS))
         self._draws = Draws(levels, MOST_ROWS)
+        self._branching = Branching(head, kernels, self.tokens)
 
     def expand(self, starts: Sequence[Start], states: Tensor) -> Iterator[tuple[Start, Draft]]:
         """Draft from every start.
@@ -126,18 +142,42 @@ class Expander:
         Raises:
             SpanError: a request's processor failed.
         """
-        ordered = sorted(starts, key=lambda start: -start.length)
-        for first in range(0, len(ordered), MOST_ROWS):
-            turn = ordered[first : first + MOST_ROWS]
-            yield from zip(turn, self._drafts(turn, states), strict=True)
+        alike: dict[int, list[Start]] = {}  # by width
+        for start in sorted(starts, key=lambda start: -start.length):
+            # A processor is shown one path.
+            alike.setdefault(1 if start.span.processor is not None else start.width, []).append(start)
+        turns = [(width, turn) for width, own in alike.items() for turn in _turns(own, MOST_ROWS // width)]
+        if len(turns) > 1:  # the passes of one may write where the states lie
+            states = states.clone()
+        for width, turn in turns:
+            drafts = self._drafts(turn, states) if width == 1 else self._trees(turn, width, states)
+            yield from zip(turn, drafts, strict=True)
+
+    def _trees(self, turn: list[Start], width: int, states: Tensor) -> list[Draft]:
+        head, branching = self._head, self._branching
+        counts = self._begin(turn, width, states)
+        branching.prepare(turn, width)
+        if head.at_once:
+            self._recorder.run((("advance", *at), partial(head.advance, *at)) for at in enumerate(counts))
+            branching.choose_at_once(counts, width)
+        elif head.recordable:
+            self._recorder.run(branching.passes(counts, width))
+        else:
+            for level, count in enumerate(counts):
+                branching.level(level, count, width)
+        return branching.drafts(turn, width)
+
+    def _begin(self, turn: list[Start], width: int, states: Tensor) -> list[int]:
+        """Write what the levels read; return of how many requests each has nodes."""
+        self.tokens[0, : len(turn)] = torch.tensor([start.emitted[-1] for start in turn])
+        self._head.begin(turn, states, width)
+        return [sum(start.length > level for start in turn) for level in range(turn[0].length)]
 
     def _drafts(self, turn: list[Start], states: Tensor) -> list[Draft]:
         head, rows = self._head, len(turn)
-        self.tokens[0, :rows] = torch.tensor([start.emitted[-1] for start in turn])
+        counts = self._begin(turn, 1, states)
         self._draws.prepare([start.span for start in turn], [start.position for start in turn])
-        head.begin(turn, states)
         lengths = [start.length for start in turn]
-        counts = [sum(length > level for length in lengths) for level in range(lengths[0])]
         if any(start.span.processor is not None for start in turn):
             lengths = self._guided(turn, counts)
         elif head.at_once:
@@ -211,3 +251,9 @@ class Expander:
             raise SpanError(start.span.request_id) from error
         if ids is not None:
             scores.copy_(row[ids])
+
+
+def _turns(starts: list[Start], most: int) -> Iterator[list[Start]]:
+    """Yield starts in groups of at most so many."""
+    for first in range(0, len(starts), most):
+        yield starts[first : first + most]

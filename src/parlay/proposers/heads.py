@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from parlay.config.speculative import MOST_DEPTH
 from parlay.errors import ConfigError
 from parlay.models.heads import HeadConfig, read_head
 from parlay.models.loader import Checkpoint
@@ -19,7 +20,7 @@ from parlay.proposers.base import Runtime, TargetInfo, draft_length
 from parlay.proposers.expander import Expander, Head, Start
 from parlay.proposers.recorder import Recorder
 from parlay.runner.graphs import MOST_ROWS
-from parlay.types.plan import Proposal, Span, Verdict
+from parlay.types.plan import CatchUp, Proposal, Span, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,18 @@ def starts(spans: Sequence[Span], verdicts: Sequence[Verdict], most: int) -> Ite
     for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
         first_node = row + len(span.tokens)
         row = first_node + len(span.draft)
-        length = min(draft_length(span, verdict), most) if span.catch_up.budget else 0
+        ask = span.catch_up
+        length = min(draft_length(span, verdict), most) if ask.budget else 0
         if length > 0:
             # The row from which the target chose its newest token.
             last = first_node + verdict.path[-1] if verdict.path else first_node - 1
-            yield Start(i, span, last, verdict.tokens, span.end + len(verdict.tokens), length)
+            position = span.end + len(verdict.tokens)
+            yield Start(i, span, last, verdict.tokens, position, *shape_of(ask, length))
+
+
+def shape_of(ask: CatchUp, length: int) -> tuple[int, int, int]:
+    """Return `length`, `width` and `nodes` of a draft that may be so long."""
+    return (min(length, MOST_DEPTH), ask.width, ask.nodes) if ask.width > 1 else (length, 1, length)
 
 
 class HeadProposer(Head):
@@ -72,7 +80,7 @@ class HeadProposer(Head):
         self._target = target
         self.head = read_head(options.model, replace(target.hub, revision=options.revision))
         with Checkpoint(self.head.path, head=True) as weights:
-            self.default_length = self.describe(weights)
+            self.default_length = self.deepest = self.describe(weights)
 
     def load(self, runtime: Runtime) -> None:
         """Read the head's weights and allocate what its passes write to."""
@@ -98,13 +106,13 @@ class HeadProposer(Head):
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:
         """Read the weights into the form that the kernels want."""
 
-    def begin(self, turn: Sequence[Start], states: Tensor) -> None:  # noqa: D102
+    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._kernels.embed(states, torch.tensor([start.row for start in turn]), self._hidden[: len(turn)])
 
     def propose(
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
     ) -> list[Proposal]:
-        """Draft a chain for each request that is to draft."""
+        """Draft for each request that is to draft."""
         proposals = [Proposal(state=span.catch_up.state) for span in spans]
         for start, draft in self._expander.expand([*starts(spans, verdicts, self.default_length)], hidden):
             proposals[start.index] = Proposal(draft, start.span.catch_up.state)

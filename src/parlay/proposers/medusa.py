@@ -2,8 +2,9 @@
 
 Idea: Cai et al. 2024 (arXiv 2401.10774). Head i guesses the token after next but i, by itself: it knows neither the
 newest token nor what the other heads guess. A head is residual blocks of the target's width and then either an output
-layer of its own (the first generation) or the target's (the second), which is far smaller. Here each head's guess
-makes a chain.
+layer of its own (the first generation) or the target's (the second), which is far smaller. The heads' likeliest
+tokens make a chain, or a tree in which any token of a head may follow any of the one before: the likeliest paths, or
+those of `medusa_choices`.
 
 Costs one pass over the heads a step, whatever the draft's length. Loses where a guess depends on those before it.
 """
@@ -17,11 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.errors import ModelError
+from parlay.config.speculative import MOST_WIDTH
+from parlay.errors import ConfigError, ModelError, shown
 from parlay.kernels.linear import LinearWeight
 from parlay.models.loader import Checkpoint
-from parlay.proposers.base import Runtime
-from parlay.proposers.heads import HeadProposer, Options
+from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.heads import HeadProposer
+from parlay.proposers.heads import Options as HeadOptions
 from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
@@ -84,10 +87,52 @@ def read_layout(names: Sequence[str], one_output: bool = False) -> _Layout | Non
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Options(HeadOptions):
+    """Options of Medusa's heads.
+
+    Attributes:
+        model: directory of the heads, or their name on the hub.
+        revision: branch, tag or commit there.
+        draft_tensor_parallel_size: ranks they are split over; only 1 so far.
+        medusa_choices: the tree's nodes as paths of ranks, in the authors' form: `[[0], [0, 0], [1]]` has the two
+            likeliest tokens of the first head, and after the likeliest of them that of the second. None for the
+            likeliest paths, as many as pay.
+    """
+
+    medusa_choices: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        HeadOptions.__post_init__(self)
+        known = set(self.medusa_choices or ())
+        if self.medusa_choices is not None and not known:
+            raise ConfigError("medusa_choices is empty; leave it out, or set tree to 'off' for chains")
+        for path in self.medusa_choices or ():
+            if not path or not all(0 <= rank < MOST_WIDTH for rank in path):
+                raise ConfigError(f"medusa_choices holds {shown(path)}; a path has ranks from 0 to {MOST_WIDTH - 1}")
+            if len(path) > 1 and path[:-1] not in known:
+                raise ConfigError(f"medusa_choices holds {list(path)} without its parent {list(path[:-1])}; add that")
+        if len(known) < len(self.medusa_choices or ()):
+            raise ConfigError("medusa_choices holds a path twice; leave one of them out")
+
+
 class Proposer(HeadProposer):
-    """Drafts the chain of every head's guess."""
+    """Drafts from every head's likeliest tokens."""
 
     source = "medusa"
+    path_free = True
+
+    def __init__(self, options: Options, target: TargetInfo) -> None:
+        super().__init__(options, target)
+        if options.medusa_choices is None:
+            return
+        deepest = max(map(len, options.medusa_choices))
+        if deepest > self.default_length:
+            raise ConfigError(
+                f"medusa_choices has paths of {deepest} tokens, but {self.head.path} has {self.default_length} "
+                "heads; leave the longer paths out"
+            )
+        self.choices = tuple(sorted(options.medusa_choices, key=lambda path: (len(path), path)))
 
     def describe(self, weights: Checkpoint) -> int:  # noqa: D102
         head, target = self.head, self._target
@@ -161,7 +206,7 @@ class Proposer(HeadProposer):
             raise ModelError(f"{self.head.path}: {_MAP} names tokens beyond the target's {vocab}")
         return chosen
 
-    def advance(self, level: int, rows: int) -> None:  # noqa: D102
+    def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         kernels, before, state = self._kernels, self._hidden[:rows], self._states[level, :rows]
         layers = self._blocks[level]
         for j, (weight, bias) in enumerate(layers):

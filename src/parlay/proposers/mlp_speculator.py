@@ -116,6 +116,7 @@ class Proposer(HeadProposer):
         self._states = torch.zeros((2, MOST_ROWS, inner), dtype=dtype)
         self._newest = torch.zeros((MOST_ROWS, inner), dtype=dtype)
         self._each = torch.arange(MOST_ROWS, dtype=torch.int32)
+        self._every = torch.arange(MOST_ROWS)
         self._logits = torch.zeros((MOST_ROWS, self._vocab))
         self._halved = torch.full((self._hidden.shape[1],), 0.5**0.5, dtype=dtype)
 
@@ -128,13 +129,18 @@ class Proposer(HeadProposer):
                 f"{self.head.path}: {name} differs from {original}, although the config says tie_weights"
             )
 
-    def begin(self, turn: Sequence[Start], states: Tensor) -> None:  # noqa: D102
-        super().begin(turn, states)
+    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        super().begin(turn, states, width)
         if self._scaled:
             hidden = self._hidden[: len(turn)]
             self._kernels.rms_norm(hidden, self._halved, _EPS, hidden)
 
-    def advance(self, level: int, rows: int) -> None:  # noqa: D102
+    def gather(self, level: int, origin: Tensor) -> None:  # noqa: D102
+        state, rows = self._states[1 - level % 2], len(origin)
+        self._kernels.embed(state, origin, self._newest[:rows])
+        self._kernels.embed(self._newest, self._every[:rows], state[:rows])
+
+    def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         kernels, stage = self._kernels, self._stages[level]
         state = self._states[level % 2, :rows]
         before = self._states[1 - level % 2, :rows] if level else self._hidden[:rows]

@@ -2,6 +2,7 @@
 
 Idea (Saxena 2023, "Prompt Lookup Decoding"; vLLM's `ngram`): of the last n tokens, for the largest n in
 [prompt_lookup_min, prompt_lookup_max] that occurs earlier in the same request, draft the tokens that followed there.
+In a tree, what followed shorter ones is there too, where that is something else.
 
 Wins on edits, summaries, agents' loops and code that repeats names. Loses nothing where nothing repeats: without a
 match there is no draft. Each request has a tree of its own, the one of `suffix` and as deep as the longest n-gram:
@@ -15,9 +16,12 @@ from typing import Any, Literal
 from parlay.errors import ConfigError
 from parlay.proposers.base import HostProposer, TargetInfo
 from parlay.proposers.suffix_tree import Counts, make_tree
-from parlay.types.draft import NO_DRAFT, Draft
+from parlay.types.draft import NO_DRAFT, ROOT, Draft
 
+SOURCE = "ngram"
 EMBEDDED: Mapping[str, Any] = {}
+_OTHERS = 2  # continuations beside the first one
+_SHARE = 4  # of the budget each of them has one part of so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Options:
 
 
 class Proposer(HostProposer):
-    """Drafts a chain of what followed the longest matching n-gram."""
+    """Drafts what followed the longest matching n-gram."""
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._low, self._high = options.bounds
@@ -74,8 +78,27 @@ class Proposer(HostProposer):
     def propose(self, request_id: int, budget: int) -> Draft:
         """Return the continuation of the match, cut to the budget and to the end of the text."""
         tree, number = self._texts[request_id]
-        tokens = tree.lookup(number, self._low, budget)
-        return Draft.chain(tokens, "ngram") if tokens else NO_DRAFT
+        tokens = tree.lookup(number, self._low, budget, self._high)
+        return Draft.chain(tokens, SOURCE) if tokens else NO_DRAFT
+
+    def branch(self, request_id: int, budget: int) -> Draft:
+        """Return that continuation first, and what followed shorter n-grams where it differs."""
+        tree, number = self._texts[request_id]
+        found: list[list[int]] = []
+        for length in range(self._high, self._low - 1, -1):
+            tokens = tree.lookup(number, self._low, budget, length)
+            if tokens and tokens not in found:
+                found.append(tokens)
+        others = found[1 : 1 + _OTHERS]
+        if not found or not (share := budget // _SHARE) or not others:
+            return Draft.chain(found[0], SOURCE) if found else NO_DRAFT
+        places: dict[tuple[int, int], int] = {}
+        for path, most in ((found[0], budget - share * len(others)), *((other, share) for other in others)):
+            at = ROOT
+            for token in path[:most]:
+                at = places.setdefault((at, token), len(places))
+        parents, tokens_of = zip(*places, strict=True)
+        return Draft(tokens_of, parents, (SOURCE,) * len(places))
 
     def forget(self, request_id: int) -> None:
         """Drop a request's tree."""

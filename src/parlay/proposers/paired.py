@@ -25,8 +25,8 @@ from parlay.models.loader import Checkpoint
 from parlay.models.select import cache_spec, lends
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
 from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
-from parlay.proposers.heads import Options
-from parlay.proposers.places import Places
+from parlay.proposers.heads import Options, shape_of
+from parlay.proposers.places import Places, scratch_blocks
 from parlay.proposers.recorder import Recorder
 from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.graphs import MOST_ROWS, copy_batch, empty_batch
@@ -150,7 +150,7 @@ class PairedProposer(Head):
         dtype, kernels = self._target.dtype, runtime.kernels
         self._kernels, self._block_size = kernels, runtime.block_size
         self._layer_caches: tuple[LayerCache, ...] = allocate(
-            self.cache, runtime.num_blocks, runtime.block_size, dtype
+            self.cache, runtime.num_blocks + scratch_blocks(runtime.block_size), runtime.block_size, dtype
         )
         with Checkpoint(self.head.path, head=True) as weights:
             self.read(weights, runtime)
@@ -158,6 +158,7 @@ class PairedProposer(Head):
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._held: dict[int, _Held] = {}  # by request
         self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of those who draft
+        self._spare, self._every = torch.zeros_like(self._state), torch.arange(MOST_ROWS)
         self._recorder = Recorder(kernels)
         vocab_size = self._target.config.vocab_size
         self._expander = Expander(self, kernels, self._recorder, MOST_LEVELS, vocab_size)
@@ -168,7 +169,7 @@ class PairedProposer(Head):
     def propose(
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
     ) -> list[Proposal]:
-        """Keep the pairs that the step has made known, then draft a chain for each request that lacks none."""
+        """Keep the pairs that the step has made known, then draft for each request that lacks none."""
         proposals = [Proposal(state=span.catch_up.state) for span in spans]
         sources, runs = self.sources(hidden, tapped), []
         holding: list[tuple[int, Sequence[int]]] = []
@@ -190,7 +191,9 @@ class PairedProposer(Head):
             proposals[run.index] = Proposal(state=ProposerState(run.known))
             if run.length:
                 emitted = verdicts[run.index].tokens
-                starts.append(Start(run.index, spans[run.index], end - 1, emitted, run.known, run.length))
+                span = spans[run.index]
+                shape = shape_of(span.catch_up, run.length)
+                starts.append(Start(run.index, span, end - 1, emitted, run.known, *shape))
         for start, draft in self._expander.expand(starts, states):
             proposals[start.index] = Proposal(draft, ProposerState(start.position))
         return proposals
@@ -276,13 +279,21 @@ class PairedProposer(Head):
 
     # --------------------------------------------------------------------------------------------------- drafting
 
-    def begin(self, turn: Sequence[Start], states: Tensor) -> None:  # noqa: D102
+    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._kernels.embed(states, torch.tensor([start.row for start in turn]), self._state[: len(turn)])
-        self._places.prepare(turn)
+        self._places.prepare(turn, width)
 
-    def advance(self, level: int, rows: int) -> None:  # noqa: D102
+    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: D102
+        return self._places.paths(level, rows)
+
+    def gather(self, level: int, origin: Tensor) -> None:  # noqa: D102
+        rows = len(origin)
+        self._kernels.embed(self._state, origin, self._spare[:rows])
+        self._kernels.embed(self._spare, self._every[:rows], self._state[:rows])
+
+    def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         if level:  # the first follows from pairs with the target's own states
-            inputs = self._places.batch(level, rows)
+            inputs = self._places.batch(level, rows, width)
             context = self._context(inputs, Buffers(rows, self._target.dtype, self._memory))
             self.foresee(inputs.tokens, self._state[:rows], context)
 

@@ -1,7 +1,10 @@
 """Where the rows of a draft's levels stand, for proposers with cache layers of their own.
 
-Level i runs the tokens that level i - 1 has guessed, one a request. Which these are is not known before, but where
-they stand is: so positions, slots and tables of all levels are written before the first one runs.
+Level i runs the tokens that level i - 1 has guessed. Which these are is not known before, but where they stand is: so
+positions, slots and tables of all levels are written before the first one runs.
+
+A chain's token has the slot of its place, where the next step's tokens will lie. Nodes of a level with several to a
+request would all need that one, so theirs are scratch slots behind the pool, and each row names its path's.
 """
 
 from collections.abc import Sequence
@@ -10,9 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parlay.config.speculative import MOST_DEPTH
 from parlay.kernels.base import AttentionView
 from parlay.proposers.expander import Start
 from parlay.runner.batch import Batch, table_array
+from parlay.runner.graphs import MOST_ROWS
+
+
+def scratch_blocks(block_size: int) -> int:
+    """Return how many blocks behind the pool drafts with branches need: a slot for each row of each level."""
+    return -(-MOST_DEPTH * MOST_ROWS // block_size)
 
 
 class Places:
@@ -23,7 +33,7 @@ class Places:
 
         Args:
             tokens: `[levels + 1, rows]` int64, what each level runs.
-            num_blocks: of the pool; no table is longer.
+            num_blocks: of the pool; no table is longer, and scratch slots come after them.
             block_size: tokens a block.
             pairs: whether a row is a pair of its token and the state before it: it then stands one position before
                 its slot, and nothing is in the first slot.
@@ -36,29 +46,50 @@ class Places:
         self._each = torch.arange(rows, dtype=torch.int32)
         self._first = torch.full((rows,), self._pairs, dtype=torch.int32)
         self._none = torch.zeros(rows + 1, dtype=torch.int32)
+        # Of drafts with branches: whose each row is, its scratch slot, and those of its path, its own last.
+        deep = min(levels, MOST_DEPTH)
+        self._owner = torch.zeros(rows, dtype=torch.int32)
+        self._scratch = num_blocks * block_size + torch.arange(deep * rows).view(deep, rows)
+        self._narrow = self._scratch.int()
+        self._paths = [torch.zeros((rows, depth), dtype=torch.int32) for depth in range(deep)]
+        self._offsets = [depth * torch.arange(rows + 1, dtype=torch.int32) for depth in range(deep)]
 
-    def prepare(self, turn: Sequence[Start]) -> None:
-        """Take note of who drafts, longest first."""
+    def prepare(self, turn: Sequence[Start], width: int = 1) -> None:
+        """Take note of who drafts, longest first, and of how many rows each has at a level."""
         levels, rows, size = turn[0].length, len(turn), self._block_size
         if levels < 2:
             return
         tables = table_array([start.span.blocks for start in turn])
         self._tables[:rows, : tables.shape[1]] = torch.from_numpy(tables)
-        places = np.array([start.position for start in turn])[None] + np.arange(levels - 1)[:, None]
+        first = np.array([start.position for start in turn])
+        if width > 1:
+            owner, wide = np.arange(rows).repeat(width), rows * width
+            places = first[owner][None] + np.arange(levels - 1)[:, None]
+            self._owner[:wide] = torch.from_numpy(owner)
+            self._positions[1:levels, :wide] = torch.from_numpy(places - self._pairs)
+            self._last[1:levels, :wide] = torch.from_numpy(first[owner])  # of what is known
+            return
+        places = first[None] + np.arange(levels - 1)[:, None]
         self._positions[1:levels, :rows] = torch.from_numpy(places - self._pairs)
         self._last[1:levels, :rows] = torch.from_numpy(places + 1)
         places = np.minimum(places, tables.shape[1] * size - 1)  # shorter drafts end before
         slots = tables[np.arange(rows), places // size].astype(np.int64) * size + places % size
         self._slots[1:levels, :rows] = torch.from_numpy(slots)
 
-    def batch(self, level: int, rows: int) -> Batch:
+    def paths(self, level: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return where the paths of level `level` are to be written, as `Head.paths` does."""
+        return self._narrow[level, :rows], self._paths[level - 1], self._paths[level][:rows]
+
+    def batch(self, level: int, rows: int, width: int = 1) -> Batch:
         """Return what level `level`, not the first, runs of the leading requests."""
+        wide = width > 1
         view = AttentionView(
-            tables=self._tables[:rows],
-            row_request=self._each[:rows],
+            tables=self._tables[: rows // width],
+            row_request=self._owner[:rows] if wide else self._each[:rows],
             first=self._first[:rows],
             last=self._last[level, :rows],
-            extra_offsets=self._none[: rows + 1],
-            extra_slots=self._none[:0],
+            extra_offsets=self._offsets[level][: rows + 1] if wide else self._none[: rows + 1],
+            extra_slots=self._paths[level].view(-1)[: rows * level] if wide else self._none[:0],
         )
-        return Batch(self._tokens[level, :rows], self._positions[level, :rows], self._slots[level, :rows], view, ())
+        slots = self._scratch[level, :rows] if wide else self._slots[level, :rows]
+        return Batch(self._tokens[level, :rows], self._positions[level, :rows], slots, view, ())

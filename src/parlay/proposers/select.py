@@ -20,6 +20,7 @@ _HELPERS = frozenset(
     {
         "base",
         "body",
+        "branching",
         "detect",
         "draws",
         "expander",

@@ -104,15 +104,16 @@ class Counts(Protocol):
     ) -> tuple[list[int], list[int], list[float], float]:
         """Guess a tree of what follows a text, as `guess_after` does a chain."""
 
-    def lookup(self, sequence: int, least: int, most: int) -> list[int]:
+    def lookup(self, sequence: int, least: int, most: int, longest: int) -> list[int]:
         """Return what followed where the end of a growing sequence occurred before.
 
         Only in a tree that never held two sequences at once.
 
         Args:
             sequence: its number.
-            least: tokens of its end that must have occurred; the longest string of these to `depth` is followed.
+            least: tokens of its end that must have occurred; the longest string that has is followed.
             most: tokens to return.
+            longest: tokens of that string at most, beside `depth`.
 
         Returns:
             the tokens that followed, up to the end of the sequence; none without an earlier occurrence.
@@ -274,9 +275,9 @@ class SuffixTree:
     def _longest(self, match: int, most: int, factor: float, offset: float) -> int:
         return min(most, int(np.float32(match * factor + offset + 1e-6)))
 
-    def lookup(self, sequence: int, least: int, most: int) -> list[int]:  # noqa: D102
+    def lookup(self, sequence: int, least: int, most: int, longest: int) -> list[int]:  # noqa: D102
         text = self._sequences[sequence]
-        for length in range(min(self._depth, len(text)), least - 1, -1):
+        for length in range(min(self._depth, len(text), longest), least - 1, -1):
             string = text[-length:]
             if self._counts[tuple(string)] == 1:
                 continue  # this very place

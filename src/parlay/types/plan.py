@@ -52,7 +52,9 @@ class CatchUp:
             pairs also the one after it where it is known; empty unless it is to `follow`.
         again: known tokens from `again_start` on, which the target has computed but runs once more, storing nothing,
             for the states that a proposer of pairs lacks. Their rows come after those of all spans.
-        budget: upper bound for the draft that it makes at the end of this step; 0 for none.
+        budget: upper bound for the length of the draft that it makes at the end of this step; 0 for none.
+        width: nodes of each level that it goes on from, and children of each; 1 for a chain.
+        nodes: most of a draft with branches.
         follow: whether its cache layers, if it has any, are to keep up; otherwise its gap grows.
         hold: whether a proposer of pairs is to keep the step's states, of which it will make pairs later.
     """
@@ -61,6 +63,8 @@ class CatchUp:
     behind: tuple[int, ...] = ()
     again: tuple[int, ...] = ()
     budget: int = 0
+    width: int = 1
+    nodes: int = 0
     follow: bool = False
     hold: bool = False
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from parlay.kernels.noise import gumbel_noise
-from parlay.kernels.reference import process_row
+from parlay.kernels.reference_drawing import process_row
 from parlay.types.params import SamplingParams
 
 Logits = Callable[[tuple[int, ...]], NDArray[np.float32]]

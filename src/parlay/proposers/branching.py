@@ -1,0 +1,226 @@
+"""Drafts with branches: several guesses at each place, and several of a level's nodes to go on from.
+
+Of every node's row the likeliest few tokens become its children (`Kernels.branch`), with the noise that the target
+will draw with; the most worthy of all children of a level are the nodes of the next (`Kernels.grow`), where worth is
+the product of the probabilities on the path. In the end the most worthy of everything guessed are the draft. No
+Python runs between two levels here either.
+
+Nodes of a level share no place in a cache with known tokens: their keys and values lie in scratch slots, of which
+each node sees its own path's. Where no guess depends on those before it (Medusa), a level has but one row a request,
+and a path may take any of its tokens at each level.
+
+Source: EAGLE-2's dynamic trees (Li et al. 2024, arXiv 2406.16858), with a child's worth from scores that have the
+target's noise; without noise the two are the same.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from parlay.config.speculative import MOST_DEPTH, MOST_WIDTH
+from parlay.kernels.base import Kernels
+from parlay.proposers.draws import Draws
+from parlay.runner.graphs import MOST_ROWS
+from parlay.types.draft import ROOT, Draft
+
+if TYPE_CHECKING:
+    from parlay.proposers.expander import Head, Start
+
+
+class Guess(NamedTuple):
+    """A node that a draft may have, its children not known yet.
+
+    Attributes:
+        worth: probability of its whole path.
+        parent: the number of another guess, `ROOT` for none.
+        token: its own.
+        prob: given its parent.
+    """
+
+    worth: float
+    parent: int
+    token: int
+    prob: float
+
+
+class Branching:
+    """The memory of such drafts, level by level, and the passes that fill it."""
+
+    def __init__(self, head: "Head", kernels: Kernels, tokens: Tensor) -> None:
+        """Allocate.
+
+        Args:
+            head: whose guesses they are.
+            kernels: to choose with.
+            tokens: int64 `[levels + 1, MOST_ROWS]`, what each level's rows run; written from level 1 on.
+        """
+        self._head, self._kernels, self._tokens = head, kernels, tokens
+        levels = min(MOST_DEPTH, len(tokens) - 1)
+        self._children = torch.zeros((levels, MOST_ROWS * MOST_WIDTH), dtype=torch.int64)
+        self._likely = torch.zeros((levels, MOST_ROWS * MOST_WIDTH))
+        self._worth = torch.ones((levels, MOST_ROWS))
+        self._origin, self._chosen = torch.zeros((2, levels, MOST_ROWS), dtype=torch.int64)
+        # Requests draw at level 0, each of its nodes with the same noise from then on.
+        self._first, self._later = Draws(levels, MOST_ROWS), Draws(levels, MOST_ROWS)
+
+    def prepare(self, turn: Sequence["Start"], width: int) -> None:
+        """Take note of who drafts, deepest first."""
+        spans, positions = [start.span for start in turn], [start.position for start in turn]
+        self._first.prepare(spans, positions)
+        if not self._head.path_free:
+            self._later.prepare(
+                [span for span in spans for _ in range(width)], [at for at in positions for _ in range(width)]
+            )
+
+    def passes(self, counts: Sequence[int], width: int) -> Iterator[tuple[Hashable, Callable[[], None]]]:
+        """Yield the passes of all levels, of which the i-th has nodes of `counts[i]` requests."""
+        for level, count in enumerate(counts):
+            yield ("tree", self._first.filtered, level, count, width), partial(self.level, level, count, width)
+
+    def level(self, level: int, count: int, width: int) -> None:
+        """Guess the children of a level's nodes, for the leading requests, by kernels alone."""
+        self.choose(level, self.score(level, count, width), width)
+
+    def score(self, level: int, count: int, width: int) -> Tensor:
+        """Return the logits of a level's nodes, which are chosen from the children of the level before."""
+        head = self._head
+        if head.path_free:
+            head.advance(level, count, 1)
+            return head.score(level, count)
+        rows = count * width if level else count
+        if level:
+            tokens, likely = self._of(level - 1, rows if level > 1 else count, width)
+            origin = self._origin[level, :rows]
+            self._kernels.grow(
+                tokens,
+                likely,
+                self._worth[level - 1, : len(tokens)],
+                self._tokens[level, :rows],
+                self._worth[level, :rows],
+                origin,
+                self._chosen[level, :rows],
+                count,
+                *head.paths(level, rows),
+            )
+            head.gather(level, origin)
+        head.advance(level, rows, width)
+        return head.score(level, rows)
+
+    def choose(self, level: int, logits: Tensor, width: int) -> None:
+        """Choose the children of nodes by their logits `[rows, D]`."""
+        draws = self._later if level and not self._head.path_free else self._first
+        draws.branch(self._kernels, level, logits, *self._of(level, len(logits), width), self._head.ids)
+
+    def choose_at_once(self, counts: Sequence[int], width: int) -> None:
+        """Choose the children at all levels of a head that makes the logits of all of them at once."""
+        made = torch.tensor([level * MOST_ROWS + row for level, count in enumerate(counts) for row in range(count)])
+        tokens, likely = (
+            kept[:, : MOST_ROWS * width].view(-1, MOST_ROWS, width) for kept in (self._children, self._likely)
+        )
+        for places in torch.split(made, MOST_ROWS):
+            found = self._first.branch_at(self._kernels, places, self._head.score_at(places), width)
+            level, row = places // MOST_ROWS, places % MOST_ROWS
+            tokens[level, row], likely[level, row] = found
+
+    def drafts(self, turn: Sequence["Start"], width: int) -> list[Draft]:
+        """Return what was guessed, as drafts of the most worthy nodes."""
+        depth = turn[0].length
+        rows, size = len(turn) * width, len(turn) * width * width
+        children, likely = self._children[:depth, :size].tolist(), self._likely[:depth, :size].tolist()
+        worth, chosen = self._worth[:depth, :rows].tolist(), self._chosen[:depth, :rows].tolist()
+        made = []
+        for row, start in enumerate(turn):
+            levels = []
+            for level in range(start.length):
+                nodes = width if level and not self._head.path_free else 1
+                own = slice(row * nodes * width, (row + 1) * nodes * width)
+                at = slice(row * nodes, (row + 1) * nodes)
+                levels.append((children[level][own], likely[level][own], worth[level][at], chosen[level][at]))
+            if self._head.choices is not None:
+                guesses = _chosen([(tokens, probs) for tokens, probs, _, _ in levels], self._head.choices)
+            elif self._head.path_free:
+                guesses = _products([(tokens, probs) for tokens, probs, _, _ in levels], start.nodes)
+            else:
+                guesses = _grown(levels, width)
+            made.append(_draft(guesses, start.nodes, self._head.source))
+        return made
+
+    def _of(self, level: int, rows: int, width: int) -> tuple[Tensor, Tensor]:
+        """Return the children of a level's nodes, tokens `[rows, width]` and how likely they are."""
+        size = rows * width
+        return self._children[level, :size].view(rows, width), self._likely[level, :size].view(rows, width)
+
+
+def _grown(levels: Sequence[tuple[list[int], list[float], list[float], list[int]]], width: int) -> list[Guess]:
+    """Return all children of all levels' nodes; of each level tokens and probabilities of these, worth and number."""
+    guesses: list[Guess] = []
+    before = 0  # where the children of the level before begin
+    for level, (tokens, probs, worth, chosen) in enumerate(levels):
+        first = len(guesses)
+        for place, (token, prob) in enumerate(zip(tokens, probs, strict=True)):
+            node = place // width
+            guesses.append(Guess(worth[node] * prob, before + chosen[node] if level else ROOT, token, prob))
+        before = first
+    return guesses
+
+
+def _chosen(levels: Sequence[tuple[list[int], list[float]]], choices: Sequence[tuple[int, ...]]) -> list[Guess]:
+    """Return the guesses on paths of ranks, as far as there are levels."""
+    guesses: list[Guess] = []
+    places: dict[tuple[int, ...], int] = {(): ROOT}
+    for path in choices:
+        if len(path) <= len(levels):
+            tokens, probs = levels[len(path) - 1]
+            parent, prob = places[path[:-1]], probs[path[-1]]
+            places[path] = len(guesses)
+            above = guesses[parent].worth if parent != ROOT else 1.0
+            guesses.append(Guess(above * prob, parent, tokens[path[-1]], prob))
+    return guesses
+
+
+def _products(levels: Sequence[tuple[list[int], list[float]]], most: int) -> list[Guess]:
+    """Return the `most` likeliest paths where every level's tokens may follow any of the level before."""
+    guesses: list[Guess] = []
+    # Who comes next: the worth, the level, the rank at it, and the guess that it follows.
+    heap: list[tuple[float, int, int, int]] = []
+
+    def offer(level: int, rank: int, parent: int) -> None:
+        if level < len(levels) and rank < len(levels[level][1]):
+            above = guesses[parent].worth if parent >= 0 else 1.0
+            heappush(heap, (-above * levels[level][1][rank], level, rank, parent))
+
+    offer(0, 0, ROOT)
+    while heap and len(guesses) < most:
+        worth, level, rank, parent = heappop(heap)
+        guesses.append(Guess(-worth, parent, levels[level][0][rank], levels[level][1][rank]))
+        offer(level, rank + 1, parent)
+        offer(level + 1, 0, len(guesses) - 1)
+    return guesses
+
+
+def _draft(guesses: Sequence[Guess], most: int, source: str) -> Draft:
+    """Return the draft of the `most` most worthy guesses, the best path first.
+
+    A parent comes before its children in `guesses` and is worth no less, so whatever is taken is a tree.
+    """
+    order = sorted(range(len(guesses)), key=lambda i: -guesses[i].worth)[:most]
+    below: dict[int, list[int]] = {}
+    for i in order:  # siblings by worth
+        if guesses[i].worth > 0:
+            below.setdefault(guesses[i].parent, []).append(i)
+    tokens: list[int] = []
+    parents: list[int] = []
+    probs: list[float] = []
+    left = [(i, ROOT) for i in reversed(below.get(ROOT, ()))]
+    while left:
+        i, parent = left.pop()
+        place = len(tokens)
+        tokens.append(guesses[i].token)
+        parents.append(parent)
+        probs.append(guesses[i].prob)
+        left += [(child, place) for child in reversed(below.get(i, ()))]
+    return Draft(tuple(tokens), tuple(parents), (source,) * len(tokens), tuple(probs))
