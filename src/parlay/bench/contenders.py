@@ -7,14 +7,14 @@ from pathlib import Path
 from parlay.bench.widen_heads import FOLDER
 from parlay.bench.workloads import has_embedded_vocabulary
 from parlay.config import SpeculativeConfig
-from parlay.config.speculative import AUTO, PLAIN
+from parlay.config.speculative import AUTO, PLAIN, TreeShape
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import CapacityError, ConfigError, ModelError, nearest, shown
 from parlay.llm import LLM
 from parlay.log import logger
 from parlay.models.select import describe_model, find_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
-from parlay.proposers.select import embedded_configs, make_proposer, proposers, settle_method
+from parlay.proposers.select import embedded_configs, make_proposer, proposers, settle_method, weightless
 
 
 def contenders(
@@ -123,6 +123,7 @@ def engines(
     requests: int,
     *,
     lengths: str = "fixed",
+    tree: str | TreeShape = "auto",
     max_model_len: int | None = None,
 ) -> dict[str, LLM]:
     """Return an engine for each contender, all at the same time.
@@ -132,6 +133,7 @@ def engines(
         chosen: what `contenders` or `budgeted` found.
         requests: that run at once; a cache has room for these and no more, so that many engines fit into memory.
         lengths: see `SpeculativeConfig`; `AUTO` chooses them in any case.
+        tree: likewise; shapes are for contenders with weights.
         max_model_len: see `EngineConfig`.
 
     Raises:
@@ -141,6 +143,8 @@ def engines(
     made = {}
     for name, config in chosen.items():
         own = config if config.method == AUTO else replace(config, lengths=lengths)
+        if not isinstance(tree, TreeShape) or config.method not in (PLAIN, AUTO, *weightless()):
+            own = replace(own, tree=tree)
         try:
             made[name] = LLM(
                 model,

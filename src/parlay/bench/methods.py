@@ -171,6 +171,7 @@ class _Measurement:
                 self._chosen,
                 self._case.batch,
                 lengths=self._options.lengths,
+                tree=self._options.tree,
                 max_model_len=self._case.workload.longest,
             )
             self._numerics = {name: llm.numerics_id for name, llm in llms.items()}

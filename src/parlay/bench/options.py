@@ -6,6 +6,7 @@ from math import inf
 from pathlib import Path
 from typing import Literal
 
+from parlay.config.speculative import TreeShape
 from parlay.errors import ConfigError, nearest, shown
 
 
@@ -20,6 +21,7 @@ class MethodsOptions:
         methods: which to compare with plain decoding; none takes all that can serve the model.
         drafts: checkpoints by their methods' names, in place of those that come with the model.
         lengths: of drafts, see `SpeculativeConfig`.
+        tree: likewise; a shape is for the methods with weights, and leaves the others as they are.
         num_speculative_tokens: most nodes a draft; None takes each method's own default.
         batch_sizes: how many prompts run at once.
         temperatures: of sampling.
@@ -36,6 +38,7 @@ class MethodsOptions:
     methods: tuple[str, ...] = ()
     drafts: Mapping[str, str] = field(default_factory=dict)
     lengths: str = "goodput"
+    tree: str | TreeShape = "auto"
     num_speculative_tokens: int | None = None
     batch_sizes: tuple[int, ...] = (1, 8)
     temperatures: tuple[float, ...] = (0.0, 0.8)

@@ -186,9 +186,7 @@ class TimedKernels:
         filters: Filters | None = None,
         ids: Tensor | None = None,
     ) -> None:
-        self._run(
-            "draw", lambda: self.inner.branch(scores, temperatures, seeds, positions, out, probs, filters, ids)
-        )
+        self._run("draw", lambda: self.inner.branch(scores, temperatures, seeds, positions, out, probs, filters, ids))
 
     def grow(  # noqa: D102
         self,

@@ -1,6 +1,7 @@
 """`parlay bench methods`, and what `parlay bench sweep` shares with it."""
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from parlay.bench.options import MethodsOptions
 from parlay.cli.bench_serving import add_plot_flag
 from parlay.cli.report import Columns, count, progress, report
-from parlay.config.speculative import LENGTHS
+from parlay.config.speculative import LENGTHS, TreeShape, parse_tree
 from parlay.errors import ConfigError
 
 _DEFAULT = MethodsOptions()
@@ -80,6 +81,13 @@ def add_case_flags(parser: argparse.ArgumentParser) -> None:
     add("--prefixes", type=count, help="use only this many prompts of each workload and file")
     add("--lengths", choices=LENGTHS, default=_DEFAULT.lengths, help="of drafts (default: %(default)s)")
     add(
+        "--tree",
+        type=_tree,
+        default=_DEFAULT.tree,
+        help="branches of drafts: auto, off, or for methods with weights a shape as JSON, such as "
+        '\'{"width": 4, "depth": 6}\' (default: %(default)s)',
+    )
+    add(
         "--precision",
         type=float,
         default=_DEFAULT.precision,
@@ -94,6 +102,13 @@ def add_case_flags(parser: argparse.ArgumentParser) -> None:
         help="write rows here after every case; with the same file a run goes on where it stopped",
     )
     add_plot_flag(parser)
+
+
+def _tree(text: str) -> str | TreeShape:
+    try:
+        return parse_tree(json.loads(text) if text.startswith("{") else text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _draft(text: str) -> tuple[str, str]:
@@ -115,6 +130,7 @@ def case_options(options: argparse.Namespace, **own: Any) -> MethodsOptions:
         methods=tuple(options.methods),
         drafts=dict(options.draft),
         lengths=options.lengths,
+        tree=options.tree,
         batch_sizes=tuple(options.batch_sizes),
         temperatures=tuple(options.temperatures),
         max_tokens=options.max_tokens,

@@ -76,8 +76,7 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"lengths must be {', '.join(LENGTHS[:-1])} or {LENGTHS[-1]}, not {shown(self.lengths)}"
             )
-        if not isinstance(self.tree, TreeShape) and self.tree not in TREES:
-            raise ConfigError(f"tree must be {', '.join(TREES)} or a shape, such as {_SHAPE}, not {shown(self.tree)}")
+        parse_tree(self.tree)
         if self.disable_by_batch_size is not None and self.disable_by_batch_size < 0:
             raise ConfigError(f"disable_by_batch_size must be at least 0, not {self.disable_by_batch_size}")
         _check_ranges(self.num_speculative_tokens_per_batch_size or ())
@@ -124,10 +123,10 @@ class SpeculativeConfig:
         if not isinstance(method, str) and (method is not None or given.get("model") is None):
             raise ConfigError(f"speculative_config needs a 'method', for example {_EXAMPLE}")
         _check_length(given.get("num_speculative_tokens"))
-        tree = given.pop("tree", "auto")
+        tree = parse_tree(given.pop("tree", "auto"))
         own = {key: given.pop(key) for key in _OWN & given.keys()}
         made = build(cls, {"method": None, **own, "options": given}, "speculative_config key")
-        return replace(made, tree=build(TreeShape, tree, "tree key") if isinstance(tree, Mapping) else tree)
+        return replace(made, tree=tree)
 
 
 # What users may give: a config, a mapping in vLLM's form, a list of them, JSON of either, or None for plain decoding.
@@ -162,6 +161,19 @@ def _together(several: Sequence[SpeculativeConfig]) -> SpeculativeConfig:
 def plain() -> SpeculativeConfig:
     """Return the config of plain decoding."""
     return SpeculativeConfig(PLAIN)
+
+
+def parse_tree(value: object) -> str | TreeShape:
+    """Return what `SpeculativeConfig.tree` may be, from a word, a shape or a mapping that says one.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if isinstance(value, Mapping):
+        return build(TreeShape, value, "tree key")
+    if not isinstance(value, TreeShape) and value not in TREES:
+        raise ConfigError(f"tree must be {', '.join(TREES)} or a shape, such as {_SHAPE}, not {shown(value)}")
+    return value
 
 
 def _check_length(k: object) -> None:
