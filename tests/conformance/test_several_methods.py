@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from asking import Ask, accepted, assert_same, half_repeating, run, with_params
-from conftest import DTYPES, MakeLLM, Pair, Plain, drafts
+from conftest import DTYPES, MakeLLM, Pair, Plain, drafts, proposer_options
 from crossing import crossed
 from switching import choose_at_random, every_method
 
@@ -137,6 +137,76 @@ def test_a_draft_models_layers_hold_no_other_guesses(
 def test_options_of_nobody(make_llm: MakeLLM, key: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         make_llm(speculative_config={"method": "auto", **key})
+
+
+# ---------------------------------------------------------------------------------------------------------- lists
+
+
+def listed(pair: Pair, *methods: str, **more: Any) -> list[dict[str, Any]]:
+    return [{"method": method, **proposer_options(method, pair), **more} for method in methods]
+
+
+@crossed(method=WITH_WEIGHTS, dtype=DTYPES, temperature=TEMPERATURES)
+def test_a_list_of_methods_drafts_one_tree(
+    make_llm: MakeLLM,
+    models: dict[str, Pair],
+    plain: Plain,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    dtype: str,
+    temperature: float,
+) -> None:
+    spans: list[Span] = []
+    plan = Scheduler.plan
+
+    def watched(self: Scheduler, now: float = 0.0) -> Plan:
+        made = plan(self, now)
+        spans.extend(made.spans)
+        return made
+
+    monkeypatch.setattr(Scheduler, "plan", watched)
+    expected = plain(dtype, without_wishes(asks(temperature)))
+    asked = listed(models[dtype], "suffix", "ngram", method, lengths="fixed", tree={"width": 2, "depth": 3})
+    llm = make_llm(dtype=dtype, speculative_config=asked, max_num_batched_tokens=400)
+    answers = run(llm, without_wishes(asks(temperature)))
+    assert_same(answers, expected)
+    # Of who agrees the surest counts as the one who guessed.
+    drafted = [set(span.draft.source) for span in spans]
+    assert {"suffix", method} <= set().union(*drafted)
+    assert any(len(sources) > 1 for sources in drafted), "no draft was joined"
+    assert not all(span.draft.is_chain for span in spans)
+
+
+def test_a_list_may_be_json(make_llm: MakeLLM, plain: Plain) -> None:
+    text = '[{"method": "suffix", "lengths": "fixed"}, {"method": "ngram", "num_speculative_tokens": 3}]'
+    llm = make_llm(speculative_config=text)
+    assert llm.engine.methods == ("none", "suffix", "ngram")
+    assert_same(run(llm, half_repeating(0.0)), plain("float32", half_repeating(0.0)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        ([], "is an empty list"),
+        ([{"method": "ngram"}, {"method": "ngram"}], "has 'ngram' twice"),
+        ([{"method": "ngram"}, {"method": "auto"}], "'auto' stands for itself"),
+        ([{"method": "ngram"}, {"method": "none"}], "'none' stands for itself"),
+        (
+            [{"method": "ngram", "lengths": "fixed"}, {"method": "suffix", "lengths": "latency"}],
+            "lengths counts for all",
+        ),
+        ([{"method": "ngram"}, "suffix"], "or a list of them, not 'suffix'"),
+        ([{"method": "ngram"}, {"method": "suffix", "prompt_lookup_min": 2}], "prompt_lookup_min"),
+    ],
+)
+def test_lists_that_make_no_sense(make_llm: MakeLLM, asked: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make_llm(speculative_config=asked)
+
+
+def test_a_list_has_one_proposer_with_weights(make_llm: MakeLLM, models: dict[str, Pair]) -> None:
+    with pytest.raises(ConfigError, match="only one proposer with weights"):
+        make_llm(speculative_config=listed(models["float32"], "draft_model", "medusa"))
 
 
 # ------------------------------------------------------------------------------------------------- by batch size

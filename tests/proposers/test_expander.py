@@ -10,7 +10,7 @@ import pytest
 import torch
 from asking import Ask, accepted, assert_same, run
 from checkpoints import VOCAB
-from conftest import MakeLLM, Pair, Plain
+from conftest import MakeLLM, Pair, Plain, proposer_options
 from eagles import eagle_config, random_eagle3, write
 from families import write_family
 from heads import random_medusa, write_head
@@ -66,7 +66,7 @@ class Between:
         sys.setprofile(None)
 
     def _note(self, frame: FrameType, event: str, argument: object) -> None:
-        if frame.f_code is Expander._drafts.__code__:
+        if frame.f_code in (Expander._drafts.__code__, Expander._trees.__code__):
             if event == "call":
                 self._calls = []
             elif event == "return" and self._calls is not None:
@@ -95,6 +95,22 @@ def test_no_python_runs_between_two_levels(make_llm: MakeLLM, method: str) -> No
     with Between() as between:
         run(llm, asks(frequency_penalty=0.5))
     assert {"Chain.guide", "_replay"} < between.functions, "or these would not be noticed"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_python_runs_between_two_levels_of_branches(
+    make_llm: MakeLLM, models: dict[str, Pair], method: str
+) -> None:
+    if KERNELS.record(lambda: None) is None:
+        pytest.skip("these kernels do not record")
+    shape = {"tree": {"width": 3, "depth": 3}, "num_speculative_tokens": 9}
+    asked = {"method": method, **proposer_options(method, models["float32"]), **shape}
+    llm = make_llm(speculative_config=asked)
+    run(llm, asks())  # recorded
+    with Between() as between:
+        run(llm, asks())
+    assert between.replays.count(3) > 5
+    assert between.functions == {"_replay"}
 
 
 def test_passes_run_in_order_and_are_recorded_once() -> None:
