@@ -38,5 +38,6 @@ def choose_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Non
     monkeypatch.setattr(Controller, "asks", asks)
     monkeypatch.setattr(Controller, "choose", choose)
     monkeypatch.setattr(Controller, "next_length", next_length)
+    monkeypatch.setattr(Controller, "branches", property(lambda self: rng.random() < 0.7))
     monkeypatch.setattr(Controller, "trying", property(lambda self: rng.random() < 0.3))
     monkeypatch.setattr(Controller, "device_gain", property(lambda self: rng.random() * 4))

@@ -268,3 +268,13 @@ def test_prompts_in_between_do_not_put_off_a_plain_step() -> None:
         drafted.append(any(control.choose([[0.9, 0.8]], 1, 1, 0)))
     assert drafted.index(False) == 8
     assert 2 <= drafted.count(False) <= 3
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.001, False), (0.02, True)])
+def test_drafts_branch_where_steps_are_long_enough(seconds: float, expected: bool) -> None:
+    cost = StepCost(64, 0.0)
+    cost.learn([(1, seconds), (8, 2 * seconds)])
+    control = Controller(cost, 5)
+    assert not control.branches, "nothing is known yet"
+    control.asks(1, 1, 0)
+    assert control.branches is expected

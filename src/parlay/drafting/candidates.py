@@ -17,7 +17,7 @@ class Candidates:
         self._calibration, self._trust = calibration, trust
 
     def __call__(
-        self, request: Drafted, limit: int, room: int, step: int, least: float, *, anew: bool
+        self, request: Drafted, limit: int, room: int, step: int, least: float, *, anew: bool, branch: bool
     ) -> list[Candidate]:
         """Return a request's drafts that have a node.
 
@@ -28,6 +28,7 @@ class Candidates:
             step: the number of the step, in which a host proposer may rest.
             least: where the probability to be accepted falls below it, a host proposer's chain ends.
             anew: whether to make drafts, or only to take what is there already.
+            branch: whether host proposers' drafts may have branches.
 
         Raises:
             SpanError: its cause says what went wrong with the request.
@@ -38,7 +39,7 @@ class Candidates:
                 drafts: list[tuple[Draft, Turn | None, bool]] = [(draft, None, False)]
             else:
                 own, turns = request.request_id, state.turns if anew else ()
-                drafts = [(host.ask(own, turn, tokens, limit, step), turn, False) for host, turn in turns]
+                drafts = [(host.ask(own, turn, tokens, limit, step, branch), turn, False) for host, turn in turns]
                 drafts.append((state.pending.cut(limit), None, True))
             found = [self._candidate(request, *one, room, least) for one in drafts if one[0].tokens]
             if not found and state.constraint is not None:  # which may force some

@@ -23,6 +23,9 @@ _BUSY, _RARELY = 8, 128
 _AT_LEAST = 0.7  # of plain decoding's goodput that it must promise then
 _NODES = (1, 2, 4, 8, 16)  # of drafts whose price is looked at
 _HOPELESS = 0.95  # tokens: no guess is that likely to be right
+# Seconds of a step without drafts below which drafts are chains, one a request: to join what several guess, and to
+# judge every branch, takes a tenth of a millisecond.
+_SHORT = 0.003
 _KEPT = 256  # steps after which costs are kept for the first time; then whenever there are twice as many
 
 
@@ -91,6 +94,11 @@ class Controller:
             return True
         self._idle += 1
         return self._idle >= self._patience
+
+    @property
+    def branches(self) -> bool:
+        """Whether the step takes long enough for drafts with branches to be worth making."""
+        return self.plain >= _SHORT
 
     def fair(self, *, waiting: bool) -> bool:
         """Whether requests count by the geometric mean of their speeds; `waiting`: whether others queue."""

@@ -119,7 +119,7 @@ class Device:
         self.next_length = control.next_length(most, len(free), emitting, keys, behind, again, passed)
         self._only = least if control.trying else None
         if not self._shaped:
-            worth = control.price < _BRANCHING and self._width * len(free) <= _ROWS
+            worth = control.branches and control.price < _BRANCHING and self._width * len(free) <= _ROWS
             self._next_width = self._width if worth else 1
 
     def offer(self, request: Drafted, draft: Draft, limit: int, end: int, next_rows: int) -> Offer:

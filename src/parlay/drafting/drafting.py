@@ -74,18 +74,16 @@ class Drafting:
             clock: in seconds.
         """
         self.faults = Faults()
-        self.controller, self._tree = controller, tree
-        self._hosts = [
-            Host(method, vocab_size, self.faults.add, tree=tree)
-            for method in methods
-            if isinstance(method.proposer, HostProposer)
-        ]
+        self.controller = controller
+        self._tree = self._branches = tree  # at all, and in this step
+        hosts = (one for one in methods if isinstance(one.proposer, HostProposer))
+        self._hosts = [Host(one, vocab_size, self.faults.add) for one in hosts]
+        device = next((one for one in methods if isinstance(one.proposer, DeviceProposer)), None)
         self._device: Device | None = None
-        for method in methods:
-            if isinstance(method.proposer, DeviceProposer):
-                self._device = Device(
-                    method, controller, self.faults, share_prefixes=share_prefixes, vocab_size=vocab_size
-                )
+        if device is not None:
+            self._device = Device(
+                device, controller, self.faults, share_prefixes=share_prefixes, vocab_size=vocab_size
+            )
         self._lengths = {method.name: method.most for method in methods}
         self._longest = max([*self._lengths.values(), predicted_length or DEFAULT_LENGTH])
         self._most_nodes, self._bound = most_nodes, most_nodes(1)
@@ -194,6 +192,7 @@ class Drafting:
         if self._idle(requests, control.plain):
             return
         asking = control.asks(emitting, rows, keys)
+        self._branches = self._tree and control.branches
         self._gather(requests, room, asking, control.price)
         some = [request.drafting for request in requests if request.drafting.best is not None]
         if some:
@@ -338,12 +337,10 @@ class Drafting:
         state.clear()
         return verified
 
-    def _verified(
-        self, state: DraftState, judged: Sequence[tuple[int, bool]], count: int
-    ) -> list[tuple[float, bool]]:
-        """Return the probability of each verified node that the target judged, and whether it was right."""
+    def _verified(self, state: DraftState, judged: Sequence[tuple[int, bool]], n: int) -> list[tuple[float, bool]]:
+        """Return the probability of each of the first `n` nodes taken that were judged, and whether it was right."""
         assert state.best is not None
-        probs, taken = state.best.draft.probs, state.taken[:count]
+        probs, taken = state.best.draft.probs, state.taken[:n]
         return [(probs[node], right) for node, right in judged if node in taken] if probs is not None else []
 
     def timed(self, plan: Plan, output: StepOutput, seconds: float) -> None:
@@ -370,12 +367,14 @@ class Drafting:
     def _candidates(self, request: Drafted, room: int, price: float = 0.0, *, anew: bool = True) -> list[Candidate]:
         """Return all drafts there are, of at most `room` nodes; only what is there already unless `anew`."""
         limit = min(self.limit(request), room)
-        return self._find(request, limit, room, self._steps, _LEAST * price, anew=anew) if limit > 0 else []
+        if limit < 1:
+            return []
+        return self._find(request, limit, room, self._steps, _LEAST * price, anew=anew, branch=self._branches)
 
     def _best(self, request: Drafted, room: int) -> Candidate:
         """Return one draft: a tree of all that there are, or the one that promises most."""
         state, params = request.drafting, request.params
-        if not self._tree:
+        if not self._branches:
             return best_of(state.candidates, self.controller.price if self.controller is not None else 0.0)
         # A grammar may have added tokens that cost nothing to guess.
         most = max(min(self.limit(request), room), *(len(one.draft) for one in state.candidates), 0)

@@ -114,7 +114,7 @@ class Host:
 
     Attributes:
         name: of the method.
-        length: most nodes of its drafts.
+        length: most nodes of its chains.
     """
 
     def __init__(
@@ -122,8 +122,6 @@ class Host:
         method: Method,
         vocab_size: int | None,
         failed: Callable[[str, int, Exception], None],
-        *,
-        tree: bool = False,
     ) -> None:
         """Begin without requests.
 
@@ -131,12 +129,10 @@ class Host:
             method: with a host proposer.
             vocab_size: ids of guesses are below; None to take them as they are.
             failed: is told of what goes wrong.
-            tree: whether drafts may have branches.
         """
         assert isinstance(method.proposer, HostProposer)
-        self.name, self.length = method.name, method.most if tree else method.length
+        self.name, self.length, self._most = method.name, method.length, method.most
         self._proposer: HostProposer = method.proposer
-        self._tree = tree
         self._vocab_size = vocab_size
         self._failed = failed
         self._turns: dict[int, Turn] = {}
@@ -159,16 +155,18 @@ class Host:
             except Exception as error:
                 self._failed(self.name, request_id, error)
 
-    def ask(self, request_id: int, turn: Turn, tokens: Sequence[int], budget: int, step: int) -> Draft:
-        """Return its draft of at most `budget` nodes to follow `tokens`; none while it rests."""
+    def ask(self, request_id: int, turn: Turn, tokens: Sequence[int], budget: int, step: int, branch: bool) -> Draft:
+        """Return its draft of at most `budget` nodes to follow `tokens`, if so with branches; none while it rests."""
         if turn.wake > step:
             return NO_DRAFT
         self._show(request_id, turn, tokens)
         if turn.lost:
             return NO_DRAFT
         try:
-            propose = self._proposer.branch if self._tree else self._proposer.propose
-            draft = propose(request_id, min(budget, self.length)).cut(budget)
+            if branch:
+                draft = self._proposer.branch(request_id, min(budget, self._most)).cut(budget)
+            else:
+                draft = self._proposer.propose(request_id, min(budget, self.length)).cut(budget)
             if draft.tokens:
                 check_draft(draft, self._vocab_size)
                 turn.silent = 0
