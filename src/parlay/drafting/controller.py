@@ -25,7 +25,7 @@ _NODES = (1, 2, 4, 8, 16)  # of drafts whose price is looked at
 _HOPELESS = 0.95  # tokens: no guess is that likely to be right
 # Seconds of a step without drafts below which drafts are chains, one a request: to join what several guess, and to
 # judge every branch, takes a tenth of a millisecond.
-_SHORT = 0.003
+_SHORT = 0.005
 _KEPT = 256  # steps after which costs are kept for the first time; then whenever there are twice as many
 
 
