@@ -1,4 +1,4 @@
-"""Trees of every shape give the tokens of plain decoding, although the shipped proposers draft chains.
+"""Trees of every shape give the tokens of plain decoding, also of shapes that no shipped proposer drafts.
 
 A planted proposer knows what plain decoding will say and hides it in random trees: among siblings, behind noise,
 below other branches, so that accepted nodes seldom lie where their keys and values belong.

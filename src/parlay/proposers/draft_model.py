@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary guesses a chain, token by token.
+"""A smaller model of the same vocabulary guesses token by token, in a chain or along a tree's likeliest branches.
 
 Idea: Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318). Here the draft
 model draws with the target's own noise (Daliri, Musco, Suresh 2024, arXiv 2408.07978), so that it guesses the token
@@ -40,7 +40,7 @@ EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-draft"}
 
 
 class Proposer(Head):
-    """Drafts a chain with a model of its own."""
+    """Drafts with a model of its own."""
 
     source = "draft_model"
     default_length = 4

@@ -3,7 +3,7 @@
 Idea: Li et al. 2024 (arXiv 2401.15077); EAGLE-2 (arXiv 2406.16858) has the same weights and drafts trees of them. A
 linear layer joins a token's embedding and the target's hidden state before it; one decoder layer, which attends to
 all such pairs before, makes the state of the token itself; the target's own head then tells what follows. The state
-goes back in with the token that was guessed. Here one guess after the other makes a chain.
+goes back in with the token that was guessed, in a chain or along the likeliest branches of a tree.
 
 A guess costs a layer and the target's head. Loses where that head is most of the target, as in small models with
 large vocabularies, and further along a draft, for it was trained on true states and is fed foreseen ones.
@@ -36,7 +36,7 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 class Proposer(PairedProposer):
-    """Drafts a chain from the last hidden state, each guess from the state and the guess before it."""
+    """Drafts from the last hidden state, each guess from the state and the guess before it."""
 
     source = "eagle"
 

@@ -2,7 +2,7 @@
 
 Idea: Li et al. 2025 (arXiv 2503.01840). Unlike EAGLE's, it need not foresee the target's states: what it makes of a
 pair is its own, goes back in as it is, and was trained to. Its head may know only the commonest tokens, which makes a
-guess far cheaper. Here one guess after the other makes a chain.
+guess far cheaper. Drafts are chains, or EAGLE-2's dynamic trees.
 
 Read are its authors' layout, that of the `speculators` library, and what others put into `eagle_config`. Loses where
 the target's text has much that the reduced vocabulary lacks.
@@ -43,7 +43,7 @@ _STATE_NORMS = (
 
 
 class Proposer(PairedProposer):
-    """Drafts a chain from three of the target's states, each guess from the head's own state and the guess before."""
+    """Drafts from three of the target's states, each guess from the head's own state and the guess before."""
 
     source = "eagle3"
 

@@ -9,6 +9,8 @@ all are read out at once. Requests with the longest drafts come first, so that t
 leading rows of the same memory, and the pass of a level depends on nothing but how many there are. Each is recorded,
 so that between two levels no Python runs; more requests than a recorded pass has rows take turns. Where a request has
 a processor Python must run: its rows are shown to it before a token is drawn of them.
+
+This file drafts chains; `branching` has what drafts with several guesses at a place need besides.
 """
 
 from abc import abstractmethod

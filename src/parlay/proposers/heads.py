@@ -1,4 +1,4 @@
-"""What proposers share that guess a chain from the target's last hidden state alone.
+"""What proposers share that guess from the target's last hidden state alone.
 
 Such a head keeps nothing of a request. The state it starts from is one that the target has computed in the very step
 at whose end the head drafts, so it is right whatever came before: chunks, a cached prefix, preemption, other

@@ -43,7 +43,7 @@ class _Stage:
 
 
 class Proposer(HeadProposer):
-    """Drafts a chain, each guess from the state and the guess before it."""
+    """Drafts, each guess from the state and the guess before it."""
 
     default_length = 3
     source = "mlp_speculator"

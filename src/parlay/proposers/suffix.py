@@ -63,7 +63,7 @@ class Options:
 
 
 class Proposer(HostProposer):
-    """Drafts the most promising chain of a request's own tree and its tenant's."""
+    """Drafts what promises most in a request's own tree and its tenant's."""
 
     default_length = 32
     learns = True
