@@ -91,6 +91,27 @@ def test_with_preemption_and_aborts(make_llm: MakeLLM, models: dict[str, Pair], 
             assert_same([found], [whole])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_target_that_drafts_for_itself_is_always_right(
+    make_llm: MakeLLM, models: dict[str, Pair], dtype: str, temperature: float
+) -> None:
+    """With its own keys and values in scratch slots, at its own positions, every guess is the token itself."""
+    asked = {
+        "method": "draft_model",
+        "model": str(models[dtype].target),
+        "tree": {"width": 3, "depth": 4},
+        "num_speculative_tokens": 12,
+    }
+    llm = make_llm(dtype=dtype, speculative_config=asked)
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=41, ignore_eos=True)
+    for answer in run(llm, [Ask((1, 2, 3, 4 + i) * (1 + i), params) for i in range(5)]):
+        metrics = answer.metrics
+        assert metrics.accepted_per_position == (metrics.drafts,) * 4
+        assert metrics.emitted == metrics.steps + 4 * metrics.drafts
+        assert metrics.drafted > metrics.accepted, "there were no branches"
+
+
 @pytest.mark.parametrize("method", WEIGHTY)
 def test_budgets(make_llm: MakeLLM, models: dict[str, Pair], method: str) -> None:
     """No draft has more nodes than it may, nor more levels."""
