@@ -322,7 +322,8 @@ class Drafting:
             if candidate is best:
                 verified = self._verified(state, judged, len(span.draft))
             if candidate.turn is not None and self.controller is not None and draft.probs is not None:
-                if draft.probs[0] > self.controller.price:
+                chosen = candidate is best or (best is not None and best.joined is not None)
+                if chosen and draft.probs[0] > self.controller.price:
                     known = [(draft.probs[node], right) for node, right in judged]
                     self._trust.observe(draft.source[0], span.params.temperature > 0, known)
                 if len(path) > len(verdict.path):
@@ -385,11 +386,11 @@ class Drafting:
         assert state.best is not None
         state.taken, state.chosen = nodes, state.best.draft.select(nodes)
         state.why = Why.NO_ROOM if nodes else state.why
-        tree = state.best.draft
+        tree, joined = state.best.draft, state.best.joined is not None
         begun = {tree.tokens[node] for node in nodes if tree.parents[node] == ROOT}
         for candidate in state.candidates:
             if candidate.turn is not None:
-                if candidate.draft.tokens[0] in begun:
+                if (joined or candidate is state.best) and candidate.draft.tokens[0] in begun:
                     candidate.turn.used()
                 else:
                     candidate.turn.unused(self._steps)
