@@ -8,15 +8,17 @@
 //
 // With few rows everything waits for the weights. A thread reads its panels as one stream, each byte once whatever
 // the number of rows, and asks for what comes next while it multiplies.
+//
+// Processors that multiply tiles take bfloat16 another way: see tiles.h.
 #pragma once
 
+#include "rows.h"
 #include "table.h"
+#include "tiles.h"
 #include "vec.h"
 
 namespace parlay {
 namespace {
-
-constexpr int64_t k_block(int64_t inputs) { return inputs > 1024 ? 1024 : 512; }
 
 // How sixteen outputs' weights and a row meet: `width` inputs a step.
 template <class T>
@@ -84,8 +86,6 @@ constexpr int kRows = 12, kVecs = 2;
 #else
 constexpr int kRows = 4, kVecs = 1;
 #endif
-constexpr int kPanelVecs = kPanel / kLanes;
-constexpr int64_t kLine = 64;  // bytes
 
 // What one pass over a block of K asks for: nothing, a line every step, or two.
 struct Prefetch {
@@ -97,29 +97,6 @@ struct Prefetch {
     if (stride > kLine) __builtin_prefetch(at + kLine, 0, 2);
     at += stride;
   }
-};
-
-// Rows are copied, one block of K after another, so that all rows in flight lie a fixed distance apart, which is no
-// multiple of a cache way's size. K is filled up to whole steps with zeros.
-template <class T>
-struct Rows {
-  static constexpr int64_t stride = 1024 + kLine / sizeof(T);
-  T* blocks;  // [blocks of K, rows, stride]
-  int64_t rows;
-
-  Rows(const LinearArgs& a, int64_t first_row, int64_t count) : rows(count) {
-    const int64_t size = k_block(a.inputs);
-    blocks = (T*)scratch((a.inputs + size - 1) / size * rows * stride * sizeof(T));
-    for (int64_t from = 0; from < a.inputs; from += size) {
-      const int64_t n = a.inputs - from < size ? a.inputs - from : size;
-      for (int64_t row = 0; row < rows; ++row) {
-        T* to = at(from / size, row);
-        memcpy((void*)to, (const T*)a.x + (first_row + row) * a.inputs + from, n * sizeof(T));
-        if (n % Step<T>::width) memset((void*)(to + n), 0, sizeof(T));
-      }
-    }
-  }
-  T* at(int64_t block, int64_t row) const { return blocks + (block * rows + row) * stride; }
 };
 
 // Sums stay in registers only if the loops over them are unrolled.
@@ -181,12 +158,7 @@ void linear_task(const LinearArgs& a, const Rows<T>& x, int64_t first_row, int64
                          {ahead, stride}, (Vec(*)[kPanelVecs])&total[row][v]);
     }
   }
-  for (int64_t row = 0; row < x.rows; ++row)
-    for (int v = 0; v < kPanelVecs; ++v) {
-      const int64_t first = panel * kPanel + v * kLanes, left = a.outputs - first;
-      if (left > 0)
-        store_at((Out*)a.out + (first_row + row) * a.outputs, total[row][v], first, left < kLanes ? left : kLanes);
-    }
+  store_panel<Out>(a, total, first_row, x.rows, panel);
 }
 
 template <class T, class Out>
@@ -194,7 +166,7 @@ void linear_tasks(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t panels = (a.outputs + kPanel - 1) / kPanel, chunks = (a.rows + kLinearRows - 1) / kLinearRows;
   for (int64_t task = begin; task < end;) {
     const int64_t chunk = task / panels, first_row = a.rows * chunk / chunks;  // of nearly equal size
-    const Rows<T> x(a, first_row, a.rows * (chunk + 1) / chunks - first_row);
+    const Rows<T> x(a, first_row, a.rows * (chunk + 1) / chunks - first_row, Step<T>::width, 1);
     for (; task < end && task / panels == chunk; ++task) linear_task<T, Out>(a, x, first_row, task % panels);
   }
 }
@@ -202,10 +174,17 @@ void linear_tasks(const LinearArgs& a, int64_t begin, int64_t end) {
 void linear(const LinearArgs& a, int64_t begin, int64_t end) {
   if (!a.bf16)
     linear_tasks<float, float>(a, begin, end);
+#if defined(PARLAY_TILES)
+  else if (a.float_out)
+    tile_tasks<float>(a, begin, end);
+  else
+    tile_tasks<bf16>(a, begin, end);
+#else
   else if (a.float_out)
     linear_tasks<bf16, float>(a, begin, end);
   else
     linear_tasks<bf16, bf16>(a, begin, end);
+#endif
 }
 
 }  // namespace

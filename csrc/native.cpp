@@ -15,6 +15,12 @@
 #include <utility>
 #include <vector>
 
+#if defined(PARLAY_HAS_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "pool.h"
 #include "suffix.h"
 #include "table.h"
@@ -24,13 +30,29 @@ namespace nb = nanobind;
 namespace parlay {
 namespace {
 
+#if defined(PARLAY_HAS_AMX)
+// Whether there are tiles, and Linux lets this process have their eight kilobytes of registers a thread (x86/xstate).
+bool tiles_allowed() {
+  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;  // of leaf 7
+  constexpr long kAskFor = 0x1023, kTileData = 18;
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kBf16) == 0 || (d & kTiles) == 0) return false;
+  return syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;
+}
+#endif
+
 std::vector<const Table*> supported() {  // best first
   std::vector<const Table*> all;
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    if (__builtin_cpu_supports("avx512bf16")) all.push_back(table_avx512bf16());
+    if (__builtin_cpu_supports("avx512bf16")) {
+#if defined(PARLAY_HAS_AMX)
+      if (tiles_allowed()) all.push_back(table_amx());
+#endif
+      all.push_back(table_avx512bf16());
+    }
     all.push_back(table_avx512());
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back(table_avx2());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "table.h"
+#include "tiles.h"
 #include "vec.h"
 
 namespace parlay {
@@ -94,7 +95,44 @@ double probe_rounds(int64_t rounds, float* sink) {
   return 2.0 * (double)rounds * kProbeSteps * kProbeRows * kProbePanels * kLanes * Step::width;
 }
 
+#if defined(PARLAY_TILES)
+// The same in tiles, two of rows by two of outputs.
+double probe_tiles(int64_t rounds, float* sink) {
+  constexpr int kTileSteps = 8;
+  constexpr int64_t size = kTileRows * kTileInputs;
+  alignas(64) bf16 weights[kTileSteps][2 * size], inputs[kTileSteps][2 * size];
+  for (int step = 0; step < kTileSteps; ++step)
+    for (int64_t i = 0; i < 2 * size; ++i) weights[step][i].bits = inputs[step][i].bits = 0x3c00;  // 2^-7
+  const Tiles tiles(kTileRows);
+  alignas(64) float sums[kTileRows * kLanes] = {};
+  _tile_zero(PARLAY_SUM00);
+  _tile_zero(PARLAY_SUM01);
+  _tile_zero(PARLAY_SUM10);
+  _tile_zero(PARLAY_SUM11);
+  PARLAY_TILE_MEMORY(weights);
+  PARLAY_TILE_MEMORY(inputs);
+  for (int64_t round = 0; round < rounds; ++round)
+    for (int step = 0; step < kTileSteps; ++step) {
+      _tile_loadd(PARLAY_W0, weights[step], kLine);
+      _tile_loadd(PARLAY_W1, weights[step] + size, kLine);
+      _tile_loadd(PARLAY_X0, inputs[step], kLine);
+      _tile_loadd(PARLAY_X1, inputs[step] + size, kLine);
+      _tile_dpbf16ps(PARLAY_SUM00, PARLAY_X0, PARLAY_W0);
+      _tile_dpbf16ps(PARLAY_SUM01, PARLAY_X0, PARLAY_W1);
+      _tile_dpbf16ps(PARLAY_SUM10, PARLAY_X1, PARLAY_W0);
+      _tile_dpbf16ps(PARLAY_SUM11, PARLAY_X1, PARLAY_W1);
+    }
+  _tile_stored(PARLAY_SUM00, sums, kLine);
+  PARLAY_TILE_MEMORY(sums);
+  *sink = sums[0];
+  return 2.0 * (double)rounds * kTileSteps * 4 * kTileRows * kLanes * kTileInputs;
+}
+#endif
+
 double probe_multiply(bool bf16, int64_t rounds, float* sink) {
+#if defined(PARLAY_TILES)
+  if (bf16) return probe_tiles(rounds, sink);
+#endif
   return bf16 ? probe_rounds<ProbeBf16>(rounds, sink) : probe_rounds<ProbeFloat>(rounds, sink);
 }
 

@@ -176,6 +176,9 @@ struct Table {
   double (*probe_multiply)(bool bf16, int64_t rounds, float* sink);
 };
 
+#if defined(PARLAY_HAS_AMX)
+const Table* table_amx();
+#endif
 #if defined(__x86_64__)
 const Table* table_avx512bf16();
 const Table* table_avx512();

@@ -1,4 +1,4 @@
-"""Plant ten faults, one after another, and see the suite catch each: `python scripts/plant_faults.py`.
+"""Plant faults, one after another, and see the suite catch each: `python scripts/plant_faults.py`.
 
 Each fault is planted in a copy of the tree, against which the suite runs until its first failure. Faults in native
 sources are compiled first, which needs pip to fetch the build tools. Run it after a change to what the suite runs.
@@ -81,9 +81,15 @@ FAULTS = [
     ),
     Fault(
         "a wrong block of K",
-        "csrc/linear.h",
+        "csrc/rows.h",
         "inputs > 1024 ? 1024 : 512",
         "inputs > 1536 ? 1024 : 512",
+    ),
+    Fault(
+        "the last of an odd number of inputs left out of a tile",
+        "csrc/tiles.h",
+        "(rest + 1) / 2 * kTileStride",
+        "rest / 2 * kTileStride",
     ),
 ]
 

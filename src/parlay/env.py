@@ -2,7 +2,7 @@
 
 Variables:
     PARLAY_KERNELS   `native` or `reference`: which kernels to use (default: native where it was built).
-    PARLAY_ISA       `avx512bf16`, `avx512`, `avx2` or `baseline`: instruction set of the native kernels.
+    PARLAY_ISA       `amx`, `avx512bf16`, `avx512`, `avx2` or `baseline`: instruction set of the native kernels.
     PARLAY_THREADS   threads for compute (default: one per available core).
     PARLAY_LOG       level of the `parlay` logger (default: WARNING).
     OPENAI_API_KEY   key that `parlay bench serve` sends.

@@ -186,7 +186,7 @@ def test_act_mul_treats_every_column_alike(kernels: Kernels, activation: Activat
         assert same_bits(act_mul(kernels, gate_up, activation), alone.expand(64, width))
 
 
-SHAPES = ((256, 512), (96, 160), (640, 256), (256, 200), (1024, 48), (1536, 33), (2050, 17), (34, 7))
+SHAPES = ((256, 512), (96, 160), (640, 256), (256, 200), (1024, 48), (1536, 33), (2050, 17), (34, 7), (75, 9))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -252,12 +252,29 @@ def summed_in_blocks(x: Tensor, weight: Tensor, *, fused: bool) -> Tensor:
     return torch.from_numpy(total)
 
 
+def summed_in_tiles(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply as `csrc/tiles.h` does: of 32 inputs the even and the odd ones, then both together to the total."""
+    total = np.zeros((x.shape[0], weight.shape[0]), np.float32)
+    rows, columns = x.double().numpy(), weight.double().numpy()
+    for first in range(0, x.shape[1], 32):
+        halves = [np.zeros_like(total), np.zeros_like(total)]
+        for k in range(first, min(first + 32, x.shape[1])):
+            halves[k % 2] = (halves[k % 2] + np.outer(rows[:, k], columns[:, k])).astype(np.float32)
+        total += halves[0] + halves[1]
+    return torch.from_numpy(total)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inputs", "outputs"), [(514, 40), (1024, 48), (1536, 33), (2050, 17)])
-def test_products_are_summed_in_blocks_of_k(native: Kernels, dtype: torch.dtype, inputs: int, outputs: int) -> None:
-    """On every machine, with every instruction set: whole blocks of 512 or 1,024 inputs, each from zero."""
+@pytest.mark.parametrize(("inputs", "outputs"), [(514, 40), (1024, 48), (1536, 33), (2050, 17), (74, 64)])
+def test_the_order_in_which_products_are_summed(
+    native: Kernels, dtype: torch.dtype, inputs: int, outputs: int
+) -> None:
+    """With every instruction set but tiles, whole blocks of 512 or 1,024 inputs, each from zero."""
     x, weight = cancelling(3, inputs, outputs, dtype)
-    expected = summed_in_blocks(x, weight, fused=native.name != "native-baseline")
+    if native.name == "native-amx" and dtype is torch.bfloat16:
+        expected = summed_in_tiles(x, weight)
+    else:
+        expected = summed_in_blocks(x, weight, fused=native.name != "native-baseline")
     assert same_bits(head(native, x, weight), expected)
 
 

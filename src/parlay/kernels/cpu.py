@@ -27,10 +27,15 @@ def _replay(tape: _native.Tape, held: list[Held]) -> None:
 class NativeKernels(NativeDrawing):
     """`Kernels` in C++; see there for what each method does."""
 
-    switches: tuple[int, ...] = (13, 97)  # rows of one pass over the weights, and of one chunk, and one more
+    # Rows of one pass over the weights, in vectors and in tiles, and of one chunk, and one more.
+    switches: tuple[int, ...] = (13, 17, 33, 97)
 
     def __init__(self, isa: str | None = None) -> None:
-        """Use the best instruction set here, or `isa` ("avx512bf16", "avx512", "avx2", "baseline"), process-wide."""
+        """Use the best instruction set here, or `isa`, process-wide.
+
+        Args:
+            isa: "amx", "avx512bf16", "avx512", "avx2" or "baseline".
+        """
         if isa is not None:
             if isa not in _native.isas():
                 raise ConfigError(f"no native kernels for {isa!r} here (available: {', '.join(_native.isas())})")

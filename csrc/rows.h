@@ -1,0 +1,52 @@
+// What goes into a panel's products and what comes out: rows laid out for them, and their totals.
+#pragma once
+
+#include "table.h"
+#include "vec.h"
+
+namespace parlay {
+namespace {
+
+constexpr int64_t kLine = 64;  // bytes
+constexpr int kPanelVecs = kPanel / kLanes;
+
+constexpr int64_t k_block(int64_t inputs) { return inputs > 1024 ? 1024 : 512; }
+
+// Rows are copied, one block of K after another, so that all rows in flight lie a fixed distance apart, which is no
+// multiple of a cache way's size. K is filled up with zeros to whole steps of `width`, and rows to whole tiles.
+template <class T>
+struct Rows {
+  static constexpr int64_t stride = 1024 + kLine / sizeof(T);
+  T* blocks;  // [blocks of K, laid, stride]
+  int64_t rows, laid;
+
+  Rows(const LinearArgs& a, int64_t first_row, int64_t count, int64_t width, int64_t tile)
+      : rows(count), laid((count + tile - 1) / tile * tile) {
+    const int64_t size = k_block(a.inputs);
+    blocks = (T*)scratch((a.inputs + size - 1) / size * laid * stride * sizeof(T));
+    for (int64_t from = 0; from < a.inputs; from += size) {
+      const int64_t n = a.inputs - from < size ? a.inputs - from : size, whole = (n + width - 1) / width * width;
+      for (int64_t row = 0; row < rows; ++row) {
+        T* to = at(from / size, row);
+        memcpy((void*)to, (const T*)a.x + (first_row + row) * a.inputs + from, n * sizeof(T));
+        memset((void*)(to + n), 0, (whole - n) * sizeof(T));
+      }
+      for (int64_t row = rows; row < laid; ++row) memset((void*)at(from / size, row), 0, whole * sizeof(T));
+    }
+  }
+  T* at(int64_t block, int64_t row) const { return blocks + (block * laid + row) * stride; }
+};
+
+// Writes what rows came to in a panel.
+template <class Out>
+void store_panel(const LinearArgs& a, const Vec (*total)[kPanelVecs], int64_t first_row, int64_t rows, int64_t panel) {
+  for (int64_t row = 0; row < rows; ++row)
+    for (int v = 0; v < kPanelVecs; ++v) {
+      const int64_t first = panel * kPanel + v * kLanes, left = a.outputs - first;
+      if (left > 0)
+        store_at((Out*)a.out + (first_row + row) * a.outputs, total[row][v], first, left < kLanes ? left : kLanes);
+    }
+}
+
+}  // namespace
+}  // namespace parlay
