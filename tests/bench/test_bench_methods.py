@@ -15,7 +15,8 @@ from parlay.bench.methods import gather, measure, turns_of
 from parlay.bench.options import MethodsOptions
 from parlay.bench.protocol import Prefix
 from parlay.cli.main import main
-from parlay.config.speculative import AUTO
+from parlay.config import SpeculativeConfig
+from parlay.config.speculative import AUTO, TreeShape
 from parlay.errors import CapacityError, ConfigError, ModelError
 from parlay.llm import LLM
 
@@ -250,6 +251,7 @@ def test_contenders_of_another_model(model: Path, tmp_path: Path, caplog: pytest
     assert list(contenders(str(model), 3, ("suffix", "ngram"))) == ["none", "suffix", "ngram"]
     draft = write_llama(tmp_path / "draft", seed=1, num_hidden_layers=1)
     found = contenders(str(model), 3, (), {"draft_model": str(draft)})
+    assert list(found) == ["none", AUTO, "auto+draft_model", "draft_model", "ngram", "suffix"]
     assert found["draft_model"].options == {"model": str(draft)}
     assert found["draft_model"].num_speculative_tokens == 3
     stranger = write_llama(tmp_path / "stranger", seed=1, num_hidden_layers=1, vocab_size=300)
@@ -282,3 +284,35 @@ def test_the_heat_map(tmp_path: Path) -> None:
     ]
     draw_heatmap(tmp_path / "map.png", "title", rows)
     assert (tmp_path / "map.png").stat().st_size > 10_000
+
+
+def test_methods_that_guess_together(model: Path, tmp_path: Path) -> None:
+    draft = str(write_llama(tmp_path / "draft", seed=1, num_hidden_layers=1))
+
+    def found(*names: str) -> dict[str, SpeculativeConfig]:
+        return contenders(str(model), 3, names, {"draft_model": draft})
+
+    both = found("suffix+draft_model", "auto+draft_model", "suffix")
+    assert list(both) == ["none", "suffix+draft_model", "auto+draft_model", "suffix"]
+    union = both["suffix+draft_model"]
+    assert [(one.method, one.num_speculative_tokens) for one in union.several] == [("suffix", 3), ("draft_model", 3)]
+    automatic = both["auto+draft_model"]
+    assert (automatic.method, automatic.options) == (AUTO, {"model": draft})
+    # A shape would be refused by whoever has no weights.
+    assert list(engines(str(model), both, 1, tree=TreeShape(2, 3))) == list(both)
+    for names, words in (
+        ("suffix+suffix", "'suffix' is no part of 'suffix\\+suffix'; name methods that draft, each of them once"),
+        ("none+suffix", "'none' is no part of"),
+        ("auto+suffix", "auto guesses beside one method with weights"),
+        ("suffix+sufix", "unknown method 'sufix' .did you mean 'suffix'"),
+        ("suffix+eagle3", "the method 'eagle3' has no checkpoint for"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            found(names)
+
+
+def test_the_row_of_methods_that_guess_together(model: Path, options: MethodsOptions, tmp_path: Path) -> None:
+    draft = str(write_llama(tmp_path / "draft", seed=1, num_hidden_layers=1))
+    asked = replace(options, methods=("ngram+draft_model",), drafts={"draft_model": draft}, temperatures=(0.0,))
+    rows = measure(asked, None, quiet)
+    assert [(row["method"], row["same_tokens"]) for row in rows] == [("plain", True), ("ngram+draft_model", True)]

@@ -3,18 +3,21 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from parlay.bench.widen_heads import FOLDER
 from parlay.bench.workloads import has_embedded_vocabulary
 from parlay.config import SpeculativeConfig
-from parlay.config.speculative import AUTO, PLAIN, TreeShape
+from parlay.config.speculative import AUTO, PLAIN, TreeShape, together
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import CapacityError, ConfigError, ModelError, nearest, shown
 from parlay.llm import LLM
 from parlay.log import logger
 from parlay.models.select import describe_model, find_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
-from parlay.proposers.select import embedded_configs, make_proposer, proposers, settle_method, weightless
+from parlay.proposers.select import embedded_configs, make_proposer, proposers, settle_method
+
+_AND = "+"  # between methods whose guesses become one draft
 
 
 def contenders(
@@ -23,21 +26,25 @@ def contenders(
     """Return how each proposer serves a target, plain decoding first.
 
     A checkpoint in the target's folder `heads`, named after its method, takes the place of the embedded one, and one
-    in `drafts` that of either. An embedded one that is for another target is left out, and the log says so.
+    in `drafts` that of either. An embedded one that is for another target is left out, and the log says so. Methods
+    joined by a plus sign, `suffix+eagle3`, guess together; `auto+eagle3` is `AUTO` with the weights of the latter.
 
     Args:
         model: name, directory or file of the target.
         length: most nodes a draft, for proposers that draft; None takes each one's default.
-        methods: only these, in this order; none takes all proposers, and `AUTO` before them.
+        methods: only these, in this order; none takes all proposers, and before them `AUTO` and `AUTO` with each of
+            `drafts`.
         drafts: checkpoints by their methods' names.
 
     Raises:
-        ConfigError: a method that there is not, or one without a checkpoint for this target.
+        ConfigError: a method that there is not, one without a checkpoint for this target, or some that cannot guess
+            together.
         ModelError: the target cannot be found or read, or a checkpoint in its folder or in `drafts` does not fit.
     """
     drafts = drafts or {}
     known = [*proposers.names(), AUTO]
-    for name in (*methods, *drafts):
+    wanted = [part for name in methods for part in name.split(_AND)]
+    for name in (*wanted, *drafts):
         if name not in known:
             raise ConfigError(f"unknown method {shown(name)}{nearest(name, known)}")
     config = describe_model(model)
@@ -49,7 +56,7 @@ def contenders(
     }
     kept = {}
     for name, how in found.items():
-        if methods and name not in (PLAIN, *methods):
+        if methods and name not in (PLAIN, *wanted):
             continue
         try:
             make_proposer(settle_method(how) if name in drafts else how, target)
@@ -60,14 +67,14 @@ def contenders(
             continue
         kept[name] = how
     if not methods:
-        return {PLAIN: kept.pop(PLAIN), AUTO: automatic(length), **kept}
-    for name in methods:
+        methods = (AUTO, *(f"{AUTO}{_AND}{name}" for name in drafts), *kept)
+    for name in wanted:
         if name != AUTO and name not in kept:
             raise ConfigError(
                 f"the method {name!r} has no checkpoint for {shown(model)}; give one with --draft {name}=PATH"
             )
-    asked = [PLAIN, *(name for name in methods if name != PLAIN)]
-    return {name: kept[name] if name in kept else automatic(length) for name in dict.fromkeys(asked)}
+    kept[AUTO] = automatic(length)
+    return {name: _united(name, kept) for name in dict.fromkeys((PLAIN, *methods))}
 
 
 def budgeted(
@@ -90,13 +97,39 @@ def budgeted(
         if how.num_speculative_tokens is None:  # it drafts nothing, or as far as it usually does
             chosen[name] = how
         else:
-            chosen |= {f"{name} {budget}": replace(how, num_speculative_tokens=budget) for budget in budgets}
+            chosen |= {f"{name} {budget}": _budgeted(how, budget) for budget in budgets}
     return chosen
+
+
+def method_of(label: str) -> str:
+    """Return the method, or the methods, of a label that `contenders` or `budgeted` gave."""
+    return label.partition(" ")[0]
 
 
 def automatic(length: int | None = None) -> SpeculativeConfig:
     """Return how an engine chooses its method by itself, for drafts of at most `length` nodes."""
     return SpeculativeConfig(method=AUTO, num_speculative_tokens=length, lengths="goodput")
+
+
+def _budgeted(how: SpeculativeConfig, budget: int | None) -> SpeculativeConfig:
+    each = tuple(replace(one, num_speculative_tokens=budget) for one in how.several)
+    return replace(how, num_speculative_tokens=budget, several=each)
+
+
+def _united(name: str, alone: Mapping[str, SpeculativeConfig]) -> SpeculativeConfig:
+    """Return how the methods of a name guess together, of each one's own config."""
+    parts = name.split(_AND)
+    if len(parts) == 1:
+        return alone[name]
+    for part in parts:
+        if part == PLAIN or parts.count(part) > 1:
+            raise ConfigError(f"{part!r} is no part of {shown(name)}; name methods that draft, each of them once")
+    configs = [alone[part] for part in parts if part != AUTO]
+    if AUTO not in parts:
+        return _budgeted(together(configs), configs[0].num_speculative_tokens)
+    if len(configs) > 1 or "model" not in configs[0].options:
+        raise ConfigError(f"{shown(name)}: auto guesses beside one method with weights; name that one alone with it")
+    return replace(alone[AUTO], options=configs[0].options)
 
 
 def _from_checkpoint(method: str, checkpoint: str, length: int | None) -> SpeculativeConfig:
@@ -142,9 +175,9 @@ def engines(
     """
     made = {}
     for name, config in chosen.items():
-        own = config if config.method == AUTO else replace(config, lengths=lengths)
-        if not isinstance(tree, TreeShape) or config.method not in (PLAIN, AUTO, *weightless()):
-            own = replace(own, tree=tree)
+        own = config if config.method == AUTO else _with(config, lengths=lengths)
+        if not isinstance(tree, TreeShape) or _weighty(config):
+            own = _with(own, tree=tree)
         try:
             made[name] = LLM(
                 model,
@@ -161,3 +194,13 @@ def engines(
                 "compare fewer methods, or budgets of them, at once"
             ) from None
     return made
+
+
+def _with(config: SpeculativeConfig, **changed: Any) -> SpeculativeConfig:
+    """Return a config with other values of what counts for all of its proposers."""
+    return replace(config, **changed, several=tuple(replace(one, **changed) for one in config.several))
+
+
+def _weighty(config: SpeculativeConfig) -> bool:
+    """Whether one of a config's proposers has weights."""
+    return any("model" in one.options for one in (config, *config.several))

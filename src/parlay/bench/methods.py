@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from parlay.bench.contenders import contenders, engines
+from parlay.bench.contenders import contenders, engines, method_of
 from parlay.bench.options import MethodsOptions
 from parlay.bench.paired import StopRule, Turns, estimate
 from parlay.bench.prompts import name_of, read_prompts
@@ -228,7 +228,7 @@ class _Measurement:
             "workload": case.workload.name,
             "batch": case.batch,
             "temperature": case.temperature,
-            "method": PLAIN if name == plain else how.method,
+            "method": PLAIN if name == plain else method_of(name),
             "budget": how.num_speculative_tokens,
             "speed_up": whole.median,
             "interval": [whole.low, whole.high],

@@ -8,9 +8,9 @@ from typing import Any
 
 from parlay.bench.options import MethodsOptions
 from parlay.cli.bench_serving import add_plot_flag
+from parlay.cli.drafts import add_draft_flag, given_drafts
 from parlay.cli.report import Columns, count, progress, report
 from parlay.config.speculative import LENGTHS, TreeShape, parse_tree
-from parlay.errors import ConfigError
 
 _DEFAULT = MethodsOptions()
 
@@ -66,15 +66,15 @@ def add_case_flags(parser: argparse.ArgumentParser) -> None:
         help="ask these prompts: JSON lines with 'turns', 'messages' or 'prompt', .jsonl or .jsonl.gz; may be given "
         "several times",
     )
-    add("--methods", nargs="+", default=[], metavar="NAME", help="compare only these (default: all, and auto)")
     add(
-        "--draft",
-        action="append",
+        "--methods",
+        nargs="+",
         default=[],
-        type=_draft,
-        metavar="METHOD=PATH",
-        help="the checkpoint of a method for this target; may be given several times",
+        metavar="NAME",
+        help="compare only these (default: all, and auto); "
+        "suffix+eagle3 for two whose guesses become one draft, auto+eagle3 for auto with weights",
     )
+    add_draft_flag(parser)
     add("--batch-sizes", type=count, nargs="+", default=list(_DEFAULT.batch_sizes), help="prompts that run at once")
     add("--temperatures", type=float, nargs="+", default=list(_DEFAULT.temperatures), help="of sampling")
     add("--max-tokens", type=count, default=_DEFAULT.max_tokens, help="after each prompt of a file")
@@ -111,24 +111,17 @@ def _tree(text: str) -> str | TreeShape:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _draft(text: str) -> tuple[str, str]:
-    method, _, path = text.partition("=")
-    if not method or not path:
-        raise argparse.ArgumentTypeError(f"{text!r} is not METHOD=PATH")
-    return method, path
-
-
 def case_options(options: argparse.Namespace, **own: Any) -> MethodsOptions:
     """Return what `add_case_flags` were given, and a command's own options.
 
     Raises:
         ConfigError: one of them is out of range, or two contradict each other.
     """
-    asked = MethodsOptions(
+    return MethodsOptions(
         workloads=tuple(options.workloads),
         prompts=tuple(options.prompts),
         methods=tuple(options.methods),
-        drafts=dict(options.draft),
+        drafts=given_drafts(options),
         lengths=options.lengths,
         tree=options.tree,
         batch_sizes=tuple(options.batch_sizes),
@@ -140,9 +133,6 @@ def case_options(options: argparse.Namespace, **own: Any) -> MethodsOptions:
         minutes=options.minutes,
         **own,
     )
-    if len(asked.drafts) < len(options.draft):
-        raise ConfigError("--draft names a method twice; give one checkpoint each")
-    return asked
 
 
 def show(

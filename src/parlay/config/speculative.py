@@ -108,7 +108,7 @@ class SpeculativeConfig:
         if value is None:
             return plain()
         if isinstance(value, Sequence):
-            return _together([cls._of(one) for one in value])
+            return together([cls._of(one) for one in value])
         return cls._of(value)
 
     @classmethod
@@ -136,8 +136,12 @@ _OWN = frozenset(SpeculativeConfig.__dataclass_fields__) - {"options", "several"
 _EACH = {"method", "num_speculative_tokens", "options", "several"}  # which every proposer of a list has its own of
 
 
-def _together(several: Sequence[SpeculativeConfig]) -> SpeculativeConfig:
-    """Return the config of several proposers."""
+def together(several: Sequence[SpeculativeConfig]) -> SpeculativeConfig:
+    """Return the config of several proposers, whose guesses become one draft.
+
+    Raises:
+        ConfigError: there are none, one stands for several itself, or what counts for all differs among them.
+    """
     if not several:
         raise ConfigError(f"speculative_config is an empty list; name a proposer in it, for example [{_EXAMPLE}]")
     if len(several) == 1:
