@@ -2,7 +2,7 @@
 
 import json
 import weakref
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from training import options, write_prompts, write_target
 
-from parlay import LLM, SamplingParams
+from parlay import LLM, SamplingParams, env
 from parlay.cli.main import main
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, ModelError, ParlayError
+from parlay.runner.batch import Batch
+from parlay.runner.runner import ModelRunner
 from parlay.train.data import Text, read_texts
 from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
@@ -183,7 +185,7 @@ def test_the_loss_is_cross_entropy(cap: float, frozen: bool, monkeypatch: pytest
 
 def test_the_teacher_is_the_target(target: Path, data: Path, tmp_path: Path) -> None:
     """Texts in one pass have the states and distributions that they have alone, and the output layer makes them."""
-    teacher = Teacher(options(target, data, tmp_path))
+    teacher = Teacher(options(target, data, tmp_path, epochs=1))  # or it would run no text again
     texts = read_texts(data, TextCodec(target), 64, 96)[:5]
     lesson = teacher.lesson(texts)
     first = 0
@@ -200,6 +202,34 @@ def test_the_teacher_is_the_target(target: Path, data: Path, tmp_path: Path) -> 
             expected += [first + t for t in range(n - ahead) if text.counted[t + ahead]]
             first += n
         assert lesson.starts(ahead).tolist() == expected
+
+
+@pytest.mark.parametrize("room", [1 << 30, 50_000, 0])
+def test_each_text_is_run_once_while_there_is_memory(
+    room: int, target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several epochs; and every lesson is what a target makes of it that runs all of it."""
+    monkeypatch.setattr(env, "available_memory", lambda: 1 << 40)
+    once, kept = (Teacher(options(target, data, tmp_path, epochs=n)) for n in (1, 2))
+    kept._room = room
+    texts, rows, real = read_texts(data, TextCodec(target), 64, 96)[:6], [], ModelRunner.forward
+
+    def forward(self: ModelRunner, batch: Batch) -> torch.Tensor:
+        rows.append(len(batch.tokens))
+        return real(self, batch)
+
+    monkeypatch.setattr(ModelRunner, "forward", forward)
+    for teacher in (once, kept):
+        teacher.tap((0, 1))
+    for _ in range(2):
+        for group in (texts[:4], texts[2:], texts[::-2]):
+            expected, found = once.lesson(group), kept.lesson(group)
+            for one, other in zip(astuple(expected), astuple(found), strict=True):
+                torch.testing.assert_close(other, one, rtol=0, atol=0)
+    every = 2 * sum(len(text.tokens) for group in (texts[:4], texts[2:], texts[::-2]) for text in group)
+    known = sum(len(text.tokens) for text in texts)
+    again = sum(rows) - every  # what the second one has run
+    assert again == known if room == 1 << 30 else (known < again < every if room else again == every)
 
 
 @pytest.mark.parametrize("served", [None, 200])

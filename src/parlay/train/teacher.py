@@ -22,6 +22,7 @@ from parlay.train.options import TrainOptions
 _BLOCK = 16
 _ROWS = 1024  # of one pass, unless a single text is longer
 _HEAD_ROWS = 64
+_KEPT = 0.5  # of the memory that is free at first: most that may hold states of texts that will be seen again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +114,8 @@ class Teacher:
         self._rows = max(_ROWS, options.max_length)
         self._runner = ModelRunner(model, kernels, self._rows // _BLOCK + options.batch_size + 1, _BLOCK)
         self._device = torch.device(options.device)
+        self._kept: dict[Text, tuple[Tensor, ...]] = {}
+        self._room = int(_KEPT * env.available_memory()) if options.epochs > 1 else 0
 
     def tap(self, layers: tuple[int, ...]) -> None:
         """Have every lesson give the residual stream after so many layers; before the first lesson.
@@ -135,27 +138,43 @@ class Teacher:
 
     @torch.no_grad()
     def lesson(self, texts: Sequence[Text]) -> Lesson:
-        """Run the target over a group of `parts`."""
+        """Run the target over a group of `parts`; over each text once, as far as memory holds what came of it."""
+        new = [text for text in texts if text not in self._kept]
+        found = dict(zip(new, self._states(new), strict=True)) if new else {}
+        states = [found[text] if text in found else self._kept[text] for text in texts]
+        for text, own in found.items():
+            size = sum(state.nbytes for state in own)
+            if size <= self._room:
+                self._kept[text] = own
+                self._room -= size
+        hidden, *tapped = (torch.cat(parts) for parts in zip(*states, strict=True))
+        probs = [self._runner.model.logits(part.contiguous()).softmax(-1) for part in torch.split(hidden, _HEAD_ROWS)]
+        lengths = torch.tensor([len(text.tokens) for text in texts])
+        device = self._device
+        return Lesson(
+            tokens=torch.from_numpy(np.concatenate([text.tokens for text in texts])).long().to(device),
+            text=torch.repeat_interleave(torch.arange(len(texts)), lengths).to(device),
+            counted=torch.from_numpy(np.concatenate([text.counted for text in texts])).to(device),
+            hidden=hidden.float().to(device),
+            wanted=torch.cat(probs).to(device),
+            tapped=tuple(state.float().to(device) for state in tapped),
+        )
+
+    def _states(self, texts: Sequence[Text]) -> list[tuple[Tensor, ...]]:
+        """Return of each text the states after the final norm and, `[length, H]` all of them, where it is tapped.
+
+        They are in the target's dtype and, like all that the engine computes, the same whatever else is in a pass.
+        """
         stretches: list[Stretch] = []
         blocks = 0
         for text in texts:
             own = range(blocks, blocks + -(-len(text.tokens) // _BLOCK))
             stretches.append(Stretch(text.tokens.tolist(), 0, own))
             blocks = own.stop
-        batch = flatten(stretches, _BLOCK)
-        hidden = self._runner.forward(batch).clone()
-        tapped = tuple(state.float().to(self._device, copy=True) for state in self._runner.tapped)
-        parts = [self._runner.model.logits(part.contiguous()).softmax(-1) for part in torch.split(hidden, _HEAD_ROWS)]
-        lengths = torch.tensor([len(text.tokens) for text in texts])
-        device = self._device
-        return Lesson(
-            tokens=batch.tokens.to(device),
-            text=torch.repeat_interleave(torch.arange(len(texts)), lengths).to(device),
-            counted=torch.from_numpy(np.concatenate([text.counted for text in texts])).to(device),
-            hidden=hidden.float().to(device),
-            wanted=torch.cat(parts).to(device),
-            tapped=tapped,
-        )
+        hidden = self._runner.forward(flatten(stretches, _BLOCK))
+        lengths = [len(text.tokens) for text in texts]
+        each = [[part.clone() for part in torch.split(state, lengths)] for state in (hidden, *self._runner.tapped)]
+        return list(zip(*each, strict=True))
 
     def embedding(self) -> Tensor:
         """Return the embedding `[V, H]` of a target that lends it, in float32."""
