@@ -48,7 +48,7 @@ $(SMOLLM2): | $(VENV)/.installed
 DEMO := $(if $(filter smollm2,$(MODEL)),$(SMOLLM2),$(MODEL))
 
 demo: $(VENV)/.installed $(filter $(SMOLLM2),$(DEMO))
-	$(BIN)/parlay demo $(if $(DEMO),--model $(DEMO))
+	$(BIN)/parlay demo $(if $(DEMO),--model $(DEMO)) $(if $(filter $(SMOLLM2),$(DEMO)),--draft eagle3=heads/smollm2-eagle3)
 
 test: $(VENV)/.tools
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal

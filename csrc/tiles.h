@@ -17,6 +17,7 @@ namespace {
 constexpr int kTileRows = 16, kTileInputs = 32;
 constexpr int64_t kTileWeights = kTileInputs * kPanel;  // of a panel, which is two tiles wide
 constexpr int64_t kTileStride = 2 * kPanel * sizeof(bf16);  // bytes between two pairs of inputs
+constexpr int64_t kTileAhead = 8192;  // bytes from the weights that are read to those that are asked for
 
 // Numbers of the tiles, which have to be literals: sums of two tiles of rows by two of outputs, rows, weights.
 #define PARLAY_SUM00 0
@@ -116,7 +117,7 @@ void tile_tasks(const LinearArgs& a, int64_t begin, int64_t end) {
     for (; task < end && task / panels == chunk; ++task) {
       const bf16* weight = (const bf16*)a.weight + task % panels * ((a.inputs + 1) / 2 * 2) * kPanel;
       for (int64_t row = 0; row < x.laid; row += 2 * kTileRows) {
-        const int64_t ahead = row ? 0 : 4096;
+        const int64_t ahead = row ? 0 : kTileAhead;  // the other rows find the panel in the cache
         if (x.laid - row > kTileRows)
           tile_rows<true>(x, row, weight, a.inputs, ahead, total);
         else
