@@ -14,7 +14,9 @@ def measured(plan: Plan, output: StepOutput, seconds: float) -> tuple[int, int, 
         steady = steady and len(span.tokens) == 1 and not again
         if span.catch_up.follow:
             behind += _behind(span)
-    lengths = [len(proposal.draft.tokens) for proposal in output.proposals] if steady else []
+    # What it took goes by levels: of a tree these are passes of the proposer, whatever the number of nodes.
+    made = zip(plan.spans, output.proposals, strict=False)  # a simulated step may have no proposals
+    lengths = [span.catch_up.budget if proposal.draft.tokens else 0 for span, proposal in made] if steady else []
     drafting = output.times.propose
     return rows, keys, seconds - drafting, lengths, drafting, behind
 

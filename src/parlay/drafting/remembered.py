@@ -15,7 +15,7 @@ from typing import Any
 from parlay import env
 from parlay.log import logger
 
-_FORMAT = 3
+_FORMAT = 4
 _FILES = 64  # kept; of more the oldest go
 _SLOWEST = 600.0  # seconds that no step takes
 
