@@ -176,7 +176,7 @@ def engines(
     made = {}
     for name, config in chosen.items():
         own = config if config.method == AUTO else _with(config, lengths=lengths)
-        if not isinstance(tree, TreeShape) or _weighty(config):
+        if not isinstance(tree, TreeShape) or _has_weights(config):
             own = _with(own, tree=tree)
         try:
             made[name] = LLM(
@@ -201,6 +201,6 @@ def _with(config: SpeculativeConfig, **changed: Any) -> SpeculativeConfig:
     return replace(config, **changed, several=tuple(replace(one, **changed) for one in config.several))
 
 
-def _weighty(config: SpeculativeConfig) -> bool:
+def _has_weights(config: SpeculativeConfig) -> bool:
     """Whether one of a config's proposers has weights."""
     return any("model" in one.options for one in (config, *config.several))
