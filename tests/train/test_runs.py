@@ -25,7 +25,7 @@ from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
 from parlay.train.run import Progress, schedule, train
 from parlay.train.save import alone
-from parlay.train.teacher import Output, Teacher
+from parlay.train.teacher import Lesson, Output, Teacher
 from parlay.train.trainee import Guess, distil, methods
 
 SHORT = {"generate": 40, "response_tokens": 20, "epochs": 2, "evaluate_every": 3}
@@ -161,26 +161,49 @@ def plain_loss(guess: Guess, wanted: Tensor) -> Tensor:
     logits = guess.states @ guess.output.weight.T
     if guess.output.cap:
         logits = guess.output.cap * torch.tanh(logits / guess.output.cap)
-    return cross_entropy(logits, wanted[guess.labels], reduction="sum")
+    ids = guess.output.ids
+    return cross_entropy(logits, wanted[guess.labels][:, slice(None) if ids is None else ids], reduction="sum")
 
 
 @pytest.mark.parametrize("cap", [0.0, 3.0])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_the_loss_is_cross_entropy(cap: float, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("narrow", [False, True])
+def test_the_loss_is_cross_entropy(cap: float, frozen: bool, narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parlay.train.trainee._LOSS_LOGITS", 600)  # several pieces, the last one smaller
     torch.manual_seed(0)
+    ids = torch.randperm(70)[:30].sort().values if narrow else None
     states, weight = torch.randn(41, 8, requires_grad=True), torch.randn(30, 8, requires_grad=not frozen)
-    wanted = torch.randn(50, 30).mul(3).softmax(-1)
-    guess = Guess(states, Output(weight, cap), torch.randint(50, (41,)))
-    found, _ = distil(guess, wanted)
+    wanted = torch.randn(50, 70 if narrow else 30).mul(3).softmax(-1)
+    guess = Guess(states, Output(weight, cap, ids), torch.randint(50, (41,)))
+    lesson = taught(wanted, ids)
+    found, _ = distil(guess, lesson)
     expected = plain_loss(guess, wanted)
     torch.testing.assert_close(found, expected)
     wrt = [states] if frozen else [states, weight]
     torch.testing.assert_close(torch.autograd.grad(3 * found, wrt), torch.autograd.grad(3 * expected, wrt))
     with torch.no_grad():
-        logits = states @ weight.T
-        right = (logits.argmax(-1) == wanted[guess.labels].argmax(-1)).sum()
-        assert distil(guess, wanted)[1] == right
+        best = (states @ weight.T).argmax(-1)
+        right = ((best if ids is None else ids[best]) == wanted[guess.labels].argmax(-1)).sum()
+        assert distil(guess, lesson)[1] == right
+
+
+def taught(wanted: Tensor, ids: Tensor | None) -> Lesson:
+    """Return a lesson of these distributions, of which the head has some tokens."""
+    rows = torch.zeros(len(wanted), dtype=torch.int64)
+    shown = wanted if ids is None else wanted[:, ids]
+    return Lesson(rows, rows, rows.bool(), torch.zeros(len(wanted), 1), shown, wanted.argmax(-1))
+
+
+def test_a_narrowed_teacher_gives_the_same_distributions(target: Path, data: Path, tmp_path: Path) -> None:
+    chosen = options(target, data, tmp_path)
+    whole, narrowed = Teacher(chosen), Teacher(chosen)
+    ids = torch.tensor([3, 5, 40, 60])
+    narrowed.narrow(ids)
+    texts = read_texts(data, TextCodec(target), 64, 96)[:3]
+    every, some = whole.lesson(texts), narrowed.lesson(texts)
+    assert torch.equal(every.wanted[:, ids], some.wanted)
+    assert torch.equal(every.wanted.argmax(-1), every.best)
+    assert torch.equal(every.best, some.best)
 
 
 def test_the_teacher_is_the_target(target: Path, data: Path, tmp_path: Path) -> None:

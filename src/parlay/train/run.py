@@ -250,7 +250,7 @@ class _Run:
         losses, right, counts = [], [], []
         with torch.autocast(self.options.device, torch.bfloat16, enabled=self.options.autocast):
             for guess in self.trainee.guess(lesson):
-                loss, good = distil(guess, lesson.wanted)
+                loss, good = distil(guess, lesson)
                 losses.append(loss)
                 right.append(good)
                 counts.append(len(guess.labels))

@@ -49,7 +49,9 @@ class Lesson:
         text: `[rows]`, which text each row is of.
         counted: `[rows]`, whether a token counts as a label.
         hidden: `[rows, H]` float32, the target's states after its final norm.
-        wanted: `[rows, V]` float32, its distributions of the next token.
+        wanted: `[rows, V]` float32, its distributions of the next token; `[rows, n]` of the tokens that
+            `Teacher.narrow` named.
+        best: `[rows]` int64, the likeliest token of all.
         tapped: `[rows, H]` float32 each, the residual stream where `Teacher.tap` asked for it.
     """
 
@@ -58,6 +60,7 @@ class Lesson:
     counted: Tensor
     hidden: Tensor
     wanted: Tensor
+    best: Tensor
     tapped: tuple[Tensor, ...] = ()
 
     def starts(self, ahead: int) -> Tensor:
@@ -114,6 +117,7 @@ class Teacher:
         self._rows = max(_ROWS, options.max_length)
         self._runner = ModelRunner(model, kernels, self._rows // _BLOCK + options.batch_size + 1, _BLOCK)
         self._device = torch.device(options.device)
+        self._ids: Tensor | None = None
         self._kept: dict[Text, tuple[Tensor, ...]] = {}
         self._room = int(_KEPT * env.available_memory()) if options.epochs > 1 else 0
 
@@ -123,6 +127,10 @@ class Teacher:
         Only a target that `lends` can.
         """
         self._runner.tap(layers)
+
+    def narrow(self, ids: Tensor) -> None:
+        """Have every lesson give the target's distributions of these tokens `[n]` alone, not scaled to sum to 1."""
+        self._ids = ids
 
     def parts(self, texts: Sequence[Text]) -> list[list[Text]]:
         """Return texts in groups that one pass can take."""
@@ -148,7 +156,7 @@ class Teacher:
                 self._kept[text] = own
                 self._room -= size
         hidden, *tapped = (torch.cat(parts) for parts in zip(*states, strict=True))
-        probs = [self._runner.model.logits(part.contiguous()).softmax(-1) for part in torch.split(hidden, _HEAD_ROWS)]
+        wanted, best = self._answers(hidden)
         lengths = torch.tensor([len(text.tokens) for text in texts])
         device = self._device
         return Lesson(
@@ -156,9 +164,22 @@ class Teacher:
             text=torch.repeat_interleave(torch.arange(len(texts)), lengths).to(device),
             counted=torch.from_numpy(np.concatenate([text.counted for text in texts])).to(device),
             hidden=hidden.float().to(device),
-            wanted=torch.cat(probs).to(device),
+            wanted=wanted.to(device),
+            best=best.to(device),
             tapped=tuple(state.float().to(device) for state in tapped),
         )
+
+    def _answers(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `Lesson.wanted` and `Lesson.best` of final states, a few rows at a time."""
+        width = self.config.vocab_size if self._ids is None else len(self._ids)
+        wanted = torch.empty((len(hidden), width))
+        best = torch.empty(len(hidden), dtype=torch.int64)
+        for first in range(0, len(hidden), _HEAD_ROWS):
+            rows = slice(first, first + _HEAD_ROWS)
+            probs = self._runner.model.logits(hidden[rows].contiguous()).softmax(-1)
+            wanted[rows] = probs if self._ids is None else probs[:, self._ids]
+            best[rows] = probs.argmax(-1)
+        return wanted, best
 
     def _states(self, texts: Sequence[Text]) -> list[tuple[Tensor, ...]]:
         """Return of each text the states after the final norm and, `[length, H]` all of them, where it is tapped.

@@ -22,7 +22,7 @@ from parlay.registry import Registry
 from parlay.train.data import Text
 from parlay.train.teacher import Lesson, Output, Teacher
 
-_LOSS_LOGITS = 1 << 19  # that are there at once
+_LOSS_LOGITS = 1 << 21  # that are there at once
 
 methods = Registry("parlay.train.methods", "method to train")
 
@@ -95,7 +95,7 @@ class Trainee(nn.Module, ABC):
         """Return config and tensors in the public format."""
 
 
-def distil(guess: Guess, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def distil(guess: Guess, lesson: Lesson) -> tuple[Tensor, Tensor]:
     """Return the summed cross entropy against the target's distributions, and how often both find the same best.
 
     Logits exist only for a few rows at a time, whatever the vocabulary. The best are compared only where no gradient
@@ -103,13 +103,13 @@ def distil(guess: Guess, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         guess: of n rows.
-        wanted: `[rows, V]`, the target's distributions.
+        lesson: has the target's distributions, of the tokens that the guess's output layer has.
     """
     device = guess.states.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
     learn = torch.is_grad_enabled()
     loss, right = _Distil.apply(  # type: ignore[no-untyped-call]
-        guess.states, guess.output, guess.output.weight, wanted, guess.labels, dtype, learn
+        guess.states, guess.output, guess.output.weight, lesson, guess.labels, dtype, learn
     )
     return loss, right
 
@@ -123,7 +123,7 @@ class _Distil(torch.autograd.Function):
         states: Tensor,
         output: Output,
         weight: Tensor,
-        wanted: Tensor,
+        lesson: Lesson,
         labels: Tensor,
         dtype: torch.dtype,
         learn: bool,
@@ -136,19 +136,18 @@ class _Distil(torch.autograd.Function):
         size = max(16, _LOSS_LOGITS // len(weight))
         for first in range(0, len(states), size):
             rows = slice(first, first + size)
-            own, every = states[rows].to(dtype), wanted[labels[rows]]
-            # What the output layer has no token for cannot be learnt, and its share of the answer counts for nothing.
-            answer = every if ids is None else every[:, ids]
+            own, answer = states[rows].to(dtype), lesson.wanted[labels[rows]]
             logits = (own @ cast.T).float()
             bent = cap * torch.tanh(logits / cap) if cap else logits
             log_probs = bent.log_softmax(-1)
             loss -= (answer * log_probs).sum()
             if state_slope is None:
                 best = bent.argmax(-1)
-                right += ((best if ids is None else ids[best]) == every.argmax(-1)).sum()
+                right += ((best if ids is None else ids[best]) == lesson.best[labels[rows]]).sum()
                 continue
             slope = log_probs.exp()
             if ids is not None:
+                # What the output layer has no token for cannot be learnt: its share of the answer counts for nothing.
                 slope *= answer.sum(-1, keepdim=True)
             slope -= answer
             if cap:

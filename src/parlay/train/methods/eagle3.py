@@ -50,6 +50,8 @@ class Trainee(RolloutTrainee):
         self.taps = options.layers or _usual(depth)
         teacher.tap(self.taps)
         self._ids = _commonest(texts, vocab, options.draft_vocab_size) if options.draft_vocab_size else None
+        if self._ids is not None:
+            teacher.narrow(self._ids)
         self.fc = random(width, 3 * width)
         self.hidden_norm, self.input_norm, self.norm = (nn.Parameter(torch.ones(width)) for _ in range(3))
         self.layer = Layer(teacher, 2 * width, self.inner)
