@@ -35,14 +35,6 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _passes_are_soon_recorded() -> Iterator[None]:
-    """Tests run few passes of a kind; of each both forms are wanted, the one that is recorded and the one before."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("parlay.runner.graphs.OFTEN", 1)
-        yield
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"random requests were drawn with PARLAY_TEST_SEED={random_seed()}")
 

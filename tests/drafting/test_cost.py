@@ -74,6 +74,22 @@ def test_what_was_timed_at_start_gives_way_to_real_steps() -> None:
         assert cost.seconds(rows) == pytest.approx(true_seconds(rows) + 0.004, rel=0.05)
 
 
+def test_what_steps_take_beyond_their_passes_is_known_of_rows_that_were_only_timed() -> None:
+    """Or rows that no step has had yet would look cheap beside those that steps have."""
+    cost = StepCost(64)
+    cost.learn(TIMED)
+    for _ in range(20):
+        cost.observe(8, 0, true_seconds(8) + 0.004)
+    for rows in (1, 2, 16, 32):
+        assert cost.seconds(rows) == pytest.approx(true_seconds(rows) + 0.004, rel=0.03)
+    cost.observe(16, 0, true_seconds(16) + 0.004)
+    assert cost.seconds(16) == pytest.approx(true_seconds(16) + 0.004, rel=0.03)
+    again = StepCost(64)
+    again.recall(cost.known)
+    for rows in (1, 2, 16, 32):
+        assert again.seconds(rows) == pytest.approx(cost.seconds(rows), rel=0.01)
+
+
 def test_a_first_step_that_records_its_pass_is_soon_forgotten() -> None:
     cost = StepCost(64)
     cost.learn(TIMED)

@@ -4,8 +4,9 @@
 
 The table is kept for a few numbers of rows, linear in between and never falling: more rows are never taken for
 cheaper. What a key costs follows from what a row costs: a step of one row reads all weights once, so the bytes of a
-key cost their share of that. `pace` takes what hits all steps alike, such as a neighbour's burst on a shared machine:
-it follows within a few steps, while the table, which decides how long drafts are, moves slowly.
+key cost their share of that. Passes that were timed at start count only until steps of as many rows have run, and
+with what other steps took beyond their passes. `pace` takes what hits all steps alike, such as a neighbour's burst on
+a shared machine: it follows within a few steps, while the table, which decides how long drafts are, moves slowly.
 """
 
 from bisect import bisect_left
@@ -59,6 +60,7 @@ class StepCost:
         self._most_rows = most_rows
         self._key_share = key_share
         self._known: dict[int, float] = {}  # seconds by knot
+        self._timed: dict[int, float] = {}  # and those of passes that were timed at start
         self._weights: dict[int, int] = {}  # observations by knot
         self._news = 0
         self.pace = 1.0
@@ -76,7 +78,8 @@ class StepCost:
     @property
     def known(self) -> dict[int, tuple[float, int]]:
         """Seconds by number of rows, and from how many steps each is known."""
-        return {knot: (seconds, self._weights[knot]) for knot, seconds in self._known.items()}
+        extra = self._extra
+        return {knot: (self._own(knot, extra), weight) for knot, weight in self._weights.items()}
 
     def recall(self, known: Mapping[int, tuple[float, int]]) -> None:
         """Take what another run has known, to begin with; it gives way as if it were half known."""
@@ -92,6 +95,7 @@ class StepCost:
             if _LEAST < seconds < inf:
                 knot = _knot(rows)
                 self._known[knot], self._weights[knot] = seconds, 1
+                self._timed[knot] = seconds
         if self._known:
             self._unfold()
 
@@ -103,12 +107,12 @@ class StepCost:
         if knot in self._known:
             # Against what this number of rows is known for, not the table: where rows that are more turn out cheaper,
             # the two differ for good, and each step would move them further apart.
+            self._known[knot] = self._own(knot, self._extra)
             own = self._known[knot] * self.table[rows] / self.table[min(knot, self._most_rows)]
             ratio = min(max(seconds / (self.pace * (own + keys * self.key)), 1 / _MOST), _MOST)
             self._weights[knot] += 1
             if self._weights[knot] < _TRUSTED:
-                # What was timed at start is a pass alone, and a step is more. First steps also record their passes,
-                # which takes longer than they will: so the table rises slowly and falls at once.
+                # A step may be slow for reasons of its own, and is seldom too fast.
                 self._known[knot] *= ratio ** (_RISE if ratio > 1 else _FALL)
             else:
                 self.pace *= ratio**_PACE
@@ -124,11 +128,25 @@ class StepCost:
             self._known[knot], self._weights[knot] = seconds, 1
         self._unfold()
 
+    @property
+    def _extra(self) -> float:
+        """Seconds that a step takes beyond its pass, by the numbers of rows of which both are known."""
+        both = [(min(self._weights[k], _TRUSTED), self._known[k] - own) for k, own in self._timed.items()]
+        both = [(weight, more) for weight, more in both if weight > 1]
+        return (
+            max(sum(weight * more for weight, more in both) / sum(weight for weight, _ in both), 0.0) if both else 0.0
+        )
+
+    def _own(self, knot: int, extra: float) -> float:
+        """Return what is known of a number of rows, of which so far a pass alone may have been timed."""
+        alone = self._weights[knot] == 1 and knot in self._timed
+        return self._timed[knot] + extra if alone else self._known[knot]
+
     def _unfold(self) -> None:
         """Draw the table anew from what is known."""
         self._news = 0
-        knots = sorted(self._known)
-        seconds = isotonic([self._known[k] for k in knots], [float(self._weights[k]) for k in knots])
+        knots, extra = sorted(self._known), self._extra
+        seconds = isotonic([self._own(k, extra) for k in knots], [float(self._weights[k]) for k in knots])
         self.table = Curve(knots, seconds, self._most_rows)
 
 

@@ -135,6 +135,8 @@ class Device:
         state, budget = request.drafting, 0
         if self.next_length and not state.predicted and self._drafts_for(request):
             budget = max(min(limit, self.next_length, next_rows), 0) if self._only in (None, request) else 0
+        elif self._control and not self._pairs and not draft.tokens:
+            return NOTHING  # as in most steps
         follow = self._follows and (limit if self._pairs and not self._control else budget) > 0
         # States are only to be had now, so they are held while there is no draft.
         hold = self._pairs and not follow and limit > 0 and self._holds(request, end - request.computed)

@@ -1,13 +1,13 @@
 """Who guesses for whom, how much, and what is learnt from it.
 
-The scheduler knows rows and blocks and nothing of proposers. In every step it asks three things: what a request
-wants (`want`), drafts for what it was granted (`draft`), and it tells what became of them (`observe`). What a device
-proposer has to catch up travels to it in the plan (`catch_up`), unread on the way.
+The scheduler knows rows and blocks and nothing of proposers. It asks what a request wants (`limit`, `states`) and for
+drafts of what it was granted (`draft`), and it tells what became of them (`observe`). What a device proposer has to
+catch up travels to it in the plan (`catch_up`), unread on the way.
 
 In every step each request has one tree of these: the guesses of every host proposer, and those that a device
-proposer made at the end of the step before. The output that its user predicted comes before them all.
-A grammar takes from it what is forbidden and adds what is forced. Every node gets a calibrated probability. With a
-controller, what is not worth its row is left out. What was not verified is judged by what came instead.
+proposer made at the end of the step before; the output that its user predicted comes before them all. A grammar
+takes from it what is forbidden and adds what is forced. A controller leaves out what is not worth its row, by
+calibrated probabilities. What was not verified is judged by what came instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from parlay.drafting.controller import Controller
 from parlay.drafting.device import Device
 from parlay.drafting.hosts import Faults, Host, Method
 from parlay.drafting.measured import measured
-from parlay.drafting.offers import NOTHING, Offer, Want
+from parlay.drafting.offers import NOTHING, Offer
 from parlay.drafting.prediction import DEFAULT_LENGTH
 from parlay.drafting.state import Candidate, Drafted, DraftState, Why
 from parlay.drafting.trust import Trust
@@ -33,10 +33,10 @@ from parlay.types.draft import NO_DRAFT, ROOT
 from parlay.types.plan import CatchUp, Plan, Proposal, Span, StepOutput, Verdict
 from parlay.verify.tree import levels, walk
 
-_TIMED = 4  # steps
+_TIMED = 8  # steps
 _PAUSE = 16  # steps between refinements of what guesses are worth, each of which takes a tenth of a millisecond
 _LEAST = 0.25  # of the price of a row: what host proposers guess ends where it promises less
-_ALONE = CatchUp()  # where there is no device proposer
+_NOTHING = CatchUp()  # for a device proposer, if there is one
 
 
 class Drafting:
@@ -148,11 +148,10 @@ class Drafting:
 
     # ------------------------------------------------------------------------------------------------- a step
 
-    def want(self, request: Drafted) -> Want:
-        """Return what a request could use."""
-        nodes = self.limit(request)
-        device = self._device if nodes > 0 and request.drafting.device else None
-        return Want(nodes, device.states(request) if device and device.next_length else 0)
+    def states(self, request: Drafted) -> int:
+        """How many computed tokens of a request are to run once more, for states that a device proposer lacks."""
+        device = self._device if request.drafting.device else None
+        return device.states(request) if device and device.next_length and self.limit(request) > 0 else 0
 
     def limit(self, request: Drafted) -> int:
         """How many nodes a draft may have; 0 or less for none."""
@@ -284,7 +283,8 @@ class Drafting:
 
     def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
         """Return what a device proposer is told of a request; `states` as granted."""
-        return _ALONE if self._device is None else self._device.catch_up(request, offer, end, states)
+        device = self._device
+        return _NOTHING if device is None or offer is NOTHING else device.catch_up(request, offer, end, states)
 
     def advance(self, request: Drafted, proposal: Proposal) -> None:
         """Take what a device proposer made of a step."""

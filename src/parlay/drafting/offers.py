@@ -1,21 +1,8 @@
-"""What drafting asks of the scheduler, and what it makes of what it is granted."""
+"""What drafting makes of what the scheduler grants."""
 
 from dataclasses import dataclass
 
 from parlay.types.draft import NO_DRAFT, Draft
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What a request could use in a step besides its known tokens.
-
-    Attributes:
-        nodes: most nodes of a draft; the target always adds a token of its own.
-        states: computed tokens to run once more, for states that the proposer lacks.
-    """
-
-    nodes: int = 0
-    states: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +16,7 @@ class Offer:
         follow: whether its cache layers are to keep up.
         hold: whether it is to hold the states of this step, since they do not.
         slots: cache slots behind the known tokens that all this may write to.
-        states: as in `Want`.
+        states: computed tokens to run once more, for states that the proposer lacks.
     """
 
     draft: Draft = NO_DRAFT

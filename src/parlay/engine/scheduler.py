@@ -40,6 +40,7 @@ class Scheduler:
         self._plan_ids = itertools.count()
         self._waiting: list[Request] = []
         self._running: list[Request] = []  # in order of admission
+        self._left = 0  # rows of the plan that is made
 
     @property
     def requests(self) -> Iterable[Request]:
@@ -93,10 +94,11 @@ class Scheduler:
             SpanError: the draft of one request could not be made; plan again without the request.
         """
         rows: dict[Request, Rows] = {}
+        self._left = self._config.max_num_batched_tokens
         waiting = len(self._waiting)
         # Requests about to emit go first: a long prompt must not hold them up.
         for request in sorted(self._running, key=lambda r: r.gap > 1):
-            if request in self._running and self._rows_left(rows):
+            if self._left and request in self._running:
                 self._reserve(request, rows)
         # If blocks ran out, whoever was preempted would only take them away again.
         if len(self._waiting) == waiting:
@@ -104,20 +106,17 @@ class Scheduler:
         spans = tuple(self._spans(rows))
         return Plan(next(self._plan_ids), spans, self.drafting.forgotten() if spans else ())
 
-    def _rows_left(self, rows: dict[Request, Rows]) -> int:
-        return self._config.max_num_batched_tokens - sum(map(sum, rows.values()))
-
     def _reserve(self, request: Request, rows: dict[Request, Rows]) -> None:
         """Give a running request its rows and blocks, preempting until they fit, at last the request itself."""
         while not self._fits(request, rows):
             victim = self._victim()
             self.preempt(victim)
-            rows.pop(victim, None)
+            self._left += sum(rows.pop(victim, ()))
             if victim is request:
                 return
 
     def _fits(self, request: Request, rows: dict[Request, Rows]) -> bool:
-        left, again = self._rows_left(rows), self.drafting.want(request).states
+        left, again = self._left, self.drafting.states(request)
         # States that a proposer lacks come first if they are few: without them it could not use those of this step,
         # which would then have to run once more too.
         if again > min(request.gap, left - again):
@@ -126,6 +125,7 @@ class Scheduler:
         if not request.table.grow(request.computed + count):
             return False
         rows[request] = Rows(count, again)
+        self._left -= count + again
         return True
 
     def _victim(self) -> Request:
@@ -147,7 +147,7 @@ class Scheduler:
     def _admit(self, rows: dict[Request, Rows], now: float) -> None:
         """Start waiting requests while there are rows, and blocks that nobody has to be preempted for."""
         for request in list(self._waiting):
-            if not self._rows_left(rows) or len(self._running) == self._config.max_num_seqs:
+            if not self._left or len(self._running) == self._config.max_num_seqs:
                 return
             if self._config.enable_prefix_caching and not request.scoring_prompt:
                 if request.leader is not None and request.leader.computing_prompt:
@@ -172,8 +172,8 @@ class Scheduler:
         """Yield the spans, with drafts where rows and blocks are left: to each request an equal share."""
         most = self._config.max_num_batched_tokens
         emitting = [r for r, (known, _) in rows.items() if known == r.gap]
-        sharing = dict.fromkeys(r for r in emitting if self.drafting.want(r).nodes > 0)
-        drafting, left = len(sharing), self._rows_left(rows)
+        sharing = dict.fromkeys(r for r in emitting if self.drafting.limit(r) > 0)
+        drafting, left = len(sharing), self._left
         keys = sum(r.computed + known for r, (known, _) in rows.items())
         waiting = bool(self._waiting)
         self.drafting.prepare(tuple(sharing), len(emitting), most - left, keys, left, waiting=waiting)

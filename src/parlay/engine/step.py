@@ -91,7 +91,8 @@ class Worker:
         self, proposer: DeviceProposer, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor
     ) -> list[Proposal]:
         """Draft for the next step. What goes wrong costs those for whom it did the proposer, and nobody a token."""
-        if not any(s.catch_up.budget or s.catch_up.follow or s.catch_up.hold for s in spans):
+        asked = [bool(s.catch_up.budget or s.catch_up.follow or s.catch_up.hold) for s in spans]
+        if not any(asked):
             return [NO_PROPOSAL] * len(spans)
         try:
             return proposer.propose(spans, verdicts, hidden, self._runner.tapped)
@@ -99,13 +100,15 @@ class Worker:
             blamed = {error.request_id} if isinstance(error, SpanError) else {span.request_id for span in spans}
             cause = (error.__cause__ if isinstance(error, SpanError) else None) or error
             # Whatever was written beyond what the layers held before will be written again.
-            proposer.forget([span.request_id for span in spans])
+            proposer.forget([span.request_id for span, own in zip(spans, asked, strict=True) if own])
             return [
                 Proposal(
                     state=ProposerState(span.catch_up.state.computed),
                     error=cause if span.request_id in blamed and isinstance(cause, Exception) else None,
                 )
-                for span in spans
+                if own
+                else NO_PROPOSAL
+                for span, own in zip(spans, asked, strict=True)
             ]
 
     def _score_prompt(self, span: Span, first_row: int, hidden: Tensor) -> Iterator[TokenLogprobs]:

@@ -27,10 +27,10 @@ def timed_passes(
     quickest: dict[int, float] = {}
     end = clock() + seconds
 
-    def run(rows: int, *, at_once: bool = False) -> float:
+    def run(rows: int) -> float:
         batch = flatten([Stretch((0,) * rows, 0, tuple(range(-(-rows // runner.block_size))))], runner.block_size)
         began = clock()
-        runner.logits(runner.forward(batch, at_once=at_once), range(rows))
+        runner.logits(runner.forward(batch), range(rows))
         return clock() - began
 
     for _ in range(_ROUNDS):
@@ -43,7 +43,7 @@ def timed_passes(
             if clock() + most * (1.0 + _FIRST if new else 1.0) > end:
                 continue
             if new:
-                run(rows, at_once=True)
+                run(rows)
             took = run(rows)
             quickest[rows] = min(took, quickest.get(rows, took))
     return sorted(quickest.items())

@@ -32,7 +32,7 @@ from parlay.runner.batch import Stretch, flatten
 from parlay.runner.footprint import weight_bytes
 from parlay.runner.graphs import MOST_ROWS
 from parlay.runner.runner import ModelRunner
-from parlay.types.plan import Proposal, ProposerState, Span, Verdict
+from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, Verdict
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -70,7 +70,7 @@ class Proposer(Head):
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
     ) -> list[Proposal]:
         """Close each request's gap as far as the row limit allows, then draft where it is closed."""
-        proposals = [Proposal(state=span.catch_up.state) for span in spans]
+        proposals = [NO_PROPOSAL] * len(spans)
         stretches: list[Stretch] = []
         starts: list[Start] = []
         rows_left = self._max_rows

@@ -20,7 +20,7 @@ from parlay.proposers.base import Runtime, TargetInfo, draft_length
 from parlay.proposers.expander import Expander, Head, Start
 from parlay.proposers.recorder import Recorder
 from parlay.runner.graphs import MOST_ROWS
-from parlay.types.plan import CatchUp, Proposal, Span, Verdict
+from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, Span, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class HeadProposer(Head):
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
     ) -> list[Proposal]:
         """Draft for each request that is to draft."""
-        proposals = [Proposal(state=span.catch_up.state) for span in spans]
+        proposals = [NO_PROPOSAL] * len(spans)
         for start, draft in self._expander.expand([*starts(spans, verdicts, self.default_length)], hidden):
             proposals[start.index] = Proposal(draft, start.span.catch_up.state)
         return proposals

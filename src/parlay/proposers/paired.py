@@ -30,7 +30,7 @@ from parlay.proposers.places import Places, scratch_blocks
 from parlay.proposers.recorder import Recorder
 from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.graphs import MOST_ROWS, copy_batch, empty_batch
-from parlay.types.plan import Proposal, ProposerState, Span, SpanError, Verdict
+from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, SpanError, Verdict
 
 _LEAST_BLOCKS = 16
 
@@ -170,7 +170,7 @@ class PairedProposer(Head):
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
     ) -> list[Proposal]:
         """Keep the pairs that the step has made known, then draft for each request that lacks none."""
-        proposals = [Proposal(state=span.catch_up.state) for span in spans]
+        proposals = [NO_PROPOSAL] * len(spans)
         sources, runs = self.sources(hidden, tapped), []
         holding: list[tuple[int, Sequence[int]]] = []
         for i, fresh in _fresh(spans, verdicts):
@@ -312,15 +312,15 @@ def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple
     row, again = 0, sum(len(span.tokens) + len(span.draft) for span in spans)
     for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
         first, node = row, row + len(span.tokens)
-        row = node + len(span.draft)
-        rows: Sequence[int] = range(again, again + len(span.catch_up.again))
+        row, ask = node + len(span.draft), span.catch_up
+        rows: Sequence[int] = range(again, again + len(ask.again))
         again += len(rows)
-        if not (span.catch_up.follow or span.catch_up.hold) or (span.sample and draft_room(span, verdict) < 1):
+        if not (ask.follow or ask.hold) or (span.sample and draft_room(span, verdict) < 1):
             continue
         if _completes(span):
             own = range(first, node)
             rows = [*rows, *own, *(node + n for n in verdict.path)] if rows or verdict.path else own
-        if rows or span.catch_up.state.held:
+        if rows or ask.state.held:
             yield i, rows
 
 

@@ -2,14 +2,15 @@
 
 A pass of a small model is dozens of calls of a few microseconds each, and as much time again in the Python around
 them. With few rows a pass is therefore recorded: the same operations on the same memory, into which each batch is
-copied. There is one recording for every number of rows and every power of two of blocks a request. It is made once
-such passes have come a few times: recording takes as long as several passes, and chosen lengths lead to many numbers
-of rows, most of them seldom.
+copied. There is one recording for every number of rows, made when the first such pass comes.
+
+A family that computes outside the kernels would replay stale values. So a recording is tried on another batch than it
+was made from, unless those of a few rows fewer and a few more have been: lengths that are chosen lead to many numbers
+of rows, and a trial takes as long as two passes.
 """
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,8 +22,7 @@ from parlay.models.select import Model
 from parlay.runner.batch import Batch
 
 MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
-_LEAST_BLOCKS = 16
-OFTEN = 4  # passes of a kind before it is recorded
+_NEAR = 2  # factor in rows within which trials vouch for a recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,7 @@ class Graphs:
 
     Attributes:
         taps: after how many layers the residual stream is wanted; to be set before the first pass.
-        recordings: how many were made.
-        unsettled: how many passes took longer than such passes will: those that were recorded, and those before.
+        unsettled: how many passes took longer than such passes will: those that were recorded.
         usable: whether passes are recorded: as long as none has shown that it cannot be.
         tapped: these of the last pass, `[rows, hidden]` each; they stand until the next one.
     """
@@ -48,33 +47,25 @@ class Graphs:
         self._model = model
         self._kernels = kernels
         self._cache = cache
-        self._graphs: dict[tuple[int, int], _Graph] = {}
-        self._passes: Counter[tuple[int, int]] = Counter()  # of kinds that are not recorded yet
-        self._buffers = Buffers(MOST_ROWS, model.dtype)  # of all recordings, for one runs at a time
+        self._graphs: dict[int, _Graph] = {}  # by rows
+        self._tried: list[int] = []  # rows of those that were tried
+        # Memory of all recordings, for one runs at a time; of the tables little is ever touched.
+        self._inputs = empty_batch(MOST_ROWS, len(cache[0].key) if cache else 1)
+        self._buffers = Buffers(MOST_ROWS, model.dtype)
         self.usable = model.config.foreign is None  # what another library computes cannot be recorded
-        self.recordings = self.unsettled = 0
+        self.unsettled = 0
         self.taps: tuple[int, ...] = ()
         self.tapped: tuple[Tensor, ...] = ()
 
-    def forward(self, batch: Batch, *, at_once: bool = False) -> Tensor:
-        """Return hidden states `[rows, hidden]` of a batch; they stand until the next pass.
-
-        Args:
-            batch: the rows.
-            at_once: whether to record the first pass of its kind already.
-        """
-        rows, blocks = batch.tokens.shape[0], batch.view.tables.shape[1]
+    def forward(self, batch: Batch) -> Tensor:
+        """Return hidden states `[rows, hidden]` of a batch; they stand until the next pass."""
+        rows = len(batch.tokens)
         if rows > MOST_ROWS or not self.usable:
             return self._eager(batch)
-        key = rows, max(_LEAST_BLOCKS, 1 << (blocks - 1).bit_length())
-        graph = self._graphs.get(key)
+        graph = self._graphs.get(rows)
         if graph is None:
             self.unsettled += 1
-            self._passes[key] += 1
-            if self._passes[key] <= OFTEN and not at_once:
-                return self._eager(batch)
-            self.recordings += 1
-            return self._record(batch, *key)
+            return self._record(batch, rows)
         copy_batch(batch, graph.inputs)
         graph.run()
         self.tapped = graph.tapped
@@ -99,39 +90,63 @@ class Graphs:
     def _tapped(self, buffers: Buffers) -> tuple[Tensor, ...]:
         return tuple(buffers(tap_role(layers), self._model.config.hidden_size) for layers in self.taps)
 
-    def _record(self, batch: Batch, rows: int, blocks: int) -> Tensor:
-        """Record a pass and try it on `batch`, whose hidden states it returns; keep it if it was good."""
-        inputs = empty_batch(rows, blocks)
+    def _vouched(self, rows: int) -> bool:
+        """Whether recordings of as many rows or a few fewer, and of as many or a few more, were tried."""
+        tried = self._tried
+        return any(rows <= _NEAR * own <= _NEAR * rows for own in tried) and any(
+            rows <= own <= _NEAR * rows for own in tried
+        )
+
+    def _record(self, batch: Batch, rows: int) -> Tensor:
+        """Record a pass and return its hidden states; keep it if it is good."""
+        inputs, vouched = _first(self._inputs, rows), self._vouched(rows)
         buffers = Buffers(rows, self._model.dtype, self._buffers)
         context = self._context(inputs, buffers)
         hidden: list[Tensor] = []
-        # Recorded with other tokens at other positions. What they leave in the cache is overwritten right away.
         copy_batch(batch, inputs)
-        inputs.tokens.copy_((batch.tokens == 0).long().clamp(max=self._model.config.vocab_size - 1))
-        inputs.positions.zero_()
+        if not vouched:  # other tokens at other positions; what they leave in the cache is overwritten right away
+            inputs.tokens.copy_((batch.tokens == 0).long().clamp(max=self._model.config.vocab_size - 1))
+            inputs.positions.zero_()
         run = self._kernels.record(lambda: hidden.append(self._model.forward(inputs.tokens, context)))
         if run is None:
             self.usable = False
             return self._eager(batch)
-        copy_batch(batch, inputs)
-        run()
-        # A family that computes outside the kernels would replay stale values.
-        expected = self._eager(batch)
-        if not torch.equal(hidden[0].view(torch.uint8), expected.view(torch.uint8)):
+        if not vouched and not self._good(batch, inputs, run, hidden[0]):
             logger.warning(
                 "%s: its forward pass cannot be recorded; small batches run slower", self._model.config.path
             )
             self.usable = False
-            return expected
+            return self._eager(batch)
         self.tapped = self._tapped(buffers)
-        self._graphs[rows, blocks] = _Graph(inputs, hidden[0], self.tapped, run)
+        self._graphs[rows] = _Graph(inputs, hidden[0], self.tapped, run)
         return hidden[0]
+
+    def _good(self, batch: Batch, inputs: Batch, run: Callable[[], None], hidden: Tensor) -> bool:
+        """Try a recording, which reads `inputs` and writes `hidden`, on a batch that it was not made from."""
+        copy_batch(batch, inputs)
+        run()
+        self._tried.append(len(batch.tokens))
+        return torch.equal(hidden.view(torch.uint8), self._eager(batch).view(torch.uint8))
+
+
+def _first(batch: Batch, rows: int) -> Batch:
+    """Return the memory of the first rows of a batch, whose tables stay as wide as they are."""
+    view = AttentionView(
+        tables=batch.view.tables[:rows],
+        row_request=batch.view.row_request[:rows],
+        first=batch.view.first[:rows],
+        last=batch.view.last[:rows],
+        extra_offsets=batch.view.extra_offsets[: rows + 1],
+        extra_slots=batch.view.extra_slots[: rows * rows],
+    )
+    tokens, positions, slots = batch.tokens[:rows], batch.positions[:rows], batch.slots[:rows]
+    return replace(batch, tokens=tokens, positions=positions, slots=slots, view=view)
 
 
 def empty_batch(rows: int, blocks: int) -> Batch:
-    """Return the memory that a recorded pass of so many rows and blocks reads."""
+    """Return the memory that recorded passes of so many rows and blocks read."""
     view = AttentionView(
-        tables=torch.zeros((rows, blocks), dtype=torch.int32),
+        tables=torch.empty((rows, blocks), dtype=torch.int32),
         row_request=torch.zeros(rows, dtype=torch.int32),
         first=torch.zeros(rows, dtype=torch.int32),
         last=torch.zeros(rows, dtype=torch.int32),

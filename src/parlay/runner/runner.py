@@ -23,13 +23,9 @@ class ModelRunner:
         self._cache = allocate(cache_spec(model.config, model.dtype), num_blocks, block_size, model.dtype)
         self._graphs = Graphs(model, kernels, self._cache)
 
-    def forward(self, batch: Batch, *, at_once: bool = False) -> Tensor:
-        """Run a batch through the layers; `at_once` records the first pass of its kind already.
-
-        Returns:
-            Hidden states `[rows, hidden]`; they stand until the next pass.
-        """
-        return self._graphs.forward(batch, at_once=at_once)
+    def forward(self, batch: Batch) -> Tensor:
+        """Run a batch through the layers; return hidden states `[rows, hidden]`, which stand until the next pass."""
+        return self._graphs.forward(batch)
 
     def forward_here(self, batch: Batch) -> Tensor:
         """Run a batch of at most 64 rows on its own tensors, as a part of what the caller may record.
@@ -41,13 +37,13 @@ class ModelRunner:
 
     @property
     def unsettled(self) -> int:
-        """How many passes so far took longer than such passes will once they are recorded."""
+        """How many passes so far took longer than such passes will, since they were recorded."""
         return self._graphs.unsettled
 
     def recordable(self) -> bool:
         """Try whether passes can be recorded; while nothing lies in the cache yet."""
         blocks = range(-(-2 // self.block_size))
-        self._graphs.forward(flatten([Stretch((0, 0), 0, blocks)], self.block_size), at_once=True)
+        self._graphs.forward(flatten([Stretch((0, 0), 0, blocks)], self.block_size))
         return self._graphs.usable
 
     def tap(self, layers: tuple[int, ...]) -> None:
