@@ -205,7 +205,9 @@ def test_what_guesses_gain_is_counted_as_lengths_are_chosen() -> None:
 # ---------------------------------------------------------------------------------------------- device proposers
 
 
-def test_a_device_proposers_length_follows_what_drafting_costs() -> None:
+@pytest.mark.parametrize("branches", [1, 3])
+def test_a_device_proposers_length_follows_what_drafting_costs(branches: int) -> None:
+    """And what its nodes cost, of which there may be several at each depth."""
     for each, most in ((0.0002, LENGTH), (0.004, LENGTH - 1), (0.05, 0)):
         cost = StepCost(512)
         cost.learn([(rows, seconds_of(rows)) for rows in (1, 2, 4, 8, 16, 32)])
@@ -214,16 +216,17 @@ def test_a_device_proposers_length_follows_what_drafting_costs() -> None:
         for _ in range(400):
             length = control.next_length(LENGTH, 1, 1, 0)
             lengths.append(length)
-            control.timed(1 + length, 0, seconds_of(1 + length), [length], each * length)
+            rows = 1 + branches * length
+            control.timed(rows, 0, seconds_of(rows), [length], each * length)
             accepted: list[bool] = []
             while len(accepted) < length and (not accepted or accepted[-1]):
                 accepted.append(rng.random() < 0.8)
-            control.judged(accepted)
+            control.judged(accepted, float(branches))
         tail = lengths[200:]
         if most:
             best = max(
                 range(LENGTH + 1),
-                key=lambda k: sum(0.8**i for i in range(k + 1)) / (seconds_of(1 + k) + each * k),
+                key=lambda k: sum(0.8**i for i in range(k + 1)) / (seconds_of(1 + branches * k) + each * k),
             )
             assert abs(sorted(tail)[len(tail) // 2] - best) <= 1
         else:

@@ -1,6 +1,7 @@
 """How many guesses to verify: the best there is, by brute force and against known acceptance and cost."""
 
 import itertools
+from math import ceil
 
 import pytest
 from hypothesis import given
@@ -107,3 +108,6 @@ def test_the_length_of_drafts_that_take_time() -> None:
     assert best_length([], 1, 1, TABLE, free) == 0
     best = max(range(9), key=lambda k: sum(0.8**i for i in range(k + 1)) / (TABLE[1 + k] + 0.004 * k))
     assert best_length(chances, 1, 1, TABLE, expensive) == best
+    for nodes in (2, 3.5):
+        rates = [sum(0.8**i for i in range(k + 1)) / TABLE[1 + ceil(nodes * k)] for k in range(9)]
+        assert best_length(chances, 1, 1, TABLE, free, nodes=nodes) == rates.index(max(rates)) < 8

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
-from parlay.verify.tree import children, depths, paths
+from parlay.verify.tree import children, depths, height, paths
 
 
 @st.composite
@@ -27,6 +27,7 @@ def ancestry(draft: Draft, node: int) -> list[int]:
 def test_paths_and_depths(draft: Draft) -> None:
     assert paths(draft) == [ancestry(draft, node) for node in range(len(draft))]
     assert depths(draft) == [len(ancestry(draft, node)) for node in range(len(draft))]
+    assert not len(draft) or height(draft) == max(map(len, paths(draft)))
 
 
 @given(drafts())

@@ -21,6 +21,7 @@ _SHARE = 0.005  # of the time that may be lost on tries
 _SAVED = 7.0  # tries that can be saved up for
 _KEPT = 6.0  # of which so many must be there for one after another that was not lucky
 _LUCK = 2  # tries in a row that may go wrong after one that was right
+_NODES = 0.1  # share that a draft's nodes take in what is known of their number
 _ANEW = 16  # steps after which the best length is found anew, though nothing but the pace has changed
 _FIRST = 1  # tokens drafted until it is known what these take
 
@@ -49,6 +50,7 @@ class Ahead:
         self._table: Sequence[float] = ()
         self._count = 0  # requests to draft for
         self._best, self._paced, self._news, self._asked = 0, [0.0], True, 0
+        self._nodes = 1.0  # verified for a level of a draft
         self._follow = 0.0  # seconds of following a token that the proposer is behind
         self._luck = 0  # tries that may go wrong before they are saved up for again
 
@@ -90,7 +92,8 @@ class Ahead:
             self._question, self._table, self._news = question, table, False
             self._paced = [seconds / pace for seconds in self._by_length(most)]
             factor = 1.0 if self._pays else margin
-            self._best = best_length(self._chances, count, requests, table, self._paced, more, factor)
+            nodes = max(self._nodes, 1.0)
+            self._best = best_length(self._chances, count, requests, table, self._paced, more, factor, nodes)
             at_best = self._chances[0] + (self._chances[0] * (1 - self._chances[0]) / self._weights[0]) ** 0.5
             one = [at_best], count, requests, table, self._paced, more
             self.hopeful = self._weights[0] < _ENOUGH or self._best > 0 or best_length(*one) > 0
@@ -127,9 +130,16 @@ class Ahead:
             gain += survival
         return gain
 
-    def judged(self, levels: Sequence[bool]) -> None:
-        """Learn whether a draft was right at depths 1, 2, ..., as far as it was judged."""
+    def judged(self, levels: Sequence[bool], nodes: float = 0.0) -> None:
+        """Learn whether a draft was right at depths 1, 2, ..., as far as it was judged.
+
+        Args:
+            levels: of the best path at each depth.
+            nodes: that were verified, for a level of the draft; 0 if none were.
+        """
         self._news = True
+        if nodes:
+            self._nodes += _NODES * (nodes - self._nodes)
         self._luck = _LUCK if all(levels) else max(self._luck - 1, 0)
         for level, right in enumerate(levels[: len(self._chances)]):
             chance = self._chances[level]

@@ -31,7 +31,7 @@ from parlay.drafting.union import best_of, union
 from parlay.proposers.base import DeviceProposer, HostProposer
 from parlay.types.draft import NO_DRAFT, ROOT
 from parlay.types.plan import CatchUp, Plan, Proposal, Span, StepOutput, Verdict
-from parlay.verify.tree import levels, walk
+from parlay.verify.tree import height, levels, walk
 
 _TIMED = 8  # steps
 _PAUSE = 16  # steps between refinements of what guesses are worth, each of which takes a tenth of a millisecond
@@ -330,7 +330,7 @@ class Drafting:
                     candidate.turn.missed(self._steps)
                     state.rest()
             if candidate.pending and self.controller is not None:
-                self.controller.judged(levels(draft, path, len(verdict.tokens)))
+                self.controller.judged(levels(draft, path, len(verdict.tokens)), state.own_nodes / height(draft))
         if best is not None and best.joined is not None:
             whole = Verdict(verdict.tokens, walk(best.draft, verdict.tokens))
             judged = self._calibration.observe(best.draft, whole, span.params, joined=True)

@@ -10,7 +10,7 @@ Source: TurboSpec (arXiv 2406.14066) for the aim; pooling by survival is vLLM's 
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from math import exp, log1p
+from math import ceil, exp, log1p
 
 from parlay.types.draft import Draft
 
@@ -103,6 +103,7 @@ def best_length(
     drafting: Sequence[float],
     more: float = 0.0,
     margin: float = 1.0,
+    nodes: float = 1.0,
 ) -> int:
     """Return how many tokens to draft for each of some requests, all alike, where drafting itself takes time.
 
@@ -114,6 +115,7 @@ def best_length(
         drafting: seconds of drafting 0, 1, 2, ... tokens.
         more: as for `choose`.
         margin: likewise.
+        nodes: verified for a token of the length; more than one where drafts have branches.
     """
     last = len(table) - 1
     best, rate = 0, margin * requests / (table[min(requests, last)] + more)
@@ -121,9 +123,10 @@ def best_length(
     for length, chance in enumerate(chances[: len(drafting) - 1], start=1):
         survival *= chance
         tokens += count * survival
-        if requests + length * count > last:
+        rows = requests + ceil(nodes * length * count)
+        if rows > last:
             break
-        now = tokens / (table[requests + length * count] + more + max(drafting[length] - drafting[0], 0.0))
+        now = tokens / (table[rows] + more + max(drafting[length] - drafting[0], 0.0))
         if now > rate:
             best, rate = length, now
     return best

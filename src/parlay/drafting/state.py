@@ -107,6 +107,11 @@ class DraftState:
         known = self.pending.tokens or self.layers.ahead or self.candidates
         return bool(self.lucky or known) or self.prediction is not None or self.constraint is not None
 
+    @property
+    def own_nodes(self) -> int:
+        """How many of the nodes taken no host proposer guessed."""
+        return len(self.taken) - self.best.guessed(self.taken) if self.best is not None else 0
+
     def rest(self) -> None:
         """Find out when a host proposer is to be asked again."""
         self.wake = min((turn.wake for _, turn in self.turns), default=NEVER)

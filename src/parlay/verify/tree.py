@@ -50,6 +50,11 @@ def walk(draft: Draft, tokens: Sequence[int]) -> tuple[int, ...]:
     return tuple(path[1:])
 
 
+def height(draft: Draft) -> int:
+    """Return how many nodes the longest path has."""
+    return len(draft) if draft.is_chain else max(depths(draft))
+
+
 def levels(draft: Draft, path: Sequence[int], emitted: int) -> list[bool]:
     """Return whether a draft was right at depths 1, 2, ..., as far as the target judged it."""
     right = [True] * len(path)
