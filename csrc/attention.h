@@ -12,14 +12,12 @@
 // weights, one key a lane.
 #pragma once
 
-#include "elementary.h"
-#include "linear.h"
+#include "attention_block.h"
+#include "attention_tiles.h"
 #include "table.h"
 
 namespace parlay {
 namespace {
-
-constexpr int64_t kKeys = 64;  // a block; part of the order
 
 // How many queries, tiles of sixteen keys and vectors of columns share one pass; registers decide.
 #if defined(PARLAY_AVX512)
@@ -35,53 +33,6 @@ constexpr int64_t kWorthWidening = 8;
 
 // Accumulators stay in registers only where their loops are gone early.
 #define PARLAY_UNROLL _Pragma("GCC unroll 4")
-
-// One block of keys of one kv head.
-template <class T>
-struct KeyBlock {
-  const T* keys;         // cache, at this kv head
-  const T* values;       //
-  const int64_t* at;     // [64], elements from there to each key
-  const int64_t* ahead;  // [64], the same of the next block, perhaps stale
-  T* packed;             // [64 / 16, padded dim / Step::width, 16, Step::width]
-  float* wide;           // [64, padded dim], the values in float32
-  bool widened;
-};
-
-// The queries of a task and what they have gathered so far.
-template <class T>
-struct Queries {
-  const T* q;     // [n, dim]
-  float* most;    // [n], greatest score
-  float* lanes;   // [n, 16], sums of weights
-  float* totals;  // [n, padded dim], weighted sums of values
-  int64_t dim, padded;
-  float scale, cap;
-};
-
-// Packs the tile that begins at key `first`, all sixteen keys of it.
-template <class T>
-PARLAY_INLINE void pack_tile(const KeyBlock<T>& b, int64_t first, int64_t dim, int64_t padded) {
-  const int64_t bytes = dim * (int64_t)sizeof(T), tile_bytes = kLanes * padded * (int64_t)sizeof(T);
-  char* to = (char*)b.packed + first / kLanes * tile_bytes;
-  // Words of 32 bits, one float or a pair of bf16, are turned from [key, word] to [word, key] in squares.
-  for (int64_t at = 0; at < bytes; at += kWidth * 4, to += kWidth * kLanes * 4)
-    for (int g = 0; g < kParts; ++g) {
-      Part square[kWidth];
-      _Pragma("GCC unroll 16") for (int k = 0; k < kWidth; ++k) {
-        const char* from = (const char*)(b.keys + b.at[first + g * kWidth + k]) + at;
-        if (at + kWidth * 4 <= bytes) {
-          memcpy(&square[k], from, kWidth * 4);
-        } else {
-          square[k] = Part{};
-          memcpy(&square[k], from, bytes - at);
-        }
-      }
-      transpose(square);
-      _Pragma("GCC unroll 16") for (int k = 0; k < kWidth; ++k)
-        memcpy(to + k * kLanes * 4 + g * kWidth * 4, &square[k], kWidth * 4);
-    }
-}
 
 template <class T>
 PARLAY_INLINE void widen(const KeyBlock<T>& b, int64_t begin, int64_t end, int64_t dim, int64_t padded) {
@@ -103,51 +54,19 @@ template <class T, int R, int N>
 PARLAY_INLINE void score(const Queries<T>& s, int64_t query, const KeyBlock<T>& b, int64_t tile,
                          float (*scores)[kKeys]) {
   typedef Step<T> S;
-  const T* q = s.q + query * s.dim;
+  const T* q = s.q + query * s.stride;
   const T* packed = b.packed + tile * kLanes * s.padded;
   Vec dots[R][N] = {};
   for (int64_t d = 0; d < s.dim; d += S::width) {
     typename S::Weight keys[N];
     PARLAY_UNROLL for (int n = 0; n < N; ++n) keys[n] = S::weight(packed + (n * s.padded + d) * kLanes);
     PARLAY_UNROLL for (int r = 0; r < R; ++r) {
-      const typename S::Input in = S::input(q + r * s.dim + d);
+      const typename S::Input in = S::input(q + r * s.stride + d);
       PARLAY_UNROLL for (int n = 0; n < N; ++n) dots[r][n] = S::add(dots[r][n], in, keys[n]);
     }
   }
   PARLAY_UNROLL for (int r = 0; r < R; ++r)
     PARLAY_UNROLL for (int n = 0; n < N; ++n) store(scores[r] + (tile + n) * kLanes, dots[r][n] * splat(s.scale));
-}
-
-// cap * tanh(score / cap), for whole tiles.
-PARLAY_INLINE void soften(float* scores, int64_t begin, int64_t end, float cap) {
-  const Vec most = splat(cap);
-  for (int64_t k = begin; k < end; k += kLanes) store(scores + k, most * tanh(load(scores + k) / most));
-}
-
-// Scores of the keys begin..end to weights in place; returns by what the query's earlier totals are to be scaled.
-PARLAY_INLINE float weigh(float* scores, int64_t begin, int64_t end, float* most, float* lanes) {
-  const int64_t first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
-  for (int64_t k = first; k < begin; ++k) scores[k] = -__builtin_inff();
-  for (int64_t k = end; k < last; ++k) scores[k] = -__builtin_inff();
-  Vec greatest = load(scores + first);
-  for (int64_t k = first + kLanes; k < last; k += kLanes) greatest = larger(load(scores + k), greatest);
-  const float block_most = maximum(greatest);
-  float factor = 1;
-  if (block_most > *most) {
-    float factors[kLanes];
-    store(factors, exp(splat(*most - block_most)));
-    factor = factors[0];
-    *most = block_most;
-  }
-  const Vec subtrahend = splat(*most);
-  Vec sum = splat(0.f);
-  for (int64_t k = first; k < last; k += kLanes) {
-    const Vec weight = exp(load(scores + k) - subtrahend);
-    store(scores + k, weight);
-    sum = sum + weight;
-  }
-  store(lanes, fma(load(lanes), splat(factor), sum));
-  return factor;
 }
 
 // Scales the totals of R queries in C vectors of columns, and adds the weighted values of the keys begin..end, which
@@ -223,6 +142,8 @@ struct Task {
   KeyBlock<T> block;
   Queries<T> queries;
   int64_t at[kKeys], ahead[kKeys];
+  int64_t kept_begin, kept_end;  // keys of the block, whole tiles of them, that are packed from the table
+  bool fresh;                    // nothing of the block is
 
   int64_t last(int64_t r) const { return a.last[row + r]; }
   int64_t end(int64_t r) const { return last(r) + a.extra_offsets[row + r + 1] - a.extra_offsets[row + r]; }
@@ -256,6 +177,26 @@ struct Task {
     }
   }
 
+  bool few() const { return rows * group <= kFew<T>; }
+
+  // Notes where the tile that begins at key k lies, of which keys known..until are seen; copies it if it does not lie
+  // in one piece. What lies where no key is seen is no matter.
+  void lay_tile(int64_t k, int64_t start, int64_t known, int64_t until, int64_t through_table) {
+    const int64_t dim = a.head_dim, padded = queries.padded, tile = k / kLanes;
+    if (dim == padded && until <= through_table && (start + k) % a.block_size + kLanes <= a.block_size) {
+      block.rows[tile] = block.keys + at[known] - (known - k) * dim;
+      block.apart[tile] = dim;
+      return;
+    }
+    T* to = block.packed + tile * kLanes * padded;
+    block.rows[tile] = to;
+    block.apart[tile] = padded;
+    for (int64_t i = 0; i < kLanes; ++i, to += padded) {
+      memcpy((void*)to, block.keys + at[k + i], dim * sizeof(T));
+      memset((void*)(to + dim), 0, (padded - dim) * sizeof(T));
+    }
+  }
+
   // As locate, and packs the keys and widens the values, for `count` rows.
   void pack(int64_t r, int64_t count, int64_t start, int64_t begin, int64_t end) {
     locate(r, start, begin, end, at);
@@ -263,21 +204,49 @@ struct Task {
     const int64_t tiles_begin = begin / kLanes * kLanes, tiles_end = (end + kLanes - 1) / kLanes * kLanes;
     for (int64_t k = tiles_begin; k < begin; ++k) at[k] = at[begin];
     for (int64_t k = end; k < tiles_end; ++k) at[k] = at[begin];
-    for (int64_t k = tiles_begin; k < tiles_end; k += kLanes) pack_tile(block, k, a.head_dim, queries.padded);
-    block.widened = sizeof(T) < 4 && count * group > kWorthWidening;
-    if (block.widened) widen(block, begin, end, a.head_dim, queries.padded);
+    // Rows that end in slots of their own share the tiles before these: the table is the same for all of them.
+    const int64_t through_table = last(r) - start < end ? last(r) - start : end;
+    const int64_t kept = through_table < kept_end ? through_table : kept_end;
+    for (int64_t k = tiles_begin; k < tiles_end; k += kLanes)
+      if (k < kept_begin || k + kLanes > kept) {
+        if (few())
+          lay_tile(k, start, k > begin ? k : begin, k + kLanes < end ? k + kLanes : end, through_table);
+        else
+          pack_tile(block, k, a.head_dim, queries.padded);
+      }
+    if constexpr (kTiled<T>) {
+      block.finite = pack_values(block, fresh, begin, end, kept_begin, kept, a.head_dim, queries.padded);
+    } else {
+      block.widened = sizeof(T) < 4 && count * group > kWorthWidening;
+      if (block.widened) widen(block, begin, end, a.head_dim, queries.padded);
+    }
+    kept_begin = (begin + kLanes - 1) / kLanes * kLanes;
+    kept_end = block.finite ? through_table / kLanes * kLanes : 0;
+    fresh = false;
   }
 
-  // Lets the queries of `count` rows see the packed keys begin..end.
-  void see_keys(int64_t r, int64_t count, int64_t begin, int64_t end) {
-    const int64_t n = count * group, pieces = (n + kQueries - 1) / kQueries;
+  // Lets the queries of `count` rows see what they do of the packed keys; vectors take rows that see the same.
+  void see_keys(int64_t r, int64_t count, int64_t start) {
+    constexpr int64_t most = kTiled<T> ? kLanes : kQueries;
+    const int64_t n = count * group, pieces = (n + most - 1) / most;
     for (int64_t i = 0; i < pieces; ++i) {
       const int64_t from = n * i / pieces, to = n * (i + 1) / pieces;
-      see_some(queries, r * group + from, to - from, block, i == 0, begin, end);
+      if constexpr (kTiled<T>) {
+        const auto range = [&](int64_t query) {
+          return Range{begin_in(query / group, start), end_in(query / group, start)};
+        };
+        if (few())
+          see_few(queries, r * group + from, to - from, block, range);
+        else
+          see_tiles(queries, r * group + from, to - from, block, range);
+      } else {
+        see_some(queries, r * group + from, to - from, block, i == 0, begin_in(r, start), end_in(r, start));
+      }
     }
   }
 
   void see_block(int64_t start) {
+    kept_begin = kept_end = 0, fresh = true;
     // First the rows that find all they see of the block in the table: they share its keys.
     const auto shares = [&](int64_t r) {
       return end_in(r, start) > begin_in(r, start) && last(r) >= start + end_in(r, start);
@@ -290,20 +259,24 @@ struct Task {
         if (end_in(r, start) > stop) stop = end_in(r, start), longest = r;
       }
     if (begin < stop) pack(longest, sharing, start, begin, stop);
+    // Tiles multiply what a row does not see with zero, so where not all is finite it is packed for those who see it.
+    const bool apart = kTiled<T> && !block.finite;
     for (int64_t r = 0, count = 1; r < rows; r += count, count = 1)
       if (shares(r)) {
         const int64_t from = begin_in(r, start), to = end_in(r, start);
-        while (r + count < rows && shares(r + count) && begin_in(r + count, start) == from &&
-               end_in(r + count, start) == to)
-          ++count;
-        see_keys(r, count, from, to);
+        const auto joins = [&](int64_t next) {
+          return (kTiled<T> && !apart) || (begin_in(next, start) == from && end_in(next, start) == to);
+        };
+        while (r + count < rows && shares(r + count) && joins(r + count)) ++count;
+        if (apart) pack(r, count, start, from, to);
+        see_keys(r, count, start);
       }
     // Then those that end in slots of their own.
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t from = begin_in(r, start), to = end_in(r, start);
       if (to <= from || shares(r)) continue;
       pack(r, 1, start, from, to);
-      see_keys(r, 1, from, to);
+      see_keys(r, 1, start);
     }
   }
 };
@@ -312,8 +285,8 @@ struct Task {
 template <class T>
 struct Memory {
   char *packed, *wide, *q, *totals, *lanes, *most;
-  Memory(int64_t n, int64_t dim, int64_t padded) {
-    const int64_t packed_bytes = kKeys * padded * sizeof(T), q_bytes = (n * dim * sizeof(T) + 63) / 64 * 64;
+  Memory(int64_t n, int64_t padded, int64_t stride) {
+    const int64_t packed_bytes = kKeys * padded * sizeof(T), q_bytes = (n * stride * sizeof(T) + 63) / 64 * 64;
     packed = (char*)scratch(packed_bytes + kKeys * padded * 4 + q_bytes + n * (padded + kLanes + 1) * 4);
     wide = packed + packed_bytes;
     q = wide + kKeys * padded * 4;
@@ -327,19 +300,35 @@ template <class T>
 void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, int64_t kv_heads) {
   const int64_t dim = a.head_dim, group = a.heads / a.kv_heads, n = rows * group * kv_heads;
   const int64_t padded = (dim + 31) / 32 * 32;  // whole squares of pack_tile, whole vectors of columns
-  const Memory<T> memory(n, dim, padded);
+  const int64_t stride = kTiled<T> ? padded : dim;
+  const bool few = rows * group <= kFew<T>;
+  // A tile may reach beyond the last query.
+  const Memory<T> memory(few ? kFew<T> * kv_heads : kTiled<T> ? n + kLanes : n, padded, stride);
   T* q = (T*)memory.q;
   float *totals = (float*)memory.totals, *lanes = (float*)memory.lanes, *most = (float*)memory.most;
   memset((void*)totals, 0, n * padded * 4);
   memset((void*)lanes, 0, n * kLanes * 4);
   for (int64_t i = 0; i < n; ++i) most[i] = -__builtin_inff();
   // A head's queries lie together, those of a row beside each other.
+  const int64_t head_size = few ? kFew<T> * padded : rows * group * stride;
   const auto place = [&](int64_t h, int64_t r) { return ((row + r) * a.heads + (kv_head + h) * group) * dim; };
+  if (few) memset((void*)q, 0, kv_heads * head_size * sizeof(T));
   for (int64_t h = 0; h < kv_heads; ++h)
     for (int64_t r = 0; r < rows; ++r)
-      memcpy((void*)(q + (h * rows + r) * group * dim), (const T*)a.q + place(h, r), group * dim * sizeof(T));
+      for (int64_t g = 0; g < group; ++g) {
+        const T* from = (const T*)a.q + place(h, r) + g * dim;
+        T* to = q + h * head_size;
+        if (few) {
+          if constexpr (kTiled<T>) lay_query(from, r * group + g, dim, to);
+          continue;
+        }
+        to += (r * group + g) * stride;
+        memcpy((void*)to, from, dim * sizeof(T));
+        memset((void*)(to + dim), 0, (stride - dim) * sizeof(T));
+      }
 
-  Task<T> task{a, row, rows, group, {}, {}, {}, {}};
+  const Multiplier<T> multiplier(rows * group < kLanes ? rows * group : kLanes);
+  Task<T> task{a, row, rows, group, {}, {}, {}, {}, 0, 0, true};
   int64_t start = task.first(0), stop = task.end(0), longest = 0;
   for (int64_t r = 1; r < rows; ++r) {
     if (task.first(r) < start) start = task.first(r);
@@ -352,8 +341,8 @@ void attend(const AttentionArgs& a, int64_t row, int64_t rows, int64_t kv_head, 
     for (int64_t h = 0, i = 0; h < kv_heads; ++h, i += rows * group) {
       const int64_t head_start = (kv_head + h) * a.block_size * dim;
       task.block = {(const T*)a.key_cache + head_start, (const T*)a.value_cache + head_start, task.at, task.ahead,
-                    (T*)memory.packed, (float*)memory.wide, false};
-      task.queries = {q + i * dim, most + i, lanes + i * kLanes, totals + i * padded, dim, padded, a.scale, a.cap};
+                    (T*)memory.packed, (float*)memory.wide, false, (T*)memory.wide, true, {}, {}};
+      task.queries = {q + h * head_size, most + i, lanes + i * kLanes, totals + i * padded, dim, padded, stride, a.scale, a.cap};
       task.see_block(start);
     }
   }

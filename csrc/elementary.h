@@ -22,6 +22,10 @@ PARLAY_INLINE Vec exp(const Vec& x) {
   q = fma(q, r, splat(0x1.fffff8p-2f));
   const Vec p = fma(r * r, q, r) + splat(1.f);
   Vec result;
+#if defined(PARLAY_AVX512)  // the same in one instruction
+  result.p[0] = x.p[0] == x.p[0] ? (Part)_mm512_scalef_ps((__m512)p.p[0], (__m512)n.p[0]) : x.p[0];
+  return result;
+#endif
   PARLAY_EACH {
     // 2^n in two factors: n reaches -152 and 128, beyond one float's exponent.
     const PartI e = (PartI)shifted.p[i] - 0x4b400000;

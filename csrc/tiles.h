@@ -32,21 +32,25 @@ constexpr int64_t kTileAhead = 8192;  // bytes from the weights that are read to
 // The compiler does not know that tiles are loaded from memory and stored there.
 #define PARLAY_TILE_MEMORY(address) __asm__ volatile("" : : "r"(address) : "memory")
 
-// The shapes of this thread's tiles, as long as it multiplies.
+// Shapes of the tiles: of sums and left operands `rows` by 64 bytes, of right operands whole.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  explicit TileShapes(int64_t rows) {
+    for (int tile = 0; tile < 8; ++tile) set(tile, tile < PARLAY_W0 ? rows : kTileRows, kLine);
+  }
+  void set(int tile, int64_t height, int64_t width) { rows[tile] = (uint8_t)height, bytes[tile] = (uint16_t)width; }
+};
+
+// This thread's tiles have these shapes, as long as it multiplies.
 struct Tiles {
-  explicit Tiles(int64_t rows) {
-    struct alignas(64) {
-      uint8_t palette = 1, start = 0, reserved[14] = {};
-      uint16_t bytes[16] = {};
-      uint8_t rows[16] = {};
-    } shapes;
-    for (int tile = 0; tile < 8; ++tile) {
-      shapes.bytes[tile] = kLine;
-      shapes.rows[tile] = tile < PARLAY_W0 ? (uint8_t)rows : kTileRows;
-    }
+  explicit Tiles(const TileShapes& shapes) {
     PARLAY_TILE_MEMORY(&shapes);
     _tile_loadconfig(&shapes);
   }
+  explicit Tiles(int64_t rows) : Tiles(TileShapes(rows)) {}
   ~Tiles() { _tile_release(); }
 };
 

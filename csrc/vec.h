@@ -209,6 +209,12 @@ PARLAY_INLINE float sum(const Vec& v) {
   return lanes[0];
 }
 PARLAY_INLINE float maximum(const Vec& v) {
+#if defined(PARLAY_AVX512)  // the same in registers
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256((__m512)v.p[0]), _mm512_extractf32x8_ps((__m512)v.p[0], 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+#endif
   float lanes[kLanes];
   store(lanes, v);
   for (int half = kLanes / 2; half > 0; half /= 2)
