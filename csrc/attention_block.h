@@ -25,10 +25,11 @@ struct KeyBlock {
   T* packed;             // [64 / 16, padded dim / Step::width, 16, Step::width]
   float* wide;           // [64, padded dim], the values in float32
   bool widened;
-  T* pairs;     // [64 / 32, padded dim / 16, 16, 16, 2], values of two keys beside each other, for tiles
-  bool finite;  // whether all of these are
-  const T* rows[kKeys / kLanes];    // of a few queries: where the sixteen keys of each tile lie, instead of packed,
-  int64_t apart[kKeys / kLanes];    // and how far from each other
+  // For tiles of the processor:
+  T* pairs;                       // [64 / 32, padded dim / 16, 16, 16, 2], values of two keys beside each other
+  bool finite;                    // whether all of these are
+  const T* rows[kKeys / kLanes];  // of a few queries: where sixteen keys lie, instead of `packed`,
+  int64_t apart[kKeys / kLanes];  // and how far from each other
 };
 
 // The queries of a task and what they have gathered so far.

@@ -3,7 +3,7 @@
 // A score is a sum as linear's: it starts at zero and takes 32 dimensions after another. A weight is taken as the sum
 // of two bfloat16, which misses it by less than 2^-16 of itself; values are summed 32 keys after another, first with
 // the greater parts of their weights. What a query does not see has a weight of zero, which changes no sum as long as
-// the value beside it is finite.
+// the value beside it is finite. Four queries or fewer, such as those of one row, are multiplied from the right.
 #pragma once
 
 #include <initializer_list>
@@ -17,7 +17,7 @@ namespace {
 template <class T>
 constexpr bool kTiled = false;
 
-// So many queries are multiplied with keys as they lie, see attention_tiles.h; none by vectors.
+// So many queries are multiplied from the right, with keys as they lie; none by vectors.
 template <class T>
 constexpr int64_t kFew = 0;
 
@@ -61,11 +61,10 @@ PARLAY_INLINE void fetch_next(const KeyBlock<bf16>& b, int64_t k, int64_t dim) {
 // what fills up the halves of the block that these lie in is zero. Returns whether all that it packed is finite.
 inline bool pack_values(const KeyBlock<bf16>& b, bool fetch, int64_t begin, int64_t end, int64_t kept_begin,
                         int64_t kept_end, int64_t dim, int64_t padded) {
-  alignas(64) static constexpr uint16_t kPairs[2][32] = {
-      {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
-      {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30,
-       62, 31, 63}};
-  const __m512i low = _mm512_load_si512(kPairs[0]), high = _mm512_load_si512(kPairs[1]);
+  // Words of two rows by turns: the first sixteen of both, and the others.
+  const __m512i each = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i low = _mm512_or_si512(each, _mm512_slli_epi32(_mm512_add_epi32(each, _mm512_set1_epi32(32)), 16));
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   __m512i greatest = _mm512_setzero_si512();  // of the numbers without their signs
   for (int64_t k = begin / kTileInputs * kTileInputs; k < (end + kTileInputs - 1) / kTileInputs * kTileInputs; k += 2) {
     if (k >= kept_begin && k + 2 <= kept_end) continue;
@@ -78,11 +77,12 @@ inline bool pack_values(const KeyBlock<bf16>& b, bool fetch, int64_t begin, int6
     for (int64_t d = 0; d < padded; d += 2 * kLanes, to += 2 * kTile) {
       const int64_t left = dim - d < 2 * kLanes ? dim - d : 2 * kLanes;
       const __mmask32 there = left < 2 * kLanes ? ((__mmask32)1 << left) - 1 : ~(__mmask32)0;
-      const __m512i even = _mm512_maskz_loadu_epi16(first ? there : 0, first ? b.values + b.at[k] + d : b.values);
-      const __m512i next = _mm512_maskz_loadu_epi16(second ? there : 0, second ? b.values + b.at[k + 1] + d : b.values);
-      greatest = _mm512_max_epu16(greatest, _mm512_max_epu16(_mm512_add_epi16(even, even), _mm512_add_epi16(next, next)));
-      _mm512_storeu_si512(to, _mm512_permutex2var_epi16(even, low, next));
-      _mm512_storeu_si512(to + kTile, _mm512_permutex2var_epi16(even, high, next));
+      const __m512i even = _mm512_maskz_loadu_epi16(first ? there : 0, b.values + (first ? b.at[k] + d : 0));
+      const __m512i odd = _mm512_maskz_loadu_epi16(second ? there : 0, b.values + (second ? b.at[k + 1] + d : 0));
+      const __m512i larger_of = _mm512_max_epu16(_mm512_add_epi16(even, even), _mm512_add_epi16(odd, odd));
+      greatest = _mm512_max_epu16(greatest, larger_of);
+      _mm512_storeu_si512(to, _mm512_permutex2var_epi16(even, low, odd));
+      _mm512_storeu_si512(to + kTile, _mm512_permutex2var_epi16(even, high, odd));
     }
   }
   return !_mm512_cmpge_epu16_mask(greatest, _mm512_set1_epi16((int16_t)0xff00));
@@ -150,10 +150,10 @@ PARLAY_INLINE void sum_tiles(const bf16 (*weights)[kTileRows][kKeys], const bf16
       _tile_loadd(PARLAY_W0, at + 2 * kTile, kLine);
       _tile_dpbf16ps(PARLAY_SUM10, PARLAY_X0, PARLAY_W0);
       _tile_dpbf16ps(PARLAY_SUM10, PARLAY_X1, PARLAY_W0);
-        _tile_loadd(PARLAY_W1, at + 3 * kTile, kLine);
+      _tile_loadd(PARLAY_W1, at + 3 * kTile, kLine);
       _tile_dpbf16ps(PARLAY_SUM11, PARLAY_X0, PARLAY_W1);
       _tile_dpbf16ps(PARLAY_SUM11, PARLAY_X1, PARLAY_W1);
-      }
+    }
   }
   constexpr int64_t to = 4 * kLanes * sizeof(float);
   _tile_stored(PARLAY_SUM00, sums, to);
@@ -286,8 +286,7 @@ void see_few(const Queries<bf16>& s, int64_t query, int64_t count, const KeyBloc
   alignas(64) float turned[kKeys][kFour], scores[kFour][kKeys];
   const Range all = hull(query, count, range);
   const int64_t from = all.begin / kLanes, to = (all.end + kLanes - 1) / kLanes;
-  for (int64_t t = from; t < to; ++t)
-    score_few(s.q, b.rows[t], b.apart[t], s.padded, turned[t * kLanes]);
+  for (int64_t t = from; t < to; ++t) score_few(s.q, b.rows[t], b.apart[t], s.padded, turned[t * kLanes]);
   for (int64_t r = 0; r < count; ++r) {
     const int row = (int)(query + r);  // of the keys 0..3 and 4..7, and again for those eight further on
     const __m512i lanes = _mm512_add_epi32(
