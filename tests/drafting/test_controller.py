@@ -221,7 +221,7 @@ def test_a_device_proposers_length_follows_what_drafting_costs(branches: int) ->
             accepted: list[bool] = []
             while len(accepted) < length and (not accepted or accepted[-1]):
                 accepted.append(rng.random() < 0.8)
-            control.judged(accepted, float(branches))
+            control.judged(accepted, length, branches * length)
         tail = lengths[200:]
         if most:
             best = max(

@@ -110,4 +110,5 @@ def test_the_length_of_drafts_that_take_time() -> None:
     assert best_length(chances, 1, 1, TABLE, expensive) == best
     for nodes in (2, 3.5):
         rates = [sum(0.8**i for i in range(k + 1)) / TABLE[1 + ceil(nodes * k)] for k in range(9)]
-        assert best_length(chances, 1, 1, TABLE, free, nodes=nodes) == rates.index(max(rates)) < 8
+        every = [nodes * k for k in range(9)]
+        assert best_length(chances, 1, 1, TABLE, free, nodes=every) == rates.index(max(rates)) < 8

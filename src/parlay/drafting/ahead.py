@@ -50,7 +50,7 @@ class Ahead:
         self._table: Sequence[float] = ()
         self._count = 0  # requests to draft for
         self._best, self._paced, self._news, self._asked = 0, [0.0], True, 0
-        self._nodes = 1.0  # verified for a level of a draft
+        self._nodes: dict[int, float] = {}  # verified of drafts by their length, as far as that is known
         self._follow = 0.0  # seconds of following a token that the proposer is behind
         self._luck = 0  # tries that may go wrong before they are saved up for again
 
@@ -92,7 +92,7 @@ class Ahead:
             self._question, self._table, self._news = question, table, False
             self._paced = [seconds / pace for seconds in self._by_length(most)]
             factor = 1.0 if self._pays else margin
-            nodes = max(self._nodes, 1.0)
+            nodes = [self._verified(length) for length in range(most + 1)]
             self._best = best_length(self._chances, count, requests, table, self._paced, more, factor, nodes)
             at_best = self._chances[0] + (self._chances[0] * (1 - self._chances[0]) / self._weights[0]) ** 0.5
             one = [at_best], count, requests, table, self._paced, more
@@ -130,16 +130,18 @@ class Ahead:
             gain += survival
         return gain
 
-    def judged(self, levels: Sequence[bool], nodes: float = 0.0) -> None:
+    def judged(self, levels: Sequence[bool], length: int = 0, nodes: int = 0) -> None:
         """Learn whether a draft was right at depths 1, 2, ..., as far as it was judged.
 
         Args:
             levels: of the best path at each depth.
-            nodes: that were verified, for a level of the draft; 0 if none were.
+            length: of the draft, along its longest path.
+            nodes: of it that were verified; 0 if none were.
         """
         self._news = True
         if nodes:
-            self._nodes += _NODES * (nodes - self._nodes)
+            before = self._nodes.get(length, float(nodes))
+            self._nodes[length] = before + _NODES * (nodes - before)
         self._luck = _LUCK if all(levels) else max(self._luck - 1, 0)
         for level, right in enumerate(levels[: len(self._chances)]):
             chance = self._chances[level]
@@ -169,6 +171,14 @@ class Ahead:
         # What it takes at least is the cost; a neighbour or a new recording may add to it.
         rate = _SOONER if seconds < before else _LATER
         self.times[longest] = before + rate * (min(seconds, 2 * before) - before)
+
+    def _verified(self, length: int) -> float:
+        """Return how many nodes of a draft of some length are verified: as is known of one as long, or nearly."""
+        shorter = max((known for known in self._nodes if known <= length), default=0)
+        longer = min((known for known in self._nodes if known > length), default=0)
+        if not shorter and longer:
+            return max(self._nodes[longer] * length / longer, length)
+        return max(self._nodes.get(shorter, 0.0), shorter) + length - shorter
 
     def _by_length(self, most: int) -> list[float]:
         """Return seconds of drafting 0 to `most` tokens: linear between what is known, in proportion beyond."""

@@ -188,14 +188,15 @@ class Controller:
         rerun = cost.table[end] - cost.table[first] if again else 0.0
         return self._ahead.next_length(most, count, *steps, _AHEAD, behind, rerun, passed)
 
-    def judged(self, levels: Sequence[bool], nodes: float) -> None:
+    def judged(self, levels: Sequence[bool], length: int, nodes: int) -> None:
         """Learn whether a device proposer's draft was right at depths 1, 2, ..., as far as it was judged.
 
         Args:
             levels: see `parlay.verify.tree.levels`.
-            nodes: that were verified, for a level of the draft; 0 if none were.
+            length: of the draft, along its longest path.
+            nodes: of it that were verified; 0 if none were.
         """
-        self._ahead.judged(levels, nodes)
+        self._ahead.judged(levels, length, nodes)
 
     def timed(
         self, rows: int, keys: int, seconds: float, lengths: Sequence[int], drafting: float, behind: int = 0

@@ -320,7 +320,7 @@ class Drafting:
             draft, path = candidate.draft, walk(candidate.draft, verdict.tokens)
             judged = self._calibration.observe(draft, Verdict(verdict.tokens, path), span.params)
             if candidate is best:
-                verified = self._verified(state, judged, len(span.draft))
+                verified = state.verified(judged, len(span.draft))
             if candidate.turn is not None and self.controller is not None and draft.probs is not None:
                 chosen = candidate is best or (best is not None and best.joined is not None)
                 if chosen and draft.probs[0] > self.controller.price:
@@ -330,19 +330,14 @@ class Drafting:
                     candidate.turn.missed(self._steps)
                     state.rest()
             if candidate.pending and self.controller is not None:
-                self.controller.judged(levels(draft, path, len(verdict.tokens)), state.own_nodes / height(draft))
+                right = levels(draft, path, len(verdict.tokens))
+                self.controller.judged(right, height(draft), state.own_nodes)
         if best is not None and best.joined is not None:
             whole = Verdict(verdict.tokens, walk(best.draft, verdict.tokens))
             judged = self._calibration.observe(best.draft, whole, span.params, joined=True)
-            verified = self._verified(state, judged, len(span.draft))
+            verified = state.verified(judged, len(span.draft))
         state.clear()
         return verified
-
-    def _verified(self, state: DraftState, judged: Sequence[tuple[int, bool]], n: int) -> list[tuple[float, bool]]:
-        """Return the probability of each of the first `n` nodes taken that were judged, and whether it was right."""
-        assert state.best is not None
-        probs, taken = state.best.draft.probs, state.taken[:n]
-        return [(probs[node], right) for node, right in judged if node in taken] if probs is not None else []
 
     def timed(self, plan: Plan, output: StepOutput, seconds: float) -> None:
         """Learn what a step took, `seconds` in all, and what guesses have saved."""

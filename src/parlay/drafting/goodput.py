@@ -103,7 +103,7 @@ def best_length(
     drafting: Sequence[float],
     more: float = 0.0,
     margin: float = 1.0,
-    nodes: float = 1.0,
+    nodes: Sequence[float] | None = None,
 ) -> int:
     """Return how many tokens to draft for each of some requests, all alike, where drafting itself takes time.
 
@@ -115,7 +115,7 @@ def best_length(
         drafting: seconds of drafting 0, 1, 2, ... tokens.
         more: as for `choose`.
         margin: likewise.
-        nodes: verified for a token of the length; more than one where drafts have branches.
+        nodes: verified of drafts of 0, 1, 2, ... tokens in a row, more where they have branches; None for as many.
     """
     last = len(table) - 1
     best, rate = 0, margin * requests / (table[min(requests, last)] + more)
@@ -123,7 +123,7 @@ def best_length(
     for length, chance in enumerate(chances[: len(drafting) - 1], start=1):
         survival *= chance
         tokens += count * survival
-        rows = requests + ceil(nodes * length * count)
+        rows = requests + ceil((nodes[length] if nodes else length) * count)
         if rows > last:
             break
         now = tokens / (table[rows] + more + max(drafting[length] - drafting[0], 0.0))

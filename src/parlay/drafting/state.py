@@ -112,6 +112,12 @@ class DraftState:
         """How many of the nodes taken no host proposer guessed."""
         return len(self.taken) - self.best.guessed(self.taken) if self.best is not None else 0
 
+    def verified(self, judged: Sequence[tuple[int, bool]], n: int) -> list[tuple[float, bool]]:
+        """Return the probability of each of the first `n` nodes taken that were judged, and whether it was right."""
+        assert self.best is not None
+        probs, taken = self.best.draft.probs, self.taken[:n]
+        return [(probs[node], right) for node, right in judged if node in taken] if probs is not None else []
+
     def rest(self) -> None:
         """Find out when a host proposer is to be asked again."""
         self.wake = min((turn.wake for _, turn in self.turns), default=NEVER)
