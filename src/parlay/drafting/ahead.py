@@ -9,14 +9,14 @@ never paid costs no more than this, and where a try is lucky there is enough sav
 from collections.abc import Mapping, Sequence
 
 from parlay.drafting.goodput import best_length
+from parlay.drafting.times import LONG, DraftTimes
 
 _PRIOR = 0.6  # acceptance of a node, before anything is known
 _FEW, _MANY = 4, 50  # nodes that an estimate rests on, at first and at most
 _ENOUGH = 16  # without as many nothing is given up; and while nothing pays no more count, so that a change is seen
 _UNLIKELY = 0.0005  # a run of guesses right, or wrong, that was no likelier is a change
 _AGAIN = 2  # nodes that count after one
-_SOONER, _LATER = 0.3, 0.1  # share of what is learnt of drafting's own time, where it took less and where more
-_LONG = 60.0  # seconds that no draft takes
+_FOLLOW = 0.3  # share that is learnt of following tokens
 _SHARE = 0.005  # of the time that may be lost on tries
 _SAVED = 7.0  # tries that can be saved up for
 _KEPT = 6.0  # of which so many must be there for one after another that was not lucky
@@ -30,20 +30,19 @@ class Ahead:
     """What decides the lengths of one device proposer's drafts.
 
     Attributes:
-        times: seconds of drafting so many tokens, for all requests of a step.
+        times: what its drafts take.
         trying: whether what is drafted next does not pay; then one request is enough.
         hopeful: whether a draft of one token may pay, if guesses are right a standard error more often than it seems.
     """
 
     def __init__(self, length: int, times: Mapping[int, float] | None = None, chances: Sequence[float] = ()) -> None:
         """Begin with drafts of at most `length` tokens, and with what is known of their times and acceptance."""
-        times, known = times or {}, len(chances[:length])
+        known = len(chances[:length])
         # At each depth, given that the parent is accepted; and the nodes that each rests on.
         self._chances = [*chances[:length], *[_PRIOR] * (length - known)]
         self._weights = [float(_ENOUGH)] * known + [float(_FEW)] * (length - known)
         self._runs = [(True, 1.0)] * length  # of guesses alike, and how likely it was
-        self.times = dict(times)
-        self._tried = set(times)  # lengths of which the first draft was seen, which records its passes
+        self.times = DraftTimes(times)
         self._saved: float | None = None  # seconds that may be lost; None before a try has a price
         self._pays, self.trying, self.hopeful = False, False, True
         self._question: object = None  # for which the best length was found last
@@ -84,13 +83,13 @@ class Ahead:
         self.trying = False
         if most < 1 or count < 1:
             return 0
-        if not any(self.times):
+        if not self.times.known:
             return min(most, _FIRST)
         question = most, count, requests
         self._asked, self._count = self._asked + 1, count
         if self._news or question != self._question or table is not self._table or self._asked % _ANEW == 0:
             self._question, self._table, self._news = question, table, False
-            self._paced = [seconds / pace for seconds in self._by_length(most)]
+            self._paced = [seconds / pace for seconds in self.times.by_length(most, count)]
             factor = 1.0 if self._pays else margin
             nodes = [self._verified(length) for length in range(most + 1)]
             self._best = best_length(self._chances, count, requests, table, self._paced, more, factor, nodes)
@@ -154,23 +153,14 @@ class Ahead:
 
     def timed(self, lengths: Sequence[int], seconds: float, behind: int = 0) -> None:
         """Learn what drafts of these lengths took together, after following tokens that the proposer was `behind`."""
-        longest = max(lengths, default=0)
-        if not longest or not 0 < seconds < _LONG:
+        if not any(lengths) or not 0 < seconds < LONG:
             return
-        if longest in self.times and 2 * sum(map(bool, lengths)) < self._count:
-            return  # a try of one request says little of what all of them take
         self._news = True
         if behind:
-            own = max(seconds - self.times.get(longest, 0.0), 0.0) / behind
-            self._follow += _SOONER * (own - self._follow)
-            return
-        if longest not in self._tried:
-            self._tried.add(longest)
-            return
-        before = self.times.get(longest, seconds)
-        # What it takes at least is the cost; a neighbour or a new recording may add to it.
-        rate = _SOONER if seconds < before else _LATER
-        self.times[longest] = before + rate * (min(seconds, 2 * before) - before)
+            own = self.times.of(max(lengths), sum(map(bool, lengths)))
+            self._follow += _FOLLOW * (max(seconds - own, 0.0) / behind - self._follow)
+        else:
+            self.times.observe(lengths, seconds, self._count)
 
     def _verified(self, length: int) -> float:
         """Return how many nodes of a draft of some length are verified: as is known of one as long, or nearly."""
@@ -179,18 +169,3 @@ class Ahead:
         if not shorter and longer:
             return max(self._nodes[longer] * length / longer, length)
         return max(self._nodes.get(shorter, 0.0), shorter) + length - shorter
-
-    def _by_length(self, most: int) -> list[float]:
-        """Return seconds of drafting 0 to `most` tokens: linear between what is known, in proportion beyond."""
-        times = {0: 0.0, **self.times}
-        known = sorted(times)
-        found = []
-        for length in range(most + 1):
-            above = next((k for k in known if k >= length), None)
-            below = max(k for k in known if k <= length)
-            if above is None:
-                found.append(times[below] * length / max(below, 1))
-            else:
-                share = (length - below) / max(above - below, 1)
-                found.append(times[below] * (1 - share) + times[above] * share)
-        return found

@@ -26,7 +26,7 @@ class Costs:
 
     Attributes:
         steps: by number of rows, and from how many steps each is known.
-        drafting: by a device proposer's name, by length of the drafts that it makes for all requests of a step.
+        drafting: by a device proposer's name, by length of its drafts for one request.
         chances: by its name, how often a guess of it at depth 1, 2, ... was right when its parent was; a beginning.
     """
 

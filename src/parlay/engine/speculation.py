@@ -150,8 +150,8 @@ def _controller(
     name = f"{name} {next(iter(models), None)}" if name else ""
 
     def keep(cost: StepCost, ahead: Ahead) -> None:
-        own = bool(name and ahead.times)
-        file.write(Costs(cost.known, {name: ahead.times} if own else {}, {name: ahead.chances} if own else {}))
+        times = ahead.times.known if name else {}
+        file.write(Costs(cost.known, {name: times} if times else {}, {name: ahead.chances} if times else {}))
 
     return Controller(
         cost,
