@@ -35,7 +35,8 @@ class TrainOptions:
             comes of them, or the end of one that is larger than this.
         evaluate_every: steps between two measurements on a part of that, and between two checkpoints.
         autocast: multiply in bfloat16; weights and optimiser stay in float32.
-        device: where the head is trained, `cpu` or `cuda`; the target runs where the engine runs, on the CPU.
+        device: where the head is trained, `cpu` or `cuda`. Responses are written on the CPU, where the engine runs;
+            the target's states are computed on the device too, if transformers can load it.
         dtype: what the target computes in; `auto` takes the checkpoint's.
         seed: of the first weights, of the order of texts, and of what the target writes.
     """

@@ -11,17 +11,21 @@ from torch.nn.functional import linear
 from parlay import env
 from parlay.errors import ConfigError, ModelError
 from parlay.kernels.select import select_kernels
+from parlay.log import logger
 from parlay.models.config import ModelConfig
 from parlay.models.decoder import Decoder
 from parlay.models.select import check_weights, describe_model, load_model, resolve_dtype
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
+from parlay.train.accelerated import AcceleratedTarget, accelerate
 from parlay.train.data import Text
 from parlay.train.options import TrainOptions
 
 _BLOCK = 16
 _ROWS = 1024  # of one pass, unless a single text is longer
 _HEAD_ROWS = 64
+_WIDE = 16  # times as many rows on an accelerator, which small passes leave idle
+_LIKE = 0.1  # by how much its states may differ from the engine's, as a share of their size
 _KEPT = 0.5  # of the memory that is free at first: most that may hold states of texts that will be seen again
 
 
@@ -114,12 +118,15 @@ class Teacher:
         kernels = select_kernels()
         kernels.set_threads(env.threads())
         model = load_model(self.config, self.dtype, options.max_model_len or self.config.max_position, kernels)
-        self._rows = max(_ROWS, options.max_length)
-        self._runner = ModelRunner(model, kernels, self._rows // _BLOCK + options.batch_size + 1, _BLOCK)
+        rows = max(_ROWS, options.max_length)
+        self._runner = ModelRunner(model, kernels, rows // _BLOCK + options.batch_size + 1, _BLOCK)
         self._device = torch.device(options.device)
         self._ids: Tensor | None = None
         self._kept: dict[Text, tuple[Tensor, ...]] = {}
-        self._room = int(_KEPT * env.available_memory()) if options.epochs > 1 else 0
+        self._accelerated = None if options.device == "cpu" else self._accelerate()
+        self._rows = rows if self._accelerated is None else rows * _WIDE
+        again = options.epochs > 1 and self._accelerated is None
+        self._room = int(_KEPT * env.available_memory()) if again else 0
 
     def tap(self, layers: tuple[int, ...]) -> None:
         """Have every lesson give the residual stream after so many layers; before the first lesson.
@@ -127,6 +134,8 @@ class Teacher:
         Only a target that `lends` can.
         """
         self._runner.tap(layers)
+        if self._accelerated is not None:
+            self._accelerated.tap(layers)
 
     def narrow(self, ids: Tensor) -> None:
         """Have every lesson give the target's distributions of these tokens `[n]` alone, not scaled to sum to 1."""
@@ -148,7 +157,8 @@ class Teacher:
     def lesson(self, texts: Sequence[Text]) -> Lesson:
         """Run the target over a group of `parts`; over each text once, as far as memory holds what came of it."""
         new = [text for text in texts if text not in self._kept]
-        found = dict(zip(new, self._states(new), strict=True)) if new else {}
+        run = self._states if self._accelerated is None else self._accelerated.states
+        found = dict(zip(new, run(new), strict=True)) if new else {}
         states = [found[text] if text in found else self._kept[text] for text in texts]
         for text, own in found.items():
             size = sum(state.nbytes for state in own)
@@ -172,14 +182,36 @@ class Teacher:
     def _answers(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return `Lesson.wanted` and `Lesson.best` of final states, a few rows at a time."""
         width = self.config.vocab_size if self._ids is None else len(self._ids)
-        wanted = torch.empty((len(hidden), width))
-        best = torch.empty(len(hidden), dtype=torch.int64)
-        for first in range(0, len(hidden), _HEAD_ROWS):
-            rows = slice(first, first + _HEAD_ROWS)
-            probs = self._runner.model.logits(hidden[rows].contiguous()).softmax(-1)
-            wanted[rows] = probs if self._ids is None else probs[:, self._ids]
+        ids = None if self._ids is None else self._ids.to(hidden.device)
+        wanted = torch.empty((len(hidden), width), device=hidden.device)
+        best = torch.empty(len(hidden), dtype=torch.int64, device=hidden.device)
+        size = _HEAD_ROWS if self._accelerated is None else _HEAD_ROWS * _WIDE
+        for first in range(0, len(hidden), size):
+            rows = slice(first, first + size)
+            probs = self._logits(hidden[rows]).softmax(-1)
+            wanted[rows] = probs if ids is None else probs[:, ids]
             best[rows] = probs.argmax(-1)
         return wanted, best
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if self._accelerated is None:
+            return self._runner.model.logits(hidden.contiguous())
+        logits = linear(hidden, self._head.weight).float()
+        return self._head.cap * torch.tanh(logits / self._head.cap) if self._head.cap else logits
+
+    def _accelerate(self) -> AcceleratedTarget | None:
+        """Return the target's layers on the accelerator, if what they give is what the engine's give."""
+        found = accelerate(self.config.path, self.dtype, self._device)
+        if found is None:
+            return None
+        self._head = self.output()
+        self._head = Output(self._head.weight.to(self.dtype), self._head.cap)
+        trial = Text.of([], [token % self.config.vocab_size for token in range(7, 7 * 33, 7)])
+        expected, given = self._states([trial])[0][0].float(), found.states([trial])[0][0].float().cpu()
+        if not float((given - expected).norm() / expected.norm()) < _LIKE:
+            logger.warning("the target stays on the CPU, since transformers computes other states of it")
+            return None
+        return found
 
     def _states(self, texts: Sequence[Text]) -> list[tuple[Tensor, ...]]:
         """Return of each text the states after the final norm and, `[length, H]` all of them, where it is tapped.

@@ -22,7 +22,8 @@ from parlay.registry import Registry
 from parlay.train.data import Text
 from parlay.train.teacher import Lesson, Output, Teacher
 
-_LOSS_LOGITS = 1 << 21  # that are there at once
+_LOSS_LOGITS = 1 << 21  # that are there at once on the CPU, whose caches they are to fit
+_WIDE = 32  # times as many on an accelerator, which small products leave idle
 
 methods = Registry("parlay.train.methods", "method to train")
 
@@ -133,7 +134,7 @@ class _Distil(torch.autograd.Function):
         learnt = learn and weight.requires_grad
         state_slope = torch.empty_like(states) if learn else None
         weight_slope = torch.zeros_like(weight) if learnt else None
-        size = max(16, _LOSS_LOGITS // len(weight))
+        size = max(16, _LOSS_LOGITS * (1 if states.device.type == "cpu" else _WIDE) // len(weight))
         for first in range(0, len(states), size):
             rows = slice(first, first + size)
             own, answer = states[rows].to(dtype), lesson.wanted[labels[rows]]
