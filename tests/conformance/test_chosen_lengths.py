@@ -43,10 +43,10 @@ def test_whatever_the_clock_says(
     rng, timed, ran = random.Random(3), Controller.timed, []
 
     def made_up(
-        self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float, behind: int
+        self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float, *more: Any
     ) -> None:
         ran.append(rows)
-        timed(self, rows, keys, rng.choice((0.001, 0.002, 0.05, 9.0)), drafted, rng.choice((1e-5, 1e-2)), behind)
+        timed(self, rows, keys, rng.choice((0.001, 0.002, 0.05, 9.0)), drafted, rng.choice((1e-5, 1e-2)), *more)
 
     monkeypatch.setattr(Controller, "timed", made_up)
     for options in ({}, {"max_num_batched_tokens": 48, "block_size": 4}):
@@ -61,7 +61,7 @@ def test_where_a_row_costs_nothing_guesses_are_verified(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     def free(
-        self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float, behind: int
+        self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float, *more: Any
     ) -> None:
         self.cost.table = [1.0] * len(self.cost.table)
         self._ahead.times = DraftTimes(dict.fromkeys(range(9), 0.0))
@@ -77,7 +77,7 @@ def test_where_rows_are_expensive_nothing_is_verified(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     def expensive(
-        self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float, behind: int
+        self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float, *more: Any
     ) -> None:
         self.cost.table = [float(max(rows, 1)) ** 2 for rows in range(len(self.cost.table))]
 

@@ -8,7 +8,7 @@ never paid costs no more than this, and where a try is lucky there is enough sav
 
 from collections.abc import Mapping, Sequence
 
-from parlay.drafting.goodput import best_length
+from parlay.drafting.goodput import best_draft, best_length
 from parlay.drafting.times import LONG, DraftTimes
 
 _PRIOR = 0.6  # acceptance of a node, before anything is known
@@ -31,8 +31,9 @@ class Ahead:
 
     Attributes:
         times: what its drafts take.
-        trying: whether what is drafted next does not pay; then one request is enough.
+        trying: whether what is drafted next does not pay, or nobody knows yet; then one request is enough.
         hopeful: whether a draft of one token may pay, if guesses are right a standard error more often than it seems.
+        saving: share of the time that drafts of the best length are expected to save.
     """
 
     def __init__(self, length: int, times: Mapping[int, float] | None = None, chances: Sequence[float] = ()) -> None:
@@ -44,7 +45,7 @@ class Ahead:
         self._runs = [(True, 1.0)] * length  # of guesses alike, and how likely it was
         self.times = DraftTimes(times)
         self._saved: float | None = None  # seconds that may be lost; None before a try has a price
-        self._pays, self.trying, self.hopeful = False, False, True
+        self._pays, self.trying, self.hopeful, self.saving = False, False, True, 0.0
         self._question: object = None  # for which the best length was found last
         self._table: Sequence[float] = ()
         self._count = 0  # requests to draft for
@@ -84,6 +85,7 @@ class Ahead:
         if most < 1 or count < 1:
             return 0
         if not self.times.known:
+            self.trying = True
             return min(most, _FIRST)
         question = most, count, requests
         self._asked, self._count = self._asked + 1, count
@@ -92,7 +94,8 @@ class Ahead:
             self._paced = [seconds / pace for seconds in self.times.by_length(most, count)]
             factor = 1.0 if self._pays else margin
             nodes = [self._verified(length) for length in range(most + 1)]
-            self._best = best_length(self._chances, count, requests, table, self._paced, more, factor, nodes)
+            asked = self._chances, count, requests, table, self._paced, more, factor, nodes
+            self._best, self.saving = best_draft(*asked)
             at_best = self._chances[0] + (self._chances[0] * (1 - self._chances[0]) / self._weights[0]) ** 0.5
             one = [at_best], count, requests, table, self._paced, more
             self.hopeful = self._weights[0] < _ENOUGH or self._best > 0 or best_length(*one) > 0

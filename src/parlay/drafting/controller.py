@@ -63,7 +63,7 @@ class Controller:
         self._fair = fair
         self._ahead = Ahead(length, drafting, chances)
         self._keep = keep
-        self._steps = 0
+        self._steps = self._rows = self._emitting = 0
         self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
         self._verifies = self._drafted = False
         self._busy, self._stamina = 0, _BUSY  # steps with drafts; after how many to go without
@@ -79,6 +79,7 @@ class Controller:
         """
         table = self.cost.table
         self.price = self.plain = 0.0
+        self._rows, self._emitting = rows, requests
         self._busy, self._drafted = self._busy + self._drafted, False
         if not requests or rows + 1 >= len(table):
             return False
@@ -153,6 +154,15 @@ class Controller:
         self._drafted = any(chosen)
         return chosen
 
+    def lost(self, rows: int) -> float:
+        """Return the tokens that plain steps emit in the time that so many further rows take."""
+        return self.extra(self._rows, rows) * self._emitting / self.plain if self.plain else 0.0
+
+    @property
+    def saving(self) -> float:
+        """Share of the time that a device proposer's drafts are expected to save, where they are no mere try."""
+        return self._ahead.saving
+
     @property
     def device_gain(self) -> float:
         """Tokens that a device proposer's longest draft is expected to add."""
@@ -199,7 +209,14 @@ class Controller:
         self._ahead.judged(levels, length, nodes)
 
     def timed(
-        self, rows: int, keys: int, seconds: float, lengths: Sequence[int], drafting: float, behind: int = 0
+        self,
+        rows: int,
+        keys: int,
+        seconds: float,
+        lengths: Sequence[int],
+        drafting: float,
+        behind: int = 0,
+        settled: bool = True,
     ) -> None:
         """Learn what a step cost.
 
@@ -210,8 +227,10 @@ class Controller:
             lengths: of the drafts that a device proposer then made; empty where it did more than draft.
             drafting: seconds of these.
             behind: tokens that it had to follow first.
+            settled: whether `seconds` say what such steps will take; if not, only the drafts are learnt from.
         """
-        self.cost.observe(rows, keys, seconds)
+        if settled:
+            self.cost.observe(rows, keys, seconds)
         self._ahead.timed(lengths, drafting, behind)
         self._steps += 1
         if self._keep is not None and self._steps >= _KEPT and self._steps.bit_count() == 1:

@@ -22,7 +22,7 @@ MOST_HELD = 512  # states of a request that are held while the proposer is off
 MOST_HELD_TOGETHER = 8192  # and of all requests
 THINKS = 8  # while it is off, whether to try it is thought about once in so many steps
 _SCOUTS = 16  # requests of which one is held where guesses are far from paying
-_LEFT = 0.25  # tokens that drafts may save of one that is left to emit
+_LEFT = 0.25  # tokens that drafts may save of one that is left to emit, where they do not seem to pay
 _UNSEEN = 16  # tokens that a proposer may follow for one that the target has to run once more
 _ROWS = 16  # of a level of drafts with branches, all requests together; beyond, drafts are chains
 _BRANCHING = 0.3  # price of a row beyond which a second guess in the same place is hardly worth one
@@ -220,8 +220,9 @@ class Device:
 
     def _worth(self, request: Drafted, lacking: int) -> bool:
         """Whether drafts for what is left of a request are worth running so many of its tokens once more."""
-        price = self._control.price if self._control is not None else 0.0
-        return lacking * price <= _LEFT * request.remaining
+        if self._control is None:
+            return True
+        return self._control.lost(lacking) <= (self._control.saving or _LEFT) * request.remaining
 
     def _lag(self, request: Drafted) -> int:
         """How many tokens the proposer has to follow before it can draft for a request."""

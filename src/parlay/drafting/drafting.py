@@ -344,11 +344,11 @@ class Drafting:
         if self._gained:  # by the same mean of all requests by which `Controller.choose` goes
             mean = self._gained / self._emitting
             self._account.gain(self._plain * (expm1(mean) if self._fair else mean))
-        if self.controller is None or not output.times.settled:
-            return  # it says nothing of what such steps will take
+        if self.controller is None:
+            return
         if self._steps % _TIMED and not self._drafts and not (self._device and self._device.next_length):
             return  # of plain steps a few tell enough
-        self.controller.timed(*measured(plan, output, seconds - self._asking))
+        self.controller.timed(*measured(plan, output, seconds - self._asking), output.times.settled)
 
     def forgotten(self) -> tuple[int, ...]:
         """Return the requests of which a device proposer is to drop what it holds, each of them once."""

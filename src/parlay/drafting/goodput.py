@@ -105,7 +105,23 @@ def best_length(
     margin: float = 1.0,
     nodes: Sequence[float] | None = None,
 ) -> int:
+    """Return the length of `best_draft`."""
+    return best_draft(chances, count, requests, table, drafting, more, margin, nodes)[0]
+
+
+def best_draft(
+    chances: Sequence[float],
+    count: int,
+    requests: int,
+    table: Sequence[float],
+    drafting: Sequence[float],
+    more: float = 0.0,
+    margin: float = 1.0,
+    nodes: Sequence[float] | None = None,
+) -> tuple[int, float]:
     """Return how many tokens to draft for each of some requests, all alike, where drafting itself takes time.
+
+    The second number is the share of the time that this is expected to save.
 
     Args:
         chances: of a node at depth 1, 2, ... to be accepted given that its parent is.
@@ -118,7 +134,8 @@ def best_length(
         nodes: verified of drafts of 0, 1, 2, ... tokens in a row, more where they have branches; None for as many.
     """
     last = len(table) - 1
-    best, rate = 0, margin * requests / (table[min(requests, last)] + more)
+    plain = requests / (table[min(requests, last)] + more)
+    best, rate = 0, margin * plain
     survival, tokens = 1.0, float(requests)
     for length, chance in enumerate(chances[: len(drafting) - 1], start=1):
         survival *= chance
@@ -129,4 +146,4 @@ def best_length(
         now = tokens / (table[rows] + more + max(drafting[length] - drafting[0], 0.0))
         if now > rate:
             best, rate = length, now
-    return best
+    return best, max(1 - plain / rate, 0.0) if best else 0.0
