@@ -163,3 +163,13 @@ def test_times_that_cannot_be_are_ignored(seconds: float) -> None:
     times.observe([], 0.001)
     times.observe([0, 0], 0.001)
     assert times.known == {2: 0.004}
+
+
+def test_beside_a_new_pass_only_what_is_unknown_is_learnt() -> None:
+    times = DraftTimes()
+    for _ in range(2):
+        times.observe([2] * 8, 0.006, settled=False)
+    assert times.of(2, 8) == pytest.approx(0.006)
+    times.observe([2] * 8, 0.012, settled=False)
+    times.observe([2] * 8, 0.001, settled=False)
+    assert times.of(2, 8) == pytest.approx(0.006)

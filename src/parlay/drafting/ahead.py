@@ -154,8 +154,11 @@ class Ahead:
             weight = self._weights[level] = min(known + 1, _MANY if self._pays else _ENOUGH)
             self._chances[level] = chance + (right - chance) / weight
 
-    def timed(self, lengths: Sequence[int], seconds: float, behind: int = 0) -> None:
-        """Learn what drafts of these lengths took together, after following tokens that the proposer was `behind`."""
+    def timed(self, lengths: Sequence[int], seconds: float, behind: int = 0, settled: bool = True) -> None:
+        """Learn what drafts of these lengths took together, after following tokens that the proposer was `behind`.
+
+        `settled` is as for `DraftTimes.observe`.
+        """
         if not any(lengths) or not 0 < seconds < LONG:
             return
         self._news = True
@@ -163,7 +166,7 @@ class Ahead:
             own = self.times.of(max(lengths), sum(map(bool, lengths)))
             self._follow += _FOLLOW * (max(seconds - own, 0.0) / behind - self._follow)
         else:
-            self.times.observe(lengths, seconds, self._count)
+            self.times.observe(lengths, seconds, self._count, settled=settled)
 
     def _verified(self, length: int) -> float:
         """Return how many nodes of a draft of some length are verified: as is known of one as long, or nearly."""

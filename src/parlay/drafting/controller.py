@@ -227,11 +227,11 @@ class Controller:
             lengths: of the drafts that a device proposer then made; empty where it did more than draft.
             drafting: seconds of these.
             behind: tokens that it had to follow first.
-            settled: whether `seconds` say what such steps will take; if not, only the drafts are learnt from.
+            settled: whether `seconds` say what such steps will take; if not, they do not count.
         """
         if settled:
             self.cost.observe(rows, keys, seconds)
-        self._ahead.timed(lengths, drafting, behind)
+        self._ahead.timed(lengths, drafting, behind, settled)
         self._steps += 1
         if self._keep is not None and self._steps >= _KEPT and self._steps.bit_count() == 1:
             self._keep(self.cost, self._ahead)

@@ -31,13 +31,23 @@ class DraftTimes:
         factor = self._factor(1)
         return {length: base * factor for length, base in self._base.items()}
 
-    def observe(self, lengths: Sequence[int], seconds: float, count: int = 0) -> None:
-        """Learn what drafts of these lengths, 0 for none, took together; `count`: how many could have had one."""
+    def observe(self, lengths: Sequence[int], seconds: float, count: int = 0, *, settled: bool = True) -> None:
+        """Learn what drafts of these lengths, 0 for none, took together.
+
+        Args:
+            lengths: of the drafts of a step.
+            seconds: of all of them.
+            count: how many requests could have had one.
+            settled: whether the step's pass was no new one; beside a new pass those of drafts are often new too, and
+                take longer than they will, so that these count only where nothing else is known.
+        """
         length, size, asked = max(lengths, default=0), sum(map(bool, lengths)).bit_length(), count.bit_length()
         if not length or not _SHORT < seconds < LONG:
             return
         if (size, length) not in self._seen:
             self._seen.add((size, length))
+            return
+        if not settled and size in self._factors and length in self._base:
             return
         base, least = self._base.get(length, 0.0), self._factor(size) or 1.0
         most = max(self._factors.get(size, 0.0), least)
