@@ -28,6 +28,7 @@ class AcceleratedTarget:
         file = {"gguf_file": path.name} if path.is_file() else {}
         model: Any = AutoModelForCausalLM.from_pretrained(path.parent if file else path, dtype=dtype, **file)
         self._body = model.base_model.to(device).eval()
+        self._stack = self._body.layers  # an architecture that keeps them elsewhere is refused here
         self._device = device
         self._layers: tuple[int, ...] = ()
 
@@ -50,7 +51,7 @@ class AcceleratedTarget:
         def after(layer: nn.Module, given: tuple[Tensor, ...], made: Tensor | tuple[Tensor, ...]) -> None:
             stream.append(made if isinstance(made, Tensor) else made[0])
 
-        layers = self._body.layers
+        layers = self._stack
         hooks = [layers[0].register_forward_pre_hook(before), *(each.register_forward_hook(after) for each in layers)]
         try:
             final = self._body(input_ids=padded, attention_mask=mask, use_cache=False).last_hidden_state
