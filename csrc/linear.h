@@ -171,7 +171,7 @@ void linear_tasks(const LinearArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-void linear(const LinearArgs& a, int64_t begin, int64_t end) {
+void multiply_numbers(const LinearArgs& a, int64_t begin, int64_t end) {
   if (!a.bf16)
     linear_tasks<float, float>(a, begin, end);
 #if defined(PARLAY_TILES)

@@ -15,8 +15,10 @@
 #include <utility>
 #include <vector>
 
-#if defined(PARLAY_HAS_AMX)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(PARLAY_HAS_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -41,21 +43,35 @@ bool tiles_allowed() {
 }
 #endif
 
+#if defined(PARLAY_HAS_AVXVNNI)
+// Older compilers' builtin does not know it.
+bool has_avxvnni() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4) != 0;
+}
+#endif
+
 std::vector<const Table*> supported() {  // best first
   std::vector<const Table*> all;
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    if (__builtin_cpu_supports("avx512bf16")) {
+    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
 #if defined(PARLAY_HAS_AMX)
       if (tiles_allowed()) all.push_back(table_amx());
 #endif
       all.push_back(table_avx512bf16());
     }
+    if (__builtin_cpu_supports("avx512vnni")) all.push_back(table_avx512vnni());
     all.push_back(table_avx512());
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back(table_avx2());
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+#if defined(PARLAY_HAS_AVXVNNI)
+    if (has_avxvnni()) all.push_back(table_avxvnni());
+#endif
+    all.push_back(table_avx2());
+  }
 #endif
   all.push_back(table_baseline());
   return all;
@@ -296,13 +312,13 @@ void mix_experts(uintptr_t x, uintptr_t weights, uintptr_t out, int64_t rows, in
 // Tasks and cost of a product, as `linear` deals them.
 void multiply(const LinearArgs& a) {
   const int64_t tasks = (a.outputs + kPanel - 1) / kPanel * ((a.rows + kLinearRows - 1) / kLinearRows);
-  deal_rows(tasks, a.outputs * a.inputs * (2 + a.rows) / (a.bf16 ? 50 : 25),
+  deal_rows(tasks, a.outputs * a.inputs * (2 + a.rows) / (a.bf16 || a.kind ? 50 : 25),
             [&](int64_t begin, int64_t end) { table->linear(a, begin, end); });
 }
 
 // Rows out[i] = weights[experts[i]] x[i / copies]: each expert's rows are gathered and go through `linear`.
 void expert_linear(uintptr_t x, uintptr_t experts, const std::vector<uintptr_t>& weights, uintptr_t out, int64_t rows,
-                   int64_t copies, int64_t inputs, int64_t outputs, bool bf16) {
+                   int64_t copies, int64_t inputs, int64_t outputs, int64_t stride, int kind, bool bf16) {
   submit([=] {
     const int64_t size = bf16 ? 2 : 4;
     const int32_t* expert = at<int32_t>(experts);
@@ -318,17 +334,31 @@ void expert_linear(uintptr_t x, uintptr_t experts, const std::vector<uintptr_t>&
       const int64_t from = starts[e], count = starts[e + 1] - from;
       if (count)
         multiply({&gathered[from * inputs * size], at<void>(weights[e]), &answered[from * outputs * size], count,
-                  inputs, outputs, bf16, !bf16});
+                  inputs, outputs, outputs, kind, bf16, !bf16});
     }
     for (int64_t i = 0; i < rows; ++i)
-      std::memcpy(at<char>(out) + order[i] * outputs * size, &answered[i * outputs * size], outputs * size);
+      std::memcpy(at<char>(out) + order[i] * stride * size, &answered[i * outputs * size], outputs * size);
   });
 }
 
-void linear(uintptr_t x, uintptr_t weight, uintptr_t out, int64_t rows, int64_t inputs, int64_t outputs, bool bf16,
-            bool float_out) {
-  const LinearArgs a = {at<void>(x), at<void>(weight), at<void>(out), rows, inputs, outputs, bf16, float_out};
+void linear(uintptr_t x, uintptr_t weight, uintptr_t out, int64_t rows, int64_t inputs, int64_t outputs,
+            int64_t stride, int kind, bool bf16, bool float_out) {
+  const LinearArgs a = {at<void>(x), at<void>(weight), at<void>(out), rows,     inputs, outputs,
+                        stride,      kind,             bf16,          float_out};
   submit([=] { multiply(a); });
+}
+
+void pack(uintptr_t stored, uintptr_t out, int64_t outputs, int64_t inputs, int kind) {
+  const PackArgs a = {at<void>(stored), at<void>(out), inputs, outputs, kind};
+  deal_rows((outputs + kPanel - 1) / kPanel, outputs * inputs * 2,
+            [&](int64_t begin, int64_t end) { table->pack(a, begin, end); });
+}
+
+void unpack(uintptr_t weight, uintptr_t tokens, uintptr_t out, int64_t rows, int64_t inputs, int kind, bool bf16) {
+  const UnpackArgs a = {at<void>(weight), at<int64_t>(tokens), at<void>(out), inputs, kind, bf16};
+  submit([=] {
+    deal_rows(rows, rows * inputs * 4, [&](int64_t begin, int64_t end) { table->unpack(a, begin, end); });
+  });
 }
 
 void process(uintptr_t scores, uintptr_t temperatures, uintptr_t min_p, uintptr_t top_k, uintptr_t top_p,
@@ -526,6 +556,9 @@ NB_MODULE(_native, m) {
   m.def("expert_linear", &expert_linear, free);
   m.def("mix_experts", &mix_experts, free);
   m.def("linear", &linear, free);
+  m.def("packed_bytes", [](int64_t inputs, int kind) { return table->packed_bytes(inputs, kind); });
+  m.def("pack", &pack, free);
+  m.def("unpack", &unpack, free);
   m.def("process", &process, free);
   m.def("draw", &draw, free);
   m.def("branch", &branch, free);

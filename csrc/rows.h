@@ -44,7 +44,7 @@ void store_panel(const LinearArgs& a, const Vec (*total)[kPanelVecs], int64_t fi
     for (int v = 0; v < kPanelVecs; ++v) {
       const int64_t first = panel * kPanel + v * kLanes, left = a.outputs - first;
       if (left > 0)
-        store_at((Out*)a.out + (first_row + row) * a.outputs, total[row][v], first, left < kLanes ? left : kLanes);
+        store_at((Out*)a.out + (first_row + row) * a.stride, total[row][v], first, left < kLanes ? left : kLanes);
     }
 }
 

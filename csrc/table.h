@@ -110,10 +110,27 @@ constexpr int64_t kPanel = 32, kLinearRows = 96;
 
 struct LinearArgs {
   const void* x;       // [rows, inputs]
-  const void* weight;  // packed, see linear.h
-  void* out;           // [rows, outputs]
-  int64_t rows, inputs, outputs;
+  const void* weight;  // packed, see linear.h and formats.h
+  void* out;           // [rows, outputs], each row `stride` elements after the one before
+  int64_t rows, inputs, outputs, stride;
+  int kind;  // of the weight's blocks, as GGUF files number them; 0: numbers of x's type
   bool bf16, float_out;
+};
+
+struct PackArgs {
+  const void* stored;  // blocks [outputs, inputs] as a file has them
+  void* out;
+  int64_t inputs, outputs;
+  int kind;
+};
+
+struct UnpackArgs {
+  const void* weight;  // packed blocks
+  const int64_t* tokens;
+  void* out;  // [rows, inputs]
+  int64_t inputs;
+  int kind;
+  bool bf16;
 };
 
 struct FilterArgs {  // a value a row, or all null
@@ -150,7 +167,7 @@ struct BranchArgs {
 };
 
 // One compiled variant. Row kernels do rows begin..end; attention does adjacent rows of one request against
-// adjacent kv heads; linear does tasks begin..end; no kernel's result for a row depends on how rows are dealt to threads.
+// adjacent kv heads; linear does tasks and pack panels begin..end; no kernel's result for a row depends on how rows are dealt to threads.
 struct Table {
   const char* isa;
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
@@ -167,6 +184,9 @@ struct Table {
   void (*route)(const RouteArgs&, int64_t begin, int64_t end);
   void (*mix_experts)(const MixArgs&, int64_t begin, int64_t end);
   void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
+  int64_t (*packed_bytes)(int64_t inputs, int kind);  // of a panel
+  void (*pack)(const PackArgs&, int64_t begin, int64_t end);
+  void (*unpack)(const UnpackArgs&, int64_t begin, int64_t end);
   void (*process)(const ProcessArgs&, int64_t begin, int64_t end);
   void (*draw)(const DrawArgs&, int64_t begin, int64_t end);
   void (*branch)(const BranchArgs&, int64_t begin, int64_t end);
@@ -181,7 +201,11 @@ const Table* table_amx();
 #endif
 #if defined(__x86_64__)
 const Table* table_avx512bf16();
+const Table* table_avx512vnni();
 const Table* table_avx512();
+#if defined(PARLAY_HAS_AVXVNNI)
+const Table* table_avxvnni();
+#endif
 const Table* table_avx2();
 #endif
 const Table* table_baseline();

@@ -4,10 +4,11 @@
 #include "branch.h"
 #include "experts.h"
 #include "filter.h"
-#include "linear.h"
+#include "formats.h"
 #include "norm.h"
 #include "pointwise.h"
 #include "probe.h"
+#include "quantised.h"
 #include "rotary.h"
 #include "table.h"
 
@@ -34,6 +35,9 @@ const Table* PARLAY_NAME(PARLAY_VARIANT)() {
                               route,
                               mix_experts,
                               linear,
+                              packed_bytes,
+                              pack,
+                              unpack,
                               process,
                               draw,
                               branch,

@@ -91,6 +91,18 @@ FAULTS = [
         "(rest + 1) / 2 * kTileStride",
         "rest / 2 * kTileStride",
     ),
+    Fault(
+        "the sum of half a chunk",
+        "csrc/quantised.h",
+        "to.sum = to.sums[0] + to.sums[1];",
+        "to.sum = to.sums[0];",
+    ),
+    Fault(
+        "a numerics id without the kinds of weights",
+        "src/parlay/engine/numerics.py",
+        '"+".join((str(dtype).removeprefix("torch."), *_quantised(config)))',
+        'str(dtype).removeprefix("torch.")',
+    ),
 ]
 
 

@@ -1,7 +1,7 @@
 """GGUF files made from Hugging Face checkpoints: names by the `gguf` package's own table, bytes by its own writer."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,21 @@ ARCHES = {arch_name: arch for arch, arch_name in gguf.MODEL_ARCH_NAMES.items()}
 
 
 def write_gguf(
-    model: Path, path: Path, kind: str = "F32", *, pre: str | None = "gpt-2", change: Any = None, **metadata: Any
+    model: Path,
+    path: Path,
+    kind: str | Callable[[str], str] = "F32",
+    *,
+    pre: str | None = "gpt-2",
+    change: Any = None,
+    **metadata: Any,
 ) -> Path:
     """Convert a Llama directory.
 
     Args:
         model: the directory.
         path: the file to write.
-        kind: how matrices are stored; norms are float32, as is usual. Blocks of the `_K` kinds, which nothing here
-            can make of weights, are random.
+        kind: how matrices are stored, or what tells by a matrix's name; norms are float32, as is usual. Blocks of
+            the `_K` and `IQ` kinds, which nothing here can make of weights, are random.
         pre: name of the pre-tokenizer; None puts `tokenizer.json` in as it is.
         change: called with the writer before anything is written.
         metadata: further keys; dots as double underscores, None leaves a key out.
@@ -51,7 +57,7 @@ def write_gguf(
     for name, tensor in load_file(model / "model.safetensors").items():
         if ".q_proj." in name or ".k_proj." in name:
             tensor = interleave(tensor, heads if ".q_proj." in name else kv)
-        add_tensor(writer, "llama", name, tensor, kind)
+        add_tensor(writer, "llama", name, tensor, kind if isinstance(kind, str) else kind(name))
     if change is not None:
         change(writer)
     finish(writer)
@@ -109,7 +115,7 @@ def to_blocks(tensor: Tensor, kind: str, seed: int = 0) -> np.ndarray:
     """Return a tensor's bytes as a file stores them, `[rows, bytes a row]`."""
     if kind == "BF16":
         return tensor.bfloat16().contiguous().view(torch.int16).numpy().view(np.uint8)
-    if kind.endswith("_K"):
+    if kind.endswith("_K") or kind.startswith("IQ"):
         return random_blocks(kind, (*tensor.shape[:-1], tensor.shape[-1]), seed)
     return gguf.quants.quantize(tensor.float().numpy(), GGMLQuantizationType[kind]).view(np.uint8)
 

@@ -12,6 +12,7 @@ from parlay.dist.group import ALONE, Group
 from parlay.kernels.select import select_kernels
 from parlay.models.context import Buffers
 from parlay.models.layers import ColumnParallelLinear, RowParallelLinear
+from parlay.weights.weight import Weight
 
 ROWS, WIDTH, INNER = 5, 48, 64
 
@@ -27,8 +28,8 @@ def through_a_pair(group: Group, dtype: torch.dtype) -> Tensor:
     """Run rows through two fused column-parallel weights and one row-parallel one."""
     kernels = select_kernels()
     x, gate, up, down = tensors(dtype)
-    column = ColumnParallelLinear(kernels, [gate, up], group)
-    row = RowParallelLinear(kernels, down, group)
+    column = ColumnParallelLinear(kernels, [Weight.of(gate), Weight.of(up)], group)
+    row = RowParallelLinear(kernels, Weight.of(down), group)
     buffers = Buffers(ROWS, dtype)
     a, b = column(x, buffers, "gate_up").chunk(2, dim=-1)
     return row((a * b).contiguous(), buffers, "down")

@@ -30,12 +30,12 @@ class OtherOrder:
 
     def pack_linear(self, weight: Tensor) -> LinearWeight:
         packed = self._kernels.pack_linear(weight)
-        self._backwards[packed.tensor.data_ptr()] = self._kernels.pack_linear(weight.flip(1).contiguous())
+        self._backwards[packed.parts[0].tensor.data_ptr()] = self._kernels.pack_linear(weight.flip(1).contiguous())
         return packed
 
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:
         if self._when(len(x)):
-            x, weight = x.flip(1).contiguous(), self._backwards[weight.tensor.data_ptr()]
+            x, weight = x.flip(1).contiguous(), self._backwards[weight.parts[0].tensor.data_ptr()]
         self._kernels.linear(x, weight, out)
 
 

@@ -23,7 +23,8 @@ TOKENS = torch.randint(0, 257, (40,), generator=torch.Generator().manual_seed(5)
 
 def logits(path: Path, dtype: torch.dtype = torch.float32) -> Tensor:
     kernels = select_kernels()
-    runner = ModelRunner(load_model(describe_model(str(path)), dtype, 256, kernels), kernels, 16, 16)
+    config = replace(describe_model(str(path)), storage="plain")
+    runner = ModelRunner(load_model(config, dtype, 256, kernels), kernels, 16, 16)
     hidden = runner.forward(flatten([Stretch(TOKENS, 0, tuple(range(16)))], runner.block_size))
     return runner.logits(hidden, range(len(TOKENS))).clone()
 

@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -38,7 +39,7 @@ def test_a_tied_head_is_packed_beside_the_embedding(tmp_path: Path) -> None:
     assert weight_bytes(config, torch.float32) == measured(path, 4) + 4 * config.vocab_size * config.hidden_size
 
 
-def test_files_do_not_matter(models: dict[str, Pair], tmp_path: Path) -> None:
+def test_files_of_plain_numbers_do_not_matter(models: dict[str, Pair], tmp_path: Path) -> None:
     """Not even whether there are any: the config says it all."""
     path = shutil.copytree(models["float32"].target, tmp_path / "files")
     needed = {dtype: weight_bytes(read_config(path), dtype) for dtype in (torch.float32, torch.bfloat16)}
@@ -47,7 +48,8 @@ def test_files_do_not_matter(models: dict[str, Pair], tmp_path: Path) -> None:
     (path / "model.safetensors").unlink()
     for other in (path, gguf):
         for dtype, size in needed.items():
-            assert weight_bytes(describe_model(str(other)), dtype) == size
+            config = replace(describe_model(str(other)), storage="plain")
+            assert weight_bytes(config, dtype) == size
 
 
 def tensors_of(*roots: object) -> dict[int, int]:
@@ -126,5 +128,15 @@ def test_a_share_of_memory_gives_a_larger_cache(make_llm: MakeLLM, monkeypatch: 
 @pytest.mark.parametrize("kind", ["F32", "Q4_0"])
 def test_gguf_files_count_as_what_they_are_dequantised_to(tmp_path: Path, kind: str) -> None:
     path = write_llama(tmp_path / "model")
-    file = write_gguf(path, tmp_path / "model.gguf", kind)
-    assert weight_bytes(read_config(file), torch.bfloat16) == measured(path, 2)
+    config = replace(read_config(write_gguf(path, tmp_path / "model.gguf", kind)), storage="plain")
+    assert weight_bytes(config, torch.bfloat16) == measured(path, 2)
+
+
+def test_quantised_matrices_count_as_they_are_stored(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "model")
+    shapes = [tuple(tensor.shape) for tensor in load_file(path / "model.safetensors").values()]
+    config = read_config(write_gguf(path, tmp_path / "model.gguf", "Q4_0"))
+    plain = sum(2 * shape[0] for shape in shapes if len(shape) == 1)
+    assert weight_bytes(config, torch.bfloat16) == plain + sum(
+        shape[0] * shape[1] // 32 * 18 for shape in shapes if len(shape) == 2
+    )

@@ -157,6 +157,7 @@ def engines(
     *,
     lengths: str = "fixed",
     tree: str | TreeShape = "auto",
+    dequantize: bool = False,
     max_model_len: int | None = None,
 ) -> dict[str, LLM]:
     """Return an engine for each contender, all at the same time.
@@ -167,7 +168,8 @@ def engines(
         requests: that run at once; a cache has room for these and no more, so that many engines fit into memory.
         lengths: see `SpeculativeConfig`; `AUTO` chooses them in any case.
         tree: likewise; shapes are for contenders with weights.
-        max_model_len: see `EngineConfig`.
+        dequantize: see `EngineConfig`.
+        max_model_len: likewise.
 
     Raises:
         CapacityError: they do not fit all the same.
@@ -185,6 +187,7 @@ def engines(
                 enable_prefix_caching=False,
                 max_num_seqs=requests,
                 max_model_len=max_model_len,
+                dequantize=dequantize,
             )
         except CapacityError as error:
             if not made:

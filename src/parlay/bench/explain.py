@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from parlay.bench.costs import Costs
-from parlay.bench.work import Work, work_of
+from parlay.bench.work import Work, widths, work_of
 from parlay.drafting.goodput import best_length
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
@@ -88,7 +88,7 @@ def intensity(config: ModelConfig, dtype: torch.dtype, rows: int, context: int) 
     """Return what a pass of one request's root and `rows` - 1 guesses reads and computes, after `context` tokens."""
     draft = Draft.chain([0] * (rows - 1), "guess")
     span = Span(0, (0,), context, (), 0, SamplingParams(), draft=draft, sample=True)
-    return sum(work_of(config, dtype, [span]).values(), Work())
+    return sum(work_of(config, dtype, [span], widths(config, dtype)).values(), Work())
 
 
 def explain(costs: Costs, config: ModelConfig, dtype: torch.dtype, draft_cost: float, context: int) -> dict[str, Any]:

@@ -172,6 +172,7 @@ class _Measurement:
                 self._case.batch,
                 lengths=self._options.lengths,
                 tree=self._options.tree,
+                dequantize=self._options.dequantize,
                 max_model_len=self._case.workload.longest,
             )
             self._numerics = {name: llm.numerics_id for name, llm in llms.items()}

@@ -22,6 +22,7 @@ class MethodsOptions:
         drafts: checkpoints by their methods' names, in place of those that come with the model.
         lengths: of drafts, see `SpeculativeConfig`.
         tree: likewise; a shape is for the methods with weights, and leaves the others as they are.
+        dequantize: see `EngineConfig`.
         num_speculative_tokens: most nodes a draft; None takes each method's own default.
         batch_sizes: how many prompts run at once.
         temperatures: of sampling.
@@ -39,6 +40,7 @@ class MethodsOptions:
     drafts: Mapping[str, str] = field(default_factory=dict)
     lengths: str = "goodput"
     tree: str | TreeShape = "auto"
+    dequantize: bool = False
     num_speculative_tokens: int | None = None
     batch_sizes: tuple[int, ...] = (1, 8)
     temperatures: tuple[float, ...] = (0.0, 0.8)

@@ -1,6 +1,6 @@
 """What passes of a model cost on this machine, without an engine around them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,13 +33,14 @@ class Passes:
     costs: Costs
 
 
-def time_passes(model: str, seconds: float, rows: tuple[int, ...] = ROWS) -> Passes:
+def time_passes(model: str, seconds: float, rows: tuple[int, ...] = ROWS, *, dequantize: bool = False) -> Passes:
     """Load a model and time its passes, of as many sizes as `seconds` have room for.
 
     Args:
         model: name or directory.
         seconds: that it may take, loading apart; each size has a few turns.
         rows: sizes, each twice the one before.
+        dequantize: see `EngineConfig`.
 
     Raises:
         ConfigError: not even a pass of one row and one of two fit into the time.
@@ -47,7 +48,7 @@ def time_passes(model: str, seconds: float, rows: tuple[int, ...] = ROWS) -> Pas
     """
     if not 0 < seconds < float("inf"):
         raise ConfigError(f"seconds must be a number above 0, not {seconds}")
-    config = describe_model(model)
+    config = replace(describe_model(model), storage="plain" if dequantize else "stored")
     dtype = resolve_dtype("auto", config)
     torch.set_num_threads(env.threads())
     kernels = select_kernels()

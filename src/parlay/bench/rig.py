@@ -7,7 +7,7 @@ from time import perf_counter
 
 from parlay.bench.protocol import load_prefixes
 from parlay.bench.timing import TimedKernels
-from parlay.bench.work import Work, linear_names, work_of
+from parlay.bench.work import Work, linear_names, widths, work_of
 from parlay.config import EngineConfig
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.hosts import Method
@@ -127,6 +127,7 @@ class Rig:
             room: tokens that a request may emit.
             temperature: of sampling.
         """
+        self._widths = widths(model.config, model.dtype)
         config = EngineConfig(enable_prefix_caching=False)
         blocks = batch * -(-(context + room + length + 2) // config.block_size)
         max_rows = config.max_num_batched_tokens + batch
@@ -211,4 +212,4 @@ class Rig:
         seconds["scheduling"] = planned - began + ended - executed - guessed
         seconds["rest"] = ended - began - sum(seconds.values())
         rows = sum(len(s.tokens) + len(s.draft) for s in plan.spans)
-        return Sample(seconds, work_of(config, self._model.dtype, plan.spans), rows)
+        return Sample(seconds, work_of(config, self._model.dtype, plan.spans, self._widths), rows)

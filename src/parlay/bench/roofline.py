@@ -6,7 +6,7 @@ Drafts to verify are guesses at random: what a step costs does not depend on how
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from statistics import median
 from typing import Any
 
@@ -58,6 +58,8 @@ def measure(
     rounds: int,
     speculative: SpeculativeConfig | None,
     tick: Callable[[str], None],
+    *,
+    dequantize: bool = False,
 ) -> dict[str, Any]:
     """Measure every kind of step in turn.
 
@@ -69,6 +71,7 @@ def measure(
         rounds: turns; a prefill has one in five.
         speculative: a method to measure too, with its own drafting.
         tick: called with a label before every step.
+        dequantize: see `EngineConfig`.
 
     Returns:
         `rows`, one a kind of step; `machine`, the rates that the floors were made of; `kernels`, their name.
@@ -77,7 +80,7 @@ def measure(
         ConfigError: no native kernels, a context beyond the model's, or options that do not fit together.
         ModelError: a model cannot be found, read or served.
     """
-    config = describe_model(model)
+    config = replace(describe_model(model), storage="plain" if dequantize else "stored")
     longest = min(config.max_position, max(prompt + 1, context + _ROOM))
     if context + 2 * max(_NODES) + 4 > longest:
         raise ConfigError(f"context={context} leaves no room within the model's {longest} positions; lower it")

@@ -29,6 +29,7 @@ def compare(
     model: str,
     *,
     dtype: str = "auto",
+    dequantize: bool = False,
     max_tokens: int = 32,
     speculative: Mapping[str, SpeculativeConfig] | None = None,
     tick: Callable[[str], None] = lambda label: None,
@@ -40,6 +41,7 @@ def compare(
     Args:
         model: a directory or the name of an embedded model.
         dtype: as in `EngineConfig`.
+        dequantize: likewise.
         max_tokens: length of each completion.
         speculative: configs by name, plain decoding's first; None takes every proposer with the embedded model's
             options.
@@ -51,7 +53,7 @@ def compare(
     configs = embedded_configs() if speculative is None else speculative
     plain = next(iter(configs))
     length = min(describe_model(model).max_position, _LONGEST)
-    options = {"dtype": dtype, "max_model_len": length, "max_num_seqs": len(PROMPTS)}
+    options = {"dtype": dtype, "dequantize": dequantize, "max_model_len": length, "max_num_seqs": len(PROMPTS)}
     expected: dict[float, list[CompletionOutput]] = {}
     for name, config in configs.items():
         tick(f"{name}: loading")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Activation, AttentionView, Filters, Kernels
 from parlay.kernels.linear import LinearWeight
+from parlay.weights.weight import Weight
 
 
 class TimedKernels:
@@ -63,6 +64,9 @@ class TimedKernels:
 
     def embed(self, weight: Tensor, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
         self._run("embedding", lambda: self.inner.embed(weight, tokens, out))
+
+    def embed_packed(self, weight: LinearWeight, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
+        self._run("embedding", lambda: self.inner.embed_packed(weight, tokens, out))
 
     def rms_norm(  # noqa: D102
         self, x: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
@@ -147,13 +151,13 @@ class TimedKernels:
     def mix_experts(self, x: Tensor, weights: Tensor, out: Tensor) -> None:  # noqa: D102
         self._run("activation", lambda: self.inner.mix_experts(x, weights, out))
 
-    def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
+    def pack_linear(self, weight: Tensor | Weight) -> LinearWeight:  # noqa: D102
         return self.inner.pack_linear(weight)
 
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
         self._run(self._linears[weight.outputs, weight.inputs], lambda: self.inner.linear(x, weight, out))
 
-    def pack_head(self, weight: Tensor) -> LinearWeight:  # noqa: D102
+    def pack_head(self, weight: Tensor | Weight) -> LinearWeight:  # noqa: D102
         return self.inner.pack_head(weight)
 
     def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102

@@ -1,12 +1,13 @@
 """What a step has to do at least: bytes to read and multiplications to do, by component."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from parlay.models.config import ModelConfig
-from parlay.models.select import cache_spec
+from parlay.models.select import cache_spec, stored_kinds, weight_shapes
 from parlay.types.plan import Span
 
 
@@ -34,18 +35,60 @@ def linear_names(config: ModelConfig) -> dict[tuple[int, int], str]:
     return names
 
 
-def work_of(config: ModelConfig, dtype: torch.dtype, spans: Sequence[Span]) -> dict[str, Work]:
-    """Return what a step of these spans has to do, by the names that `linear_names` gives, "head" and "attention"."""
-    names = linear_names(config)
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Bytes that a number of a weight takes on average.
+
+    Attributes:
+        layers: in the linear layers.
+        head: in the output layer.
+    """
+
+    layers: float
+    head: float
+
+
+def widths(config: ModelConfig, dtype: torch.dtype) -> Widths:
+    """Return what the numbers of a model's weights take as they are computed with.
+
+    Raises:
+        ModelError: its files are missing or damaged.
+    """
+    kinds = stored_kinds(config)
+    if not kinds:
+        return Widths(dtype.itemsize, dtype.itemsize)
+    shapes = weight_shapes(config)
+    size = {name: kind.size / kind.block for name, kind in kinds.items()}
+    head = next(n for n in shapes if n.endswith("embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"))
+    layers = [name for name in size if ".layers." in name]
+    if not layers:
+        return Widths(dtype.itemsize, size.get(head, dtype.itemsize))
+    numbers = [math.prod(shapes[name]) for name in layers]
+    average = sum(size[name] * count for name, count in zip(layers, numbers, strict=True)) / sum(numbers)
+    return Widths(average, size.get(head, dtype.itemsize))
+
+
+def work_of(
+    config: ModelConfig, dtype: torch.dtype, spans: Sequence[Span], each: Widths | None = None
+) -> dict[str, Work]:
+    """Return what a step has to do, by the names that `linear_names` gives, "head" and "attention".
+
+    Args:
+        config: of the model.
+        dtype: of activations and cache.
+        spans: of the step.
+        each: bytes a number of the weights; None where these are of `dtype`.
+    """
+    names, each = linear_names(config), each or Widths(dtype.itemsize, dtype.itemsize)
     rows = sum(len(s.tokens) + len(s.draft) for s in spans)
     result: dict[str, Work] = {}
     # Of experts, at least those of one row are read.
     for _, shape, times in config.products():
         weights = times * shape[0] * shape[1]
-        result[names[shape]] = result.get(names[shape], Work()) + Work(weights * dtype.itemsize, 2.0 * weights * rows)
+        result[names[shape]] = result.get(names[shape], Work()) + Work(weights * each.layers, 2.0 * weights * rows)
     head_rows = sum(1 + len(s.draft) for s in spans if s.sample)
     head = config.vocab_size * config.hidden_size if head_rows else 0
-    result["head"] = Work(head * dtype.itemsize, 2.0 * head * head_rows)
+    result["head"] = Work(head * each.head, 2.0 * head * head_rows)
     # Each request's keys and values are read once for all its rows; a score and a sum for each key that a row sees.
     per_token = cache_spec(config, dtype).bytes_per_token
     per_key = 4 * config.num_layers * config.num_heads * config.head_dim

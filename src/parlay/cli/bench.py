@@ -6,7 +6,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from parlay.cli import bench_http, bench_load, bench_methods, bench_replay, bench_serving, bench_sweep
+from parlay.cli import (
+    bench_http,
+    bench_load,
+    bench_methods,
+    bench_perplexity,
+    bench_replay,
+    bench_serving,
+    bench_sweep,
+)
+from parlay.cli.flags import add_dequantize_flag
 from parlay.cli.report import count as _count
 from parlay.cli.report import progress as _progress
 from parlay.cli.report import report as _report
@@ -19,6 +28,7 @@ def add_parser(commands: Any) -> None:
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     bench_methods.add_parser(kinds)
     bench_sweep.add_parser(kinds)
+    bench_perplexity.add_parser(kinds)
     structured = kinds.add_parser("structured", help="answers to JSON schemas, with and without speculation")
     structured.add_argument(
         "--model", default="tiny-code", help="the target (default: tiny-code), of the same vocabulary"
@@ -68,6 +78,7 @@ def add_parser(commands: Any) -> None:
     widen.set_defaults(run=_widen)
     roofline = kinds.add_parser("roofline", help="each kind of step against what this machine allows")
     roofline.add_argument("--model", default="tiny-code", help="name or directory of the target (default: tiny-code)")
+    add_dequantize_flag(roofline)
     roofline.add_argument("--context", type=_count, default=128, help="tokens before a step (default: 128)")
     roofline.add_argument("--prompt", type=_count, default=2048, help="tokens of a prefill (default: 2048)")
     roofline.add_argument("--temperature", type=float, default=0.0, help="of sampling (default: 0)")
@@ -174,6 +185,7 @@ def _roofline(options: argparse.Namespace) -> int:
             options.rounds,
             speculative,
             tick,
+            dequantize=options.dequantize,
         )
     rows = result["rows"]
     _table(

@@ -9,6 +9,7 @@ from typing import Any
 from parlay.bench.options import MethodsOptions
 from parlay.cli.bench_serving import add_plot_flag
 from parlay.cli.drafts import add_draft_flag, given_drafts
+from parlay.cli.flags import add_dequantize_flag
 from parlay.cli.report import Columns, count, progress, report
 from parlay.config.speculative import LENGTHS, TreeShape, parse_tree
 
@@ -75,6 +76,7 @@ def add_case_flags(parser: argparse.ArgumentParser) -> None:
         "suffix+eagle3 for two whose guesses become one draft, auto+eagle3 for auto with weights",
     )
     add_draft_flag(parser)
+    add_dequantize_flag(parser)
     add("--batch-sizes", type=count, nargs="+", default=list(_DEFAULT.batch_sizes), help="prompts that run at once")
     add("--temperatures", type=float, nargs="+", default=list(_DEFAULT.temperatures), help="of sampling")
     add("--max-tokens", type=count, default=_DEFAULT.max_tokens, help="after each prompt of a file")
@@ -124,6 +126,7 @@ def case_options(options: argparse.Namespace, **own: Any) -> MethodsOptions:
         drafts=given_drafts(options),
         lengths=options.lengths,
         tree=options.tree,
+        dequantize=options.dequantize,
         batch_sizes=tuple(options.batch_sizes),
         temperatures=tuple(options.temperatures),
         max_tokens=options.max_tokens,

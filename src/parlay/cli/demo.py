@@ -5,6 +5,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.drafts import add_draft_flag, given_drafts
+from parlay.cli.flags import add_dequantize_flag
 from parlay.errors import RequestError
 from parlay.types.output import CompletionOutput
 from parlay.types.params import SamplingParams
@@ -57,6 +58,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--model", default="tiny-code", help="name, directory or file (default: tiny-code, embedded)")
     add_draft_flag(parser)
+    add_dequantize_flag(parser)
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens a prompt (default: 96)")
     parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default: 0.7)")
     parser.add_argument("--seed", type=int, default=0, help="of the noise when the temperature is above 0")
@@ -76,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     console = Console(highlight=False)
     with console.status(f"loading {options.model}"):
         chosen = contenders(options.model, None, (), given_drafts(options))
-        llms = engines(options.model, chosen, 1, lengths="goodput", max_model_len=1024)
+        llms = engines(options.model, chosen, 1, lengths="goodput", max_model_len=1024, dequantize=options.dequantize)
     seconds = dict.fromkeys(llms, 0.0)
     completions: dict[str, list[CompletionOutput]] = {name: [] for name in llms}
     with console.status("running every method in turn") as status:

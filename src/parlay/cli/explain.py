@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from parlay.cli.flags import add_dequantize_flag
+
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
@@ -18,6 +20,7 @@ def add_parser(commands: Any) -> None:
     kinds = "a directory, a GGUF file or an embedded model (default: tiny-code)"
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=kinds)
     parser.add_argument("--model", dest="model", default="tiny-code", help="the same, as other commands have it")
+    add_dequantize_flag(parser)
     parser.add_argument("--seconds", type=float, default=5.0, help="for timing passes (default: 5)")
     parser.add_argument(
         "--draft-cost",
@@ -42,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         check_target(options.plot)
     with progress() as tick:
         tick(f"timing passes of {options.model}")
-        timed = time_passes(options.model, options.seconds)
+        timed = time_passes(options.model, options.seconds, dequantize=options.dequantize)
     found = explain(timed.costs, timed.config, timed.dtype, options.draft_cost, options.context)
     ridge = found["ridge"]
     table(

@@ -62,6 +62,13 @@ def add_flags(
         _add(group, flags, hints[field.name], options)
 
 
+def add_dequantize_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--dequantize` to a command that has no other of `EngineConfig`'s flags."""
+    parser.add_argument(
+        "--dequantize", action="store_true", help="unpack quantised weights when they are read (default: keep them)"
+    )
+
+
 def given(cls: type, values: Mapping[str, Any], skip: Collection[str] = ()) -> dict[str, Any]:
     """Return those values of a command line that are fields of a dataclass."""
     return {f.name: values[f.name] for f in fields(cls) if f.name in values and f.name not in skip}

@@ -4,6 +4,8 @@ import argparse
 import json
 from typing import Any
 
+from parlay.cli.flags import add_dequantize_flag
+
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
@@ -21,6 +23,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of weights (default: the model's)"
     )
+    add_dequantize_flag(parser)
     parser.add_argument("--max-tokens", type=int, default=32, help="tokens a completion (default: 32)")
     parser.add_argument(
         "--speculative-config",
@@ -54,7 +57,10 @@ def run(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
     with Console(stderr=True).status("loading") as status:
         numerics, findings = inspect(
-            options.model, options.dtype, lambda label: status.update(f"self-check: {label}")
+            options.model,
+            options.dtype,
+            lambda label: status.update(f"self-check: {label}"),
+            dequantize=options.dequantize,
         )
         facts = provenance([str(numerics)]) | _machine()
         _print_facts(console, facts)
@@ -67,6 +73,7 @@ def run(options: argparse.Namespace) -> int:
             compare(
                 options.model,
                 dtype=options.dtype,
+                dequantize=options.dequantize,
                 max_tokens=options.max_tokens,
                 speculative=speculative,
                 tick=status.update,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from parlay.config.strict import build
 from parlay.errors import ConfigError, shown
+from parlay.types.storage import Storage
 
 DType = Literal["auto", "float32", "bfloat16"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
@@ -33,6 +34,11 @@ class EngineConfig:
         download_dir: the hub's cache; None takes HF_HUB_CACHE or the hub's default.
         trust_remote_code: always refused when true; a checkpoint's own Python is never run.
         dtype: of weights, activations and cache; `auto` takes the checkpoint's.
+        dequantize: unpack quantised weights to `dtype` when they are read; by default the kinds that the kernels
+            multiply with stay as they are stored, which takes less memory and time.
+        quantization: `int8` has all matrices in eight bits, every 32 inputs of an output with a scale of their own,
+            made when the model is read; None leaves them as they are stored. `awq`, `gptq` and `gguf` do so too, and
+            are refused for checkpoints that are stored otherwise.
         max_model_len: longest sequence, prompt and output together; None takes the model's limit.
         max_num_seqs: requests that may run in one step.
         max_num_batched_tokens: rows that one step may run through the target; longer prompts go in chunks.
@@ -60,6 +66,8 @@ class EngineConfig:
     download_dir: str | None = None
     trust_remote_code: bool = False
     dtype: DType = "auto"
+    dequantize: bool = False
+    quantization: Literal["int8", "awq", "gptq", "gguf"] | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -103,8 +111,19 @@ class EngineConfig:
             raise ConfigError(
                 f"tensor_parallel_size={shown(self.tensor_parallel_size)} is not served yet; leave it at 1"
             )
+        if self.dequantize and self.quantization == "int8":
+            raise ConfigError(
+                f"dequantize and quantization={shown(self.quantization)} contradict each other; give one of them"
+            )
         if self.device != "cpu":
             raise ConfigError(f"device={shown(self.device)} is not served yet; leave it at 'cpu'")
+
+    @property
+    def storage(self) -> Storage:
+        """What becomes of the model's matrices when they are read."""
+        if self.dequantize:
+            return "plain"
+        return "int8" if self.quantization == "int8" else "stored"
 
     @property
     def model_name(self) -> str:

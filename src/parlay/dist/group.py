@@ -44,9 +44,19 @@ class Group:
         """
         if self.size == 1:
             return weight
-        if weight.shape[dim] % self.size:
-            raise ValueError(f"dimension {dim} of {tuple(weight.shape)} does not divide among {self.size} ranks")
-        return weight.chunk(self.size, dim)[self.rank].contiguous()
+        begin, end = self.share(weight.shape[dim])
+        return weight.narrow(dim, begin, end - begin).contiguous()
+
+    def share(self, size: int) -> tuple[int, int]:
+        """Return where this rank's equal share of a dimension begins and ends.
+
+        Raises:
+            ValueError: it cannot be divided among the ranks.
+        """
+        if size % self.size:
+            raise ValueError(f"a dimension of {size} does not divide among {self.size} ranks")
+        each = size // self.size
+        return self.rank * each, (self.rank + 1) * each
 
 
 ALONE = Group()

@@ -28,7 +28,7 @@ from parlay.kv.table import BlockTable
 from parlay.log import logger
 from parlay.models.config import ModelConfig
 from parlay.models.hub import Hub
-from parlay.models.select import cache_spec, check_weights, describe_files, find_model, load_model, resolve_dtype
+from parlay.models.select import cache_spec, check_weights, describe_as, find_model, load_model, resolve_dtype
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.select import naming_heads
 from parlay.runner.footprint import weight_bytes
@@ -70,13 +70,14 @@ class Engine:
         speculative = speculative or plain()
         path = find_model(config.model, replace(hub, revision=config.revision))
         with naming_heads(config.model, path):
-            model_config = describe_files(path)
+            model_config = describe_as(path, config.storage, config.quantization)
             dtype = resolve_dtype(config.dtype, model_config)
             self.max_model_len = _model_len(config, model_config.max_position)
             self.codec = _codec(config, model_config, hub)
             methods = find_methods(speculative, TargetInfo(model_config, dtype, self.max_model_len, hub))
             groups = [cache_spec(model_config, dtype)] + [m.proposer.cache for m in methods if m.proposer.cache]
-            weights = weight_bytes(model_config, dtype) + sum(m.proposer.weight_bytes for m in methods)
+            own_bytes = weight_bytes(model_config, dtype)
+            weights = own_bytes + sum(m.proposer.weight_bytes for m in methods)
             num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory(), weights)
             check_weights(model_config)
 
@@ -103,7 +104,7 @@ class Engine:
         )
         self._pool = BlockPool(num_blocks, config.block_size)
         self.stats = EngineStats()
-        share = groups[0].bytes_per_token / weight_bytes(model_config, dtype)
+        share = groups[0].bytes_per_token / own_bytes
         self.numerics = describe_numerics(model_config, dtype, kernels.name, trust, config.tensor_parallel_size)
         self.numerics_id = str(self.numerics)
         file = CostFile(self.numerics_id, env.threads())

@@ -1,7 +1,7 @@
 """The numerics id: names everything that the bits of a token depend on besides its request."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,14 +10,16 @@ import torch
 from parlay import env
 from parlay.engine.whole import check_whole, judge_whole
 from parlay.kernels.base import Kernels
+from parlay.kernels.quantised import CHUNK
 from parlay.kernels.select import select_kernels
 from parlay.kernels.selfcheck import ROW_COUNTS, Case, Finding, check, product_case
 from parlay.kernels.trust import Trust, settle
 from parlay.models import foreign
 from parlay.models.config import ModelConfig
 from parlay.models.loader import digest_weights
-from parlay.models.select import Model, describe_model, load_model, resolve_dtype
+from parlay.models.select import Model, describe_model, load_model, resolve_dtype, stored_kinds, weight_shapes
 
+_OUTPUTS = 96  # of a quantised weight: three panels
 _SHORT = 1024  # positions, which the self-check does not nearly use
 _WHOLE = 1 << 22  # elements: all of a small model's weights, slices of a large one's
 
@@ -28,7 +30,7 @@ class Numerics:
 
     Attributes:
         model: its directory's name with a digest of its config and weights.
-        dtype: of weights and activations.
+        dtype: of weights and activations; of quantised weights their kinds, and what activations become for them.
         kernels: their name, with the instruction set.
         torch: its version.
         tensor_parallel_size: ranks a layer is split over.
@@ -67,7 +69,7 @@ def describe_numerics(
     """
     return Numerics(
         model=_identity(config.path),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype="+".join((str(dtype).removeprefix("torch."), *_quantised(config))),
         kernels=kernels if config.foreign is None else f"{kernels}+{config.foreign.library}",
         torch=torch.__version__,
         tensor_parallel_size=tensor_parallel_size,
@@ -77,7 +79,11 @@ def describe_numerics(
 
 
 def inspect(
-    model: str, dtype: str = "auto", tick: Callable[[str], None] = lambda label: None
+    model: str,
+    dtype: str = "auto",
+    tick: Callable[[str], None] = lambda label: None,
+    *,
+    dequantize: bool = False,
 ) -> tuple[Numerics, dict[Case, Finding]]:
     """Run the self-check on whole weights and many more numbers of rows than at start, whatever is remembered.
 
@@ -85,6 +91,7 @@ def inspect(
         model: a directory, a GGUF file or the name of an embedded model.
         dtype: as in `EngineConfig`.
         tick: called with a label before every case.
+        dequantize: as in `EngineConfig`.
 
     Returns:
         The numerics of an engine, as its start would find them, and what the full check found.
@@ -92,7 +99,7 @@ def inspect(
     Raises:
         ConfigError, ModelError: the model cannot be served.
     """
-    config = describe_model(model)
+    config = replace(describe_model(model), storage="plain" if dequantize else "stored")
     resolved = resolve_dtype(dtype, config)
     threads = env.threads()
     kernels, trust = settle(select_kernels(), cases(config, resolved), threads)
@@ -126,12 +133,21 @@ def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list
     if experts:
         every.append(product_case("logits", hidden, experts.count, dtype, limit))
     every.append(product_case("logits", hidden, config.vocab_size, dtype, limit))
+    if stored := stored_kinds(config):
+        of = weight_shapes(config)
+        every += [product_case("linear", of[x][1], _OUTPUTS, dtype, limit, kind.name) for x, kind in stored.items()]
     # These do not cancel: in float32 no rounding hides their last bits.
     for exact in (dtype, torch.float32):
         every.append(Case("rms_norm", (hidden,), exact))
         every.append(Case("act_mul", (experts.width if experts else config.intermediate_size,), exact))
     every.append(Case("attention", (config.num_heads, config.num_kv_heads, config.head_dim), dtype))
     return list(dict.fromkeys(every))
+
+
+def _quantised(config: ModelConfig) -> list[str]:
+    """Return the kinds of a model's quantised weights and the form of the activations that meet them, if any are."""
+    kinds = sorted({kind.name for kind in stored_kinds(config).values()})
+    return [*kinds, f"int8x{CHUNK}"] if kinds else []
 
 
 def _identity(path: Path) -> str:

@@ -117,13 +117,28 @@ def expert_linear(
     copies: int,
     inputs: int,
     outputs: int,
+    stride: int,
+    kind: int,
     bf16: bool,
     /,
 ) -> None: ...
 def mix_experts(x: int, weights: int, out: int, rows: int, chosen: int, width: int, bf16: bool, /) -> None: ...
 def linear(
-    x: int, weight: int, out: int, rows: int, inputs: int, outputs: int, bf16: bool, float_out: bool, /
+    x: int,
+    weight: int,
+    out: int,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    stride: int,
+    kind: int,
+    bf16: bool,
+    float_out: bool,
+    /,
 ) -> None: ...
+def packed_bytes(inputs: int, kind: int, /) -> int: ...
+def pack(stored: int, out: int, outputs: int, inputs: int, kind: int, /) -> None: ...
+def unpack(weight: int, tokens: int, out: int, rows: int, inputs: int, kind: int, bf16: bool, /) -> None: ...
 def process(scores: int, temperatures: int, min_p: int, top_k: int, top_p: int, rows: int, vocab: int, /) -> None: ...
 def draw(
     scores: int,

@@ -21,6 +21,7 @@ from torch import Tensor
 from parlay.kernels.drawing import Drawing
 from parlay.kernels.linear import LinearWeight
 from parlay.kernels.views import AttentionView, Filters
+from parlay.weights.weight import Weight
 
 __all__ = ["Activation", "AttentionView", "Filters", "Kernels"]
 
@@ -66,6 +67,16 @@ class Kernels(Drawing, Protocol):
 
         Args:
             weight: T `[V, H]`.
+            tokens: int64 `[rows]`, each at least 0 and below V.
+            out: T `[rows, H]`.
+        """
+        ...
+
+    def embed_packed(self, weight: LinearWeight, tokens: Tensor, out: Tensor) -> None:
+        """`out[i] = rounded(weight[tokens[i]])`, for a weight that is quantised.
+
+        Args:
+            weight: from `pack_head`, `[V, H]`, of one part.
             tokens: int64 `[rows]`, each at least 0 and below V.
             out: T `[rows, H]`.
         """
@@ -284,7 +295,7 @@ class Kernels(Drawing, Protocol):
         Args:
             x: T `[rows, K]`.
             experts: int32 `[n]`, each an index of `weights`; n is a multiple of `rows`.
-            weights: from `pack_linear`, all of one shape.
+            weights: from `pack_linear`, all of one shape and with parts of the same kinds.
             out: T `[n, N]`.
         """
         ...
@@ -299,12 +310,19 @@ class Kernels(Drawing, Protocol):
         """
         ...
 
-    def pack_linear(self, weight: Tensor) -> LinearWeight:
-        """Return a weight T `[N, K]` in the form `linear` reads; done once, at load."""
+    def pack_linear(self, weight: Tensor | Weight) -> LinearWeight:
+        """Return a weight `[N, K]` in the form `linear` reads; done once, at load.
+
+        Args:
+            weight: plain numbers of type T, or parts of which some are quantised.
+        """
         ...
 
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:
         """`out = rounded(x weight^T)`.
+
+        For outputs of a quantised kind rows are quantised to eight bits first, as `kernels.quantised` defines it;
+        bits are then the same with every instruction set.
 
         Args:
             x: T `[rows, K]`.
@@ -313,8 +331,8 @@ class Kernels(Drawing, Protocol):
         """
         ...
 
-    def pack_head(self, weight: Tensor) -> LinearWeight:
-        """Return a weight T `[N, K]` in the form `logits` reads; done once, at load."""
+    def pack_head(self, weight: Tensor | Weight) -> LinearWeight:
+        """Return a weight `[N, K]` in the form `logits` and `embed_packed` read; as `pack_linear`."""
         ...
 
     def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:

@@ -11,11 +11,12 @@ from parlay.kernels import _native
 from parlay.kernels.base import Activation, AttentionView, Kernels
 from parlay.kernels.checks import sound as _sound
 from parlay.kernels.cpu_drawing import Held, NativeDrawing
-from parlay.kernels.huge import empty_huge
-from parlay.kernels.linear import LinearWeight
+from parlay.kernels.linear import LinearWeight, PackedPart
+from parlay.kernels.packing import pack_part
+from parlay.weights.weight import Weight
 
 _BF16 = torch.bfloat16
-_PANEL = 32
+_NUMBERS = 0  # the kind of a part that is not quantised, see csrc/table.h
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as in csrc/table.h
 
 
@@ -34,7 +35,7 @@ class NativeKernels(NativeDrawing):
         """Use the best instruction set here, or `isa`, process-wide.
 
         Args:
-            isa: "amx", "avx512bf16", "avx512", "avx2" or "baseline".
+            isa: "amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2" or "baseline".
         """
         if isa is not None:
             if isa not in _native.isas():
@@ -67,6 +68,23 @@ class NativeKernels(NativeDrawing):
             self._held += (weight, tokens, out)
         rows, width = out.shape
         _native.embed(weight.data_ptr(), tokens.data_ptr(), out.data_ptr(), rows, width * out.element_size())
+
+    def embed_packed(self, weight: LinearWeight, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
+        (part,) = weight.parts
+        assert _sound(out)
+        assert tokens.dtype is torch.int64
+        if self._held is not None:
+            self._held += (part.tensor, tokens, out)
+        rows, width = out.shape
+        _native.unpack(
+            part.tensor.data_ptr(),
+            tokens.data_ptr(),
+            out.data_ptr(),
+            rows,
+            width,
+            part.kind.number,
+            out.dtype is _BF16,
+        )
 
     def rms_norm(  # noqa: D102
         self, x: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
@@ -272,24 +290,31 @@ class NativeKernels(NativeDrawing):
     def expert_linear(  # noqa: D102
         self, x: Tensor, experts: Tensor, weights: Sequence[LinearWeight], out: Tensor
     ) -> None:
-        assert _sound(x, out, *(w.tensor for w in weights))
+        assert _sound(x, out)
         assert experts.dtype is torch.int32
         rows, outputs = out.shape
         inputs = x.size(1)
         assert (inputs, outputs) == (weights[0].inputs, weights[0].outputs)
-        if self._held is not None:
-            self._held += (x, experts, *(w.tensor for w in weights), out)
-        _native.expert_linear(
-            x.data_ptr(),
-            experts.data_ptr(),
-            [w.tensor.data_ptr() for w in weights],
-            out.data_ptr(),
-            rows,
-            rows // x.size(0),
-            inputs,
-            outputs,
-            x.dtype is _BF16,
-        )
+        at = out.data_ptr()
+        for parts in zip(*(w.parts for w in weights), strict=True):
+            first = parts[0]
+            assert all((part.kind, part.outputs) == (first.kind, first.outputs) for part in parts)
+            if self._held is not None:
+                self._held += (x, experts, *(part.tensor for part in parts), out)
+            _native.expert_linear(
+                x.data_ptr(),
+                experts.data_ptr(),
+                [part.tensor.data_ptr() for part in parts],
+                at,
+                rows,
+                rows // x.size(0),
+                inputs,
+                first.outputs,
+                outputs,
+                _number(first, x),
+                x.dtype is _BF16,
+            )
+            at += first.outputs * out.element_size()
 
     def mix_experts(self, x: Tensor, weights: Tensor, out: Tensor) -> None:  # noqa: D102
         assert _sound(x, out)
@@ -299,43 +324,43 @@ class NativeKernels(NativeDrawing):
         rows, chosen, width = x.shape
         _native.mix_experts(x.data_ptr(), weights.data_ptr(), out.data_ptr(), rows, chosen, width, x.dtype is _BF16)
 
-    def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
-        # Panels of 32 outputs; in a panel inputs run slowest, bfloat16 in pairs. See csrc/linear.h.
-        outputs, inputs = weight.shape
-        step = 2 if weight.dtype is _BF16 else 1
-        padded = torch.nn.functional.pad(weight, (0, -inputs % step, 0, -outputs % _PANEL))
-        panels = padded.view(-1, _PANEL, padded.shape[1] // step, step).transpose(1, 2)
-        packed = empty_huge(panels.shape, weight.dtype)
-        packed.copy_(panels)
-        return LinearWeight(packed, outputs, inputs)
+    def pack_linear(self, weight: Tensor | Weight) -> LinearWeight:  # noqa: D102
+        weight = Weight.of(weight)
+        return LinearWeight(tuple(map(pack_part, weight.parts)), *weight.shape)
 
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
-        assert _sound(x, weight.tensor, out)
+        assert _sound(x, out)
         self._multiply(x, weight, out)
 
-    def pack_head(self, weight: Tensor) -> LinearWeight:  # noqa: D102
+    def pack_head(self, weight: Tensor | Weight) -> LinearWeight:  # noqa: D102
         return self.pack_linear(weight)
 
     def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
-        assert _sound(x, weight.tensor)
+        assert _sound(x)
         assert out.dtype is torch.float32
+        assert out.is_contiguous()
         self._multiply(x, weight, out)
 
     def _multiply(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:
         rows, inputs = x.shape
-        assert inputs == weight.inputs
-        if self._held is not None:
-            self._held += (x, weight.tensor, out)
-        _native.linear(
-            x.data_ptr(),
-            weight.tensor.data_ptr(),
-            out.data_ptr(),
-            rows,
-            inputs,
-            weight.outputs,
-            x.dtype is _BF16,
-            out.dtype is torch.float32,
-        )
+        assert (inputs, out.shape[1]) == (weight.inputs, weight.outputs)
+        at = out.data_ptr()
+        for part in weight.parts:
+            if self._held is not None:
+                self._held += (x, part.tensor, out)
+            _native.linear(
+                x.data_ptr(),
+                part.tensor.data_ptr(),
+                at,
+                rows,
+                inputs,
+                part.outputs,
+                weight.outputs,
+                _number(part, x),
+                x.dtype is _BF16,
+                out.dtype is torch.float32,
+            )
+            at += part.outputs * out.element_size()
 
     def copy_slots(  # noqa: D102
         self, src_slots: Tensor, dst_slots: Tensor, key_cache: Tensor, value_cache: Tensor
@@ -356,3 +381,11 @@ class NativeKernels(NativeDrawing):
             block_size,
             key_cache.element_size(),
         )
+
+
+def _number(part: PackedPart, x: Tensor) -> int:
+    """Return what the kernels call a part's kind; plain numbers have to be of x's type."""
+    if part.kind.block > 1:
+        return part.kind.number
+    assert part.tensor.dtype is x.dtype
+    return _NUMBERS

@@ -1,12 +1,12 @@
-"""Matrix products of the reference kernels, through oneDNN, and the type that holds a packed weight.
+"""Matrix products of the reference kernels, and the type that holds a packed weight.
 
-There are three ways, each slower and less in debt to a library than the one before:
+Plain numbers go through oneDNN. There are three ways, each slower and less in debt to a library than the one before:
     onednn    oneDNN sums K in one order for every number of rows but one: a lone row takes another kernel. It is
               therefore doubled. MKL, which torch prefers for float32, is not row-invariant at all.
     float32   The same, with bfloat16 weights held as float32. Without bfloat16 instructions oneDNN multiplies a few
               rows of bfloat16 in another order than many.
     rows      numpy multiplies and adds one row at a time, so that no row can tell that there are others.
-The self-check finds out which is needed.
+The self-check finds out which is needed. Quantised weights have one way, see `kernels.quantised`.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,34 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from parlay.kernels import quantised
+from parlay.weights.blocks import Blocks, unpack
+from parlay.weights.kinds import Kind
+from parlay.weights.weight import Part, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPart:
+    """Outputs of a weight that are stored alike, as some kernels want them; only they look inside.
+
+    Attributes:
+        kind: how they were stored.
+        tensor: the numbers or blocks.
+        outputs: how many.
+        blocks: what blocks hold, where the kernels want them unpacked.
+    """
+
+    kind: Kind
+    tensor: Tensor
+    outputs: int
+    blocks: Blocks | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
-    """A weight `[outputs, inputs]` as some kernels want it; only they look at `tensor`."""
+    """A packed weight `[outputs, inputs]`, its parts stacked along the outputs."""
 
-    tensor: Tensor
+    parts: tuple[PackedPart, ...]
     outputs: int
     inputs: int
 
@@ -29,21 +51,49 @@ Way = Literal["onednn", "float32", "rows"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
 
-def pack(weight: Tensor, way: Way = "onednn") -> LinearWeight:
-    """Return the weight as it is, or in float32 where `way` multiplies in float32."""
-    return LinearWeight((weight if way == "onednn" else weight.float()).contiguous(), *weight.shape)
+def pack(weight: Tensor | Weight, way: Way = "onednn", *, wide: bool = False) -> LinearWeight:
+    """Return a weight as the reference kernels want it.
+
+    Args:
+        weight: `[outputs, inputs]`.
+        way: how to multiply plain numbers; some ways want them in float32.
+        wide: have plain numbers in float32 whatever the way.
+    """
+    weight = Weight.of(weight)
+    return LinearWeight(tuple(_pack(part, wide or way != "onednn") for part in weight.parts), *weight.shape)
+
+
+def _pack(part: Part, wide: bool) -> PackedPart:
+    if part.quantised:
+        return PackedPart(part.kind, part.data, len(part.data), unpack(part.kind, part.data.numpy()))
+    return PackedPart(part.kind, (part.data.float() if wide else part.data).contiguous(), len(part.data))
 
 
 def linear(x: Tensor, weight: LinearWeight, out: Tensor, way: Way = "onednn") -> None:
-    """Write `x weight^T`, multiplied in the packed weight's dtype, to `out`."""
-    x = x.to(weight.tensor.dtype)
+    """Write `x weight^T`, plain numbers multiplied in the packed weight's dtype, to `out`."""
+    results = torch.split(out, [part.outputs for part in weight.parts], dim=1)
+    for part, result in zip(weight.parts, results, strict=True):
+        if part.blocks is None:
+            _multiply(x.to(part.tensor.dtype), part.tensor, result, way)
+        else:
+            result.copy_(torch.from_numpy(quantised.product(x.float().numpy(), part.blocks)))
+
+
+def _multiply(x: Tensor, weight: Tensor, out: Tensor, way: Way) -> None:
     if way == "rows":
-        matrix = weight.tensor.numpy()
+        matrix = weight.numpy()
         for row, result in zip(x.numpy(), out, strict=True):
             result.copy_(torch.from_numpy((row * matrix).sum(axis=1)))
         return
     rows = torch.cat((x, x)) if x.shape[0] == 1 else x
-    out.copy_(_product(rows, weight.tensor)[: x.shape[0]])
+    out.copy_(_product(rows, weight)[: x.shape[0]])
+
+
+def rows_of(weight: LinearWeight, tokens: Tensor) -> Tensor:
+    """Return rows `tokens` of a quantised weight of one part as numbers, `[n, inputs]`."""
+    (part,) = weight.parts
+    assert part.blocks is not None
+    return torch.from_numpy(part.blocks.numbers())[tokens]
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from parlay.kernels import linear
 from parlay.kernels.base import Activation, AttentionView, Kernels
 from parlay.kernels.linear import WAYS, LinearWeight, Way
 from parlay.kernels.reference_drawing import FloatArray, ReferenceDrawing
+from parlay.weights.weight import Weight
 
 
 def _silu(x: FloatArray) -> FloatArray:
@@ -87,6 +88,9 @@ class ReferenceKernels(ReferenceDrawing):
 
     def embed(self, weight: Tensor, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
         out.copy_(weight[tokens])
+
+    def embed_packed(self, weight: LinearWeight, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
+        out.copy_(linear.rows_of(weight, tokens))
 
     def rms_norm(  # noqa: D102
         self, x: Tensor, weight: Tensor, eps: float, out: Tensor, plus_one: bool = False
@@ -229,14 +233,14 @@ class ReferenceKernels(ReferenceDrawing):
             total = total + weights[:, j, None] * x[:, j].float()
         out.copy_(total)
 
-    def pack_linear(self, weight: Tensor) -> LinearWeight:  # noqa: D102
+    def pack_linear(self, weight: Tensor | Weight) -> LinearWeight:  # noqa: D102
         return linear.pack(weight, self._way)
 
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
         linear.linear(x, weight, out, self._way)
 
-    def pack_head(self, weight: Tensor) -> LinearWeight:  # noqa: D102
-        return linear.pack(weight.float())
+    def pack_head(self, weight: Tensor | Weight) -> LinearWeight:  # noqa: D102
+        return linear.pack(weight, wide=True)
 
     def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:  # noqa: D102
         linear.linear(x, weight, out, self._way)

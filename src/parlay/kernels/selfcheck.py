@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import AttentionView, Kernels
+from parlay.weights.kinds import BY_NAME, Kind
+from parlay.weights.weight import Part, Weight
 
 # Around powers of two, blocks of 4 and of 6 rows, and chunks of 48; 7 distinct rows fall on every place of those.
 ROW_COUNTS = (
@@ -37,14 +39,17 @@ class Case:
         operation: a method of `Kernels`: `linear`, `logits`, `rms_norm`, `act_mul` or `attention`; or a whole model.
         sizes: K and N of a product, the width of a norm or activation, H, KV and D of attention, or a model's layers.
         dtype: of inputs and weights.
+        kind: of a product's weight, where that is quantised.
     """
 
     operation: str
     sizes: tuple[int, ...]
     dtype: torch.dtype
+    kind: str = ""
 
     def __str__(self) -> str:
-        return f"{self.operation} {'x'.join(map(str, self.sizes))} {str(self.dtype).removeprefix('torch.')}"
+        words = (self.operation, "x".join(map(str, self.sizes)), str(self.dtype).removeprefix("torch."), self.kind)
+        return " ".join(word for word in words if word)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,9 @@ class Finding:
     bits: int
 
 
-def product_case(operation: str, inputs: int, outputs: int, dtype: torch.dtype, limit: int = 1 << 15) -> Case:
+def product_case(
+    operation: str, inputs: int, outputs: int, dtype: torch.dtype, limit: int = 1 << 15, kind: str = ""
+) -> Case:
     """Return the case of a weight `[outputs, inputs]`.
 
     Outputs do not know of each other, so some of them will do; inputs are all needed.
@@ -71,8 +78,9 @@ def product_case(operation: str, inputs: int, outputs: int, dtype: torch.dtype, 
         outputs: N.
         dtype: of inputs and weights.
         limit: use only as many outputs as make this many elements, but at least 64.
+        kind: of the weight, where that is quantised.
     """
-    return Case(operation, (inputs, min(outputs, max(64, limit // inputs // 16 * 16))), dtype)
+    return Case(operation, (inputs, min(outputs, max(64, limit // inputs // 16 * 16))), dtype, kind)
 
 
 def check(
@@ -150,6 +158,17 @@ def _random(seed: int, *shape: int) -> Tensor:
     return (mantissa * sign).float() / (1 << 22) / (1 << exponent)
 
 
+def random_blocks(kind: Kind, outputs: int, inputs: int, seed: int) -> Weight:
+    """Return a weight of random blocks whose factors are random numbers of ordinary size."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (outputs * inputs // kind.block, kind.size)
+    blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    for at in kind.factors:
+        factors = torch.randint(0x2000, 0x3000, (len(blocks), 1), generator=generator, dtype=torch.int16)
+        blocks[:, at : at + 2] = factors.view(torch.uint8)
+    return Weight((Part(kind, blocks.view(outputs, -1)),))
+
+
 def _cancelling(inputs: int) -> tuple[Tensor, Tensor]:
     """Return indices [K] and signs [K] that make two factors' products cancel; see `_product`."""
     half = inputs // 2
@@ -162,7 +181,9 @@ def _product(kernels: Kernels, case: Case) -> Rows:
     inputs, outputs = case.sizes
     index, sign = _cancelling(inputs)
     x = (_random(1, DISTINCT, inputs)[:, index] * sign).to(case.dtype)
-    weight = _random(2, outputs, inputs)[:, index].to(case.dtype).contiguous()
+    weight: Tensor | Weight = _random(2, outputs, inputs)[:, index].to(case.dtype).contiguous()
+    if case.kind:
+        weight = random_blocks(BY_NAME[case.kind], outputs, inputs, seed=2)
     head = case.operation == "logits"
     packed = kernels.pack_head(weight) if head else kernels.pack_linear(weight)
     multiply = kernels.logits if head else kernels.linear

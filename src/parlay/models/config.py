@@ -9,8 +9,10 @@ from typing import Any
 
 from parlay.errors import ModelError, brief, shown
 from parlay.models.gguf_config import read_gguf_config
+from parlay.models.packing import read_packing
 from parlay.models.rope import config_file, longest, read_rotary
 from parlay.models.style import Experts, Foreign, Rotary, Style
+from parlay.types.storage import Storage
 
 # What some families call differently.
 _OTHER_NAMES = {"intermediate_size": "ffn_dim"}
@@ -26,7 +28,8 @@ class ModelConfig:
     """The shape of a decoder-only model, in a Hugging Face `config.json`'s words. Sizes are element counts.
 
     `raw` is that file's content, for what only one family asks; `style` is what came of it. `foreign` is there where
-    no family of parlay's but a class of another library computes the model.
+    no family of parlay's but a class of another library computes the model. `storage` says what becomes of matrices
+    when they are read.
     """
 
     path: Path
@@ -47,6 +50,7 @@ class ModelConfig:
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
     style: Style = field(default_factory=Style)
     foreign: Foreign | None = None
+    storage: Storage = "stored"
 
     def only(self, **served: Any) -> None:
         """Refuse other values of some keys than these; a key that is missing passes.
@@ -154,14 +158,13 @@ def read_raw(path: Path) -> dict[str, Any]:
     """Return the content of a model's `config.json`, or what stands for it in a GGUF file.
 
     Raises:
-        ModelError: it is missing or unreadable, or the weights are quantised.
+        ModelError: it is missing or unreadable, or the weights are quantised in a way that is not served.
     """
     raw = read_gguf_config(path) if path.is_file() else read_json(path / "config.json")
     generation = path / "generation_config.json"
     if generation.is_file():
         raw = {**raw, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id"}}
-    if raw.get("quantization_config"):
-        raise ModelError(f"{path} holds quantised weights, which are not served yet; use an unquantised checkpoint")
+    read_packing(path, raw)
     return raw
 
 

@@ -4,7 +4,6 @@ Pre-norm residual layers of grouped-query attention with rotary positions and a 
 mixture of experts.
 """
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -14,13 +13,20 @@ from parlay.dist.group import Group
 from parlay.kernels.base import Kernels
 from parlay.models.config import MOST_LAYERS, ModelConfig
 from parlay.models.context import ForwardContext, LayerCache, tap_role
-from parlay.models.layers import Attention, ColumnParallelLinear, GatedMLP, Head, HeadNorms, RowParallelLinear
-from parlay.models.loader import Checkpoint
+from parlay.models.layers import (
+    Attention,
+    ColumnParallelLinear,
+    Embedding,
+    GatedMLP,
+    Head,
+    HeadNorms,
+    RowParallelLinear,
+)
+from parlay.models.loader import Checkpoint, Reader
 from parlay.models.moe import MixtureOfExperts
 from parlay.models.rotary import cos_sin_table
 from parlay.models.style import Experts
-
-Read = Callable[[str], Tensor]
+from parlay.weights.weight import Weight
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -104,16 +110,22 @@ def mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
 
 
 def make_attention(
-    config: ModelConfig, index: int, read: Read, kernels: Kernels, group: Group, cos_sin: Tensor
+    config: ModelConfig, index: int, read: Reader, kernels: Kernels, group: Group, cos_sin: Tensor
 ) -> Attention:
     """Read the attention of layer `index`."""
     style = config.style
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
-    def parts(kind: str) -> list[Tensor]:
+    def weights() -> list[Weight]:
         if style.fused:
-            return list(read(f"self_attn.qkv_proj.{kind}").tensor_split((q, q + kv)))
-        return [read(f"self_attn.{x}_proj.{kind}") for x in "qkv"]
+            fused = read.weight("self_attn.qkv_proj.weight")
+            return [fused.outputs(0, q), fused.outputs(q, q + kv), fused.outputs(q + kv, q + 2 * kv)]
+        return [read.weight(f"self_attn.{x}_proj.weight") for x in "qkv"]
+
+    def biases() -> list[Tensor]:
+        if style.fused:
+            return list(read("self_attn.qkv_proj.bias").tensor_split((q, q + kv)))
+        return [read(f"self_attn.{x}_proj.bias") for x in "qkv"]
 
     norms = None
     if style.head_norms:
@@ -121,10 +133,10 @@ def make_attention(
             read("self_attn.q_norm.weight"), read("self_attn.k_norm.weight"), config.rms_norm_eps, style.plus_one
         )
     return Attention(
-        ColumnParallelLinear(kernels, parts("weight"), group, parts("bias") if style.qkv_bias else None),
+        ColumnParallelLinear(kernels, weights(), group, biases() if style.qkv_bias else None),
         RowParallelLinear(
             kernels,
-            read("self_attn.o_proj.weight"),
+            read.weight("self_attn.o_proj.weight"),
             group,
             read("self_attn.o_proj.bias") if style.output_bias else None,
         ),
@@ -138,32 +150,42 @@ def make_attention(
     )
 
 
-def make_mlp(config: ModelConfig, read: Read, kernels: Kernels, group: Group) -> GatedMLP:
+def make_mlp(config: ModelConfig, read: Reader, kernels: Kernels, group: Group) -> GatedMLP:
     """Read the feed-forward network of a layer."""
     style = config.style
 
-    def parts(kind: str) -> list[Tensor]:
+    def weights() -> list[Weight]:
         if style.fused:
-            return list(read(f"mlp.gate_up_proj.{kind}").tensor_split(2))
-        return [read(f"mlp.gate_proj.{kind}"), read(f"mlp.up_proj.{kind}")]
+            fused, width = read.weight("mlp.gate_up_proj.weight"), config.intermediate_size
+            return [fused.outputs(0, width), fused.outputs(width, 2 * width)]
+        return [read.weight("mlp.gate_proj.weight"), read.weight("mlp.up_proj.weight")]
+
+    def biases() -> list[Tensor]:
+        if style.fused:
+            return list(read("mlp.gate_up_proj.bias").tensor_split(2))
+        return [read("mlp.gate_proj.bias"), read("mlp.up_proj.bias")]
 
     return GatedMLP(
-        ColumnParallelLinear(kernels, parts("weight"), group, parts("bias") if style.mlp_bias else None),
+        ColumnParallelLinear(kernels, weights(), group, biases() if style.mlp_bias else None),
         RowParallelLinear(
-            kernels, read("mlp.down_proj.weight"), group, read("mlp.down_proj.bias") if style.mlp_bias else None
+            kernels,
+            read.weight("mlp.down_proj.weight"),
+            group,
+            read("mlp.down_proj.bias") if style.mlp_bias else None,
         ),
         style.activation,
     )
 
 
-def _experts(config: ModelConfig, experts: Experts, read: Read, kernels: Kernels) -> MixtureOfExperts:
+def _experts(config: ModelConfig, experts: Experts, read: Reader, kernels: Kernels) -> MixtureOfExperts:
     gate, up, down = (
-        [read(f"{experts.prefix}.experts.{e}.{name}.weight") for e in range(experts.count)] for name in experts.names
+        [read.weight(f"{experts.prefix}.experts.{e}.{name}.weight") for e in range(experts.count)]
+        for name in experts.names
     )
     return MixtureOfExperts(
         kernels,
-        read(f"{experts.prefix}.gate.weight"),
-        [torch.cat(pair) for pair in zip(gate, up, strict=True)],
+        Weight.of(read(f"{experts.prefix}.gate.weight")),
+        [Weight.stack(pair) for pair in zip(gate, up, strict=True)],
         down,
         experts.chosen,
         experts.normalise,
@@ -175,7 +197,7 @@ class Layer:
     """A decoder layer with its weights."""
 
     def __init__(
-        self, config: ModelConfig, index: int, read: Read, kernels: Kernels, group: Group, cos_sin: Tensor
+        self, config: ModelConfig, index: int, read: Reader, kernels: Kernels, group: Group, cos_sin: Tensor
     ) -> None:
         """Read what layer `index` needs by its names within a layer."""
         style = config.style
@@ -256,19 +278,16 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(style.embedding_scale, dtype=dtype))
         everywhere = cos_sin_table(config, max_model_len)
         local = cos_sin_table(config, max_model_len, style.local_rotary) if style.local_rotary else everywhere
-        with Checkpoint(config.path) as weights:
+        with Checkpoint(config.path, storage=config.storage) as weights:
             self.leftovers = self.expect(config, weights)
-            self._embedding = weights.read("model.embed_tokens.weight", dtype)
+            self._embedding = Embedding(kernels, weights.read_weight("model.embed_tokens.weight", dtype))
             self._norm = weights.read("model.norm.weight", dtype)
             self._layers = []
             for i in range(config.num_layers):
-
-                def read(name: str, layer: str = f"model.layers.{i}.") -> Tensor:
-                    return weights.read(layer + name, dtype)
-
+                read = Reader(weights, dtype, f"model.layers.{i}.")
                 cos_sin = local if style.windows and style.windows[i] else everywhere
                 self._layers.append(Layer(config, i, read, kernels, group, cos_sin))
-            head = self._embedding if config.tie_embeddings else weights.read("lm_head.weight", dtype)
+            head = self._embedding if config.tie_embeddings else weights.read_weight("lm_head.weight", dtype)
             self._head = Head(kernels, head, style.logit_divisor, style.logit_cap)
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
@@ -283,7 +302,7 @@ class Decoder:
         """
         kernels, width = context.kernels, self.config.hidden_size
         residual = context.buffers("residual", width)
-        kernels.embed(self._embedding, tokens, residual)
+        self._embedding(tokens, residual)
         if self._embedding_scale != 1:
             kernels.scale(residual, self._embedding_scale)
         delta: Tensor | None = None
@@ -308,8 +327,8 @@ class Decoder:
             context.kernels.add_embedding(out, delta, each.int())
 
     @property
-    def embedding(self) -> Tensor:
-        """The embedding `[vocab, hidden]`, as stored."""
+    def embedding(self) -> Embedding:
+        """The embedding, for who looks tokens up as the model does."""
         return self._embedding
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""GGUF files: the header, read without trusting it, and the tensors, dequantised.
+"""GGUF files: the header, read without trusting it, and the tensors, as they are stored or dequantised.
 
 Source: the format's description, `docs/gguf.md` in ggml's repository; versions 2 and 3, little-endian.
 
@@ -18,41 +18,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parlay.errors import ModelError
+from parlay.weights.kinds import KINDS, Kind
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# How a tensor may be stored: number in the file, name, elements a block, bytes a block.
-_STORED = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
-    29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
-    40: ("NVFP4", 64, 36),
-}
+    from parlay.weights.weight import Weight
+
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # torch's names
 
 # What a metadata value may be: number in the file, and struct's letter.
@@ -78,14 +53,14 @@ class Stored:
 
     Attributes:
         name: as the file calls it.
-        kind: how it is stored: `F32`, `Q4_K`, ...
+        kind: how it is stored.
         shape: as torch counts dimensions, the last one contiguous.
         offset: of its first byte in the file.
         size: bytes.
     """
 
     name: str
-    kind: str
+    kind: Kind
     shape: tuple[int, ...]
     offset: int
     size: int
@@ -208,28 +183,48 @@ class GGUFFile:
         """
         import torch  # the server's front reads the metadata alone, and does without it
 
-        stored = self.tensors[name]
-        shape, size, offset = stored.shape, stored.size, stored.offset
-        if index is not None:
-            shape, size = shape[1:], size // shape[0]
-            offset += index * size
-        raw = np.frombuffer(self._data, np.uint8, size, offset)
-        out = torch.empty(shape, dtype=getattr(torch, _FLOATS.get(stored.kind, "float32")))
-        if stored.kind in _FLOATS:
+        kind = self.tensors[name].kind
+        raw, shape = self._raw(name, index)
+        out = torch.empty(shape, dtype=getattr(torch, _FLOATS.get(kind.name, "float32")))
+        if kind.block == 1:
             out.view(-1).view(torch.uint8).numpy()[:] = raw
             return out
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
         # A slab of rows at a time: what the package makes on the way is several times the tensor.
-        kind = GGMLQuantizationType[stored.kind]
         rows = math.prod(shape[:-1])
         source, target = raw.reshape(rows, -1), out.view(rows, -1).numpy()
         step = max(1, _SLAB // shape[-1])
         with np.errstate(all="ignore"):  # who reads looks for values that are no numbers
             for row in range(0, rows, step):
-                target[row : row + step] = dequantize(source[row : row + step], kind)
+                target[row : row + step] = dequantize(source[row : row + step], GGMLQuantizationType(kind.number))
         return out
+
+    def read_blocks(self, name: str, index: int | None = None) -> Weight:
+        """Return a matrix of blocks as it is stored.
+
+        Args:
+            name: of the tensor.
+            index: where several are stacked, which of them alone to read.
+        """
+        import torch
+
+        from parlay.weights.weight import Part, Weight
+
+        raw, shape = self._raw(name, index)
+        blocks = torch.empty((shape[0], len(raw) // shape[0]), dtype=torch.uint8)
+        blocks.view(-1).numpy()[:] = raw
+        return Weight((Part(self.tensors[name].kind, blocks),))
+
+    def _raw(self, name: str, index: int | None) -> tuple[NDArray[np.uint8], tuple[int, ...]]:
+        """Return the bytes of a tensor, or of one in a stack, and its shape."""
+        stored = self.tensors[name]
+        shape, size, offset = stored.shape, stored.size, stored.offset
+        if index is not None:
+            shape, size = shape[1:], size // shape[0]
+            offset += index * size
+        return np.frombuffer(self._data, np.uint8, size, offset), shape
 
     def digest(self) -> bytes:
         """Return a digest of the whole header and of a sample from within every tensor."""
@@ -329,17 +324,17 @@ class GGUFFile:
         return name, self._take("I"), shape, self._take("Q")
 
     def _add_tensor(self, name: str, number: int, shape: tuple[int, ...], offset: int, alignment: int) -> None:
-        if number not in _STORED:
-            served = ", ".join(sorted(kind for kind, _, _ in _STORED.values()))
+        if number not in KINDS:
+            served = ", ".join(sorted(kind.name for kind in KINDS.values()))
             raise ModelError(
                 f"{self.path}: tensor {name!r} is stored as {_kind_name(number)}, which is not served; {served} are"
             )
-        kind, block, width = _STORED[number]
+        kind = KINDS[number]
         if name in self.tensors:
             self._fail(f"tensor {name!r} comes twice")
-        if shape[-1] % block or 0 in shape:
+        if shape[-1] % kind.block or 0 in shape:
             self._fail(f"tensor {name!r} has shape {list(shape)}, which {kind} cannot store")
-        size = math.prod(shape) // block * width
+        size = math.prod(shape) // kind.block * kind.size
         if offset % alignment or offset + size > self._size:
             self._fail(f"tensor {name!r} would lie at bytes {offset} to {offset + size} of {self._size}")
         self.tensors[name] = Stored(name, kind, shape, offset, size)

@@ -119,7 +119,7 @@ def _check_sizes(file: GGUFFile, sizes: dict[str, int], layers: int) -> None:
 
 def _dtype(file: GGUFFile) -> str:
     """Return what to compute in: norms are always stored as float32 and say nothing."""
-    kinds = {stored.kind for stored in file.tensors.values() if len(stored.shape) > 1}
+    kinds = {stored.kind.name for stored in file.tensors.values() if len(stored.shape) > 1}
     return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(kinds), "bfloat16")
 
 

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from parlay.errors import ModelError
 from parlay.models.gguf import GGUFFile, Stored
+from parlay.weights.kinds import Kind
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from parlay.weights.weight import Weight
 
 MAX_EXPERTS = 1 << 10  # a layer; twice what any model has
 
@@ -172,19 +175,34 @@ class GGUFWeights:
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as Hugging Face's class would have it; what was quantised comes as float32."""
-        ours, index = self._names[name]
-        tensor = self._file.read(ours, index)
-        if self._family.interleaved and (heads := self._heads(name)):
-            if tensor.shape[0] % (2 * heads):
-                raise ModelError(
-                    f"{self._file.path}: tensor {ours!r} has {tensor.shape[0]} rows, which are not "
-                    f"{heads} heads of pairs; the file is damaged"
-                )
-            pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
-            return pairs.transpose(1, 2).reshape(tensor.shape)
+        tensor = self._halved(name, self._file.read(*self._names[name]))
         if self._family.norm_offset and "norm" in name:
             return tensor - self._family.norm_offset
         return tensor
+
+    def kind(self, name: str) -> Kind:
+        """Return how a tensor is stored."""
+        return self._file.tensors[self._names[name][0]].kind
+
+    def get_blocks(self, name: str) -> Weight:
+        """Return a matrix of blocks as Hugging Face's class would have it, as it is stored."""
+        from parlay.weights.weight import Part, Weight
+
+        stored = self._file.read_blocks(*self._names[name])
+        return Weight(tuple(Part(part.kind, self._halved(name, part.data)) for part in stored.parts))
+
+    def _halved(self, name: str, tensor: Tensor) -> Tensor:
+        """Return a tensor whose rotary rows come in halves, not in pairs."""
+        heads = self._heads(name) if self._family.interleaved else None
+        if heads is None:
+            return tensor
+        if tensor.shape[0] % (2 * heads):
+            raise ModelError(
+                f"{self._file.path}: tensor {self._names[name][0]!r} has {tensor.shape[0]} rows, which are not "
+                f"{heads} heads of pairs; the file is damaged"
+            )
+        pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
+        return pairs.transpose(1, 2).reshape(tensor.shape)
 
     def __enter__(self) -> GGUFWeights:
         self._file.__enter__()

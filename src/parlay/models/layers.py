@@ -15,13 +15,15 @@ from torch import Tensor
 
 from parlay.dist.group import Group
 from parlay.kernels.base import Activation, Kernels
+from parlay.kernels.linear import LinearWeight
 from parlay.models.context import Buffers, ForwardContext, LayerCache
+from parlay.weights.weight import Weight
 
 
 class Linear:
     """`y = x W^T + b`, the weight `[out, in]` packed once for the kernels. Row-invariant by the kernels' contract."""
 
-    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, kernels: Kernels, weight: Weight, bias: Tensor | None = None) -> None:
         self._kernels = kernels
         self._weight = kernels.pack_linear(weight)
         self._bias = bias
@@ -40,12 +42,12 @@ class ColumnParallelLinear(Linear):
     """A linear layer split along its outputs: each rank gives its own share of them."""
 
     def __init__(
-        self, kernels: Kernels, weights: list[Tensor], group: Group, biases: list[Tensor] | None = None
+        self, kernels: Kernels, weights: list[Weight], group: Group, biases: list[Tensor] | None = None
     ) -> None:
         """Fuse several weights `[out_i, in]` that read the same input, each split among the ranks on its own."""
         super().__init__(
             kernels,
-            torch.cat([group.shard(w, 0) for w in weights]).contiguous(),
+            Weight.stack([w.outputs(*group.share(w.shape[0])) for w in weights]),
             torch.cat([group.shard(b, 0) for b in biases]) if biases else None,
         )
 
@@ -53,8 +55,8 @@ class ColumnParallelLinear(Linear):
 class RowParallelLinear(Linear):
     """A linear layer split along its inputs: the ranks' partial sums are added in rank order."""
 
-    def __init__(self, kernels: Kernels, weight: Tensor, group: Group, bias: Tensor | None = None) -> None:
-        super().__init__(kernels, group.shard(weight, 1))
+    def __init__(self, kernels: Kernels, weight: Weight, group: Group, bias: Tensor | None = None) -> None:
+        super().__init__(kernels, weight.inputs(*group.share(weight.shape[1])))
         self._group = group
         self._sum_bias = bias
 
@@ -66,17 +68,49 @@ class RowParallelLinear(Linear):
         return out
 
 
+class Embedding:
+    """A row of numbers for each token. A quantised one is read as it lies packed, which a tied head shares."""
+
+    def __init__(self, kernels: Kernels, weight: Weight) -> None:
+        """Keep a weight `[vocab, hidden]`."""
+        self._kernels = kernels
+        self._shape = weight.shape
+        self._stored = kernels.pack_head(weight) if weight.quantised else weight.numbers()
+
+    def __call__(self, tokens: Tensor, out: Tensor) -> None:
+        """Write the rows of `tokens` `[rows]` to `out` `[rows, hidden]`."""
+        if isinstance(self._stored, Tensor):
+            self._kernels.embed(self._stored, tokens, out)
+        else:
+            self._kernels.embed_packed(self._stored, tokens, out)
+
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        """Return the whole of it as plain numbers."""
+        if isinstance(self._stored, Tensor):
+            return self._stored.to(dtype)
+        out = torch.empty(self._shape, dtype=dtype)
+        self(torch.arange(self._shape[0]), out)
+        return out
+
+    def head(self) -> LinearWeight:
+        """Return the weight as `logits` reads it."""
+        return self._kernels.pack_head(self._stored) if isinstance(self._stored, Tensor) else self._stored
+
+
 class Head:
     """The language model head: float32 logits whatever the model's dtype.
 
     Logits in bfloat16 would tie exactly at the top too often for a total order to be worth anything.
     """
 
-    def __init__(self, kernels: Kernels, weight: Tensor, divisor: float = 1.0, cap: float = 0.0) -> None:
-        """Pack a weight `[vocab, hidden]`; logits are divided by `divisor`, then soft-capped unless `cap` is 0."""
+    def __init__(self, kernels: Kernels, weight: Weight | Embedding, divisor: float = 1.0, cap: float = 0.0) -> None:
+        """Pack a weight `[vocab, hidden]`, or take the embedding's, to which the head is tied.
+
+        Logits are divided by `divisor`, then soft-capped unless `cap` is 0.
+        """
         self._kernels = kernels
-        self._weight = kernels.pack_head(weight)
-        self._vocab_size = weight.shape[0]
+        self._weight = weight.head() if isinstance(weight, Embedding) else kernels.pack_head(weight)
+        self._vocab_size = self._weight.outputs
         self._divisor = divisor
         self._cap = cap
 

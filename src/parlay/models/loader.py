@@ -6,7 +6,7 @@ Leftovers that a family explains, such as layers that predict further tokens, ar
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
@@ -20,18 +20,25 @@ from torch import Tensor
 from parlay.errors import ModelError, brief, shown
 from parlay.models.gguf import GGUFFile
 from parlay.models.gguf_names import GGUFWeights
+from parlay.models.packed import PackedLayers
+from parlay.models.packing import Packing, read_packing
 from parlay.models.pickled import Pickled
+from parlay.types.storage import Storage
+from parlay.weights.kinds import COMPUTED, Kind
+from parlay.weights.quantise import INT8, fits_int8, to_int8
+from parlay.weights.weight import Weight
 
 _SAMPLE = 256  # bytes
 _PICKLED = (".bin", ".pt")
 _HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _NAME = 255  # characters of a file's name
+_NEVER_QUANTISED = ("embed_positions.weight", ".gate.weight")  # looked up and added, and a router's
 
 
 class Checkpoint:
     """The tensors of a model directory or GGUF file, by name; read one at a time, as asked for. A context manager."""
 
-    def __init__(self, path: Path, *, head: bool = False) -> None:
+    def __init__(self, path: Path, *, head: bool = False, storage: Storage = "plain") -> None:
         """Open the weights in directory `path`, safetensors or else `.bin`, or GGUF file `path`.
 
         Of safetensors and GGUF files only headers are read here.
@@ -39,11 +46,13 @@ class Checkpoint:
         Args:
             path: of the weights.
             head: those of a draft head are wanted, beside which its target's may lie.
+            storage: how `read_weight` gives matrices.
 
         Raises:
             ModelError: there are none, or one is corrupt.
         """
         self._path = path
+        self._storage = storage
         self._stack = ExitStack()
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
@@ -51,6 +60,12 @@ class Checkpoint:
             self._files[file] = handle = self._open(file)
             for name in handle.keys():  # noqa: SIM118 - not a mapping
                 self._where[name] = file
+        packing = None if head else _packing(path)
+        if packing is not None:
+            layers = PackedLayers(packing, {name: self._files[file] for name, file in self._where.items()})
+            self._files[path] = layers
+            self._where = {name: file for name, file in self._where.items() if name not in layers.parts}
+            self._where |= dict.fromkeys(layers.keys(), path)
 
     def _open(self, file: Path) -> Any:
         if file.suffix in _PICKLED:
@@ -126,11 +141,75 @@ class Checkpoint:
         tensor = stored.to(dtype).contiguous()
         # One pass at the speed of memory; NaN wins over any minimum and maximum.
         if tensor.numel() and not all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
-            raise ModelError(
-                f"{self._where[name]}: tensor {shown(name)} holds values that are infinite or not numbers"
-                f"{'' if stored.dtype is dtype else f' in {dtype}'.replace('torch.', '')}; the checkpoint is damaged"
-            )
+            raise self._not_finite(name, "" if stored.dtype is dtype else f" in {dtype}".replace("torch.", ""))
         return tensor
+
+    def kind(self, name: str) -> Kind | None:
+        """Return the blocks that `read_weight` gives a matrix in; None for plain numbers."""
+        file, shape = self._files[self._where[name]], self.shape(name)
+        if self._storage == "stored" and isinstance(file, GGUFWeights | PackedLayers) and len(shape) == 2:
+            kind = file.kind(name)
+            return kind if kind in COMPUTED else None
+        if self._storage == "int8" and fits_int8(shape) and not name.endswith(_NEVER_QUANTISED):
+            return INT8
+        return None
+
+    def size(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, plain: Collection[str] = ()) -> int:
+        """Return the bytes of some tensors once they are read.
+
+        Args:
+            shapes: by name; of some, fewer outputs than the file has.
+            dtype: of plain numbers.
+            plain: matrices that are read by `read`, the others being read by `read_weight`.
+        """
+        total = 0
+        for name, shape in shapes.items():
+            kind, numbers = None if name in plain else self.kind(name), math.prod(shape)
+            total += numbers * dtype.itemsize if kind is None else numbers // kind.block * kind.size
+        return total
+
+    def read_weight(self, name: str, dtype: torch.dtype) -> Weight:
+        """Return a matrix for the kernels, plain numbers converted to `dtype`.
+
+        Raises:
+            ModelError: as `read` does.
+        """
+        if self.kind(name) is None:
+            return Weight.of(self.read(name, dtype))
+        if self._storage == "int8":
+            return to_int8(self.read(name))
+        weight: Weight = self._files[self._where[name]].get_blocks(name)
+        if not weight.finite():
+            raise self._not_finite(name)
+        return weight
+
+    def _not_finite(self, name: str, dtype: str = "") -> ModelError:
+        return ModelError(
+            f"{self._where[name]}: tensor {shown(name)} holds values that are infinite or not numbers{dtype}; "
+            "the checkpoint is damaged"
+        )
+
+
+class Reader:
+    """A part of a checkpoint whose tensors' names begin alike, such as a layer; reads them by the rest."""
+
+    def __init__(
+        self, weights: Checkpoint, dtype: torch.dtype, prefix: str, renamed: Mapping[str, str] | None = None
+    ) -> None:
+        """Read from `weights` in `dtype`; `renamed` says which names stand for others."""
+        self._weights, self._dtype, self._prefix = weights, dtype, prefix
+        self._renamed = renamed or {}
+
+    def __call__(self, name: str) -> Tensor:
+        """Return a tensor of plain numbers."""
+        return self._weights.read(self._full(name), self._dtype)
+
+    def weight(self, name: str) -> Weight:
+        """Return a matrix as the kernels multiply with it."""
+        return self._weights.read_weight(self._full(name), self._dtype)
+
+    def _full(self, name: str) -> str:
+        return self._prefix + self._renamed.get(name, name)
 
 
 def digest_weights(path: Path) -> bytes:
@@ -197,6 +276,16 @@ def _weight_files(path: Path, head: bool = False) -> list[Path]:
         if not file.is_file():
             raise ModelError(f"{file} does not exist; weights are read from safetensors or .bin files")
     return files
+
+
+def _packing(path: Path) -> Packing | None:
+    """Return how the layers of a model's directory are quantised, if they are."""
+    file = path / "config.json"
+    try:
+        raw = json.loads(file.read_text("utf-8")) if path.is_dir() and file.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
+    return read_packing(path, raw) if isinstance(raw, dict) else None
 
 
 def _more(names: list[str]) -> str:

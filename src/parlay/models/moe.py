@@ -12,6 +12,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Activation, Kernels
 from parlay.models.context import ForwardContext
+from parlay.weights.weight import Weight
 
 
 class MixtureOfExperts:
@@ -20,9 +21,9 @@ class MixtureOfExperts:
     def __init__(
         self,
         kernels: Kernels,
-        router: Tensor,
-        gate_up: Sequence[Tensor],
-        down: Sequence[Tensor],
+        router: Weight,
+        gate_up: Sequence[Weight],
+        down: Sequence[Weight],
         chosen: int,
         normalise: bool,
         activation: Activation = "silu",

@@ -13,8 +13,8 @@ from parlay.dist.group import Group
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, LayerCache
-from parlay.models.layers import Attention, ColumnParallelLinear, Head, RowParallelLinear
-from parlay.models.loader import Checkpoint
+from parlay.models.layers import Attention, ColumnParallelLinear, Embedding, Head, RowParallelLinear
+from parlay.models.loader import Checkpoint, Reader
 from parlay.models.style import Style
 
 _EPS = 1e-5  # torch's default, which OPT was trained with
@@ -69,20 +69,24 @@ class _Layer:
     def __init__(
         self, config: ModelConfig, index: int, weights: Checkpoint, kernels: Kernels, dtype: torch.dtype, group: Group
     ) -> None:
-        def read(name: str, kind: str = "weight") -> Tensor:
-            return weights.read(f"model.decoder.layers.{index}.{name}.{kind}", dtype)
+        read = Reader(weights, dtype, f"model.decoder.layers.{index}.")
 
-        self._attention_norm, self._mlp_norm = ((read(name), read(name, "bias")) for name in _NORMS)
-        names = [f"self_attn.{x}_proj" for x in "qkv"]
+        def row_parallel(name: str) -> RowParallelLinear:
+            return RowParallelLinear(kernels, read.weight(f"{name}.weight"), group, read(f"{name}.bias"))
+
+        def column_parallel(*names: str) -> ColumnParallelLinear:
+            biases = [read(f"{name}.bias") for name in names]
+            return ColumnParallelLinear(kernels, [read.weight(f"{name}.weight") for name in names], group, biases)
+
+        self._attention_norm, self._mlp_norm = ((read(f"{name}.weight"), read(f"{name}.bias")) for name in _NORMS)
         self._attention = Attention(
-            ColumnParallelLinear(kernels, [read(n) for n in names], group, [read(n, "bias") for n in names]),
-            RowParallelLinear(kernels, read("self_attn.out_proj"), group, read("self_attn.out_proj", "bias")),
+            column_parallel(*(f"self_attn.{x}_proj" for x in "qkv")),
+            row_parallel("self_attn.out_proj"),
             config.num_heads // group.size,
             config.head_dim,
             torch.zeros(1, 0),  # no column turns
         )
-        self._up = ColumnParallelLinear(kernels, [read("fc1")], group, [read("fc1", "bias")])
-        self._down = RowParallelLinear(kernels, read("fc2"), group, read("fc2", "bias"))
+        self._up, self._down = column_parallel("fc1"), row_parallel("fc2")
 
     def __call__(self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache) -> Tensor:
         """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
@@ -131,14 +135,14 @@ class Model:
         """
         self.config = config
         self.dtype = dtype
-        with Checkpoint(config.path) as weights:
+        with Checkpoint(config.path, storage=config.storage) as weights:
             self.expect(config, weights)
-            self._embedding = weights.read("model.decoder.embed_tokens.weight", dtype)
+            self._embedding = Embedding(kernels, weights.read_weight("model.decoder.embed_tokens.weight", dtype))
             self._positions = weights.read("model.decoder.embed_positions.weight", dtype)[_OFFSET:].contiguous()
             norm = "model.decoder.final_layer_norm"
             self._norm = weights.read(f"{norm}.weight", dtype), weights.read(f"{norm}.bias", dtype)
             self._layers = [_Layer(config, i, weights, kernels, dtype, group) for i in range(config.num_layers)]
-            head = self._embedding if config.tie_embeddings else weights.read("lm_head.weight", dtype)
+            head = self._embedding if config.tie_embeddings else weights.read_weight("lm_head.weight", dtype)
             self._head = Head(kernels, head)
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
@@ -153,7 +157,7 @@ class Model:
         """
         kernels, width = context.kernels, self.config.hidden_size
         residual = context.buffers("residual", width)
-        kernels.embed(self._embedding, tokens, residual)
+        self._embedding(tokens, residual)
         kernels.add_embedding(residual, self._positions, context.positions)
         delta: Tensor | None = None
         for layer, cache in zip(self._layers, context.cache, strict=True):

@@ -1,6 +1,7 @@
 """From a name to a model: find the files, read its config, pick the family, load."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,8 @@ from parlay.models.hub import DEFAULT, Hub, fetch, is_hub_id
 from parlay.models.loader import Checkpoint
 from parlay.registry import Registry
 from parlay.types.cache import CacheSpec
+from parlay.types.storage import Storage
+from parlay.weights.kinds import Kind
 
 ASSETS = Path(__file__).parent.parent / "assets"
 _SUFFIX = "ForCausalLM"
@@ -47,6 +50,8 @@ families = Registry(
             "layers",
             "loader",
             "moe",
+            "packed",
+            "packing",
             "pickled",
             "rope",
             "rotary",
@@ -159,7 +164,7 @@ def describe_files(path: Path) -> ModelConfig:
     if architecture.endswith(_SUFFIX) and _family(architecture) in families.names():
         described: ModelConfig = families.load(_family(architecture)).describe(parse_config(path, raw))
         return described
-    if path.is_file():
+    if path.is_file() or raw.get("quantization_config"):
         served = ", ".join(families.names())
         raise ModelError(f"{path}: {brief(architecture)} is not served; these families are: {served}")
     return foreign.describe(path, raw)
@@ -180,6 +185,31 @@ def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
     return _DTYPES[name]
 
 
+def describe_as(path: Path, storage: Storage, asked: str | None = None) -> ModelConfig:
+    """Return the shape of a model that was found, to be read in a certain form.
+
+    Args:
+        path: of the model.
+        storage: what becomes of its matrices.
+        asked: "int8", or the quantisation that the checkpoint is said to have.
+
+    Raises:
+        ConfigError: it has another one, or `int8` cannot be made of this model.
+        ModelError: as `describe_files` does.
+    """
+    config = replace(describe_files(path), storage=storage)
+    if asked == "int8" and config.foreign is not None:
+        raise ConfigError(
+            f"quantization='int8' is not served for {config.architecture}, which a class of transformers computes; "
+            "leave it out"
+        )
+    own = "gguf" if config.path.is_file() else (config.raw.get("quantization_config") or {}).get("quant_method")
+    if asked not in (None, "int8", own):
+        has = f"is quantised by {own}" if own else "is not quantised"
+        raise ConfigError(f"quantization={shown(asked)}, but {config.path} {has}; leave it out")
+    return config
+
+
 def cache_spec(config: ModelConfig, dtype: torch.dtype) -> CacheSpec:
     """Return what the model's layers keep of a token."""
     return CacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, dtype.itemsize)
@@ -198,6 +228,21 @@ def check_weights(config: ModelConfig) -> None:
     """
     with Checkpoint(config.path) as weights:
         _class(config).expect(config, weights)
+
+
+def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
+    """Return which blocks a model's matrices are computed in, by name; those of plain numbers are left out.
+
+    Raises:
+        ModelError: files are missing or damaged.
+    """
+    if config.foreign is not None or config.storage == "plain":
+        return {}
+    if config.storage == "stored" and not config.path.is_file() and not config.raw.get("quantization_config"):
+        return {}  # the files need not be looked into
+    with Checkpoint(config.path, storage=config.storage) as weights:
+        kinds = {name: weights.kind(name) for name in weight_shapes(config) if name in weights.names}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 def lends(config: ModelConfig) -> bool:

@@ -1,7 +1,6 @@
 """The decoder layers of an EAGLE-type head."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,33 +10,30 @@ from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Layer, make_attention, make_mlp
+from parlay.models.loader import Reader
 from parlay.models.rotary import cos_sin_table
 
 
 class Body:
     """The layers of a head: the first without the norm before its attention, any others ordinary ones."""
 
-    def __init__(
-        self, config: ModelConfig, length: int, read: Callable[[int, str], Tensor], kernels: Kernels
-    ) -> None:
+    def __init__(self, config: ModelConfig, length: int, read: Sequence[Reader], kernels: Kernels) -> None:
         """Read the weights.
 
         Args:
             config: of the head's layers, with their style.
             length: of the longest sequence.
-            read: returns a tensor of a layer, given the layer's index and the tensor's name in it.
+            read: of each layer, by the tensors' names in it.
             kernels: the operations to run with.
         """
         # A rotary embedding of the head's own: it is never the target's.
         cos_sin = cos_sin_table(config, length)
-        first = partial(read, 0)
+        first = read[0]
         self._eps = config.rms_norm_eps
         self._attention = make_attention(config, 0, first, kernels, ALONE, cos_sin)
         self._norm = first("post_attention_layernorm.weight")
         self._mlp = make_mlp(config, first, kernels, ALONE)
-        self._others = [
-            Layer(config, i, partial(read, i), kernels, ALONE, cos_sin) for i in range(1, config.num_layers)
-        ]
+        self._others = [Layer(config, i, read[i], kernels, ALONE, cos_sin) for i in range(1, config.num_layers)]
 
     def __call__(self, x: Tensor, state: Tensor, context: ForwardContext) -> None:
         """Run the layers on attention's input `x`, and add to `state` `[rows, d]` what they give."""

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
-from parlay.models.select import cache_spec, check_weights, describe_model, load_model
+from parlay.models.select import cache_spec, check_weights, describe_model, load_model, stored_kinds
 from parlay.models.tokenizer import read_tokenizer, tokenizer_file
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
 from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
-from parlay.proposers.heads import Options, shape_of
+from parlay.proposers.heads import Options, shape_of, storage_of
 from parlay.proposers.lent import lent_logits, records_logits
 from parlay.proposers.places import Places, scratch_blocks
 from parlay.proposers.recorder import Recorder
@@ -47,7 +47,8 @@ class Proposer(Head):
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._target = target
-        self._config = describe_model(options.model, replace(target.hub, revision=options.revision))
+        config = describe_model(options.model, replace(target.hub, revision=options.revision))
+        self._config = replace(config, storage="stored" if stored_kinds(config) else storage_of(options, target))
         _check_vocabulary(self._config, target.config)
         check_weights(self._config)
         self.cache = cache_spec(self._config, target.dtype)

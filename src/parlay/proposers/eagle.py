@@ -9,7 +9,6 @@ A guess costs a layer and the target's head. Loses where that head is most of th
 large vocabularies, and further along a draft, for it was trained on true states and is fed foreseen ones.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,8 @@ from parlay.errors import ModelError
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder, attention_shapes, mlp_shapes
 from parlay.models.heads import layer_config
-from parlay.models.loader import Checkpoint
+from parlay.models.layers import Embedding
+from parlay.models.loader import Checkpoint, Reader
 from parlay.proposers.base import Runtime
 from parlay.proposers.body import Body, side_by_side
 from parlay.proposers.heads import Options
@@ -65,24 +65,27 @@ class Proposer(PairedProposer):
                 own["input_layernorm.weight"] = (width,)
             shapes |= {f"layers.{i}.{name}": shape for name, shape in own.items()}
         weights.expect(shapes, (".rotary_emb.inv_freq",))
-        numbers = sum(map(math.prod, shapes.values()))
-        self.weight_bytes = numbers * target.dtype.itemsize + MOST_ROWS * config.vocab_size * 4
+        self.weight_bytes = weights.size(shapes, target.dtype) + MOST_ROWS * config.vocab_size * 4
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels = self._target.dtype, runtime.kernels
         self._target_logits, self.recordable = lent_logits(runtime.target, MOST_ROWS), records_logits(runtime.target)
-        own = None if self._borrows else weights.read(_EMBEDDING, dtype)
-        if isinstance(runtime.target, Decoder) and (own is None or torch.equal(own, runtime.target.embedding)):
-            own = runtime.target.embedding  # usually a copy, and a large one
-        assert own is not None
-        self._embedding = own
-        self._join = kernels.pack_linear(weights.read("fc.weight", dtype))
+        self._embedding = self._read_embedding(weights, runtime)
+        self._join = kernels.pack_linear(weights.read_weight("fc.weight", dtype))
         self._bias = weights.read("fc.bias", dtype) if self._biased else None
-
-        def read(layer: int, name: str) -> Tensor:
-            return weights.read(f"layers.{layer}.{name}", dtype)
-
+        read = [Reader(weights, dtype, f"layers.{i}.") for i in range(self.config.num_layers)]
         self._body = Body(self.config, self._target.max_model_len, read, kernels)
+
+    def _read_embedding(self, weights: Checkpoint, runtime: Runtime) -> Embedding:
+        """Return the target's embedding unless the head has another: its own is usually a copy, and a large one."""
+        lent = runtime.target.embedding if isinstance(runtime.target, Decoder) else None
+        if self._borrows:
+            assert lent is not None
+            return lent
+        dtype = self._target.dtype
+        if lent is not None and torch.equal(weights.read(_EMBEDDING, dtype), lent.numbers(dtype)):
+            return lent
+        return Embedding(runtime.kernels, weights.read_weight(_EMBEDDING, dtype))
 
     def sources(self, hidden: Tensor, tapped: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the state after the final norm; that is what the head was trained to foresee."""
@@ -94,7 +97,7 @@ class Proposer(PairedProposer):
     def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         kernels, (rows, width) = context.kernels, state.shape
         pair = context.buffers("pair", 2 * width).view(2, rows, width)
-        kernels.embed(self._embedding, tokens, pair[0])
+        self._embedding(tokens, pair[0])
         kernels.embed(state, torch.arange(rows), pair[1])
         joined = context.buffers("joined", 2 * width)
         side_by_side(pair, kernels, joined)

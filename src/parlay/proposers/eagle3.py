@@ -8,7 +8,6 @@ Read are its authors' layout, that of the `speculators` library, and what others
 the target's text has much that the reduced vocabulary lacks.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,8 @@ from parlay.kernels.linear import LinearWeight
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder, attention_shapes, mlp_shapes
 from parlay.models.heads import HeadConfig, layer_config
-from parlay.models.loader import Checkpoint
+from parlay.models.layers import Embedding
+from parlay.models.loader import Checkpoint, Reader
 from parlay.models.select import lends
 from parlay.proposers.base import Runtime
 from parlay.proposers.body import Body, side_by_side
@@ -33,6 +33,7 @@ __all__ = ["EMBEDDED", "Options", "Proposer"]
 
 EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-eagle3"}
 _EMBEDDING, _OUTPUT, _OFFSETS = "embed_tokens.weight", "lm_head.weight", "d2t"
+_NORM = "input_layernorm.weight"  # before a further layer's attention, as `Body` asks for it
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 _MOST_GUESSES = 64
 # Norms of single states, by their present and their former names.
@@ -73,8 +74,8 @@ class Proposer(PairedProposer):
         if len(fused) == 2 and fused[1] != len(self.taps) * inner and fused[1] % len(self.taps) == 0:
             head.check_target(target.config, hidden=fused[1] // len(self.taps))
         weights.expect(shapes, (".rotary_emb.inv_freq", "t2d"))
-        numbers = sum(math.prod(shape) for name, shape in shapes.items() if name != _OFFSETS)
-        self.weight_bytes = numbers * target.dtype.itemsize + (MOST_ROWS * 4 + 8) * self._vocab
+        read = {name: shape for name, shape in shapes.items() if name != _OFFSETS}
+        self.weight_bytes = weights.size(read, target.dtype) + (MOST_ROWS * 4 + 8) * self._vocab
 
     def _shapes(self, weights: Checkpoint) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all tensors that are read, and note which there are."""
@@ -127,8 +128,9 @@ class Proposer(PairedProposer):
         dtype, kernels, target = self._target.dtype, runtime.kernels, runtime.target
         assert isinstance(target, Decoder)
         self.recordable = self._own_output or records_logits(target)
-        self._embedding = target.embedding if self._borrows else weights.read(_EMBEDDING, dtype)
-        self._fuse = kernels.pack_linear(weights.read("fc.weight", dtype))
+        own = None if self._borrows else Embedding(kernels, weights.read_weight(_EMBEDDING, dtype))
+        self._embedding = own or target.embedding
+        self._fuse = kernels.pack_linear(weights.read_weight("fc.weight", dtype))
         self._bias = weights.read("fc.bias", dtype) if self._biased else None
         self._norm_of_all = weights.read("input_norm.weight", dtype) if self._input_norm else None
         self._norms_of_states = [weights.read(name, dtype) for name in self._state_norms]
@@ -137,18 +139,16 @@ class Proposer(PairedProposer):
         self._norm = weights.read("norm.weight", dtype)
         self._output: LinearWeight | None = None
         if self._own_output:
-            self._output = kernels.pack_head(weights.read(_OUTPUT, dtype))
+            self._output = kernels.pack_head(weights.read_weight(_OUTPUT, dtype))
             self._logits = torch.zeros((MOST_ROWS, self._vocab))
         else:
             self._target_logits = lent_logits(target, MOST_ROWS)
         self._normed = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)
         self.ids = self._read_ids(weights) if self._mapped else None
-
-        def read(layer: int, name: str) -> Tensor:
-            if layer and name == "input_layernorm.weight":
-                name = self._norm_before(weights, layer)
-            return weights.read(self._prefixes[layer] + name, dtype)
-
+        read = [
+            Reader(weights, dtype, prefix, {_NORM: self._norm_before(weights, i)} if i else None)
+            for i, prefix in enumerate(self._prefixes)
+        ]
         self._body = Body(self.config, self._target.max_model_len, read, kernels)
 
     def _read_ids(self, weights: Checkpoint) -> Tensor:
@@ -173,7 +173,7 @@ class Proposer(PairedProposer):
     def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         kernels, (rows, width), eps = context.kernels, state.shape, self.config.rms_norm_eps
         pair = context.buffers("pair", 2 * width).view(2, rows, width)
-        kernels.embed(self._embedding, tokens, pair[0])
+        self._embedding(tokens, pair[0])
         kernels.rms_norm(pair[0], self._token_norm, eps, pair[0])
         kernels.rms_norm(state, self._state_norm, eps, pair[1])
         joined = context.buffers("joined", 2 * width)

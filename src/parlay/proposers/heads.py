@@ -8,6 +8,7 @@ completions of the prompt, steps without a draft.
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,11 +17,13 @@ from parlay.config.speculative import MOST_DEPTH
 from parlay.errors import ConfigError
 from parlay.models.heads import HeadConfig, read_head
 from parlay.models.loader import Checkpoint
+from parlay.models.select import stored_kinds
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
 from parlay.proposers.expander import Expander, Head, Start
 from parlay.proposers.recorder import Recorder
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, Span, Verdict
+from parlay.types.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,14 @@ class Options:
         model: directory of a head or draft model, or its name on the hub; fetched as the engine's model is, with its
             `hf_token` into its `download_dir`.
         revision: branch, tag or commit of one on the hub.
+        quantization: "int8" has its matrices in eight bits, made when they are read; None leaves them as they are;
+            "auto" is the former beside a quantised target. It changes how well guesses do, and no token.
         draft_tensor_parallel_size: ranks it is split over; only 1 so far.
     """
 
     model: str
     revision: str | None = None
+    quantization: Literal["auto", "int8"] | None = "auto"
     draft_tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
@@ -43,6 +49,13 @@ class Options:
             raise ConfigError(
                 f"draft_tensor_parallel_size={self.draft_tensor_parallel_size} is not served yet; leave it at 1"
             )
+
+
+def storage_of(options: Options, target: TargetInfo) -> Storage:
+    """Return what becomes of the matrices of what guesses for a target."""
+    if options.quantization == "auto":
+        return "int8" if stored_kinds(target.config) else "stored"
+    return options.quantization or "stored"
 
 
 def starts(spans: Sequence[Span], verdicts: Sequence[Verdict], most: int) -> Iterator[Start]:
@@ -79,7 +92,8 @@ class HeadProposer(Head):
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._target = target
         self.head = read_head(options.model, replace(target.hub, revision=options.revision))
-        with Checkpoint(self.head.path, head=True) as weights:
+        self._storage = storage_of(options, target)
+        with Checkpoint(self.head.path, head=True, storage=self._storage) as weights:
             self.default_length = self.deepest = self.describe(weights)
 
     def load(self, runtime: Runtime) -> None:
@@ -87,7 +101,7 @@ class HeadProposer(Head):
         config, kernels = self._target.config, runtime.kernels
         self._kernels = kernels
         self._hidden = torch.zeros((MOST_ROWS, config.hidden_size), dtype=self._target.dtype)
-        with Checkpoint(self.head.path, head=True) as weights:
+        with Checkpoint(self.head.path, head=True, storage=self._storage) as weights:
             self.read(weights, runtime)
         self._expander = Expander(self, kernels, Recorder(kernels), self.default_length, config.vocab_size)
 

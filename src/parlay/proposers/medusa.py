@@ -9,7 +9,6 @@ those of `medusa_choices`.
 Costs one pass over the heads a step, whatever the draft's length. Loses where a guess depends on those before it.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,6 +93,8 @@ class Options(HeadOptions):
     Attributes:
         model: directory of the heads, or their name on the hub.
         revision: branch, tag or commit there.
+        quantization: "int8" has their matrices in eight bits, None leaves them; "auto" is the former beside a
+            quantised target.
         draft_tensor_parallel_size: ranks they are split over; only 1 so far.
         medusa_choices: the tree's nodes as paths of ranks, in the authors' form: `[[0], [0, 0], [1]]` has the two
             likeliest tokens of the first head, and after the likeliest of them that of the second. None for the
@@ -167,8 +168,7 @@ class Proposer(HeadProposer):
             shapes |= dict.fromkeys(layout.outputs, (stored, width))
         weights.expect(shapes | choice)
         own = {name: (self._vocab, width) if name in layout.outputs else shape for name, shape in shapes.items()}
-        numbers = sum(map(math.prod, own.values()))
-        self.weight_bytes = numbers * target.dtype.itemsize + MOST_ROWS * self._vocab * 4
+        self.weight_bytes = weights.size(own, target.dtype) + MOST_ROWS * self._vocab * 4
         return len(layout.blocks)
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
@@ -178,7 +178,7 @@ class Proposer(HeadProposer):
         self._blocks: list[list[tuple[LinearWeight, Tensor | None]]] = [
             [
                 (
-                    kernels.pack_linear(weights.read(f"{block}.weight", dtype)),
+                    kernels.pack_linear(weights.read_weight(f"{block}.weight", dtype)),
                     weights.read(f"{block}.bias", dtype) if layout.biased else None,
                 )
                 for block in own
@@ -187,9 +187,9 @@ class Proposer(HeadProposer):
         ]
         packed: dict[str, LinearWeight] = {}
         for name in dict.fromkeys(layout.outputs):
-            weight = weights.read(name, dtype)
+            weight = weights.read_weight(name, dtype)
             if self.ids is not None and weight.shape[0] != self._vocab:
-                weight = weight[self.ids]
+                weight = weight.chosen(self.ids)
             packed[name] = kernels.pack_head(weight)
         self._outputs = [packed[name] for name in layout.outputs]
         self._logits_of_target = runtime.target.logits

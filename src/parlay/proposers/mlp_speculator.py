@@ -22,6 +22,7 @@ from parlay.proposers.base import Runtime
 from parlay.proposers.expander import Start
 from parlay.proposers.heads import HeadProposer, Options
 from parlay.runner.graphs import MOST_ROWS
+from parlay.weights.weight import Weight
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -75,7 +76,8 @@ class Proposer(HeadProposer):
         present = set(weights.names)
         self._copies = tuple(name for name in copies if name in present)
         weights.expect(own | {name: copies[name] for name in self._copies})
-        self.weight_bytes = sum(map(math.prod, own.values())) * target.dtype.itemsize + MOST_ROWS * vocab * 4
+        embeddings = [name for name in own if name.startswith(f"{self._prefix}emb.")]
+        self.weight_bytes = weights.size(own, target.dtype, embeddings) + MOST_ROWS * vocab * 4
         return count
 
     def _source(self, part: str, index: int) -> int:
@@ -95,20 +97,23 @@ class Proposer(HeadProposer):
         def part(name: str, index: int, kind: str = "weight") -> Tensor:
             return weights.read(f"{self._prefix}{name}.{index}.{kind}", dtype)
 
+        def matrix(name: str, index: int) -> Weight:
+            return weights.read_weight(f"{self._prefix}{name}.{index}.weight", dtype)
+
         stages: list[_Stage] = []
         for i in range(self.default_length):
             if i and self._source("emb", i) < i:
                 shared = stages[0]
-                project = stages[1].project if i > 1 else kernels.pack_linear(part("proj", i))
+                project = stages[1].project if i > 1 else kernels.pack_linear(matrix("proj", i))
                 stages.append(_Stage(project, shared.embedding, shared.norm, shared.bias, shared.head))
                 continue
             stages.append(
                 _Stage(
-                    kernels.pack_linear(part("proj", i)),
+                    kernels.pack_linear(matrix("proj", i)),
                     part("emb", i) * share,
                     part("ln", i),
                     part("ln", i, "bias"),
-                    kernels.pack_head(part("head", i)),
+                    kernels.pack_head(matrix("head", i)),
                 )
             )
         self._stages = stages

@@ -25,7 +25,7 @@ from parlay.models.loader import Checkpoint
 from parlay.models.select import cache_spec, lends
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
 from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
-from parlay.proposers.heads import Options, shape_of
+from parlay.proposers.heads import Options, shape_of, storage_of
 from parlay.proposers.places import Places, scratch_blocks
 from parlay.proposers.recorder import Recorder
 from parlay.runner.batch import Batch, Stretch, flatten
@@ -97,7 +97,8 @@ class PairedProposer(Head):
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._target = target
         self.head = read_head(options.model, replace(target.hub, revision=options.revision))
-        with Checkpoint(self.head.path, head=True) as weights:
+        self._storage = storage_of(options, target)
+        with Checkpoint(self.head.path, head=True, storage=self._storage) as weights:
             self.describe(weights)
         self.cache = cache_spec(self.config, target.dtype)
 
@@ -152,7 +153,7 @@ class PairedProposer(Head):
         self._layer_caches: tuple[LayerCache, ...] = allocate(
             self.cache, runtime.num_blocks + scratch_blocks(runtime.block_size), runtime.block_size, dtype
         )
-        with Checkpoint(self.head.path, head=True) as weights:
+        with Checkpoint(self.head.path, head=True, storage=self._storage) as weights:
             self.read(weights, runtime)
         self._memory = Buffers(MOST_ROWS, dtype)  # of all recordings, for one runs at a time
         self._kept: dict[tuple[int, int], _Kept] = {}

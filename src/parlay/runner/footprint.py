@@ -5,12 +5,23 @@ import math
 import torch
 
 from parlay.models.config import ModelConfig
-from parlay.models.select import weight_shapes
+from parlay.models.select import stored_kinds, weight_shapes
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of a model's weights once they are loaded, whatever they are stored as."""
-    numbers = sum(math.prod(shape) for shape in weight_shapes(config).values())
-    # A tied head is packed for the kernels beside the embedding that is looked up.
-    tied = config.vocab_size * config.hidden_size if config.tie_embeddings else 0
-    return (numbers + tied) * dtype.itemsize
+    """Return the bytes of a model's weights once they are loaded.
+
+    Raises:
+        ModelError: files are missing or damaged.
+    """
+    kinds = stored_kinds(config)
+    total = 0
+    for name, shape in weight_shapes(config).items():
+        numbers, kind = math.prod(shape), kinds.get(name)
+        if kind is not None:
+            total += numbers // kind.block * kind.size
+        else:
+            # A tied head is packed for the kernels beside the embedding that is looked up.
+            twice = config.tie_embeddings and name.endswith("embed_tokens.weight")
+            total += numbers * dtype.itemsize * (2 if twice else 1)
+    return total

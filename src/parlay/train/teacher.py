@@ -1,7 +1,7 @@
 """The target as a teacher: its hidden states and distributions of whole texts, by the engine's own runner."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -84,7 +84,8 @@ def describe_target(options: TrainOptions) -> ModelConfig:
         ConfigError: an option does not fit it.
         ModelError: it cannot be found or served.
     """
-    config = describe_model(options.target)
+    # A head learns from plain numbers: rows in eight bits would only add noise to what it is to foresee.
+    config = replace(describe_model(options.target), storage="plain")
     resolve_dtype(options.dtype, config)
     served = options.max_model_len or config.max_position
     if served > config.max_position:
@@ -233,7 +234,7 @@ class Teacher:
         """Return the embedding `[V, H]` of a target that lends it, in float32."""
         model = self._runner.model
         assert isinstance(model, Decoder)
-        return model.embedding.float().to(self._device)
+        return model.embedding.numbers(torch.float32).to(self._device)
 
     @torch.no_grad()
     def output(self) -> Output:

@@ -1,0 +1,352 @@
+// Formats of quantised weights: how a GGUF file stores a block of one output's inputs, and how a panel holds it.
+//
+// Source: ggml's block structs and their dequantisation, version 3 of the GGUF format. A weight is scale * code (the
+// code less an offset, or looked up) plus, in some formats, a minimum. `group` inputs share scale and minimum. In a
+// format that is `nested` these are small integers, and 256 inputs share the factors on them.
+//
+// A panel is kPanel outputs, packed block after block of inputs, in one stream:
+//   factors       half [kPanel], of the scales
+//   least factors half [kPanel], where there is a minimum: of the minimums, or in no nested format themselves
+//   scales        int8 [groups, kPanel], where nested
+//   minimums      uint8 [groups, kPanel], where nested and there is a minimum; scales and minimums of four bits share
+//                 a byte, scales in the low half
+//   codes         of 32 inputs after another, in planes of bits
+// Codes lie as products take them: a lane of 32 bits has four inputs of one output, a byte each. A plane of nibbles has
+// steps 2i and 2i + 1 of four inputs in one lane, one of pairs of bits four steps, one of single bits all eight.
+#pragma once
+
+#include "table.h"
+#include "vec.h"
+
+namespace parlay {
+namespace {
+
+constexpr int kChunk = 32;         // inputs that share an activation's scale
+constexpr int kSteps = kChunk / 4;  // of four inputs
+constexpr int kWide = 256;         // inputs a nested block
+constexpr int kMostGroups = 16;    // a block
+constexpr int kLanesBytes = kPanel * 4;  // of a plane: a lane for each output
+
+typedef uint16_t half;
+
+// What one output's block says, as it is read from a file.
+struct Fields {
+  uint8_t code[kWide];  // without sign: `offset` is to be taken away, or an index into the table
+  half factor, least_factor;
+  int8_t scale[kMostGroups];
+  uint8_t least[kMostGroups];
+};
+
+template <int bits_, int group_, int offset_, bool least_, bool nested_, bool looked_up_ = false, bool shared_ = false>
+struct Format {
+  static constexpr int bits = bits_, group = group_, offset = offset_;
+  static constexpr bool least = least_, nested = nested_, looked_up = looked_up_, shared = shared_;
+  static constexpr bool wide = bits == 8 || looked_up;  // codes, as products take them, fill a byte
+  static constexpr int block = nested ? kWide : kChunk, groups = block / group, chunks = block / kChunk;
+  // Bytes of a panel's block.
+  static constexpr int factors = kPanel * (int)sizeof(half) * (least ? 2 : 1);
+  static constexpr int scales = nested ? groups * kPanel : 0, minimums = least && !shared ? scales : 0;
+  static constexpr int head = factors + scales + minimums;
+  static constexpr int bytes_plane = bits == 8 ? kSteps * kLanesBytes : 0;
+  static constexpr int nibbles = bits >= 4 && bits <= 6 ? kSteps / 2 * kLanesBytes : 0;
+  static constexpr int pairs = bits == 2 || bits == 3 || bits == 6 ? kSteps / 4 * kLanesBytes : 0;
+  static constexpr int singles = bits == 3 || bits == 5 ? kLanesBytes : 0;
+  static constexpr int chunk = bytes_plane + nibbles + pairs + singles;
+  static constexpr int bytes = head + chunks * chunk;
+};
+
+constexpr int8_t kTable[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+PARLAY_INLINE half half_at(const uint8_t* from) {
+  half h;
+  memcpy(&h, from, 2);
+  return h;
+}
+
+// 32 codes from nibbles: low ones first, then high ones.
+PARLAY_INLINE void split(const uint8_t* from, uint8_t* code, int count) {
+  for (int i = 0; i < count; ++i) code[i] = from[i] & 15, code[count + i] = from[i] >> 4;
+}
+
+struct Q4_0 : Format<4, 32, 8, false, false> {
+  static constexpr int stored = 18;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b);
+    split(b + 2, f.code, 16);
+  }
+};
+
+struct Q4_1 : Format<4, 32, 0, true, false> {
+  static constexpr int stored = 20;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b), f.least_factor = half_at(b + 2);
+    split(b + 4, f.code, 16);
+  }
+};
+
+PARLAY_INLINE void add_fifth_bits(const uint8_t* from, uint8_t* code) {
+  uint32_t bits;
+  memcpy(&bits, from, 4);
+  for (int i = 0; i < 32; ++i) code[i] |= (bits >> i & 1) << 4;
+}
+
+struct Q5_0 : Format<5, 32, 16, false, false> {
+  static constexpr int stored = 22;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b);
+    split(b + 6, f.code, 16);
+    add_fifth_bits(b + 2, f.code);
+  }
+};
+
+struct Q5_1 : Format<5, 32, 0, true, false> {
+  static constexpr int stored = 24;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b), f.least_factor = half_at(b + 2);
+    split(b + 8, f.code, 16);
+    add_fifth_bits(b + 4, f.code);
+  }
+};
+
+struct Q8_0 : Format<8, 32, 128, false, false> {
+  static constexpr int stored = 34;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b);
+    for (int i = 0; i < 32; ++i) f.code[i] = b[2 + i] ^ 0x80;
+  }
+};
+
+struct Q2_K : Format<2, 16, 0, true, true, false, true> {
+  static constexpr int stored = 84;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b + 80), f.least_factor = half_at(b + 82);
+    for (int g = 0; g < groups; ++g) f.scale[g] = b[g] & 15, f.least[g] = b[g] >> 4;
+    for (int i = 0; i < block; ++i) f.code[i] = b[16 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+  }
+};
+
+struct Q3_K : Format<3, 16, 4, false, true> {
+  static constexpr int stored = 110;
+  static void read(const uint8_t* b, Fields& f) {
+    const uint8_t *high = b, *low = b + 32, *scales = b + 96;
+    f.factor = half_at(b + 108);
+    for (int g = 0; g < groups; ++g) {
+      const int four = g < 8 ? scales[g] & 15 : scales[g - 8] >> 4, two = scales[8 + g % 4] >> g / 4 * 2 & 3;
+      f.scale[g] = (int8_t)((four | two << 4) - 32);
+    }
+    for (int i = 0; i < block; ++i)
+      f.code[i] = (low[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3) | (high[i % 32] >> i / 32 & 1) << 2;
+  }
+};
+
+// Eight scales and minimums of six bits in twelve bytes.
+PARLAY_INLINE void split_sixes(const uint8_t* from, Fields& f) {
+  for (int g = 0; g < 8; ++g)
+    if (g < 4)
+      f.scale[g] = from[g] & 63, f.least[g] = from[g + 4] & 63;
+    else
+      f.scale[g] = (from[g + 4] & 15) | from[g - 4] >> 6 << 4, f.least[g] = from[g + 4] >> 4 | from[g] >> 6 << 4;
+}
+
+struct Q4_K : Format<4, 32, 0, true, true> {
+  static constexpr int stored = 144;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b), f.least_factor = half_at(b + 2);
+    split_sixes(b + 4, f);
+    for (int i = 0; i < block; i += 64) split(b + 16 + i / 2, f.code + i, 32);
+  }
+};
+
+struct Q5_K : Format<5, 32, 0, true, true> {
+  static constexpr int stored = 176;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b), f.least_factor = half_at(b + 2);
+    split_sixes(b + 4, f);
+    for (int i = 0; i < block; i += 64) split(b + 48 + i / 2, f.code + i, 32);
+    for (int i = 0; i < block; ++i) f.code[i] |= (b[16 + i % 32] >> i / 32 & 1) << 4;
+  }
+};
+
+struct Q6_K : Format<6, 16, 32, false, true> {
+  static constexpr int stored = 210;
+  static void read(const uint8_t* b, Fields& f) {
+    const uint8_t *low = b, *high = b + 128;
+    f.factor = half_at(b + 208);
+    memcpy(f.scale, b + 192, groups);
+    for (int i = 0; i < block; ++i) {
+      const int part = i / 128, quarter = i % 128 / 32;
+      const int four = low[part * 64 + i % 64] >> quarter / 2 * 4 & 15, two = high[part * 32 + i % 32] >> quarter * 2 & 3;
+      f.code[i] = four | two << 4;
+    }
+  }
+};
+
+struct IQ4_NL : Format<4, 32, 128, false, false, true> {
+  static constexpr int stored = 18;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b);
+    split(b + 2, f.code, 16);
+  }
+};
+
+struct IQ4_XS : Format<4, 32, 128, false, true, true> {
+  static constexpr int stored = 136;
+  static void read(const uint8_t* b, Fields& f) {
+    f.factor = half_at(b);
+    for (int g = 0; g < groups; ++g)
+      f.scale[g] = (int8_t)(((b[4 + g / 2] >> g % 2 * 4 & 15) | (half_at(b + 2) >> g * 2 & 3) << 4) - 32);
+    for (int g = 0; g < groups; ++g) split(b + 8 + g * 16, f.code + g * 32, 16);
+  }
+};
+
+// Calls f with an object of a kind's format. Kinds have the numbers that GGUF files give them.
+template <class F>
+PARLAY_INLINE void with_format(int kind, F f) {
+  switch (kind) {
+    case 2: return f(Q4_0());
+    case 3: return f(Q4_1());
+    case 6: return f(Q5_0());
+    case 7: return f(Q5_1());
+    case 8: return f(Q8_0());
+    case 10: return f(Q2_K());
+    case 11: return f(Q3_K());
+    case 12: return f(Q4_K());
+    case 13: return f(Q5_K());
+    case 14: return f(Q6_K());
+    case 20: return f(IQ4_NL());
+    case 23: return f(IQ4_XS());
+  }
+}
+
+// Where input i of a chunk's code lies: the byte of each plane and the bit in it, for output `lane`.
+PARLAY_INLINE int plane_byte(int i, int steps_a_lane, int lane) { return i / 4 / steps_a_lane * kLanesBytes + lane * 4 + i % 4; }
+
+template <class F>
+void put_code(uint8_t* chunk, int i, int lane, int code) {
+  const int step = i / 4;
+  if constexpr (F::bits == 8) {
+    chunk[plane_byte(i, 1, lane)] = (uint8_t)code;
+    return;
+  }
+  int shift = 0;
+  if constexpr (F::nibbles > 0) {
+    chunk[plane_byte(i, 2, lane)] |= (code & 15) << step % 2 * 4;
+    shift = 4;
+  }
+  if constexpr (F::pairs > 0) {
+    chunk[F::nibbles + plane_byte(i, 4, lane)] |= (code >> shift & 3) << step % 4 * 2;
+    shift += 2;
+  }
+  if constexpr (F::singles > 0) chunk[F::nibbles + F::pairs + plane_byte(i, 8, lane)] |= (code >> shift & 1) << step;
+}
+
+template <class F>
+int get_code(const uint8_t* chunk, int i, int lane) {
+  const int step = i / 4;
+  if constexpr (F::bits == 8) return chunk[plane_byte(i, 1, lane)];
+  int code = 0, shift = 0;
+  if constexpr (F::nibbles > 0) {
+    code = chunk[plane_byte(i, 2, lane)] >> step % 2 * 4 & 15;
+    shift = 4;
+  }
+  if constexpr (F::pairs > 0) {
+    code |= (chunk[F::nibbles + plane_byte(i, 4, lane)] >> step % 4 * 2 & 3) << shift;
+    shift += 2;
+  }
+  if constexpr (F::singles > 0) code |= (chunk[F::nibbles + F::pairs + plane_byte(i, 8, lane)] >> step & 1) << shift;
+  return code;
+}
+
+// Bytes of a panel.
+int64_t packed_bytes(int64_t inputs, int kind) {
+  int64_t bytes = 0;
+  with_format(kind, [&](auto format) { bytes = inputs / decltype(format)::block * decltype(format)::bytes; });
+  return bytes;
+}
+
+// Panels begin..end of a weight as a file stores it; outputs that fill up the last one are zero.
+void pack(const PackArgs& a, int64_t begin, int64_t end) {
+  with_format(a.kind, [&](auto format) {
+    typedef decltype(format) F;
+    const int64_t blocks = a.inputs / F::block;
+    Fields f;
+    for (int64_t panel = begin; panel < end; ++panel) {
+      uint8_t* to = (uint8_t*)a.out + panel * blocks * F::bytes;
+      memset(to, 0, blocks * F::bytes);
+      const int64_t left = a.outputs - panel * kPanel, lanes = left < kPanel ? left : kPanel;
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        const uint8_t* from = (const uint8_t*)a.stored + (panel * kPanel + lane) * blocks * F::stored;
+        for (int64_t block = 0; block < blocks; ++block, from += F::stored) {
+          F::read(from, f);
+          uint8_t* at = to + block * F::bytes;
+          memcpy(at + lane * sizeof(half), &f.factor, sizeof(half));
+          if constexpr (F::least) memcpy(at + (kPanel + lane) * sizeof(half), &f.least_factor, sizeof(half));
+          if constexpr (F::nested)
+            for (int g = 0; g < F::groups; ++g) {
+              uint8_t* scale = at + F::factors + g * kPanel + lane;
+              *scale = (uint8_t)f.scale[g];
+              if constexpr (F::shared)
+                *scale |= f.least[g] << 4;
+              else if constexpr (F::least)
+                scale[F::scales] = f.least[g];
+            }
+          for (int i = 0; i < F::block; ++i)
+            put_code<F>(at + F::head + i / kChunk * F::chunk, i % kChunk, (int)lane, f.code[i]);
+        }
+      }
+    }
+  });
+}
+
+PARLAY_INLINE float half_to_float(half h) {
+  const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 0x3ff;
+  uint32_t bits = sign | (exponent + 112) << 23 | fraction << 13;
+  if (exponent == 31) bits = sign | 0x7f800000 | fraction << 13;
+  float value;
+  memcpy(&value, &bits, 4);
+  if (exponent == 0) value = (float)fraction * 0x1p-24f * (sign ? -1.f : 1.f);
+  return value;
+}
+
+// Rows tokens[begin..end] of a packed weight, as numbers.
+template <class F, class T>
+void unpack_rows(const UnpackArgs& a, int64_t begin, int64_t end) {
+  const int64_t blocks = a.inputs / F::block;
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t output = a.tokens[row];
+    const int lane = (int)(output % kPanel);
+    T* out = (T*)a.out + row * a.inputs;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const uint8_t* at = (const uint8_t*)a.weight + (output / kPanel * blocks + block) * F::bytes;
+      const float factor = half_to_float(half_at(at + lane * sizeof(half)));
+      const float least_factor = F::least ? half_to_float(half_at(at + (kPanel + lane) * sizeof(half))) : 0;
+      for (int64_t chunk = 0; chunk < F::chunks; ++chunk) {
+        float value[kChunk];
+        for (int i = 0; i < kChunk; ++i) {
+          const int64_t group = (chunk * kChunk + i) / F::group;
+          float scale = factor, least = least_factor;
+          if constexpr (F::nested) {
+            const uint8_t* small = at + F::factors + group * kPanel + lane;
+            scale *= F::shared ? (float)(*small & 15) : (float)(int8_t)*small;
+            if constexpr (F::least) least *= -(float)(F::shared ? *small >> 4 : small[F::scales]);
+          }
+          const int code = get_code<F>(at + F::head + chunk * F::chunk, i, lane);
+          const int level = F::looked_up ? kTable[code & 15] : code - F::offset;
+          value[i] = scale * (float)level;
+          if constexpr (F::least) value[i] += least;
+        }
+        for (int i = 0; i < kChunk; i += kLanes) store(out + block * F::block + chunk * kChunk + i, load(value + i));
+      }
+    }
+  }
+}
+
+void unpack(const UnpackArgs& a, int64_t begin, int64_t end) {
+  with_format(a.kind, [&](auto format) {
+    typedef decltype(format) F;
+    a.bf16 ? unpack_rows<F, bf16>(a, begin, end) : unpack_rows<F, float>(a, begin, end);
+  });
+}
+
+}  // namespace
+}  // namespace parlay

@@ -1,0 +1,398 @@
+// out = x weight^T for quantised weights: exact integer sums within a group of inputs, float32 between groups.
+//
+// A row is quantised to eight bits first, each 32 inputs with a scale of their own (the largest is 127). Then, group
+// after group of the weight's format in order of inputs, whatever the number of rows and the instruction set:
+//   total += float(sum of code * x) * (weight's scale * row's scale)
+//   total += minimum * (row's scale * float(sum of x))        in formats with a minimum
+// with each product and sum rounded by itself, so that all processors, and the twin, give the same bits.
+//
+// As in linear.h lanes lie along the outputs, and up to kRows rows take one pass over the weights, whose codes are
+// unpacked once for all of them.
+#pragma once
+
+#include "formats.h"
+#include "linear.h"
+#include "rows.h"
+#include "table.h"
+#include "vec.h"
+
+namespace parlay {
+namespace {
+
+// 32 inputs of a row; a cache line.
+struct alignas(64) Chunk {
+  int8_t x[kChunk];
+  float scale;
+  int32_t sums[2], sum;    // of x: of each half, and of all
+  float parts[2], part;    // the same times the scale
+};
+
+// Integers of the lanes.
+struct Ints {
+  PartI p[kParts];
+};
+
+PARLAY_INLINE Ints splat_int(int32_t x) {
+  Ints r;
+  PARLAY_EACH r.p[i] = x - PartI{};
+  return r;
+}
+PARLAY_INLINE Vec to_float(const Ints& x) {
+  Vec r;
+  PARLAY_EACH r.p[i] = __builtin_convertvector(x.p[i], Part);
+  return r;
+}
+
+// Rows as products take them. Those that fill up a pass are zero.
+struct Quantised {
+  Chunk* chunks;  // [laid, stride]
+  int64_t rows, stride;
+
+  // The stride is an odd number of lines, so that rows do not compete for the same sets of a cache.
+  template <class T>
+  Quantised(const T* x, int64_t first_row, int64_t count, int64_t inputs, int64_t laid)
+      : rows(count), stride(inputs / kChunk | 1) {
+    chunks = (Chunk*)scratch(laid * stride * sizeof(Chunk));
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t chunk = 0; chunk < inputs / kChunk; ++chunk)
+        quantise(x + (first_row + row) * inputs + chunk * kChunk, chunks[row * stride + chunk]);
+    memset((void*)(chunks + rows * stride), 0, (laid - rows) * stride * sizeof(Chunk));
+  }
+  const Chunk* at(int64_t row) const { return chunks + row * stride; }
+
+  template <class T>
+  static void quantise(const T* x, Chunk& to) {
+    constexpr int vecs = kChunk / kLanes;
+    Vec value[vecs];
+    PartI most = {};
+    for (int v = 0; v < vecs; ++v) {
+      value[v] = load(x + v * kLanes);
+      PARLAY_EACH {  // sizes are ordered as their bits are, infinities and what is not a number above all others
+        const PartI size = (PartI)value[v].p[i] & 0x7fffffff;
+        most = size > most ? size : most;
+      }
+    }
+    int32_t bits = 0;
+    for (int lane = 0; lane < kWidth; ++lane) bits = most[lane] > bits ? most[lane] : bits;
+    float largest;
+    memcpy(&largest, &bits, 4);
+    to.scale = largest / 127.f;
+    float inverse = 127.f / largest;
+    if (bits >= 0x7f800000) to.scale = largest - largest, inverse = 0;  // is not a number, as every sum with it will be
+    if (to.scale < 0x1p-126f) to.scale = inverse = 0;
+    to.sums[0] = to.sums[1] = 0;
+    for (int v = 0; v < vecs; ++v) {
+      // Added to so large a number, a small one is rounded to the nearest whole, ties to even; its bits tell which.
+      const Vec big = splat(0x1.8p23f), moved = (bits >= 0x7f800000 ? splat(0.f) : value[v] * splat(inverse)) + big;
+      int32_t whole[kLanes];
+      PARLAY_EACH {
+        const PartI n = (PartI)moved.p[i] - (PartI)big.p[i];
+        memcpy(whole + i * kWidth, &n, sizeof n);
+      }
+      for (int lane = 0; lane < kLanes; ++lane) {
+        to.x[v * kLanes + lane] = (int8_t)whole[lane];
+        to.sums[v] += whole[lane];
+      }
+    }
+    to.sum = to.sums[0] + to.sums[1];
+    to.parts[0] = to.scale * (float)to.sums[0], to.parts[1] = to.scale * (float)to.sums[1];
+    to.part = to.scale * (float)to.sum;
+  }
+};
+
+// Codes of four inputs of each output, and how they meet four of a row. Without the instruction for it, codes of eight
+// bits are split into sizes and signs: a sum of two products of 255 and 127 does not fit into sixteen bits.
+#if defined(__AVX512VNNI__)
+constexpr bool kSigned = false;
+#elif defined(PARLAY_AVX512) || (defined(PARLAY_AVX2) && !defined(__AVXVNNI__))
+constexpr bool kSigned = true;
+#else
+constexpr bool kSigned = false;
+#endif
+
+template <bool is_signed>
+struct Codes {
+  PartU p[kParts];
+};
+
+#if defined(PARLAY_AVX512)
+template <>
+struct Codes<true> {
+  __m512i size;
+  __mmask64 negative;
+};
+#elif defined(PARLAY_AVX2)
+template <>
+struct Codes<true> {
+  __m256i size[kParts], level[kParts];
+};
+#endif
+
+PARLAY_INLINE Codes<true> with_sign(const Codes<false>& code) {  // of codes with an offset of 128
+  Codes<true> r;
+#if defined(PARLAY_AVX512)
+  const __m512i level = _mm512_xor_si512((__m512i)code.p[0], _mm512_set1_epi8((char)0x80));
+  r.size = _mm512_abs_epi8(level), r.negative = _mm512_movepi8_mask(level);
+#elif defined(PARLAY_AVX2)
+  PARLAY_EACH {
+    r.level[i] = _mm256_xor_si256((__m256i)code.p[i], _mm256_set1_epi8((char)0x80));
+    r.size[i] = _mm256_abs_epi8(r.level[i]);
+  }
+#else
+  PARLAY_EACH r.p[i] = code.p[i];
+#endif
+  return r;
+}
+
+// total + codes . x, exactly.
+PARLAY_INLINE Ints dot(const Ints& total, const Codes<false>& code, int32_t x) {
+  Ints r;
+#if defined(__AVX512VNNI__)
+  r.p[0] = (PartI)_mm512_dpbusd_epi32((__m512i)total.p[0], (__m512i)code.p[0], _mm512_set1_epi32(x));
+#elif defined(PARLAY_AVX512)
+  const __m512i pairs = _mm512_maddubs_epi16((__m512i)code.p[0], _mm512_set1_epi32(x));
+  r.p[0] = total.p[0] + (PartI)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif defined(__AVXVNNI__)
+  PARLAY_EACH r.p[i] =
+      (PartI)_mm256_dpbusd_avx_epi32((__m256i)total.p[i], (__m256i)code.p[i], _mm256_set1_epi32(x));
+#elif defined(PARLAY_AVX2)
+  PARLAY_EACH {
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)code.p[i], _mm256_set1_epi32(x));
+    r.p[i] = total.p[i] + (PartI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+#else
+  PARLAY_EACH {
+    r.p[i] = total.p[i];
+    for (int byte = 0; byte < 32; byte += 8) r.p[i] += (PartI)(code.p[i] >> byte & 255) * (int32_t)(int8_t)(x >> byte);
+  }
+#endif
+  return r;
+}
+
+PARLAY_INLINE Ints dot(const Ints& total, const Codes<true>& code, int32_t x) {
+  Ints r;
+#if defined(PARLAY_AVX512)
+  const __m512i four = _mm512_set1_epi32(x);
+  const __m512i turned = _mm512_mask_sub_epi8(four, code.negative, _mm512_setzero_si512(), four);
+  const __m512i pairs = _mm512_maddubs_epi16(code.size, turned);
+  r.p[0] = total.p[0] + (PartI)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif defined(PARLAY_AVX2)
+  PARLAY_EACH {
+    const __m256i pairs = _mm256_maddubs_epi16(code.size[i], _mm256_sign_epi8(_mm256_set1_epi32(x), code.level[i]));
+    r.p[i] = total.p[i] + (PartI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+#else
+  r = total, (void)code, (void)x;  // no other processor asks
+#endif
+  return r;
+}
+
+// The table's levels plus 128, for lanes of four indices.
+PARLAY_INLINE Codes<false> look_up(const Codes<false>& index) {
+  Codes<false> r;
+  alignas(64) static const struct Levels {
+    uint8_t of[64];
+    constexpr Levels() : of() {
+      for (int i = 0; i < 64; ++i) of[i] = (uint8_t)(kTable[i % 16] + 128);
+    }
+  } levels;
+#if defined(PARLAY_AVX512)
+  r.p[0] = (PartU)_mm512_shuffle_epi8(_mm512_load_si512(levels.of), (__m512i)index.p[0]);
+#elif defined(PARLAY_AVX2)
+  PARLAY_EACH r.p[i] = (PartU)_mm256_shuffle_epi8(_mm256_load_si256((const __m256i*)levels.of), (__m256i)index.p[i]);
+#else
+  PARLAY_EACH for (int lane = 0; lane < kWidth; ++lane) {
+    uint32_t four = 0;
+    for (int byte = 0; byte < 32; byte += 8) four |= (uint32_t)levels.of[index.p[i][lane] >> byte & 15] << byte;
+    r.p[i][lane] = four;
+  }
+#endif
+  return r;
+}
+
+// Step s of a chunk, for the vector of outputs that `chunk` was moved to.
+template <class F>
+PARLAY_INLINE Codes<F::wide && kSigned> codes_at(const uint8_t* chunk, int s) {
+  Codes<false> code;
+  const auto lanes = [](const uint8_t* from, int i) {
+    PartU u;
+    memcpy(&u, from + i * sizeof(PartU), sizeof u);
+    return u;
+  };
+  PARLAY_EACH {
+    PartU u = {};
+    int shift = 0;
+    if constexpr (F::bits == 8) u = lanes(chunk + s * kLanesBytes, i);
+    if constexpr (F::nibbles > 0) {
+      u = lanes(chunk + s / 2 * kLanesBytes, i) >> s % 2 * 4 & 0x0f0f0f0f;
+      shift = 4;
+    }
+    if constexpr (F::pairs > 0) {
+      u |= (lanes(chunk + F::nibbles + s / 4 * kLanesBytes, i) >> s % 4 * 2 & 0x03030303) << shift;
+      shift += 2;
+    }
+    if constexpr (F::singles > 0) u |= (lanes(chunk + F::nibbles + F::pairs, i) >> s & 0x01010101) << shift;
+    code.p[i] = u;
+  }
+  if constexpr (F::looked_up) code = look_up(code);
+  if constexpr (F::wide && kSigned)
+    return with_sign(code);
+  else
+    return code;
+}
+
+PARLAY_INLINE Vec load_half(const uint8_t* from) {
+  Vec r;
+#if defined(PARLAY_AVX512)
+  r.p[0] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(PARLAY_AVX2)
+  PARLAY_EACH r.p[i] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + i * 16)));
+#else
+  PARLAY_EACH for (int lane = 0; lane < kWidth; ++lane)
+      r.p[i][lane] = half_to_float(half_at(from + (i * kWidth + lane) * sizeof(half)));
+#endif
+  return r;
+}
+
+// Sixteen small integers as numbers, or some bits of them.
+PARLAY_INLINE Vec load_bytes(const uint8_t* from, bool is_signed, int shift = 0, int mask = -1) {
+  Vec r;
+  PARLAY_EACH {
+#if defined(PARLAY_AVX512)
+    const __m128i bytes = _mm_loadu_si128((const __m128i*)from);
+    const PartI wide = (PartI)(is_signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif defined(PARLAY_AVX2)
+    const __m128i bytes = _mm_loadl_epi64((const __m128i*)(from + i * kWidth));
+    const PartI wide = (PartI)(is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
+    PartI wide;
+    for (int lane = 0; lane < kWidth; ++lane)
+      wide[lane] = is_signed ? (int8_t)from[i * kWidth + lane] : from[i * kWidth + lane];
+#endif
+    r.p[i] = __builtin_convertvector(wide >> shift & mask, Part);
+  }
+  return r;
+}
+
+// A group's scales, or minimums, of a nested format.
+template <class F>
+PARLAY_INLINE Vec load_scales(const uint8_t* from) {
+  return F::shared ? load_bytes(from, false, 0, 15) : load_bytes(from, true);
+}
+template <class F>
+PARLAY_INLINE Vec load_minimums(const uint8_t* from) {
+  return F::shared ? load_bytes(from, false, 4, 15) : load_bytes(from + F::scales, false);
+}
+
+constexpr int kBlockRows = kRows;
+constexpr int64_t kBlocksAhead = 10240;  // bytes from the codes that are read to those that are asked for
+
+// Adds all inputs of a panel to the totals of R rows.
+template <class F, int R>
+__attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride, const uint8_t* panel, int64_t blocks,
+                                               Vec (*total)[kPanelVecs]) {
+  constexpr int group_steps = F::group / 4, groups_a_chunk = kChunk / F::group;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const uint8_t* block = panel + b * F::bytes;
+    for (int line = 0; line < F::head; line += kLine) __builtin_prefetch(block + kBlocksAhead + line, 0, 2);
+    for (int c = 0; c < F::chunks; ++c) {
+      const Chunk* x = rows + b * F::chunks + c;
+      const uint8_t* chunk = block + F::head + c * F::chunk;
+      _Pragma("GCC unroll 17") for (int line = 0; line < F::chunk; line += kLine)
+        __builtin_prefetch(chunk + kBlocksAhead + line, 0, 2);
+      _Pragma("GCC unroll 2") for (int g = 0; g < groups_a_chunk; ++g) {
+        const int group = c * groups_a_chunk + g;
+        // Unrolled: GCC 12 takes the loop's end from another variable here, wrongly where R is 3 or 4.
+        _Pragma("GCC unroll 2") for (int first = 0; first < kPanelVecs; first += kVecs) {
+          Ints sum[R][kVecs];
+          PARLAY_ROWS {
+            const Chunk& in = x[r * stride];
+            const int32_t offset = F::wide && kSigned ? 0 : -F::offset;
+            const int32_t start = offset * (groups_a_chunk == 1 ? in.sum : in.sums[g]);
+            PARLAY_VECS sum[r][v] = splat_int(F::wide && kSigned ? 0 : start);
+          }
+          _Pragma("GCC unroll 8") for (int s = g * group_steps; s < (g + 1) * group_steps; ++s) {
+            Codes<F::wide && kSigned> w[kVecs];
+            PARLAY_VECS w[v] = codes_at<F>(chunk + (first + v) * kLanes * 4, s);
+            PARLAY_ROWS {
+              int32_t four;
+              memcpy(&four, x[r * stride].x + s * 4, 4);
+              PARLAY_VECS sum[r][v] = dot(sum[r][v], w[v], four);
+            }
+          }
+          PARLAY_VECS {
+            const int lane = (first + v) * kLanes;
+            Vec scale = load_half(block + lane * sizeof(half)), least;
+            const uint8_t* small = block + F::factors + group * kPanel + lane;
+            if constexpr (F::nested) scale = scale * load_scales<F>(small);
+            if constexpr (F::least) least = load_half(block + (kPanel + lane) * sizeof(half));
+            if constexpr (F::least && F::nested) least = (least * splat(-1.f)) * load_minimums<F>(small);
+            PARLAY_ROWS {
+              const Chunk& in = x[r * stride];
+              Vec& sum_of_all = total[r][first + v];
+              sum_of_all = sum_of_all + to_float(sum[r][v]) * (scale * splat(in.scale));
+              if constexpr (F::least)
+                sum_of_all = sum_of_all + least * splat(groups_a_chunk == 1 ? in.part : in.parts[g]);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// So many rows take one pass; those that are missing are zero and cost less than code for every number would.
+template <class F, int R = 1>
+PARLAY_INLINE void multiply_block_rows(int64_t rows, const Quantised& x, int64_t row, const uint8_t* panel,
+                                       int64_t blocks, Vec (*total)[kPanelVecs]) {
+  constexpr int next = R < 4 ? R + 1 : R < 8 ? R + 2 : R + 4;
+  if constexpr (next > kBlockRows)
+    multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, total + row);
+  else if (rows <= R)
+    multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, total + row);
+  else
+    multiply_block_rows<F, next>(rows, x, row, panel, blocks, total);
+}
+
+template <class F, class Out>
+void block_task(const LinearArgs& a, const Quantised& x, int64_t first_row, int64_t panel) {
+  const int64_t blocks = a.inputs / F::block, passes = (x.rows + kBlockRows - 1) / kBlockRows;
+  const uint8_t* weight = (const uint8_t*)a.weight + panel * blocks * F::bytes;
+  Vec total[kLinearRows + kBlockRows][kPanelVecs];
+  for (int64_t row = 0; row < x.rows + kBlockRows; ++row)
+    for (int v = 0; v < kPanelVecs; ++v) total[row][v] = splat(0.f);
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    const int64_t row = x.rows * pass / passes, next = x.rows * (pass + 1) / passes;
+    multiply_block_rows<F>(next - row, x, row, weight, blocks, total);
+    // Rows that filled it up begin anew.
+    for (int64_t more = next; more < next + kBlockRows; ++more)
+      for (int v = 0; v < kPanelVecs; ++v) total[more][v] = splat(0.f);
+  }
+  store_panel<Out>(a, total, first_row, x.rows, panel);
+}
+
+template <class T, class Out>
+void block_tasks(const LinearArgs& a, int64_t begin, int64_t end) {
+  const int64_t panels = (a.outputs + kPanel - 1) / kPanel, chunks = (a.rows + kLinearRows - 1) / kLinearRows;
+  for (int64_t task = begin; task < end;) {
+    const int64_t chunk = task / panels, first_row = a.rows * chunk / chunks;  // of nearly equal size
+    const int64_t rows = a.rows * (chunk + 1) / chunks - first_row;
+    const Quantised x((const T*)a.x, first_row, rows, a.inputs, rows + kBlockRows);
+    for (; task < end && task / panels == chunk; ++task)
+      with_format(a.kind, [&](auto format) { block_task<decltype(format), Out>(a, x, first_row, task % panels); });
+  }
+}
+
+void linear(const LinearArgs& a, int64_t begin, int64_t end) {
+  if (!a.kind)
+    multiply_numbers(a, begin, end);
+  else if (!a.bf16)
+    block_tasks<float, float>(a, begin, end);
+  else if (a.float_out)
+    block_tasks<bf16, float>(a, begin, end);
+  else
+    block_tasks<bf16, bf16>(a, begin, end);
+}
+
+}  // namespace
+}  // namespace parlay

@@ -1,0 +1,151 @@
+"""What quantisation costs: perplexity of a text, with weights as they are stored, unpacked, and in eight bits.
+
+As llama.cpp measures it: the text is cut into windows of equal length, each computed by itself, and the tokens of a
+window's second half count, so that each of them has seen at least half a window.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import exp, sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from time import perf_counter
+from typing import Any
+
+from parlay.errors import ConfigError, shown
+from parlay.llm import LLM
+from parlay.models.select import describe_model, resolve_dtype
+from parlay.runner.footprint import weight_bytes
+from parlay.types.params import SamplingParams
+from parlay.types.storage import Storage
+
+_LEAST_WINDOW = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerplexityOptions:
+    """What to measure.
+
+    Attributes:
+        model: a directory, a GGUF file, a name.
+        text: a file of plain text, UTF-8.
+        storages: what becomes of the model's matrices, one row each.
+        context: tokens a window.
+        windows: at most so many; None takes the whole text.
+    """
+
+    model: str
+    text: Path
+    storages: tuple[Storage, ...] = ("stored", "plain")
+    context: int = 512
+    windows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.context < _LEAST_WINDOW:
+            raise ConfigError(f"a window must have at least {_LEAST_WINDOW} tokens, not {self.context}")
+        if len(set(self.storages)) != len(self.storages) or not self.storages:
+            raise ConfigError("give each storage once, and at least one")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """Of every token that counts: its negative log-probability, and whatever token was the likeliest."""
+
+    losses: list[float]
+    likeliest: list[int]
+
+
+def measure(options: PerplexityOptions, tick: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return a row for each storage, with `perplexity`, its standard `error`, and `same_top`.
+
+    `same_top` is the share of tokens whose likeliest token is that of the last storage.
+
+    Args:
+        options: what to measure.
+        tick: called with a label before every window.
+
+    Raises:
+        ConfigError: the text cannot be read, has not two windows, or these are longer than the model's context.
+        ModelError: the model cannot be found, read or served.
+    """
+    try:
+        text = options.text.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{options.text} cannot be read as text: {error}") from None
+    config = describe_model(options.model)
+    if options.context >= config.max_position:
+        raise ConfigError(
+            f"windows of {options.context} tokens leave no room within the model's {config.max_position} positions; "
+            "lower --context"
+        )
+    rows, scores = [], []
+    for storage in options.storages:
+        tick(f"{storage}: loading")
+        llm = LLM(
+            options.model,
+            dequantize=storage == "plain",
+            quantization="int8" if storage == "int8" else None,
+            speculative_config=None,
+            enable_prefix_caching=False,
+            max_num_seqs=1,
+            max_model_len=options.context + 1,
+        )
+        windows = _windows(llm.engine.codec.encode(text), options)
+        began = perf_counter()
+        scores.append(_score(llm, windows, partial(_say, tick, storage)))
+        seconds = perf_counter() - began
+        held = replace(config, storage=storage)
+        rows.append(
+            {
+                "storage": storage,
+                "weights_mb": weight_bytes(held, resolve_dtype("auto", config)) / 1e6,
+                "tokens": len(scores[-1].losses),
+                **_summary(scores[-1].losses),
+                "tokens_per_s": len(windows) * options.context / seconds,
+                "numerics": llm.numerics_id,
+            }
+        )
+        del llm
+        gc.collect()
+    for row, own in zip(rows, scores, strict=True):
+        row["same_top"] = fmean(a == b for a, b in zip(own.likeliest, scores[-1].likeliest, strict=True))
+    return rows
+
+
+def _say(tick: Callable[[str], None], storage: str, label: str) -> None:
+    tick(f"{storage}: {label}")
+
+
+def _windows(tokens: Sequence[int], options: PerplexityOptions) -> list[list[int]]:
+    """Cut a text; what is left at its end is dropped."""
+    size = options.context
+    count = min(len(tokens) // size, options.windows or len(tokens))
+    if count < 2:
+        raise ConfigError(
+            f"{shown(str(options.text))} has {len(tokens)} tokens, too few for two windows of {size}; lower --context"
+        )
+    return [list(tokens[i * size : (i + 1) * size]) for i in range(count)]
+
+
+def _score(llm: LLM, windows: Sequence[list[int]], tick: Callable[[str], None]) -> _Scores:
+    scores = _Scores([], [])
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1, ignore_eos=True)
+    for number, window in enumerate(windows):
+        tick(f"window {number + 1} of {len(windows)}")
+        (output,) = llm.generate([window], params, use_tqdm=False)
+        if output.error is not None:
+            raise output.error
+        found = output.prompt_logprobs
+        assert found is not None
+        for token, of in zip(window[len(window) // 2 :], found[len(window) // 2 :], strict=True):
+            assert of is not None
+            scores.losses.append(-of[token].logprob)
+            scores.likeliest.append(min(of, key=lambda t: of[t].rank))
+    return scores
+
+
+def _summary(losses: Sequence[float]) -> dict[str, float]:
+    perplexity = exp(fmean(losses))
+    return {"perplexity": perplexity, "error": perplexity * stdev(losses) / sqrt(len(losses))}

@@ -1,0 +1,56 @@
+"""`parlay bench perplexity`."""
+
+import argparse
+from pathlib import Path
+from typing import Any, get_args
+
+from parlay.cli.report import Columns, count, progress, report
+from parlay.types.storage import Storage
+
+_COLUMNS: Columns = {
+    "storage": ("weights", "{}"),
+    "weights_mb": ("MB", "{:,.0f}"),
+    "perplexity": ("perplexity", "{:.4f}"),
+    "error": ("±", "{:.4f}"),
+    "same_top": ("same top token", "{:.1%}"),
+    "tokens_per_s": ("tokens/s", "{:,.0f}"),
+}
+
+
+def add_parser(kinds: Any) -> None:
+    """Register the command."""
+    parser = kinds.add_parser(
+        "perplexity",
+        help="of a text, with weights as they are stored, unpacked, and in eight bits",
+        description="Measure what quantisation costs a model: the perplexity of a text in windows of equal length, "
+        "of which the second half counts, and the share of tokens whose likeliest one is that of the last row. "
+        "The last line of the output is JSON.",
+    )
+    parser.add_argument("--model", default="tiny-code", help="a directory, a GGUF file, a name (default: tiny-code)")
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="plain text, UTF-8")
+    parser.add_argument(
+        "--storages",
+        nargs="+",
+        choices=get_args(Storage),
+        default=["stored", "plain"],
+        help="of matrices: as they are stored, plain numbers, or int8 (default: stored and plain)",
+    )
+    parser.add_argument("--context", type=count, default=512, help="tokens a window (default: 512)")
+    parser.add_argument("--windows", type=count, help="at most so many (default: the whole text)")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from parlay.bench.perplexity import PerplexityOptions, measure
+
+    asked = PerplexityOptions(
+        model=options.model,
+        text=options.text,
+        storages=tuple(options.storages),
+        context=options.context,
+        windows=options.windows,
+    )
+    with progress() as tick:
+        rows = measure(asked, tick)
+    report(rows, _COLUMNS)
+    return 0

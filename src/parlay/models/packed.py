@@ -1,0 +1,181 @@
+"""Linear layers of AWQ and GPTQ checkpoints: integers of four or eight bits, several in a word of 32.
+
+Source: AutoAWQ's `WQLinear_GEMM`, and AutoGPTQ's `QuantLinear` with its checkpoint formats "gptq" and "gptq_v2".
+
+    AWQ     qweight int32 [inputs, outputs / 8], qzeros int32 [groups, outputs / 8]; a word's eight nibbles are its
+            outputs 0, 2, 4, 6, 1, 3, 5, 7
+    GPTQ    qweight int32 [inputs / n, outputs], n = 32 / bits; qzeros int32 [groups, outputs / n], in "gptq" less
+            one; g_idx int32 [inputs], the group of each input, may be left out where groups follow each other
+    both    scales [groups, outputs]; a number is scale * (integer - zero point)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.errors import ModelError
+from parlay.models.packing import Packing
+from parlay.weights.kinds import BY_NAME, Kind
+from parlay.weights.weight import Part, Weight
+
+_WORD = 32  # bits
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where a word's outputs are
+_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+_NIBBLES, _BYTES = BY_NAME["Q4_1"], BY_NAME["Q8_0"]
+_MIDDLE = 128  # the zero point of symmetric bytes
+
+
+class PackedLayers:
+    """The quantised layers of a checkpoint under the names that their matrices would have; reads as a file does.
+
+    Attributes:
+        parts: names of the tensors that they are made of.
+    """
+
+    def __init__(self, packing: Packing, tensors: Mapping[str, Any]) -> None:
+        """Find the layers and check their shapes.
+
+        Args:
+            packing: what the config says.
+            tensors: the open file of every tensor, by name.
+
+        Raises:
+            ModelError: a part is missing, or shapes contradict each other or the config.
+        """
+        self._packing = packing
+        self._tensors = tensors
+        bases = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
+        self._bases = {f"{base}.weight": base for base in bases}
+        self.parts = frozenset(f"{base}.{part}" for base in bases for part in _PARTS) & set(tensors)
+        self._shapes = {name: self._check(base) for name, base in self._bases.items()}
+        self._kinds: dict[str, Kind | None] = {}
+
+    def keys(self) -> list[str]:
+        """Return the matrices' names."""
+        return list(self._bases)
+
+    def get_slice(self, name: str) -> "_Shape":
+        """Return what knows a matrix's shape without reading it."""
+        return _Shape(list(self._shapes[name]))
+
+    def get_tensor(self, name: str) -> Tensor:
+        """Return a matrix as float32, `[outputs, inputs]`.
+
+        Raises:
+            ModelError: an input is of a group that there is not.
+        """
+        base = self._bases[name]
+        levels, scales, zeros = self._read(base)
+        group = self._groups(base, len(scales))
+        return ((levels.float() - zeros[group].float()) * scales[group].float()).T.contiguous()
+
+    def kind(self, name: str) -> Kind | None:
+        """Return the blocks that a matrix can be given in; None if it has to be dequantised."""
+        if name not in self._kinds:
+            self._kinds[name] = self._find_kind(name)
+        return self._kinds[name]
+
+    def get_blocks(self, name: str) -> Weight:
+        """Return a matrix in the blocks of its kind, of 32 inputs."""
+        kind = self.kind(name)
+        assert kind is not None
+        levels, scales, zeros = self._read(self._bases[name])
+        (inputs, outputs), repeats = levels.shape, len(levels) // len(scales) // kind.block
+        codes = levels.T.reshape(outputs, inputs // kind.block, kind.block)
+        data = torch.empty((*codes.shape[:2], kind.size), dtype=torch.uint8)
+        data[:, :, :2] = _halves(scales.float(), repeats)
+        if kind is _BYTES:
+            data[:, :, 2:] = codes ^ _MIDDLE  # less the zero point, as a signed byte
+        else:
+            data[:, :, 2:4] = _halves(-scales.float() * zeros.float(), repeats)
+            data[:, :, 4:] = codes[:, :, :16] | codes[:, :, 16:] << 4
+        return Weight((Part(kind, data.view(outputs, -1)),))
+
+    def _find_kind(self, name: str) -> Kind | None:
+        base, (_, inputs) = self._bases[name], self._shapes[name]
+        zeros = self._zeros(base)
+        each = inputs // len(zeros)
+        if each % _NIBBLES.block or not torch.equal(self._groups(base, len(zeros)), torch.arange(inputs) // each):
+            return None
+        if self._packing.bits == 4:
+            return _NIBBLES
+        return _BYTES if bool((zeros == _MIDDLE).all()) else None
+
+    def _read(self, base: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Return integers uint8 `[inputs, outputs]`, and scales and zero points `[groups, outputs]`."""
+        words = self._get(base, "qweight")
+        spread = self._spread(words)
+        if self._packing.method == "gptq":
+            spread = spread.transpose(1, 2)  # a word has several inputs
+        levels = spread.reshape(-1, self._shapes[f"{base}.weight"][0])
+        return levels, self._get(base, "scales"), self._zeros(base)
+
+    def _zeros(self, base: str) -> Tensor:
+        words = self._get(base, "qzeros")
+        mask = (1 << self._packing.bits) - 1
+        return (self._spread(words).reshape(len(words), -1) + self._packing.shift) & mask
+
+    def _spread(self, words: Tensor) -> Tensor:
+        """Return the integers of words `[a, b]` as uint8 `[a, b, n]`."""
+        bits = self._packing.bits
+        found = (words[:, :, None] >> torch.arange(0, _WORD, bits, dtype=torch.int32)) & ((1 << bits) - 1)
+        return (found[:, :, _AWQ_ORDER] if self._packing.method == "awq" else found).to(torch.uint8)
+
+    def _groups(self, base: str, count: int) -> Tensor:
+        """Return the group of each input."""
+        inputs = self._shapes[f"{base}.weight"][1]
+        if f"{base}.g_idx" not in self._tensors:
+            return torch.arange(inputs) // (inputs // count)
+        group = self._get(base, "g_idx").long()
+        if not bool(((group >= 0) & (group < count)).all()):
+            raise ModelError(f"{self._packing.path}: {base}.g_idx names groups beyond the {count} that have scales")
+        return group
+
+    def _get(self, base: str, part: str) -> Tensor:
+        tensor: Tensor = self._tensors[f"{base}.{part}"].get_tensor(f"{base}.{part}")
+        return tensor
+
+    def _check(self, base: str) -> tuple[int, int]:
+        """Return outputs and inputs."""
+        path, several = self._packing.path, _WORD // self._packing.bits
+        for part in _PARTS[:3]:
+            if f"{base}.{part}" not in self._tensors:
+                raise ModelError(f"{path} has {base}.qweight but lacks {base}.{part}")
+        words, zeros, scales = (self._shape(base, part) for part in _PARTS[:3])
+        if len(words) != 2 or len(zeros) != 2 or len(scales) != 2:
+            raise ModelError(f"{path}: {base} must be made of matrices; the checkpoint is damaged")
+        (inputs, outputs), groups = words, scales[0]
+        if self._packing.method == "gptq":
+            inputs *= several
+        else:
+            outputs *= several
+        fits = scales[1] == outputs and zeros == (groups, outputs // several) and not outputs % several
+        if not fits or not groups or inputs % groups:
+            raise ModelError(
+                f"{path}: {base} has qweight {list(words)}, qzeros {list(zeros)} and scales {list(scales)}, which do "
+                f"not fit {self._packing.bits} bits of {self._packing.method}; the config or the checkpoint is wrong"
+            )
+        if f"{base}.g_idx" in self._tensors and self._shape(base, "g_idx") != (inputs,):
+            raise ModelError(f"{path}: {base}.g_idx must have {inputs} numbers, one for each input")
+        return outputs, inputs
+
+    def _shape(self, base: str, part: str) -> tuple[int, ...]:
+        name = f"{base}.{part}"
+        return tuple(self._tensors[name].get_slice(name).get_shape())
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    shape: list[int]
+
+    def get_shape(self) -> list[int]:
+        return self.shape
+
+
+def _halves(values: Tensor, repeats: int) -> Tensor:
+    """Return numbers `[groups, outputs]` as the bytes of float16, `[outputs, groups * repeats, 2]`."""
+    halves = values.half().T.repeat_interleave(repeats, dim=1).contiguous()
+    return halves[:, :, None].view(torch.uint8)

@@ -1,0 +1,1 @@
+"""Weights as they are stored: kinds of numbers and blocks, and matrices made of them."""

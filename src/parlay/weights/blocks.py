@@ -1,0 +1,170 @@
+"""What blocks hold, unpacked in numpy: integers, a scale for each group of them and, in some kinds, a minimum.
+
+The slow, obvious twin of csrc/formats.h. Source: ggml's block structs and their dequantisation.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parlay.weights.kinds import Kind
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Numbers `scale * level + least`.
+
+    Attributes:
+        levels: `[n, numbers]`.
+        scales: `[n, groups]`, of equally many numbers each.
+        least: `[n, groups]`, or None where it is 0.
+    """
+
+    levels: Ints
+    scales: Floats
+    least: Floats | None
+
+    @property
+    def group(self) -> int:
+        """Numbers that share a scale."""
+        return int(self.levels.shape[1] // self.scales.shape[1])
+
+    def numbers(self) -> Floats:
+        """Return what is stored, float32 `[n, numbers]`."""
+        numbers: Floats = self.levels.astype(np.float32) * self.scales.repeat(self.group, axis=1)
+        return numbers if self.least is None else numbers + self.least.repeat(self.group, axis=1)
+
+
+def unpack(kind: Kind, stored: Bytes) -> Blocks:
+    """Return what rows of blocks hold.
+
+    Args:
+        kind: one of `COMPUTED`.
+        stored: `[n, blocks * kind.size]`, as a file has them.
+    """
+    n = len(stored)
+    one = _READERS[kind.name](np.ascontiguousarray(stored).reshape(-1, kind.size))
+    least = None if one.least is None else one.least.reshape(n, -1)
+    return Blocks(one.levels.reshape(n, -1), one.scales.reshape(n, -1), least)
+
+
+def _half(b: Bytes, at: int) -> Floats:
+    """Return a float16 of each block, `[n, 1]`."""
+    return np.ascontiguousarray(b[:, at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _halves(b: Bytes) -> Ints:
+    """Return the low four bits of all bytes, then the high ones."""
+    return np.concatenate((b & 15, b >> 4), axis=1).astype(np.int32)
+
+
+def _bits(b: Bytes) -> Ints:
+    return np.unpackbits(b, axis=1, bitorder="little").astype(np.int32)
+
+
+def _q4_0(b: Bytes) -> Blocks:
+    return Blocks(_halves(b[:, 2:]) - 8, _half(b, 0), None)
+
+
+def _q4_1(b: Bytes) -> Blocks:
+    return Blocks(_halves(b[:, 4:]), _half(b, 0), _half(b, 2))
+
+
+def _q5_0(b: Bytes) -> Blocks:
+    return Blocks((_halves(b[:, 6:]) | _bits(b[:, 2:6]) << 4) - 16, _half(b, 0), None)
+
+
+def _q5_1(b: Bytes) -> Blocks:
+    return Blocks(_halves(b[:, 8:]) | _bits(b[:, 4:8]) << 4, _half(b, 0), _half(b, 2))
+
+
+def _q8_0(b: Bytes) -> Blocks:
+    return Blocks(b[:, 2:].view(np.int8).astype(np.int32), _half(b, 0), None)
+
+
+def _pairs(b: Bytes) -> Ints:
+    """Return pairs of bits: of every 32 bytes the lowest ones first."""
+    parts = b.reshape(len(b), -1, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    return parts.reshape(len(b), -1).astype(np.int32)
+
+
+def _q2_k(b: Bytes) -> Blocks:
+    scales = _half(b, 80) * (b[:, :16] & 15).astype(np.float32)
+    return Blocks(_pairs(b[:, 16:80]), scales, -_half(b, 82) * (b[:, :16] >> 4).astype(np.float32))
+
+
+def _q3_k(b: Bytes) -> Blocks:
+    high = (b[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(len(b), -1).astype(np.int32)
+    packed = b[:, 96:108]
+    upper = packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    scales = (_halves(packed[:, :8]) | upper.reshape(len(b), -1).astype(np.int32) << 4) - 32
+    return Blocks((_pairs(b[:, 32:96]) | high << 2) - 4, _half(b, 108) * scales.astype(np.float32), None)
+
+
+def _sixes(b: Bytes) -> tuple[Floats, Floats]:
+    """Return eight scales and eight minimums of six bits from twelve bytes."""
+    first, second, third = b[:, :4], b[:, 4:8], b[:, 8:12]
+    scales = np.concatenate((first & 63, third & 15 | first >> 6 << 4), axis=1)
+    least = np.concatenate((second & 63, third >> 4 | second >> 6 << 4), axis=1)
+    return scales.astype(np.float32), least.astype(np.float32)
+
+
+def _fours(b: Bytes) -> Ints:
+    """Return four bits each: of every 32 bytes the low ones first."""
+    parts = np.stack((b & 15, b >> 4), axis=1).reshape(len(b), 2, -1, 32)
+    return parts.transpose(0, 2, 1, 3).reshape(len(b), -1).astype(np.int32)
+
+
+def _q4_k(b: Bytes) -> Blocks:
+    scales, least = _sixes(b[:, 4:16])
+    return Blocks(_fours(b[:, 16:]), _half(b, 0) * scales, -_half(b, 2) * least)
+
+
+def _q5_k(b: Bytes) -> Blocks:
+    scales, least = _sixes(b[:, 4:16])
+    high = b[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    levels = _fours(b[:, 48:]) | high.reshape(len(b), -1).astype(np.int32) << 4
+    return Blocks(levels, _half(b, 0) * scales, -_half(b, 2) * least)
+
+
+def _q6_k(b: Bytes) -> Blocks:
+    low = b[:, :128].reshape(len(b), 2, 1, 64) >> np.array([0, 4], np.uint8)[:, None] & 15
+    levels = low.reshape(len(b), -1).astype(np.int32) | _pairs(b[:, 128:192]) << 4
+    scales = _half(b, 208) * b[:, 192:208].view(np.int8).astype(np.float32)
+    return Blocks(levels - 32, scales, None)
+
+
+def _iq4_nl(b: Bytes) -> Blocks:
+    return Blocks(_LEVELS[_halves(b[:, 2:])], _half(b, 0), None)
+
+
+def _iq4_xs(b: Bytes) -> Blocks:
+    upper = np.ascontiguousarray(b[:, 2:4]).view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    lower = np.stack((b[:, 4:8] & 15, b[:, 4:8] >> 4), axis=2).reshape(len(b), -1)
+    scales = (lower.astype(np.int32) | upper.astype(np.int32) << 4) - 32
+    nibbles = _halves(b[:, 8:].reshape(-1, 16)).reshape(len(b), -1)
+    return Blocks(_LEVELS[nibbles], _half(b, 0) * scales.astype(np.float32), None)
+
+
+_READERS: dict[str, Callable[[Bytes], Blocks]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+}

@@ -1,0 +1,63 @@
+"""How numbers may be stored: each by itself, or in blocks of small integers that share a scale.
+
+Source: ggml's table of types; numbers and names are those of GGUF files.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A way to store numbers.
+
+    Attributes:
+        number: in a GGUF file.
+        name: likewise.
+        block: numbers a block; 1 where each is by itself.
+        size: bytes a block.
+        factors: where in a block the float16 factors of its scales and minimums lie; known for `COMPUTED` alone.
+    """
+
+    number: int
+    name: str
+    block: int
+    size: int
+    factors: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_TABLE: tuple[tuple[int, str, int, int] | tuple[int, str, int, int, tuple[int, ...]], ...] = (
+    (0, "F32", 1, 4),
+    (1, "F16", 1, 2),
+    (2, "Q4_0", 32, 18, (0,)),
+    (3, "Q4_1", 32, 20, (0, 2)),
+    (6, "Q5_0", 32, 22, (0,)),
+    (7, "Q5_1", 32, 24, (0, 2)),
+    (8, "Q8_0", 32, 34, (0,)),
+    (10, "Q2_K", 256, 84, (80, 82)),
+    (11, "Q3_K", 256, 110, (108,)),
+    (12, "Q4_K", 256, 144, (0, 2)),
+    (13, "Q5_K", 256, 176, (0, 2)),
+    (14, "Q6_K", 256, 210, (208,)),
+    (16, "IQ2_XXS", 256, 66),
+    (17, "IQ2_XS", 256, 74),
+    (18, "IQ3_XXS", 256, 98),
+    (19, "IQ1_S", 256, 50),
+    (20, "IQ4_NL", 32, 18, (0,)),
+    (21, "IQ3_S", 256, 110),
+    (22, "IQ2_S", 256, 82),
+    (23, "IQ4_XS", 256, 136, (0,)),
+    (29, "IQ1_M", 256, 56),
+    (30, "BF16", 1, 2),
+    (34, "TQ1_0", 256, 54),
+    (35, "TQ2_0", 256, 66),
+    (39, "MXFP4", 32, 17),
+    (40, "NVFP4", 64, 36),
+)
+KINDS = {row[0]: Kind(*row) for row in _TABLE}
+BY_NAME = {kind.name: kind for kind in KINDS.values()}
+
+# Kinds that products take as they are; all others are dequantised when they are read.
+COMPUTED = tuple(kind for kind in KINDS.values() if kind.factors)

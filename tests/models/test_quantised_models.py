@@ -1,0 +1,188 @@
+"""Models whose matrices stay quantised."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from asking import essence
+from checkpoints import write_llama
+from families import write_family
+from gguf_families import VARIANTS, convert
+from gguf_files import write_gguf
+from torch import Tensor
+
+from parlay import LLM, ConfigError, ModelError, SamplingParams
+from parlay.kernels.base import Kernels
+from parlay.kernels.reference import ReferenceKernels
+from parlay.kernels.select import select_kernels
+from parlay.models.decoder import Decoder
+from parlay.models.gguf import GGUFFile
+from parlay.models.select import describe_model, find_model, load_model, stored_kinds
+from parlay.runner.batch import Stretch, flatten
+from parlay.runner.footprint import weight_bytes
+from parlay.runner.runner import ModelRunner
+from parlay.types.storage import Storage
+from parlay.weights.kinds import COMPUTED
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+TOKENS = torch.randint(0, 257, (40,), generator=torch.Generator().manual_seed(5)).tolist()
+PROMPTS = ["def fibonacci(n):", "class Stack:\n    def __init__(self", "import os\nimport sys\n\n\ndef main("]
+
+
+def logits(path: Path, dtype: torch.dtype, *, storage: Storage = "stored", kernels: Kernels | None = None) -> Tensor:
+    kernels = kernels or select_kernels()
+    config = replace(describe_model(str(path)), storage=storage)
+    runner = ModelRunner(load_model(config, dtype, 256, kernels), kernels, 16, 16)
+    hidden = runner.forward(flatten([Stretch(TOKENS, 0, tuple(range(16)))], runner.block_size))
+    return runner.logits(hidden, range(len(TOKENS))).clone()
+
+
+def medium(name: str) -> str:
+    """Return how a file of the usual mixture of four bits stores a matrix."""
+    return "Q6_K" if ".v_proj." in name or "embed" in name else "Q8_0" if ".down_proj." in name else "Q4_K"
+
+
+@pytest.mark.parametrize("kind", COMPUTED, ids=str)
+def test_as_stored_is_nearly_what_is_dequantised(tmp_path: Path, kind: Any) -> None:
+    """Up to what eight bits for each activation leave."""
+    file = write_gguf(write_llama(tmp_path / "model", **WIDE), tmp_path / "m.gguf", kind.name)
+    found, expected = logits(file, torch.float32), logits(file, torch.float32, storage="plain")
+    assert not torch.equal(found, expected)
+    assert (found - expected).std() < 0.15 * expected.std()  # random blocks make large activations
+
+
+def test_a_mixed_file_by_both_kernels(tmp_path: Path) -> None:
+    """In float32 most operations round alike, so that what remains is little."""
+    file = write_gguf(write_llama(tmp_path / "model", **WIDE), tmp_path / "m.gguf", medium)
+    native, twins = (logits(file, torch.float32, kernels=k) for k in (select_kernels(), ReferenceKernels()))
+    assert (native - twins).std() < 0.02 * twins.std()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_embedding_and_output_layer(tmp_path: Path, tied: bool) -> None:
+    model = write_llama(tmp_path / "model", tie_word_embeddings=tied, **WIDE)
+    file = write_gguf(model, tmp_path / "m.gguf", "Q8_0")
+    config, kernels = describe_model(str(file)), select_kernels()
+    loaded = load_model(config, torch.float32, 64, kernels)
+    dense = load_model(replace(config, storage="plain"), torch.float32, 64, kernels)
+    assert isinstance(loaded, Decoder)
+    assert isinstance(dense, Decoder)
+    assert torch.equal(loaded.embedding.numbers(torch.float32), dense.embedding.numbers(torch.float32))
+    states = torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
+    found, expected = loaded.logits(states), dense.logits(states)
+    assert (found - expected).std() < 0.01 * expected.std()
+
+
+def ask(llm: LLM) -> Iterator[Any]:
+    for temperature in (0.0, 0.9):
+        params = SamplingParams(temperature=temperature, max_tokens=24, logprobs=2, seed=3)
+        for output in llm.generate(PROMPTS, params, use_tqdm=False):
+            yield essence(output.outputs[0])
+
+
+def test_a_mixed_file_completes_alike_whoever_drafts(tmp_path: Path) -> None:
+    def kind(name: str) -> str:
+        return {"q_proj": "Q4_0", "v_proj": "Q8_0", "down_proj": "Q5_1"}.get(name.split(".")[-2], "Q4_1")
+
+    file = write_gguf(find_model("tiny-code"), tmp_path / "q.gguf", kind, pre="ufakzeka")
+    plain = LLM(file, max_model_len=128, speculative_config=None)
+    expected = list(ask(plain))
+    assert "/bfloat16+Q4_0+Q4_1+Q5_1+Q8_0+int8x32/" in plain.numerics_id
+    for options in (
+        {"lengths": "fixed", "method": "ngram"},
+        {"lengths": "fixed", "method": "draft_model", "model": "tiny-code-draft"},
+        {"lengths": "fixed", "method": "eagle3", "model": "tiny-code-eagle3"},
+        {"lengths": "fixed", "method": "eagle", "model": "tiny-code-eagle"},
+        {"lengths": "fixed", "method": "medusa", "model": "tiny-code-medusa"},
+    ):
+        llm = LLM(file, max_model_len=128, max_num_batched_tokens=24, speculative_config=options)
+        assert list(ask(llm)) == expected
+        assert llm.engine.stats.emitted > llm.engine.stats.steps
+
+
+def test_dequantize_is_another_arithmetic(tmp_path: Path) -> None:
+    file = write_gguf(write_llama(tmp_path / "model"), tmp_path / "m.gguf", "Q4_0")
+    kept, unpacked = (LLM(file, dequantize=flag, speculative_config=None).numerics_id for flag in (False, True))
+    assert "/bfloat16+Q4_0+int8x32/" in kept
+    assert "/bfloat16/" in unpacked
+
+
+_WIDTHS = {"mixtral": "intermediate_size", "qwen3moe": "moe_intermediate_size"}
+
+
+@pytest.mark.parametrize("family", _WIDTHS)
+def test_stacked_experts(tmp_path: Path, family: str) -> None:
+    sizes = {"hidden_size": 64, _WIDTHS[family]: 64}
+    model = write_family(tmp_path / "model", family, **VARIANTS[family] | sizes)
+    convert(model, tmp_path / "m.gguf", "Q8_0")
+    file = tmp_path / "m.gguf"
+    names = stored_kinds(describe_model(str(file)))
+    assert any("experts" in name for name in names)
+    found, expected = logits(file, torch.float32), logits(file, torch.float32, storage="plain")
+    assert not torch.equal(found, expected)
+    assert (found - expected).std() < 0.2 * expected.std()  # now and then a row goes to another expert
+
+
+def test_a_factor_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    file = write_gguf(write_llama(tmp_path / "model"), tmp_path / "m.gguf", "Q4_0")
+    with GGUFFile(file) as opened:
+        stored = opened.tensors["blk.0.ffn_down.weight"]
+    data = bytearray(file.read_bytes())
+    data[stored.offset + 18 : stored.offset + 20] = b"\x00\x7e"  # the second block's scale
+    file.write_bytes(data)
+    with pytest.raises(ModelError, match="holds values that are infinite or not numbers; the checkpoint is damaged"):
+        LLM(file, speculative_config=None)
+
+
+def test_a_plain_model_in_eight_bits(tmp_path: Path) -> None:
+    """Nearly the model that it was, in half the memory, with the same tokens whoever drafts."""
+    target, head = find_model("tiny-code"), {"lengths": "fixed", "method": "eagle3", "model": "tiny-code-eagle3"}
+    found, expected = (logits(target, torch.bfloat16, storage=storage) for storage in ("int8", "plain"))
+    assert not torch.equal(found, expected)
+    assert (found - expected).std() < 0.05 * expected.std()
+    config = describe_model("tiny-code")
+    eight, sixteen = (weight_bytes(replace(config, storage=storage), torch.bfloat16) for storage in ("int8", "plain"))
+    assert eight < 0.6 * sixteen
+    plain = LLM("tiny-code", quantization="int8", max_model_len=128, speculative_config=None)
+    assert "/bfloat16+Q8_0+int8x32/" in plain.numerics_id
+    texts = list(ask(plain))
+    for speculative in ({"lengths": "fixed", "method": "ngram"}, head, {**head, "quantization": None}):
+        llm = LLM("tiny-code", quantization="int8", max_model_len=128, speculative_config=speculative)
+        assert list(ask(llm)) == texts
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "eagle3", "model": "tiny-code-eagle3"},
+        {"method": "eagle", "model": "tiny-code-eagle"},
+        {"method": "medusa", "model": "tiny-code-medusa"},
+        {"method": "mlp_speculator", "model": "tiny-code-mlp-speculator"},
+        {"method": "draft_model", "model": "tiny-code-draft"},
+    ],
+    ids=lambda options: str(options["method"]),
+)
+def test_what_guesses_in_eight_bits_guesses_nearly_as_well(options: dict[str, Any]) -> None:
+    """And changes no token."""
+    emitted = []
+    expected = list(ask(LLM("tiny-code", max_model_len=128, speculative_config=None)))
+    for quantization in ("int8", None):
+        speculative = {"lengths": "fixed", **options, "quantization": quantization}
+        llm = LLM("tiny-code", max_model_len=128, speculative_config=speculative)
+        assert list(ask(llm)) == expected
+        emitted.append(llm.engine.stats.emitted / llm.engine.stats.steps)
+    assert emitted[0] > 0.9 * emitted[1]
+
+
+def test_contradictory_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match="dequantize and quantization='int8' contradict each other"):
+        LLM("tiny-code", dequantize=True, quantization="int8")
+    with pytest.raises(ConfigError, match="quantization"):
+        LLM("tiny-code", quantization="int3")
+    with pytest.raises(ConfigError, match=r"quantization='awq', but .* is not quantised; leave it out"):
+        LLM("tiny-code", quantization="awq")
+    with pytest.raises(ConfigError, match="quantization"):
+        LLM("tiny-code", speculative_config={"method": "eagle3", "model": "tiny-code-eagle3", "quantization": "int3"})
