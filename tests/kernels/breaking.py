@@ -7,6 +7,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.kernels.linear import LinearWeight
+from parlay.weights.weight import Weight
 
 
 class OtherOrder:
@@ -28,9 +29,10 @@ class OtherOrder:
     def careful(self) -> Kernels | None:
         return self._then
 
-    def pack_linear(self, weight: Tensor) -> LinearWeight:
+    def pack_linear(self, weight: Tensor | Weight) -> LinearWeight:
         packed = self._kernels.pack_linear(weight)
-        self._backwards[packed.parts[0].tensor.data_ptr()] = self._kernels.pack_linear(weight.flip(1).contiguous())
+        numbers = Weight.of(weight).numbers()
+        self._backwards[packed.parts[0].tensor.data_ptr()] = self._kernels.pack_linear(numbers.flip(1).contiguous())
         return packed
 
     def linear(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:
