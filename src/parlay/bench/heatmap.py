@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from math import log2
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 NOT_SLOWER = 0.98  # a ratio below is marked
+_LETTERS = 16  # of the legend an inch
 _CLIP = 1.0  # factors of two up and down to which colours reach
 _LEGEND = f"times plain decoding, 95 % interval; framed: below {NOT_SLOWER:g}; *: interval wider than asked for"
 
@@ -67,7 +69,7 @@ def _draw(path: Path, title: str, legend: str, panels: Sequence[_Panel]) -> None
         _panel(axes, cells, down, across)
         axes.set_title(name, fontsize=9)
     figure.suptitle(title, fontsize=10)
-    figure.supxlabel(legend, fontsize=7)
+    figure.supxlabel(fill(legend, int(_LETTERS * figure.get_figwidth())), fontsize=7)
     figure.savefig(path, dpi=150)
 
 
