@@ -15,10 +15,8 @@
 #include <utility>
 #include <vector>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 #if defined(PARLAY_HAS_AMX)
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -43,14 +41,6 @@ bool tiles_allowed() {
 }
 #endif
 
-#if defined(PARLAY_HAS_AVXVNNI)
-// Older compilers' builtin does not know it.
-bool has_avxvnni() {
-  unsigned a, b, c, d;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4) != 0;
-}
-#endif
-
 std::vector<const Table*> supported() {  // best first
   std::vector<const Table*> all;
 #if defined(__x86_64__)
@@ -66,12 +56,7 @@ std::vector<const Table*> supported() {  // best first
     if (__builtin_cpu_supports("avx512vnni")) all.push_back(table_avx512vnni());
     all.push_back(table_avx512());
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-#if defined(PARLAY_HAS_AVXVNNI)
-    if (has_avxvnni()) all.push_back(table_avxvnni());
-#endif
-    all.push_back(table_avx2());
-  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back(table_avx2());
 #endif
   all.push_back(table_baseline());
   return all;

@@ -104,7 +104,7 @@ struct Quantised {
 // bits are split into sizes and signs: a sum of two products of 255 and 127 does not fit into sixteen bits.
 #if defined(__AVX512VNNI__)
 constexpr bool kSigned = false;
-#elif defined(PARLAY_AVX512) || (defined(PARLAY_AVX2) && !defined(__AVXVNNI__))
+#elif defined(PARLAY_AVX512) || defined(PARLAY_AVX2)
 constexpr bool kSigned = true;
 #else
 constexpr bool kSigned = false;
@@ -152,9 +152,6 @@ PARLAY_INLINE Ints dot(const Ints& total, const Codes<false>& code, int32_t x) {
 #elif defined(PARLAY_AVX512)
   const __m512i pairs = _mm512_maddubs_epi16((__m512i)code.p[0], _mm512_set1_epi32(x));
   r.p[0] = total.p[0] + (PartI)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
-#elif defined(__AVXVNNI__)
-  PARLAY_EACH r.p[i] =
-      (PartI)_mm256_dpbusd_avx_epi32((__m256i)total.p[i], (__m256i)code.p[i], _mm256_set1_epi32(x));
 #elif defined(PARLAY_AVX2)
   PARLAY_EACH {
     const __m256i pairs = _mm256_maddubs_epi16((__m256i)code.p[i], _mm256_set1_epi32(x));

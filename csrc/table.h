@@ -203,9 +203,6 @@ const Table* table_amx();
 const Table* table_avx512bf16();
 const Table* table_avx512vnni();
 const Table* table_avx512();
-#if defined(PARLAY_HAS_AVXVNNI)
-const Table* table_avxvnni();
-#endif
 const Table* table_avx2();
 #endif
 const Table* table_baseline();

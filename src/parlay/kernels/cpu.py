@@ -35,7 +35,7 @@ class NativeKernels(NativeDrawing):
         """Use the best instruction set here, or `isa`, process-wide.
 
         Args:
-            isa: "amx", "avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2" or "baseline".
+            isa: "amx", "avx512bf16", "avx512vnni", "avx512", "avx2" or "baseline".
         """
         if isa is not None:
             if isa not in _native.isas():
