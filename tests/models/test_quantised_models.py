@@ -147,7 +147,7 @@ def test_a_plain_model_in_eight_bits(tmp_path: Path) -> None:
     eight, sixteen = (weight_bytes(replace(config, storage=storage), torch.bfloat16) for storage in ("int8", "plain"))
     assert eight < 0.6 * sixteen
     plain = LLM("tiny-code", quantization="int8", max_model_len=128, speculative_config=None)
-    assert "/bfloat16+Q8_0+int8x32/" in plain.numerics_id
+    assert "/bfloat16+Q8_0-made+int8x32/" in plain.numerics_id
     texts = list(ask(plain))
     for speculative in ({"lengths": "fixed", "method": "ngram"}, head, {**head, "quantization": None}):
         llm = LLM("tiny-code", quantization="int8", max_model_len=128, speculative_config=speculative)
@@ -175,6 +175,13 @@ def test_what_guesses_in_eight_bits_guesses_nearly_as_well(options: dict[str, An
         assert list(ask(llm)) == expected
         emitted.append(llm.engine.stats.emitted / llm.engine.stats.steps)
     assert emitted[0] > 0.9 * emitted[1]
+
+
+def test_eight_bits_made_here_are_not_those_of_a_file(tmp_path: Path) -> None:
+    """Rounded once more, weights have other bits, so the numerics id must differ too."""
+    file = write_gguf(write_llama(tmp_path / "model"), tmp_path / "m.gguf", "Q8_0")
+    ids = {LLM(file, quantization=name, speculative_config=None).numerics_id for name in (None, "gguf", "int8")}
+    assert len(ids) == 2
 
 
 def test_contradictory_options_are_refused() -> None:

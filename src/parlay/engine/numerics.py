@@ -147,6 +147,8 @@ def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list
 def _quantised(config: ModelConfig) -> list[str]:
     """Return the kinds of a model's quantised weights and the form of the activations that meet them, if any are."""
     kinds = sorted({kind.name for kind in stored_kinds(config).values()})
+    if config.storage == "int8":  # rounded here, which is not what a file of the same kind holds
+        kinds = [f"{kind}-made" for kind in kinds]
     return [*kinds, f"int8x{CHUNK}"] if kinds else []
 
 

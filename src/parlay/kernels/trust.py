@@ -119,9 +119,10 @@ def _setting(name: str, switches: tuple[int, ...], threads: int) -> str:
 
 @cache
 def _files() -> str:
-    """Return a digest of the kernels themselves, compiled ones included."""
+    """Return a digest of the kernels themselves, compiled ones included, and of what they read weights with."""
     digest = sha256()
-    for file in sorted(Path(__file__).parent.glob("*")):
+    package = Path(__file__).parent.parent
+    for file in sorted((*package.glob("kernels/*"), *package.glob("weights/*"))):
         if file.suffix in (".py", ".so"):
             digest.update(file.read_bytes())
     return digest.hexdigest()

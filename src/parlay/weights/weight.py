@@ -81,11 +81,6 @@ class Weight:
         return sum(len(part.data) for part in self.parts), self.parts[0].inputs
 
     @property
-    def nbytes(self) -> int:
-        """Bytes as it is stored."""
-        return sum(part.data.nbytes for part in self.parts)
-
-    @property
     def quantised(self) -> bool:
         """Whether any part is stored in blocks."""
         return any(part.quantised for part in self.parts)
