@@ -27,8 +27,6 @@ constexpr int kWide = 256;         // inputs a nested block
 constexpr int kMostGroups = 16;    // a block
 constexpr int kLanesBytes = kPanel * 4;  // of a plane: a lane for each output
 
-typedef uint16_t half;
-
 // What one output's block says, as it is read from a file.
 struct Fields {
   uint8_t code[kWide];  // without sign: `offset` is to be taken away, or an index into the table
@@ -296,16 +294,6 @@ void pack(const PackArgs& a, int64_t begin, int64_t end) {
       }
     }
   });
-}
-
-PARLAY_INLINE float half_to_float(half h) {
-  const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 0x3ff;
-  uint32_t bits = sign | (exponent + 112) << 23 | fraction << 13;
-  if (exponent == 31) bits = sign | 0x7f800000 | fraction << 13;
-  float value;
-  memcpy(&value, &bits, 4);
-  if (exponent == 0) value = (float)fraction * 0x1p-24f * (sign ? -1.f : 1.f);
-  return value;
 }
 
 // Rows tokens[begin..end] of a packed weight, as numbers.

@@ -346,6 +346,11 @@ void unpack(uintptr_t weight, uintptr_t tokens, uintptr_t out, int64_t rows, int
   });
 }
 
+void quantise(uintptr_t numbers, uintptr_t out, int64_t rows, int64_t blocks, int kind, int numbers_kind) {
+  const QuantiseArgs a = {at<void>(numbers), at<void>(out), blocks, kind, static_cast<Numbers>(numbers_kind)};
+  deal_rows(rows, rows * blocks * 1000, [&](int64_t begin, int64_t end) { table->quantise(a, begin, end); });
+}
+
 void process(uintptr_t scores, uintptr_t temperatures, uintptr_t min_p, uintptr_t top_k, uintptr_t top_p,
              int64_t rows, int64_t vocab) {
   const ProcessArgs a = {
@@ -544,6 +549,7 @@ NB_MODULE(_native, m) {
   m.def("packed_bytes", [](int64_t inputs, int kind) { return table->packed_bytes(inputs, kind); });
   m.def("pack", &pack, free);
   m.def("unpack", &unpack, free);
+  m.def("quantise", &quantise, free);
   m.def("process", &process, free);
   m.def("draw", &draw, free);
   m.def("branch", &branch, free);

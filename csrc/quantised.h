@@ -238,19 +238,6 @@ PARLAY_INLINE Codes<F::wide && kSigned> codes_at(const uint8_t* chunk, int s) {
     return code;
 }
 
-PARLAY_INLINE Vec load_half(const uint8_t* from) {
-  Vec r;
-#if defined(PARLAY_AVX512)
-  r.p[0] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(PARLAY_AVX2)
-  PARLAY_EACH r.p[i] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + i * 16)));
-#else
-  PARLAY_EACH for (int lane = 0; lane < kWidth; ++lane)
-      r.p[i][lane] = half_to_float(half_at(from + (i * kWidth + lane) * sizeof(half)));
-#endif
-  return r;
-}
-
 // Sixteen small integers as numbers, or some bits of them.
 PARLAY_INLINE Vec load_bytes(const uint8_t* from, bool is_signed, int shift = 0, int mask = -1) {
   Vec r;
@@ -319,10 +306,10 @@ __attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride
           }
           PARLAY_VECS {
             const int lane = (first + v) * kLanes;
-            Vec scale = load_half(block + lane * sizeof(half)), least;
+            Vec scale = load((const fp16*)block + lane), least;
             const uint8_t* small = block + F::factors + group * kPanel + lane;
             if constexpr (F::nested) scale = scale * load_scales<F>(small);
-            if constexpr (F::least) least = load_half(block + (kPanel + lane) * sizeof(half));
+            if constexpr (F::least) least = load((const fp16*)block + kPanel + lane);
             if constexpr (F::least && F::nested) least = (least * splat(-1.f)) * load_minimums<F>(small);
             PARLAY_ROWS {
               const Chunk& in = x[r * stride];

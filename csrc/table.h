@@ -124,6 +124,17 @@ struct PackArgs {
   int kind;
 };
 
+// What plain numbers are; GGUF files number them so.
+enum Numbers : int { kF32 = 0, kF16 = 1, kBF16 = 30 };
+
+struct QuantiseArgs {
+  const void* numbers;  // [rows, blocks * 32]
+  void* out;            // blocks as a file has them
+  int64_t blocks;       // a row
+  int kind;             // of the blocks
+  Numbers numbers_kind;
+};
+
 struct UnpackArgs {
   const void* weight;  // packed blocks
   const int64_t* tokens;
@@ -187,6 +198,7 @@ struct Table {
   int64_t (*packed_bytes)(int64_t inputs, int kind);  // of a panel
   void (*pack)(const PackArgs&, int64_t begin, int64_t end);
   void (*unpack)(const UnpackArgs&, int64_t begin, int64_t end);
+  void (*quantise)(const QuantiseArgs&, int64_t begin, int64_t end);
   void (*process)(const ProcessArgs&, int64_t begin, int64_t end);
   void (*draw)(const DrawArgs&, int64_t begin, int64_t end);
   void (*branch)(const BranchArgs&, int64_t begin, int64_t end);

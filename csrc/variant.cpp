@@ -8,6 +8,7 @@
 #include "norm.h"
 #include "pointwise.h"
 #include "probe.h"
+#include "quantise.h"
 #include "quantised.h"
 #include "rotary.h"
 #include "table.h"
@@ -38,6 +39,7 @@ const Table* PARLAY_NAME(PARLAY_VARIANT)() {
                               packed_bytes,
                               pack,
                               unpack,
+                              quantise,
                               process,
                               draw,
                               branch,

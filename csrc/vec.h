@@ -39,6 +39,11 @@ struct bf16 {
   uint16_t bits;
 };
 
+struct fp16 {
+  uint16_t bits;
+};
+typedef uint16_t half;  // its bits alone
+
 struct Vec {
   Part p[kParts];
 };
@@ -135,6 +140,28 @@ PARLAY_INLINE void narrow(bf16* to, const PartU& low) {
 PARLAY_INLINE Vec load(const bf16* from) {
   Vec r;
   PARLAY_EACH r.p[i] = (Part)(widen(from + i * kWidth) << 16);
+  return r;
+}
+
+PARLAY_INLINE float half_to_float(half h) {
+  const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 0x3ff;
+  uint32_t bits = sign | (exponent + 112) << 23 | fraction << 13;
+  if (exponent == 31) bits = sign | 0x7f800000 | fraction << 13;
+  float value;
+  memcpy(&value, &bits, 4);
+  if (exponent == 0) value = (float)fraction * 0x1p-24f * (sign ? -1.f : 1.f);
+  return value;
+}
+
+PARLAY_INLINE Vec load(const fp16* from) {
+  Vec r;
+#if defined(PARLAY_AVX512)
+  r.p[0] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(PARLAY_AVX2)
+  PARLAY_EACH r.p[i] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + i * kWidth)));
+#else
+  PARLAY_EACH for (int lane = 0; lane < kWidth; ++lane) r.p[i][lane] = half_to_float(from[i * kWidth + lane].bits);
+#endif
   return r;
 }
 

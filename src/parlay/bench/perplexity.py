@@ -19,7 +19,7 @@ from parlay.llm import LLM
 from parlay.models.select import describe_model, resolve_dtype
 from parlay.runner.footprint import weight_bytes
 from parlay.types.params import SamplingParams
-from parlay.types.storage import Storage
+from parlay.types.storage import MADE, Storage
 
 _LEAST_WINDOW = 16
 
@@ -86,7 +86,7 @@ def measure(options: PerplexityOptions, tick: Callable[[str], None]) -> list[dic
         llm = LLM(
             options.model,
             dequantize=storage == "plain",
-            quantization="int8" if storage == "int8" else None,
+            quantization=storage if storage in MADE else None,
             speculative_config=None,
             enable_prefix_caching=False,
             max_num_seqs=1,

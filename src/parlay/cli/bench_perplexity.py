@@ -33,7 +33,7 @@ def add_parser(kinds: Any) -> None:
         nargs="+",
         choices=get_args(Storage),
         default=["stored", "plain"],
-        help="of matrices: as they are stored, plain numbers, or int8 (default: stored and plain)",
+        help="of matrices: as they are stored, plain numbers, int8 or int4 (default: stored and plain)",
     )
     parser.add_argument("--context", type=count, default=512, help="tokens a window (default: 512)")
     parser.add_argument("--windows", type=count, help="at most so many (default: the whole text)")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from parlay.config.strict import build
 from parlay.errors import ConfigError, shown
-from parlay.types.storage import Storage
+from parlay.types.storage import MADE, Storage
 
 DType = Literal["auto", "float32", "bfloat16"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
@@ -37,8 +37,9 @@ class EngineConfig:
         dequantize: unpack quantised weights to `dtype` when they are read; by default the kinds that the kernels
             multiply with stay as they are stored, which takes less memory and time.
         quantization: `int8` has all matrices in eight bits, every 32 inputs of an output with a scale of their own,
-            made when the model is read; None leaves them as they are stored. `awq`, `gptq` and `gguf` do so too, and
-            are refused for checkpoints that are stored otherwise.
+            and `int4` in four, with a minimum too, but embedding and head in eight; both are made when the model is
+            read. None leaves matrices as they are stored. `awq`, `gptq` and `gguf` do so too, and are refused for
+            checkpoints that are stored otherwise.
         max_model_len: longest sequence, prompt and output together; None takes the model's limit.
         max_num_seqs: requests that may run in one step.
         max_num_batched_tokens: rows that one step may run through the target; longer prompts go in chunks.
@@ -67,7 +68,7 @@ class EngineConfig:
     trust_remote_code: bool = False
     dtype: DType = "auto"
     dequantize: bool = False
-    quantization: Literal["int8", "awq", "gptq", "gguf"] | None = None
+    quantization: Literal["int8", "int4", "awq", "gptq", "gguf"] | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -111,7 +112,7 @@ class EngineConfig:
             raise ConfigError(
                 f"tensor_parallel_size={shown(self.tensor_parallel_size)} is not served yet; leave it at 1"
             )
-        if self.dequantize and self.quantization == "int8":
+        if self.dequantize and self.quantization in MADE:
             raise ConfigError(
                 f"dequantize and quantization={shown(self.quantization)} contradict each other; give one of them"
             )
@@ -123,7 +124,10 @@ class EngineConfig:
         """What becomes of the model's matrices when they are read."""
         if self.dequantize:
             return "plain"
-        return "int8" if self.quantization == "int8" else "stored"
+        for made in MADE:
+            if self.quantization == made:
+                return made
+        return "stored"
 
     @property
     def model_name(self) -> str:

@@ -18,6 +18,7 @@ from parlay.models import foreign
 from parlay.models.config import ModelConfig
 from parlay.models.loader import digest_weights
 from parlay.models.select import Model, describe_model, load_model, resolve_dtype, stored_kinds, weight_shapes
+from parlay.types.storage import MADE
 
 _OUTPUTS = 96  # of a quantised weight: three panels
 _SHORT = 1024  # positions, which the self-check does not nearly use
@@ -147,7 +148,7 @@ def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list
 def _quantised(config: ModelConfig) -> list[str]:
     """Return the kinds of a model's quantised weights and the form of the activations that meet them, if any are."""
     kinds = sorted({kind.name for kind in stored_kinds(config).values()})
-    if config.storage == "int8":  # rounded here, which is not what a file of the same kind holds
+    if config.storage in MADE:  # rounded here, which is not what a file of the same kind holds
         kinds = [f"{kind}-made" for kind in kinds]
     return [*kinds, f"int8x{CHUNK}"] if kinds else []
 

@@ -18,14 +18,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from parlay.errors import ModelError, brief, shown
+from parlay.kernels.quantise import quantise
 from parlay.models.gguf import GGUFFile
 from parlay.models.gguf_names import GGUFWeights
 from parlay.models.packed import PackedLayers
 from parlay.models.packing import Packing, read_packing
 from parlay.models.pickled import Pickled
-from parlay.types.storage import Storage
+from parlay.types.storage import MADE, Storage
 from parlay.weights.kinds import COMPUTED, Kind
-from parlay.weights.quantise import INT8, fits_int8, to_int8
+from parlay.weights.quantise import INT4, INT8, fits
 from parlay.weights.weight import Weight
 
 _SAMPLE = 256  # bytes
@@ -33,6 +34,7 @@ _PICKLED = (".bin", ".pt")
 _HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _NAME = 255  # characters of a file's name
 _NEVER_QUANTISED = ("embed_positions.weight", ".gate.weight")  # looked up and added, and a router's
+_OUTERMOST = ("embed_tokens.weight", "lm_head.weight")  # eight bits at least: every token passes through them
 
 
 class Checkpoint:
@@ -150,8 +152,8 @@ class Checkpoint:
         if self._storage == "stored" and isinstance(file, GGUFWeights | PackedLayers) and len(shape) == 2:
             kind = file.kind(name)
             return kind if kind in COMPUTED else None
-        if self._storage == "int8" and fits_int8(shape) and not name.endswith(_NEVER_QUANTISED):
-            return INT8
+        if self._storage in MADE and fits(shape) and not name.endswith(_NEVER_QUANTISED):
+            return INT4 if self._storage == "int4" and not name.endswith(_OUTERMOST) else INT8
         return None
 
     def size(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, plain: Collection[str] = ()) -> int:
@@ -174,11 +176,14 @@ class Checkpoint:
         Raises:
             ModelError: as `read` does.
         """
-        if self.kind(name) is None:
+        kind = self.kind(name)
+        if kind is None:
             return Weight.of(self.read(name, dtype))
-        if self._storage == "int8":
-            return to_int8(self.read(name))
-        weight: Weight = self._files[self._where[name]].get_blocks(name)
+        weight: Weight
+        if self._storage in MADE:
+            weight = quantise(self.read(name), kind)
+        else:
+            weight = self._files[self._where[name]].get_blocks(name)
         if not weight.finite():
             raise self._not_finite(name)
         return weight

@@ -20,7 +20,7 @@ from parlay.models.hub import DEFAULT, Hub, fetch, is_hub_id
 from parlay.models.loader import Checkpoint
 from parlay.registry import Registry
 from parlay.types.cache import CacheSpec
-from parlay.types.storage import Storage
+from parlay.types.storage import MADE, Storage
 from parlay.weights.kinds import Kind
 
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -191,20 +191,20 @@ def describe_as(path: Path, storage: Storage, asked: str | None = None) -> Model
     Args:
         path: of the model.
         storage: what becomes of its matrices.
-        asked: "int8", or the quantisation that the checkpoint is said to have.
+        asked: one that is made, such as "int8", or the quantisation that the checkpoint is said to have.
 
     Raises:
-        ConfigError: it has another one, or `int8` cannot be made of this model.
+        ConfigError: it has another one, or none can be made of this model.
         ModelError: as `describe_files` does.
     """
     config = replace(describe_files(path), storage=storage)
-    if asked == "int8" and config.foreign is not None:
+    if asked in MADE and config.foreign is not None:
         raise ConfigError(
-            f"quantization='int8' is not served for {config.architecture}, which a class of transformers computes; "
-            "leave it out"
+            f"quantization={shown(asked)} is not served for {config.architecture}, which a class of transformers "
+            "computes; leave it out"
         )
     own = "gguf" if config.path.is_file() else (config.raw.get("quantization_config") or {}).get("quant_method")
-    if asked not in (None, "int8", own):
+    if asked not in (None, *MADE, own):
         has = f"is quantised by {own}" if own else "is not quantised"
         raise ConfigError(f"quantization={shown(asked)}, but {config.path} {has}; leave it out")
     return config

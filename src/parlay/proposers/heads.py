@@ -34,14 +34,14 @@ class Options:
         model: directory of a head or draft model, or its name on the hub; fetched as the engine's model is, with its
             `hf_token` into its `download_dir`.
         revision: branch, tag or commit of one on the hub.
-        quantization: "int8" has its matrices in eight bits, made when they are read; None leaves them as they are;
-            "auto" is the former beside a quantised target. It changes how well guesses do, and no token.
+        quantization: "int8" or "int4" has its matrices in so many bits, made when they are read; None leaves them as
+            they are; "auto" is the first beside a quantised target. It changes how well guesses do, and no token.
         draft_tensor_parallel_size: ranks it is split over; only 1 so far.
     """
 
     model: str
     revision: str | None = None
-    quantization: Literal["auto", "int8"] | None = "auto"
+    quantization: Literal["auto", "int8", "int4"] | None = "auto"
     draft_tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:

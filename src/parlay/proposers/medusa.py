@@ -93,8 +93,8 @@ class Options(HeadOptions):
     Attributes:
         model: directory of the heads, or their name on the hub.
         revision: branch, tag or commit there.
-        quantization: "int8" has their matrices in eight bits, None leaves them; "auto" is the former beside a
-            quantised target.
+        quantization: "int8" or "int4" has their matrices in so many bits, None leaves them; "auto" is the first
+            beside a quantised target.
         draft_tensor_parallel_size: ranks they are split over; only 1 so far.
         medusa_choices: the tree's nodes as paths of ranks, in the authors' form: `[[0], [0, 0], [1]]` has the two
             likeliest tokens of the first head, and after the likeliest of them that of the second. None for the

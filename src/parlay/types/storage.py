@@ -1,6 +1,9 @@
 """What becomes of a checkpoint's matrices when they are read."""
 
-from typing import Literal
+from typing import Literal, get_args
 
-# Those that are quantised stay so as far as products take them; all become plain numbers; all become eight bits.
-Storage = Literal["stored", "plain", "int8"]
+# Blocks that are made of them: of eight bits, or of four with embedding and head in eight.
+Made = Literal["int8", "int4"]
+MADE: tuple[Made, ...] = get_args(Made)
+# Those that are quantised stay so as far as products take them; all become plain numbers; all become blocks.
+Storage = Literal["stored", "plain", Made]
