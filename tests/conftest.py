@@ -74,8 +74,13 @@ def make_llm(models: dict[str, Pair]) -> Iterator[MakeLLM]:
             speculative = {"method": method, **proposer_options(method, models[dtype])}
             if k is not None and drafts(method):
                 speculative["num_speculative_tokens"] = k
-        if isinstance(speculative, dict):  # what a test counts must not depend on the clock
+        # What a test counts must not depend on the clock.
+        if isinstance(speculative, dict):
             speculative = {"lengths": "fixed", **speculative}
+        elif isinstance(speculative, list) and not any(
+            "lengths" in one or not isinstance(one, dict) for one in speculative
+        ):
+            speculative = [{"lengths": "fixed", **one} for one in speculative]
         options = {"model": str(models[dtype].target), "max_model_len": 128, "max_num_seqs": 16, **options}
         llm = LLM(speculative_config=speculative, **options)
         made.append(llm)

@@ -10,10 +10,10 @@ from conftest import Pair, proposer_options
 from parlay.drafting.controller import Controller
 
 
-def every_method(pair: Pair, method: str | None = None, **more: Any) -> dict[str, Any]:
+def every_method(pair: Pair, method: str | None = None, **more: Any) -> list[dict[str, Any]]:
     """Return the config of all methods without weights, and of one with them."""
-    options = {} if method is None else proposer_options(method, pair)
-    return {"method": "auto", "prompt_lookup_min": 1, "prompt_lookup_max": 3, **options, **more}
+    every = {"method": "auto", "prompt_lookup_min": 1, "prompt_lookup_max": 3, **more}
+    return [every] if method is None else [every, {"method": method, **proposer_options(method, pair)}]
 
 
 def choose_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:

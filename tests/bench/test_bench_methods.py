@@ -246,12 +246,12 @@ def test_what_is_asked_of_whom(model: Path, options: MethodsOptions, tmp_path: P
 
 
 def test_contenders_of_another_model(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert list(contenders(str(model), None)) == ["none", AUTO, "ngram", "suffix"]
+    assert list(contenders(str(model), None)) == ["none", AUTO, "ngram", "self", "suffix"]
     assert not caplog.records
     assert list(contenders(str(model), 3, ("suffix", "ngram"))) == ["none", "suffix", "ngram"]
     draft = write_llama(tmp_path / "draft", seed=1, num_hidden_layers=1)
     found = contenders(str(model), 3, (), {"draft_model": str(draft)})
-    assert list(found) == ["none", AUTO, "auto+draft_model", "draft_model", "ngram", "suffix"]
+    assert list(found) == ["none", AUTO, "auto+draft_model", "draft_model", "ngram", "self", "suffix"]
     assert found["draft_model"].options == {"model": str(draft)}
     assert found["draft_model"].num_speculative_tokens == 3
     stranger = write_llama(tmp_path / "stranger", seed=1, num_hidden_layers=1, vocab_size=300)
@@ -297,13 +297,12 @@ def test_methods_that_guess_together(model: Path, tmp_path: Path) -> None:
     union = both["suffix+draft_model"]
     assert [(one.method, one.num_speculative_tokens) for one in union.several] == [("suffix", 3), ("draft_model", 3)]
     automatic = both["auto+draft_model"]
-    assert (automatic.method, automatic.options) == (AUTO, {"model": draft})
+    assert [(one.method, one.options) for one in automatic.several] == [("draft_model", {"model": draft}), (AUTO, {})]
     # A shape would be refused by whoever has no weights.
     assert list(engines(str(model), both, 1, tree=TreeShape(2, 3))) == list(both)
     for names, words in (
         ("suffix+suffix", "'suffix' is no part of 'suffix\\+suffix'; name methods that draft, each of them once"),
         ("none+suffix", "'none' is no part of"),
-        ("auto+suffix", "auto guesses beside one method with weights"),
         ("suffix+sufix", "unknown method 'sufix' .did you mean 'suffix'"),
         ("suffix+eagle3", "the method 'eagle3' has no checkpoint for"),
     ):

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "traces"
 TRACES = [
     f"{asked}-{temperature}" for temperature in ("0", "0.8") for asked in ("completion", "edit", "agent", "random")
 ]
-HEADS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator")
+HEADS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator")  # of which there are traces
 LENGTHS = (1, 3, 8)
 LEAST, MOST_REGRET = 0.99, 0.05
 
@@ -85,7 +85,7 @@ def test_missing_files_are_refused(tmp_path: Path) -> None:
 
 def test_what_is_recorded_has_a_chain_for_every_position() -> None:
     [trace] = record("tiny-code", ["random"], [0.8], prompts=2, tokens=12, length=3, tick=lambda _: None)
-    assert set(trace.methods) == set(HEADS)
+    assert set(trace.methods) == {*HEADS, "self"}
     for request in trace.requests:
         assert len(request.output) == 12
         for chains in request.chains.values():

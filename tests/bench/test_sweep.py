@@ -81,7 +81,17 @@ def test_no_draft_is_above_its_budget(options: SweepOptions) -> None:
 
 def test_contenders_with_budgets(models: tuple[str, str]) -> None:
     found = budgeted(models[0], (2, 8))
-    assert list(found) == ["none", "auto 2", "auto 8", "ngram 2", "ngram 8", "suffix 2", "suffix 8"]
+    assert list(found) == [
+        "none",
+        "auto 2",
+        "auto 8",
+        "ngram 2",
+        "ngram 8",
+        "self 2",
+        "self 8",
+        "suffix 2",
+        "suffix 8",
+    ]
     assert (found["auto 8"].method, found["auto 8"].num_speculative_tokens) == (AUTO, 8)
     assert (found["suffix 2"].method, found["suffix 2"].num_speculative_tokens) == ("suffix", 2)
     assert budgeted(models[0], (), ("suffix",)) == contenders(models[0], None, ("suffix",))

@@ -129,7 +129,8 @@ def test_every_completion_goes_along_by_itself(
     answers = run(make_llm(method), asks)
     assert_same(answers, plain("float32", plainly(asks)))
     # The text is what the first of them says.
-    assert answers[0].metrics.acceptance_length > 5 > answers[1].metrics.acceptance_length
+    first, second = (answer.metrics.acceptance_length for answer in answers[:2])
+    assert first > max(5, second + 1)
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_a_list_may_be_json(make_llm: MakeLLM, plain: Plain) -> None:
     [
         ([], "is an empty list"),
         ([{"method": "ngram"}, {"method": "ngram"}], "has 'ngram' twice"),
-        ([{"method": "ngram"}, {"method": "auto"}], "'auto' stands for itself"),
+        ([{"method": "auto"}, {"method": "auto"}], "'auto' twice"),
         ([{"method": "ngram"}, {"method": "none"}], "'none' stands for itself"),
         (
             [{"method": "ngram", "lengths": "fixed"}, {"method": "suffix", "lengths": "latency"}],

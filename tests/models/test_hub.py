@@ -155,7 +155,7 @@ def test_options_of_the_engine(cache: Path) -> None:
     options: dict[str, Any] = {"download_dir": str(cache), "max_model_len": 32}
 
     def layers(**more: Any) -> int:
-        return len(LLM("owner/model", **options, **more).engine._worker._runner._cache)
+        return len(LLM("owner/model", **options, **more).engine._worker._runner.cache)
 
     assert layers() == 3
     assert layers(revision="v0") == 2
@@ -165,7 +165,7 @@ def test_options_of_the_engine(cache: Path) -> None:
     llm = LLM("tiny-code", **options, tokenizer="tiny-code")
     assert llm.engine.config.download_dir == str(cache)
     llm = LLM("owner/model", speculative_config=draft, **options)
-    assert len(llm.engine._worker._proposer._runner._cache) == 2  # type: ignore[union-attr]
+    assert len(llm.engine._worker._proposer._runner.cache) == 2  # type: ignore[union-attr]
     with pytest.raises(ModelError, match="revision 'v3'"):
         LLM("owner/model", speculative_config=draft | {"revision": "v3"}, **options)
 

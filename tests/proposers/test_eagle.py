@@ -102,7 +102,7 @@ def test_from_a_cached_prefix(make_llm: MakeLLM, models: dict[str, Pair], plain:
 def test_shared_blocks_stay_as_they_are(make_llm: MakeLLM, method: str) -> None:
     """Not a bit of the target's keys and values changes where rows run once more."""
     llm = make_llm(method, 4, block_size=4)
-    pool, cache = llm.engine._pool, llm.engine._worker._runner._cache
+    pool, cache = llm.engine._pool, llm.engine._worker._runner.cache
     run(llm, asks(speculative={"enabled": False}))
     named = [block for block, name in enumerate(pool._hash) if name is not None]
     for layer in cache:  # what is computed anew would be equal anyway; so mark what nobody reads any more

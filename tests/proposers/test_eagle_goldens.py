@@ -60,7 +60,7 @@ def loaded(case: Case) -> PairedProposer:
     model, kernels = models(case.target)
     module = eagle if case.golden["method"] == "eagle" else eagle3
     head = module.Proposer(Options(str(case.draft)), TargetInfo(model.config, torch.float32, 512))
-    head.load(Runtime(kernels, BLOCKS, SIZE, 2048, model))
+    head.load(Runtime(kernels, BLOCKS, SIZE, 2048, model, ()))
     return head
 
 

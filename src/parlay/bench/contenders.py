@@ -27,7 +27,7 @@ def contenders(
 
     A checkpoint in the target's folder `heads`, named after its method, takes the place of the embedded one, and one
     in `drafts` that of either. An embedded one that is for another target is left out, and the log says so. Methods
-    joined by a plus sign, `suffix+eagle3`, guess together; `auto+eagle3` is `AUTO` with the weights of the latter.
+    joined by a plus sign, `suffix+eagle3`, guess together; `auto+eagle3` is `AUTO` and the latter.
 
     Args:
         model: name, directory or file of the target.
@@ -125,11 +125,9 @@ def _united(name: str, alone: Mapping[str, SpeculativeConfig]) -> SpeculativeCon
         if part == PLAIN or parts.count(part) > 1:
             raise ConfigError(f"{part!r} is no part of {shown(name)}; name methods that draft, each of them once")
     configs = [alone[part] for part in parts if part != AUTO]
-    if AUTO not in parts:
-        return _budgeted(together(configs), configs[0].num_speculative_tokens)
-    if len(configs) > 1 or "model" not in configs[0].options:
-        raise ConfigError(f"{shown(name)}: auto guesses beside one method with weights; name that one alone with it")
-    return replace(alone[AUTO], options=configs[0].options)
+    if AUTO in parts:
+        configs.append(alone[AUTO])
+    return _budgeted(together(configs), configs[0].num_speculative_tokens)
 
 
 def _from_checkpoint(method: str, checkpoint: str, length: int | None) -> SpeculativeConfig:
@@ -177,7 +175,7 @@ def engines(
     """
     made = {}
     for name, config in chosen.items():
-        own = config if config.method == AUTO else _with(config, lengths=lengths)
+        own = config if config.automatic else _with(config, lengths=lengths)
         if not isinstance(tree, TreeShape) or _has_weights(config):
             own = _with(own, tree=tree)
         try:

@@ -19,6 +19,7 @@ from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.models.select import Model
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, Runtime
+from parlay.proposers.places import scratch_blocks
 from parlay.runner.runner import ModelRunner
 from parlay.types.draft import Draft
 from parlay.types.params import SamplingParams
@@ -131,13 +132,14 @@ class Rig:
         config = EngineConfig(enable_prefix_caching=False)
         blocks = batch * -(-(context + room + length + 2) // config.block_size)
         max_rows = config.max_num_batched_tokens + batch
-        proposer.load(Runtime(kernels.inner, blocks, config.block_size, max_rows, model))
+        spare = scratch_blocks(config.block_size) if proposer.borrows else 0
+        runner = ModelRunner(model, kernels, blocks + spare, config.block_size)
+        proposer.load(Runtime(kernels.inner, blocks, config.block_size, max_rows, model, runner.cache))
         self._host = _TimedHost(proposer) if isinstance(proposer, HostProposer) else None
         self._model, self._kernels = model, kernels
         methods = [Method("method", self._host or proposer, length)] if length else []
         drafting = Drafting(methods, share_prefixes=False)
         self._scheduler = Scheduler(config, BlockPool(blocks, config.block_size), drafting)
-        runner = ModelRunner(model, kernels, blocks, config.block_size)
         self._worker = Worker(kernels, runner, proposer if isinstance(proposer, DeviceProposer) else None)
         self._length, self._batch, self._context, self._room = length, batch, context, room
         self._params = SamplingParams(temperature=temperature)

@@ -58,6 +58,7 @@ class SpeculativeConfig:
             means yes, except in a server without API keys, which cannot tell its clients apart.
         options: keys that the proposers' `Options` declare; checked when the proposers are found.
         several: configs of several proposers, whose guesses become one draft; method and options are theirs then.
+            With "auto" among them, all those that need no weights guess too.
     """
 
     method: str | None = AUTO
@@ -89,6 +90,11 @@ class SpeculativeConfig:
             if first <= batch_size <= last:
                 return nodes
         return None
+
+    @property
+    def automatic(self) -> bool:
+        """Whether every proposer guesses that needs no weights, alone or beside others."""
+        return AUTO in (self.method, *(one.method for one in self.several))
 
     @classmethod
     def parse(cls, value: "Speculation") -> "SpeculativeConfig":
@@ -140,7 +146,7 @@ def together(several: Sequence[SpeculativeConfig]) -> SpeculativeConfig:
     """Return the config of several proposers, whose guesses become one draft.
 
     Raises:
-        ConfigError: there are none, one stands for several itself, or what counts for all differs among them.
+        ConfigError: there are none, one of them is plain decoding, or what counts for all differs among them.
     """
     if not several:
         raise ConfigError(f"speculative_config is an empty list; name a proposer in it, for example [{_EXAMPLE}]")
@@ -148,7 +154,7 @@ def together(several: Sequence[SpeculativeConfig]) -> SpeculativeConfig:
         return several[0]
     shared: dict[str, Any] = {}
     for one in several:
-        if one.method in (PLAIN, AUTO):
+        if one.method == PLAIN:
             raise ConfigError(f"method {one.method!r} stands for itself; leave it out of the list, or the list out")
         for own in fields(SpeculativeConfig):
             value = getattr(one, own.name)

@@ -30,6 +30,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.hub import Hub
 from parlay.models.select import cache_spec, check_weights, describe_as, find_model, load_model, resolve_dtype
 from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.places import scratch_blocks
 from parlay.proposers.select import naming_heads
 from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
@@ -88,14 +89,15 @@ class Engine:
         trust = trust_model(model, kernels, trust, env.threads())
         # A proposer that follows every row of the target has a token more to run for each request that emits.
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
+        spare = scratch_blocks(config.block_size) if any(m.proposer.borrows for m in methods) else 0
+        runner = ModelRunner(model, kernels, num_blocks + spare, config.block_size)
         for method in methods:
-            method.proposer.load(Runtime(kernels, num_blocks, config.block_size, max_rows, model))
+            method.proposer.load(Runtime(kernels, num_blocks, config.block_size, max_rows, model, runner.cache))
 
         self.methods = method_names(methods)
         self.vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)
         self._grammars = Grammars(self.codec.tokenizer.to_str, self.vocab_size, sorted(self._eos))
-        runner = ModelRunner(model, kernels, num_blocks, config.block_size)
         self._worker = Worker(
             kernels,
             runner,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
+from parlay.models.context import LayerCache
 from parlay.models.hub import DEFAULT, Hub
 from parlay.models.select import Model
 from parlay.types.cache import CacheSpec
@@ -47,6 +48,7 @@ class Runtime:
         num_blocks, block_size: the pool that its cache layers share with the target's.
         max_rows: rows it may run in one step to catch up.
         target: the target, whose head a proposer may borrow.
+        cache: the target's cache layers, for those who borrow them.
     """
 
     kernels: Kernels
@@ -54,6 +56,7 @@ class Runtime:
     block_size: int
     max_rows: int
     target: Model
+    cache: tuple[LayerCache, ...]
 
 
 class Proposer(ABC):
@@ -63,11 +66,13 @@ class Proposer(ABC):
         default_length: nodes a draft when the user does not say; 0 for a proposer that never drafts.
         cache: cache layers of its own on the pool's block ids, or None.
         weight_bytes: memory that weights of its own will take.
+        borrows: whether it works in the target's cache layers, which then have its scratch slots behind the pool.
     """
 
     default_length: int = 5
     cache: CacheSpec | None = None
     weight_bytes: int = 0
+    borrows: bool = False
 
     @abstractmethod
     def __init__(self, options: Any, target: TargetInfo) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from parlay.config.speculative import MOST_DEPTH
@@ -26,9 +27,11 @@ def scratch_blocks(block_size: int) -> int:
 
 
 class Places:
-    """The rows of all levels but the first, in memory that recordings may keep."""
+    """The rows of all levels, of the first only where it has any, in memory that recordings may keep."""
 
-    def __init__(self, tokens: Tensor, num_blocks: int, block_size: int, *, pairs: bool = False) -> None:
+    def __init__(
+        self, tokens: Tensor, num_blocks: int, block_size: int, *, pairs: bool = False, newest: bool = False
+    ) -> None:
         """Allocate.
 
         Args:
@@ -37,9 +40,11 @@ class Places:
             block_size: tokens a block.
             pairs: whether a row is a pair of its token and the state before it: it then stands one position before
                 its slot, and nothing is in the first slot.
+            newest: whether the first level has rows too, which run the newest token that is known.
         """
         levels, rows = tokens.shape
         self._tokens, self._block_size, self._pairs = tokens, block_size, int(pairs)
+        self._before = 0 if newest else 1  # the first level that has rows
         self._positions, self._last = torch.zeros((2, levels, rows), dtype=torch.int32)
         self._slots = torch.zeros((levels, rows), dtype=torch.int64)
         self._tables = torch.empty((rows, num_blocks), dtype=torch.int32)  # of which little is ever touched
@@ -56,32 +61,45 @@ class Places:
 
     def prepare(self, turn: Sequence[Start], width: int = 1) -> None:
         """Take note of who drafts, longest first, and of how many rows each has at a level."""
-        levels, rows, size = turn[0].length, len(turn), self._block_size
-        if levels < 2:
+        levels, rows = turn[0].length, len(turn)
+        begin = self._before
+        if levels <= begin:
             return
         tables = table_array([start.span.blocks for start in turn])
         self._tables[:rows, : tables.shape[1]] = torch.from_numpy(tables)
         first = np.array([start.position for start in turn])
         if width > 1:
+            self._stand(begin, 1, first, tables)
             owner, wide = np.arange(rows).repeat(width), rows * width
             places = first[owner][None] + np.arange(levels - 1)[:, None]
             self._owner[:wide] = torch.from_numpy(owner)
             self._positions[1:levels, :wide] = torch.from_numpy(places - self._pairs)
             self._last[1:levels, :wide] = torch.from_numpy(first[owner])  # of what is known
             return
-        places = first[None] + np.arange(levels - 1)[:, None]
-        self._positions[1:levels, :rows] = torch.from_numpy(places - self._pairs)
-        self._last[1:levels, :rows] = torch.from_numpy(places + 1)
+        self._stand(begin, levels, first, tables)
+
+    def _stand(self, begin: int, end: int, first: NDArray[np.int64], tables: NDArray[np.int32]) -> None:
+        """Have a row of each request at levels `begin` to `end`, whose tokens have the slots of their places.
+
+        Args:
+            begin, end: the levels.
+            first: `[requests]`, the place of the first token to guess, which is run at level 1.
+            tables: `[requests, blocks]`.
+        """
+        rows, size = len(first), self._block_size
+        places = first[None] + np.arange(begin - 1, end - 1)[:, None]
+        self._positions[begin:end, :rows] = torch.from_numpy(places - self._pairs)
+        self._last[begin:end, :rows] = torch.from_numpy(places + 1)
         places = np.minimum(places, tables.shape[1] * size - 1)  # shorter drafts end before
         slots = tables[np.arange(rows), places // size].astype(np.int64) * size + places % size
-        self._slots[1:levels, :rows] = torch.from_numpy(slots)
+        self._slots[begin:end, :rows] = torch.from_numpy(slots)
 
     def paths(self, level: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return where the paths of level `level` are to be written, as `Head.paths` does."""
         return self._narrow[level, :rows], self._paths[level - 1], self._paths[level][:rows]
 
     def batch(self, level: int, rows: int, width: int = 1) -> Batch:
-        """Return what level `level`, not the first, runs of the leading requests."""
+        """Return what level `level` runs of the leading requests."""
         wide = width > 1
         view = AttentionView(
             tables=self._tables[: rows // width],

@@ -95,12 +95,15 @@ def settle_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[Specu
 
 def _settle_several(configs: Sequence[SpeculativeConfig], hub: Hub) -> tuple[SpeculativeConfig, ...]:
     found: dict[str, SpeculativeConfig] = {}
+    named = [config.method for config in configs]
     for config in configs:
-        one = settle_method(config, hub)
-        assert one.method is not None
-        if one.method in found:
-            raise ConfigError(f"speculative_config has {one.method!r} twice; leave one of them out")
-        found[one.method] = one
+        for one in settle_methods(config, hub):
+            assert one.method is not None
+            if config.method == AUTO and one.method in named:
+                continue  # with options of its own
+            if one.method in found or named.count(AUTO) > 1:
+                raise ConfigError(f"speculative_config has {config.method!r} twice; leave one of them out")
+            found[one.method] = one
     weighty = [name for name in found if name not in weightless()]
     if len(weighty) > 1:
         raise ConfigError(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.kv.store import allocate
+from parlay.models.context import LayerCache
 from parlay.models.select import Model, cache_spec
 from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.graphs import Graphs
@@ -14,14 +15,28 @@ from parlay.types.plan import Span, Verdict
 
 
 class ModelRunner:
-    """Runs one model over batches of rows. A target has one; so has a draft model, on the same block ids."""
+    """Runs one model over batches of rows. A target has one; so has a draft model, on the same block ids.
 
-    def __init__(self, model: Model, kernels: Kernels, num_blocks: int, block_size: int) -> None:
+    Attributes:
+        cache: keys and values of each layer.
+    """
+
+    def __init__(self, model: Model, kernels: Kernels, blocks: int | tuple[LayerCache, ...], block_size: int) -> None:
+        """Allocate.
+
+        Args:
+            model: what is run.
+            kernels: the operations to run with.
+            blocks: of cache layers of its own, or somebody else's layers of the same shape.
+            block_size: tokens a block.
+        """
         self.model = model
         self.kernels = kernels
         self.block_size = block_size
-        self._cache = allocate(cache_spec(model.config, model.dtype), num_blocks, block_size, model.dtype)
-        self._graphs = Graphs(model, kernels, self._cache)
+        if isinstance(blocks, int):
+            blocks = allocate(cache_spec(model.config, model.dtype), blocks, block_size, model.dtype)
+        self.cache = blocks
+        self._graphs = Graphs(model, kernels, blocks)
 
     def forward(self, batch: Batch) -> Tensor:
         """Run a batch through the layers; return hidden states `[rows, hidden]`, which stand until the next pass."""
@@ -77,7 +92,7 @@ class ModelRunner:
         if not sources:
             return
         source_tensor, target_tensor = torch.tensor(sources), torch.tensor(targets)
-        for layer in self._cache:
+        for layer in self.cache:
             self.kernels.copy_slots(source_tensor, target_tensor, layer.key, layer.value)
 
     def _slot(self, span: Span, index: int) -> int:
