@@ -58,11 +58,13 @@ PARLAY_INLINE void score(const Queries<T>& s, int64_t query, const KeyBlock<T>& 
   const T* packed = b.packed + tile * kLanes * s.padded;
   Vec dots[R][N] = {};
   for (int64_t d = 0; d < s.dim; d += S::width) {
-    typename S::Weight keys[N];
-    PARLAY_UNROLL for (int n = 0; n < N; ++n) keys[n] = S::weight(packed + (n * s.padded + d) * kLanes);
-    PARLAY_UNROLL for (int r = 0; r < R; ++r) {
-      const typename S::Input in = S::input(q + r * s.stride + d);
-      PARLAY_UNROLL for (int n = 0; n < N; ++n) dots[r][n] = S::add(dots[r][n], in, keys[n]);
+    PARLAY_UNROLL for (int part = 0; part < S::parts; ++part) {
+      typename S::Weight keys[N];
+      PARLAY_UNROLL for (int n = 0; n < N; ++n) keys[n] = S::weight(packed + (n * s.padded + d) * kLanes, part);
+      PARLAY_UNROLL for (int r = 0; r < R; ++r) {
+        const typename S::Input in = S::input(q + r * s.stride + d, part);
+        PARLAY_UNROLL for (int n = 0; n < N; ++n) dots[r][n] = S::add(dots[r][n], in, keys[n]);
+      }
     }
   }
   PARLAY_UNROLL for (int r = 0; r < R; ++r)

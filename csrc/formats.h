@@ -329,7 +329,21 @@ void unpack_rows(const UnpackArgs& a, int64_t begin, int64_t end) {
   }
 }
 
+template <class T>
+void unpack_halves(const UnpackArgs& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const half* at = (const half*)a.weight + a.tokens[row] / kPanel * kPanel * a.inputs + a.tokens[row] % kPanel;
+    T* out = (T*)a.out + row * a.inputs;
+    PARLAY_ROW(first, some, a.inputs) {
+      float value[kLanes] = {};
+      for (int64_t i = 0; i < some; ++i) value[i] = half_to_float(at[(first + i) * kPanel]);
+      store_at(out, load(value), first, some);
+    }
+  }
+}
+
 void unpack(const UnpackArgs& a, int64_t begin, int64_t end) {
+  if (a.kind == kF16) return a.bf16 ? unpack_halves<bf16>(a, begin, end) : unpack_halves<float>(a, begin, end);
   with_format(a.kind, [&](auto format) {
     typedef decltype(format) F;
     a.bf16 ? unpack_rows<F, bf16>(a, begin, end) : unpack_rows<F, float>(a, begin, end);

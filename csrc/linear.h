@@ -9,7 +9,8 @@
 // With few rows everything waits for the weights. A thread reads its panels as one stream, each byte once whatever
 // the number of rows, and asks for what comes next while it multiplies.
 //
-// Processors that multiply tiles take bfloat16 another way: see tiles.h.
+// Processors that multiply tiles take bfloat16 another way: see tiles.h. Weights in float16 become float32 when they
+// are read, and so do the rows that meet them, so that nothing is rounded but sums.
 #pragma once
 
 #include "rows.h"
@@ -20,69 +21,74 @@
 namespace parlay {
 namespace {
 
-// How sixteen outputs' weights and a row meet: `width` inputs a step.
-template <class T>
+// How sixteen outputs' weights of type W and a row meet: `width` inputs a step, in `parts` one after another. Rows are
+// laid out as X: what is widened to float32 is so once, when it is copied, so that an input is one broadcast.
+template <class W>
 struct Step;
 
-template <>
-struct Step<float> {
-  static constexpr int width = 1;
+// Weights that become float32, an input after another.
+template <class W>
+struct OneByOne {
+  static constexpr int width = 1, parts = 1;
+  typedef float X;
   typedef Vec Weight;
   typedef Vec Input;
-  PARLAY_INLINE static Weight weight(const float* w) { return load(w); }
-  PARLAY_INLINE static Input input(const float* x) { return splat(*x); }
+  PARLAY_INLINE static Weight weight(const W* w, int) { return load(w); }
+  PARLAY_INLINE static Input input(const float* x, int) { return splat(*x); }
   PARLAY_INLINE static Vec add(const Vec& total, const Input& x, const Weight& w) { return fma(x, w, total); }
 };
+template <>
+struct Step<float> : OneByOne<float> {};
+template <>
+struct Step<fp16> : OneByOne<fp16> {};
 
 template <>
 struct Step<bf16> {
   static constexpr int width = 2;
-  PARLAY_INLINE static uint32_t pair(const bf16* x) {
-    uint32_t both;
-    memcpy(&both, x, 4);
-    return both;
-  }
 #if defined(__AVX512BF16__)
+  static constexpr int parts = 1;
+  typedef bf16 X;
   typedef __m512i Weight;
   typedef __m512i Input;
-  PARLAY_INLINE static Weight weight(const bf16* w) { return _mm512_loadu_si512(w); }
-  PARLAY_INLINE static Input both(uint32_t x) { return _mm512_set1_epi32((int)x); }
+  PARLAY_INLINE static Weight weight(const bf16* w, int) { return _mm512_loadu_si512(w); }
+  PARLAY_INLINE static Input input(const bf16* x, int) {
+    int both;
+    memcpy(&both, x, 4);
+    return _mm512_set1_epi32(both);
+  }
   PARLAY_INLINE static Vec add(const Vec& total, const Input& x, const Weight& w) {
     return {{_mm512_dpbf16_ps(total.p[0], (__m512bh)w, (__m512bh)x)}};
   }
 #else
-  struct Pair {
-    Vec even, odd;
-  };
-  typedef Pair Weight;
-  typedef Pair Input;
-  PARLAY_INLINE static Weight weight(const bf16* w) {
+  static constexpr int parts = 2;  // the second input of each pair comes first, as in the instruction
+  typedef float X;
+  typedef Vec Weight;
+  typedef Vec Input;
+  PARLAY_INLINE static Weight weight(const bf16* w, int part) {
     Weight r;
     PARLAY_EACH {
       PartU u;
       memcpy(&u, w + i * 2 * kWidth, sizeof u);
-      r.even.p[i] = (Part)(u << 16);
-      r.odd.p[i] = (Part)(u & 0xffff0000);
+      r.p[i] = (Part)(part ? u << 16 : u & 0xffff0000);
     }
     return r;
   }
-  PARLAY_INLINE static Input both(uint32_t x) {
-    const uint32_t low = x << 16, high = x & 0xffff0000;
-    float even, odd;
-    memcpy(&even, &low, 4);
-    memcpy(&odd, &high, 4);
-    return {splat(even), splat(odd)};
+  PARLAY_INLINE static Input input(const float* x, int part) { return splat(x[1 - part]); }
+  PARLAY_INLINE static Input input(const bf16* x, int part) {
+    const uint32_t bits = (uint32_t)x[1 - part].bits << 16;
+    float wide;
+    memcpy(&wide, &bits, 4);
+    return splat(wide);
   }
-  PARLAY_INLINE static Vec add(const Vec& total, const Input& x, const Weight& w) {
-    return fma(x.even, w.even, fma(x.odd, w.odd, total));
-  }
+  PARLAY_INLINE static Vec add(const Vec& total, const Input& x, const Weight& w) { return fma(x, w, total); }
 #endif
-  PARLAY_INLINE static Input input(const bf16* x) { return both(pair(x)); }
 };
 
 // Rows and vectors of outputs in flight at once: sums, the weights and an input fill the registers.
 #if defined(PARLAY_AVX512)
 constexpr int kRows = 12, kVecs = 2;
+#elif defined(PARLAY_AVX2)
+constexpr int kRows = 6, kVecs = 1;
 #else
 constexpr int kRows = 4, kVecs = 1;
 #endif
@@ -104,18 +110,21 @@ struct Prefetch {
 #define PARLAY_VECS _Pragma("GCC unroll 2") for (int v = 0; v < kVecs; ++v)
 
 // Adds one block of K to the totals of R rows and kVecs vectors of a panel.
-template <class T, int R>
-__attribute__((noinline)) void multiply(const T* x, const T* weight, int64_t steps, bool first, Prefetch ahead, Vec (*total)[kPanelVecs]) {
-  typedef Step<T> S;
+template <class W, int R>
+__attribute__((noinline)) void multiply(const typename Step<W>::X* x, const W* weight, int64_t steps, bool first,
+                                        Prefetch ahead, Vec (*total)[kPanelVecs]) {
+  typedef Step<W> S;
   constexpr int64_t size = S::width * kPanel;  // weights a step
   Vec sum[R][kVecs] = {};
   for (int64_t k = 0; k < steps; ++k) {
     ahead.step();
-    typename S::Weight w[kVecs];
-    PARLAY_VECS w[v] = S::weight(weight + k * size + v * S::width * kLanes);
-    PARLAY_ROWS {
-      const typename S::Input in = S::input(x + r * Rows<T>::stride + k * S::width);
-      PARLAY_VECS sum[r][v] = S::add(sum[r][v], in, w[v]);
+    _Pragma("GCC unroll 2") for (int part = 0; part < S::parts; ++part) {
+      typename S::Weight w[kVecs];
+      PARLAY_VECS w[v] = S::weight(weight + k * size + v * S::width * kLanes, part);
+      PARLAY_ROWS {
+        const typename S::Input in = S::input(x + r * Rows<typename S::X>::stride + k * S::width, part);
+        PARLAY_VECS sum[r][v] = S::add(sum[r][v], in, w[v]);
+      }
     }
   }
   PARLAY_ROWS {
@@ -123,13 +132,13 @@ __attribute__((noinline)) void multiply(const T* x, const T* weight, int64_t ste
   }
 }
 
-template <class T, int R = kRows>
-PARLAY_INLINE void multiply_rows(int64_t rows, const T* x, const T* weight, int64_t steps, bool first, Prefetch ahead,
-                                 Vec (*total)[kPanelVecs]) {
+template <class W, int R = kRows>
+PARLAY_INLINE void multiply_rows(int64_t rows, const typename Step<W>::X* x, const W* weight, int64_t steps,
+                                 bool first, Prefetch ahead, Vec (*total)[kPanelVecs]) {
   if (rows == R)
-    multiply<T, R>(x, weight, steps, first, ahead, total);
+    multiply<W, R>(x, weight, steps, first, ahead, total);
   else if constexpr (R > 1)
-    multiply_rows<T, R - 1>(rows, x, weight, steps, first, ahead, total);
+    multiply_rows<W, R - 1>(rows, x, weight, steps, first, ahead, total);
 }
 
 // Up to so many rows the processor's own prefetching of the one stream serves best. More rows leave it behind, and a
@@ -138,42 +147,50 @@ constexpr int64_t kFewRows = 5;
 constexpr int64_t kAhead = 6144;  // bytes
 
 // All rows against one panel.
-template <class T, class Out>
-void linear_task(const LinearArgs& a, const Rows<T>& x, int64_t first_row, int64_t panel) {
-  typedef Step<T> S;
+template <class W, class Out>
+void linear_task(const LinearArgs& a, const Rows<typename Step<W>::X>& x, int64_t first_row, int64_t panel) {
+  typedef Step<W> S;
   constexpr int64_t size = S::width * kPanel;
   const int64_t steps = (a.inputs + S::width - 1) / S::width, block = k_block(a.inputs) / S::width;
   const int64_t passes = (x.rows + kRows - 1) / kRows;
-  const int64_t stride = x.rows > kFewRows ? size * sizeof(T) / passes : 0;
-  const T* weight = (const T*)a.weight + panel * steps * size;
+  const int64_t stride = x.rows > kFewRows ? size * sizeof(W) / passes : 0;
+  const W* weight = (const W*)a.weight + panel * steps * size;
   Vec total[kLinearRows][kPanelVecs];
   for (int64_t from = 0; from < steps; from += block, weight += block * size) {
     const int64_t count = steps - from < block ? steps - from : block;
     // The passes over a block ask for the next one between them.
-    const char* ahead = (const char*)weight + (passes == 1 ? kAhead : count * size * sizeof(T));
+    const char* ahead = (const char*)weight + (passes == 1 ? kAhead : count * size * sizeof(W));
     for (int64_t pass = 0; pass < passes; ++pass, ahead += count * stride) {
       const int64_t row = x.rows * pass / passes, next = x.rows * (pass + 1) / passes;
       for (int v = 0; v < kPanelVecs; v += kVecs)
-        multiply_rows<T>(next - row, x.at(from / block, row), weight + v * S::width * kLanes, count, from == 0,
+        multiply_rows<W>(next - row, x.at(from / block, row), weight + v * S::width * kLanes, count, from == 0,
                          {ahead, stride}, (Vec(*)[kPanelVecs])&total[row][v]);
     }
   }
   store_panel<Out>(a, total, first_row, x.rows, panel);
 }
 
-template <class T, class Out>
+// Weights of type W, rows of type T.
+template <class W, class T, class Out>
 void linear_tasks(const LinearArgs& a, int64_t begin, int64_t end) {
   const int64_t panels = (a.outputs + kPanel - 1) / kPanel, chunks = (a.rows + kLinearRows - 1) / kLinearRows;
   for (int64_t task = begin; task < end;) {
     const int64_t chunk = task / panels, first_row = a.rows * chunk / chunks;  // of nearly equal size
-    const Rows<T> x(a, first_row, a.rows * (chunk + 1) / chunks - first_row, Step<T>::width, 1);
-    for (; task < end && task / panels == chunk; ++task) linear_task<T, Out>(a, x, first_row, task % panels);
+    const int64_t rows = a.rows * (chunk + 1) / chunks - first_row;
+    const Rows<typename Step<W>::X> x((const T*)a.x, a.inputs, first_row, rows, Step<W>::width, 1);
+    for (; task < end && task / panels == chunk; ++task) linear_task<W, Out>(a, x, first_row, task % panels);
   }
 }
 
 void multiply_numbers(const LinearArgs& a, int64_t begin, int64_t end) {
-  if (!a.bf16)
-    linear_tasks<float, float>(a, begin, end);
+  if (a.kind == kF32)
+    linear_tasks<float, float, float>(a, begin, end);
+  else if (a.kind == kF16 && !a.bf16)
+    linear_tasks<fp16, float, float>(a, begin, end);
+  else if (a.kind == kF16 && a.float_out)
+    linear_tasks<fp16, bf16, float>(a, begin, end);
+  else if (a.kind == kF16)
+    linear_tasks<fp16, bf16, bf16>(a, begin, end);
 #if defined(PARLAY_TILES)
   else if (a.float_out)
     tile_tasks<float>(a, begin, end);
@@ -181,9 +198,9 @@ void multiply_numbers(const LinearArgs& a, int64_t begin, int64_t end) {
     tile_tasks<bf16>(a, begin, end);
 #else
   else if (a.float_out)
-    linear_tasks<bf16, float>(a, begin, end);
+    linear_tasks<bf16, bf16, float>(a, begin, end);
   else
-    linear_tasks<bf16, bf16>(a, begin, end);
+    linear_tasks<bf16, bf16, bf16>(a, begin, end);
 #endif
 }
 

@@ -297,7 +297,7 @@ void mix_experts(uintptr_t x, uintptr_t weights, uintptr_t out, int64_t rows, in
 // Tasks and cost of a product, as `linear` deals them.
 void multiply(const LinearArgs& a) {
   const int64_t tasks = (a.outputs + kPanel - 1) / kPanel * ((a.rows + kLinearRows - 1) / kLinearRows);
-  deal_rows(tasks, a.outputs * a.inputs * (2 + a.rows) / (a.bf16 || a.kind ? 50 : 25),
+  deal_rows(tasks, a.outputs * a.inputs * (2 + a.rows) / (a.kind == kF32 ? 25 : 50),
             [&](int64_t begin, int64_t end) { table->linear(a, begin, end); });
 }
 

@@ -268,7 +268,7 @@ PARLAY_INLINE Vec load_minimums(const uint8_t* from) {
   return F::shared ? load_bytes(from, false, 4, 15) : load_bytes(from + F::scales, false);
 }
 
-constexpr int kBlockRows = kRows;
+constexpr int kBlockRows = kRows > 6 ? 12 : 4;  // of whose sums, codes and scales the registers hold most
 constexpr int64_t kBlocksAhead = 10240;  // bytes from the codes that are read to those that are asked for
 
 // Adds all inputs of a panel to the totals of R rows.
@@ -368,7 +368,7 @@ void block_tasks(const LinearArgs& a, int64_t begin, int64_t end) {
 }
 
 void linear(const LinearArgs& a, int64_t begin, int64_t end) {
-  if (!a.kind)
+  if (a.kind == kF32 || a.kind == kF16 || a.kind == kBF16)
     multiply_numbers(a, begin, end);
   else if (!a.bf16)
     block_tasks<float, float>(a, begin, end);

@@ -12,29 +12,39 @@ constexpr int kPanelVecs = kPanel / kLanes;
 
 constexpr int64_t k_block(int64_t inputs) { return inputs > 1024 ? 1024 : 512; }
 
+// As memcpy, or with every element widened.
+template <class X>
+PARLAY_INLINE void copy_row(X* to, const X* from, int64_t n) {
+  memcpy((void*)to, from, n * sizeof(X));
+}
+PARLAY_INLINE void copy_row(float* to, const bf16* from, int64_t n) {
+  PARLAY_ROW(first, some, n) store_at(to, load_at(from, first, some), first, some);
+}
+
 // Rows are copied, one block of K after another, so that all rows in flight lie a fixed distance apart, which is no
 // multiple of a cache way's size. K is filled up with zeros to whole steps of `width`, and rows to whole tiles.
-template <class T>
+template <class X>
 struct Rows {
-  static constexpr int64_t stride = 1024 + kLine / sizeof(T);
-  T* blocks;  // [blocks of K, laid, stride]
+  static constexpr int64_t stride = 1024 + kLine / sizeof(X);
+  X* blocks;  // [blocks of K, laid, stride]
   int64_t rows, laid;
 
-  Rows(const LinearArgs& a, int64_t first_row, int64_t count, int64_t width, int64_t tile)
+  template <class T>
+  Rows(const T* x, int64_t inputs, int64_t first_row, int64_t count, int64_t width, int64_t tile)
       : rows(count), laid((count + tile - 1) / tile * tile) {
-    const int64_t size = k_block(a.inputs);
-    blocks = (T*)scratch((a.inputs + size - 1) / size * laid * stride * sizeof(T));
-    for (int64_t from = 0; from < a.inputs; from += size) {
-      const int64_t n = a.inputs - from < size ? a.inputs - from : size, whole = (n + width - 1) / width * width;
+    const int64_t size = k_block(inputs);
+    blocks = (X*)scratch((inputs + size - 1) / size * laid * stride * sizeof(X));
+    for (int64_t from = 0; from < inputs; from += size) {
+      const int64_t n = inputs - from < size ? inputs - from : size, whole = (n + width - 1) / width * width;
       for (int64_t row = 0; row < rows; ++row) {
-        T* to = at(from / size, row);
-        memcpy((void*)to, (const T*)a.x + (first_row + row) * a.inputs + from, n * sizeof(T));
-        memset((void*)(to + n), 0, (whole - n) * sizeof(T));
+        X* to = at(from / size, row);
+        copy_row(to, x + (first_row + row) * inputs + from, n);
+        memset((void*)(to + n), 0, (whole - n) * sizeof(X));
       }
-      for (int64_t row = rows; row < laid; ++row) memset((void*)at(from / size, row), 0, whole * sizeof(T));
+      for (int64_t row = rows; row < laid; ++row) memset((void*)at(from / size, row), 0, whole * sizeof(X));
     }
   }
-  T* at(int64_t block, int64_t row) const { return blocks + (block * laid + row) * stride; }
+  X* at(int64_t block, int64_t row) const { return blocks + (block * laid + row) * stride; }
 };
 
 // Writes what rows came to in a panel.

@@ -108,12 +108,15 @@ constexpr int64_t kAttentionQueries = 64;
 // enough that they stay in the second-level cache while the panels go by.
 constexpr int64_t kPanel = 32, kLinearRows = 96;
 
+// Kinds of plain numbers, as GGUF files number them.
+enum Numbers : int { kF32 = 0, kF16 = 1, kBF16 = 30 };
+
 struct LinearArgs {
   const void* x;       // [rows, inputs]
   const void* weight;  // packed, see linear.h and formats.h
   void* out;           // [rows, outputs], each row `stride` elements after the one before
   int64_t rows, inputs, outputs, stride;
-  int kind;  // of the weight's blocks, as GGUF files number them; 0: numbers of x's type
+  int kind;  // of the weight, as GGUF files number them; of numbers those of x's type, and float16
   bool bf16, float_out;
 };
 
@@ -123,9 +126,6 @@ struct PackArgs {
   int64_t inputs, outputs;
   int kind;
 };
-
-// What plain numbers are; GGUF files number them so.
-enum Numbers : int { kF32 = 0, kF16 = 1, kBF16 = 30 };
 
 struct QuantiseArgs {
   const void* numbers;  // [rows, blocks * 32]

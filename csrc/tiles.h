@@ -117,7 +117,8 @@ void tile_tasks(const LinearArgs& a, int64_t begin, int64_t end) {
   Vec total[kLinearRows][kPanelVecs];
   for (int64_t task = begin; task < end;) {
     const int64_t chunk = task / panels, first_row = a.rows * chunk / chunks;  // of nearly equal size
-    const Rows<bf16> x(a, first_row, a.rows * (chunk + 1) / chunks - first_row, kTileInputs, tile);
+    const int64_t rows = a.rows * (chunk + 1) / chunks - first_row;
+    const Rows<bf16> x((const bf16*)a.x, a.inputs, first_row, rows, kTileInputs, tile);
     for (; task < end && task / panels == chunk; ++task) {
       const bf16* weight = (const bf16*)a.weight + task % panels * ((a.inputs + 1) / 2 * 2) * kPanel;
       for (int64_t row = 0; row < x.laid; row += 2 * kTileRows) {

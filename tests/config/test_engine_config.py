@@ -23,7 +23,14 @@ def test_two_names_of_one_option() -> None:
 
 @pytest.mark.parametrize(
     ("value", "name"),
-    [("float", "float32"), (torch.float32, "float32"), (torch.bfloat16, "bfloat16"), ("auto", "auto")],
+    [
+        ("float", "float32"),
+        (torch.float32, "float32"),
+        (torch.bfloat16, "bfloat16"),
+        ("auto", "auto"),
+        ("half", "float16"),
+        (torch.float16, "float16"),
+    ],
 )
 def test_dtypes_in_every_spelling(value: Any, name: str) -> None:
     assert EngineConfig.parse({"dtype": value}).dtype == name
@@ -37,8 +44,6 @@ def test_the_device_that_is_found() -> None:
     ("options", "match"),
     [
         ({"trust_remote_code": True}, "trust_remote_code is refused: parlay runs no Python"),
-        ({"dtype": "half"}, "'half' is not computed in; take 'bfloat16'"),
-        ({"dtype": torch.float16}, "'float16' is not computed in"),
         ({"dtype": "int8"}, "dtype"),
         ({"gpu_memory_utilization": 0.0}, "above 0 and at most 1, not 0"),
         ({"gpu_memory_utilization": 1.5}, "at most 1, not 1.5"),

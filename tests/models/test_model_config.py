@@ -1,6 +1,7 @@
 """Reading `config.json`: what is served, what is refused, and with which words."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,9 @@ def test_dtypes(path: Path) -> None:
     assert resolve_dtype("auto", config) is torch.float32
     assert resolve_dtype("bfloat16", config) is torch.bfloat16
     rewrite(path, torch_dtype="float16")
-    assert resolve_dtype("auto", read_config(path)) is torch.bfloat16
+    assert resolve_dtype("auto", read_config(path)) is torch.float32
+    assert resolve_dtype("float16", read_config(path)) is torch.float32
+    assert resolve_dtype("auto", replace(read_config(path), storage="plain")) is torch.bfloat16
     rewrite(path, torch_dtype="absent", dtype="bfloat16")
     assert resolve_dtype("auto", read_config(path)) is torch.bfloat16
     for bad in ("float16", "bfloat", "int8"):

@@ -1,6 +1,7 @@
 """What weights will take, against what they took."""
 
 import gc
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from parlay import LLM, CapacityError
 from parlay.kernels.select import select_kernels
 from parlay.models.config import read_config
+from parlay.models.loader import Checkpoint
 from parlay.models.select import describe_model, load_model
 from parlay.runner.footprint import weight_bytes
 
@@ -95,6 +97,10 @@ def test_what_is_really_allocated(tmp_path: Path, kind: str, dtype: torch.dtype)
     assert held - rotary == weight_bytes(config, dtype)
 
 
+def unread(*_: object) -> None:
+    raise AssertionError("weights were read")
+
+
 def test_too_large_a_model_is_refused_before_it_is_read(
     models: dict[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,8 +108,11 @@ def test_too_large_a_model_is_refused_before_it_is_read(
     path = shutil.copytree(models["float32"].target, tmp_path / "cut")
     file = path / "model.safetensors"
     needed = weight_bytes(read_config(path), torch.float32)
-    header = int.from_bytes(file.read_bytes()[:8], "little")
+    whole, header = file.stat().st_size, int.from_bytes(file.read_bytes()[:8], "little")
     file.write_bytes(file.read_bytes()[: 8 + header])
+    os.truncate(file, whole)
+    monkeypatch.setattr(Checkpoint, "read", unread)
+    monkeypatch.setattr(Checkpoint, "read_weight", unread)
     monkeypatch.setattr("parlay.env.available_memory", lambda: needed)
     with pytest.raises(CapacityError, match=f"the weights take {needed} bytes"):
         LLM(str(path))

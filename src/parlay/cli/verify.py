@@ -21,7 +21,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=kinds)
     parser.add_argument("--model", dest="model", default="tiny-code", help="the same, as other commands have it")
     parser.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of weights (default: the model's)"
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of weights (default: the model's)",
     )
     add_dequantize_flag(parser)
     parser.add_argument("--max-tokens", type=int, default=32, help="tokens a completion (default: 32)")

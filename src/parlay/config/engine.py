@@ -9,7 +9,7 @@ from parlay.config.strict import build
 from parlay.errors import ConfigError, shown
 from parlay.types.storage import MADE, Storage
 
-DType = Literal["auto", "float32", "bfloat16"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 _HIGHEST = (1 << 63) - 1
@@ -33,9 +33,11 @@ class EngineConfig:
             command. Others can see the command line: there, the variable is better.
         download_dir: the hub's cache; None takes HF_HUB_CACHE or the hub's default.
         trust_remote_code: always refused when true; a checkpoint's own Python is never run.
-        dtype: of weights, activations and cache; `auto` takes the checkpoint's.
-        dequantize: unpack quantised weights to `dtype` when they are read; by default the kinds that the kernels
-            multiply with stay as they are stored, which takes less memory and time.
+        dtype: of weights, activations and cache; `auto` takes the checkpoint's. Weights that are stored as `float16`
+            stay so, whatever this is; with `auto` or `float16` (also spelled `half`) their activations and cache are
+            float32, and for other checkpoints the latter is refused.
+        dequantize: unpack quantised weights, and those in float16, to `dtype` when they are read; by default kinds that
+            the kernels multiply with stay as they are stored, which takes less memory and time.
         quantization: `int8` has all matrices in eight bits, every 32 inputs of an output with a scale of their own,
             and `int4` in four, with a minimum too, but embedding and head in eight; both are made when the model is
             read. None leaves matrices as they are stored. `awq`, `gptq` and `gguf` do so too, and are refused for
@@ -158,8 +160,4 @@ class EngineConfig:
 def _dtype(value: object) -> str:
     """Return a dtype's name from any that people use, torch's objects included."""
     name = (value if isinstance(value, str) else shown(value)).removeprefix("torch.")
-    if name in ("half", "float16"):
-        raise ConfigError(
-            f"dtype {shown(name)} is not computed in; take 'bfloat16', whose range is larger, or 'float32'"
-        )
-    return {"float": "float32"}.get(name, name)
+    return {"float": "float32", "half": "float16"}.get(name, name)

@@ -146,11 +146,11 @@ def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list
 
 
 def _quantised(config: ModelConfig) -> list[str]:
-    """Return the kinds of a model's quantised weights and the form of the activations that meet them, if any are."""
-    kinds = sorted({kind.name for kind in stored_kinds(config).values()})
-    if config.storage in MADE:  # rounded here, which is not what a file of the same kind holds
-        kinds = [f"{kind}-made" for kind in kinds]
-    return [*kinds, f"int8x{CHUNK}"] if kinds else []
+    """Return the kinds of a model's weights in blocks or float16, and the form of activations that meet blocks."""
+    kinds = sorted(set(stored_kinds(config).values()), key=str)
+    made = "-made" if config.storage in MADE else ""  # rounded here, which is not what a file of the same kind holds
+    blocks = [f"int8x{CHUNK}"] if any(kind.block > 1 for kind in kinds) else []
+    return [*(f"{kind}{made}" for kind in kinds), *blocks]
 
 
 def _identity(path: Path) -> str:

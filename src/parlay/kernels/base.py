@@ -73,7 +73,7 @@ class Kernels(Drawing, Protocol):
         ...
 
     def embed_packed(self, weight: LinearWeight, tokens: Tensor, out: Tensor) -> None:
-        """`out[i] = rounded(weight[tokens[i]])`, for a weight that is quantised.
+        """`out[i] = rounded(weight[tokens[i]])`, for a weight that is quantised or in float16.
 
         Args:
             weight: from `pack_head`, `[V, H]`, of one part.
@@ -314,7 +314,7 @@ class Kernels(Drawing, Protocol):
         """Return a weight `[N, K]` in the form `linear` reads; done once, at load.
 
         Args:
-            weight: plain numbers of type T, or parts of which some are quantised.
+            weight: plain numbers of type T, or parts of which some are quantised or in float16.
         """
         ...
 
@@ -322,7 +322,7 @@ class Kernels(Drawing, Protocol):
         """`out = rounded(x weight^T)`.
 
         For outputs of a quantised kind rows are quantised to eight bits first, as `kernels.quantised` defines it;
-        bits are then the same with every instruction set.
+        bits are then the same with every instruction set. Weights in float16 meet rows widened to float32.
 
         Args:
             x: T `[rows, K]`.

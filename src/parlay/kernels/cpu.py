@@ -16,7 +16,6 @@ from parlay.kernels.packing import pack_part
 from parlay.weights.weight import Weight
 
 _BF16 = torch.bfloat16
-_NUMBERS = 0  # the kind of a part that is not quantised, see csrc/table.h
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}  # as in csrc/table.h
 
 
@@ -384,8 +383,6 @@ class NativeKernels(NativeDrawing):
 
 
 def _number(part: PackedPart, x: Tensor) -> int:
-    """Return what the kernels call a part's kind; plain numbers have to be of x's type."""
-    if part.kind.block > 1:
-        return part.kind.number
-    assert part.tensor.dtype is x.dtype
-    return _NUMBERS
+    """Return what the kernels call a part's kind; plain numbers but float16 have to be of x's type."""
+    assert part.kind.block > 1 or part.tensor.dtype in (x.dtype, torch.float16)
+    return part.kind.number

@@ -6,7 +6,8 @@ Plain numbers go through oneDNN. There are three ways, each slower and less in d
     float32   The same, with bfloat16 weights held as float32. Without bfloat16 instructions oneDNN multiplies a few
               rows of bfloat16 in another order than many.
     rows      numpy multiplies and adds one row at a time, so that no row can tell that there are others.
-The self-check finds out which is needed. Quantised weights have one way, see `kernels.quantised`.
+The self-check finds out which is needed. Weights in float16 are held as float32, which changes none of them.
+Quantised weights have one way, see `kernels.quantised`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from parlay.kernels import quantised
 from parlay.weights.blocks import Blocks, unpack
-from parlay.weights.kinds import Kind
+from parlay.weights.kinds import HALF, Kind
 from parlay.weights.weight import Part, Weight
 
 
@@ -66,6 +67,7 @@ def pack(weight: Tensor | Weight, way: Way = "onednn", *, wide: bool = False) ->
 def _pack(part: Part, wide: bool) -> PackedPart:
     if part.quantised:
         return PackedPart(part.kind, part.data, len(part.data), unpack(part.kind, part.data.numpy()))
+    wide = wide or part.kind is HALF
     return PackedPart(part.kind, (part.data.float() if wide else part.data).contiguous(), len(part.data))
 
 
@@ -90,10 +92,9 @@ def _multiply(x: Tensor, weight: Tensor, out: Tensor, way: Way) -> None:
 
 
 def rows_of(weight: LinearWeight, tokens: Tensor) -> Tensor:
-    """Return rows `tokens` of a quantised weight of one part as numbers, `[n, inputs]`."""
+    """Return rows `tokens` of a weight of one part, quantised or in float16, as numbers, `[n, inputs]`."""
     (part,) = weight.parts
-    assert part.blocks is not None
-    return torch.from_numpy(part.blocks.numbers())[tokens]
+    return part.tensor[tokens] if part.blocks is None else torch.from_numpy(part.blocks.numbers())[tokens]
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import AttentionView, Kernels
-from parlay.weights.kinds import BY_NAME, Kind
+from parlay.weights.kinds import BY_NAME, HALF, Kind
 from parlay.weights.weight import Part, Weight
 
 # Around powers of two, blocks of 4 and of 6 rows, and chunks of 48; 7 distinct rows fall on every place of those.
@@ -181,8 +181,9 @@ def _product(kernels: Kernels, case: Case) -> Rows:
     inputs, outputs = case.sizes
     index, sign = _cancelling(inputs)
     x = (_random(1, DISTINCT, inputs)[:, index] * sign).to(case.dtype)
-    weight: Tensor | Weight = _random(2, outputs, inputs)[:, index].to(case.dtype).contiguous()
-    if case.kind:
+    stored = torch.float16 if case.kind == HALF.name else case.dtype
+    weight = Weight.of(_random(2, outputs, inputs)[:, index].to(stored).contiguous())
+    if case.kind and BY_NAME[case.kind].block > 1:
         weight = random_blocks(BY_NAME[case.kind], outputs, inputs, seed=2)
     head = case.operation == "logits"
     packed = kernels.pack_head(weight) if head else kernels.pack_linear(weight)

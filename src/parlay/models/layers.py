@@ -69,13 +69,13 @@ class RowParallelLinear(Linear):
 
 
 class Embedding:
-    """A row of numbers for each token. A quantised one is read as it lies packed, which a tied head shares."""
+    """A row of numbers for each token; blocks and float16 are read as they lie packed, which a tied head shares."""
 
     def __init__(self, kernels: Kernels, weight: Weight) -> None:
         """Keep a weight `[vocab, hidden]`."""
         self._kernels = kernels
         self._shape = weight.shape
-        self._stored = kernels.pack_head(weight) if weight.quantised else weight.numbers()
+        self._stored = kernels.pack_head(weight) if weight.kept else weight.numbers()
 
     def __call__(self, tokens: Tensor, out: Tensor) -> None:
         """Write the rows of `tokens` `[rows]` to `out` `[rows, hidden]`."""

@@ -25,7 +25,7 @@ from parlay.models.packed import PackedLayers
 from parlay.models.packing import Packing, read_packing
 from parlay.models.pickled import Pickled
 from parlay.types.storage import MADE, Storage
-from parlay.weights.kinds import COMPUTED, Kind
+from parlay.weights.kinds import COMPUTED, HALF, Kind
 from parlay.weights.quantise import INT4, INT8, fits
 from parlay.weights.weight import Weight
 
@@ -33,7 +33,8 @@ _SAMPLE = 256  # bytes
 _PICKLED = (".bin", ".pt")
 _HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _NAME = 255  # characters of a file's name
-_NEVER_QUANTISED = ("embed_positions.weight", ".gate.weight")  # looked up and added, and a router's
+_LOOKED_UP = ("embed_positions.weight",)  # and added
+_NEVER_QUANTISED = (*_LOOKED_UP, ".gate.weight")  # and a router's
 _OUTERMOST = ("embed_tokens.weight", "lm_head.weight")  # eight bits at least: every token passes through them
 
 
@@ -47,14 +48,14 @@ class Checkpoint:
 
         Args:
             path: of the weights.
-            head: those of a draft head are wanted, beside which its target's may lie.
+            head: those of a draft head are wanted, beside which its target's may lie; they become the target's dtype.
             storage: how `read_weight` gives matrices.
 
         Raises:
             ModelError: there are none, or one is corrupt.
         """
         self._path = path
-        self._storage = storage
+        self._storage, self._head = storage, head
         self._stack = ExitStack()
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
@@ -147,11 +148,14 @@ class Checkpoint:
         return tensor
 
     def kind(self, name: str) -> Kind | None:
-        """Return the blocks that `read_weight` gives a matrix in; None for plain numbers."""
+        """Return the blocks, or float16, that `read_weight` gives a matrix in; None for other numbers."""
         file, shape = self._files[self._where[name]], self.shape(name)
-        if self._storage == "stored" and isinstance(file, GGUFWeights | PackedLayers) and len(shape) == 2:
+        if self._storage == "stored" and len(shape) == 2 and not name.endswith(_LOOKED_UP):
+            if not isinstance(file, GGUFWeights | PackedLayers):
+                half = not self._head and file.get_slice(name).get_dtype() == HALF.name
+                return HALF if half else None
             kind = file.kind(name)
-            return kind if kind in COMPUTED else None
+            return kind if kind in (*COMPUTED, HALF) else None
         if self._storage in MADE and fits(shape) and not name.endswith(_NEVER_QUANTISED):
             return INT4 if self._storage == "int4" and not name.endswith(_OUTERMOST) else INT8
         return None
@@ -177,8 +181,8 @@ class Checkpoint:
             ModelError: as `read` does.
         """
         kind = self.kind(name)
-        if kind is None:
-            return Weight.of(self.read(name, dtype))
+        if kind is None or kind is HALF:
+            return Weight.of(self.read(name, None if kind else dtype))
         weight: Weight
         if self._storage in MADE:
             weight = quantise(self.read(name), kind)

@@ -82,3 +82,6 @@ class _Shape:
 
     def get_shape(self) -> list[int]:
         return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return "F16" if self._tensor.dtype is torch.float16 else str(self._tensor.dtype)

@@ -171,15 +171,24 @@ def describe_files(path: Path) -> ModelConfig:
 
 
 def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
-    """Return the dtype to compute in: what was asked for, or with `auto` the checkpoint's.
+    """Return the dtype of activations and cache: what was asked for, or with `auto` the checkpoint's.
+
+    float16, whose range is too small, is for weights alone: where a checkpoint's stay in it, activations are float32.
 
     Raises:
         ConfigError: a dtype that is not served.
     """
     name = config.dtype if asked == "auto" else asked
-    if asked == "auto" and name == "float16":
-        logger.warning("%s: float16 is computed as bfloat16, its range being what matters", config.path)
-        name = "bfloat16"
+    if name == config.dtype == "float16":
+        # Beside weights that keep all their bits, activations of bfloat16 would lose three of them at every layer.
+        kept = config.storage == "stored" and config.foreign is None and not config.raw.get("quantization_config")
+        name = "float32" if kept else "bfloat16"
+        logger.info("%s is stored as float16; activations and cache are %s", config.path, name)
+    if name == "float16":
+        raise ConfigError(
+            f"dtype 'float16' is not served for {config.path}, which is stored as {config.dtype}; take 'bfloat16', "
+            "whose range is larger, or 'float32'"
+        )
     if name not in _DTYPES:
         raise ConfigError(f"dtype {shown(name)} is not served{nearest(name, _DTYPES)}")
     return _DTYPES[name]
@@ -231,15 +240,13 @@ def check_weights(config: ModelConfig) -> None:
 
 
 def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
-    """Return which blocks a model's matrices are computed in, by name; those of plain numbers are left out.
+    """Return which blocks, or float16, a model's matrices are computed in; those of plain numbers are left out.
 
     Raises:
         ModelError: files are missing or damaged.
     """
     if config.foreign is not None or config.storage == "plain":
         return {}
-    if config.storage == "stored" and not config.path.is_file() and not config.raw.get("quantization_config"):
-        return {}  # the files need not be looked into
     with Checkpoint(config.path, storage=config.storage) as weights:
         kinds = {name: weights.kind(name) for name in weight_shapes(config) if name in weights.names}
     return {name: kind for name, kind in kinds.items() if kind is not None}

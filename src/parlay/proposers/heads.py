@@ -54,7 +54,8 @@ class Options:
 def storage_of(options: Options, target: TargetInfo) -> Storage:
     """Return what becomes of the matrices of what guesses for a target."""
     if options.quantization == "auto":
-        return "int8" if stored_kinds(target.config) else "stored"
+        quantised = any(kind.block > 1 for kind in stored_kinds(target.config).values())
+        return "int8" if quantised else "stored"
     return options.quantization or "stored"
 
 

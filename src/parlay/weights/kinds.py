@@ -59,5 +59,7 @@ _TABLE: tuple[tuple[int, str, int, int] | tuple[int, str, int, int, tuple[int, .
 KINDS = {row[0]: Kind(*row) for row in _TABLE}
 BY_NAME = {kind.name: kind for kind in KINDS.values()}
 
-# Kinds that products take as they are; all others are dequantised when they are read.
+HALF = BY_NAME["F16"]
+# Kinds that products take as they are, whatever the activations, as they do `HALF`; other blocks are dequantised when
+# they are read.
 COMPUTED = tuple(kind for kind in KINDS.values() if kind.factors)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from parlay.weights.blocks import unpack
-from parlay.weights.kinds import BY_NAME, Kind
+from parlay.weights.kinds import BY_NAME, HALF, Kind
 
-_PLAIN = {torch.float32: BY_NAME["F32"], torch.bfloat16: BY_NAME["BF16"], torch.float16: BY_NAME["F16"]}
+_PLAIN = {torch.float32: BY_NAME["F32"], torch.bfloat16: BY_NAME["BF16"], torch.float16: HALF}
 _SLAB = 1 << 20  # numbers that are unpacked at once
 
 
@@ -35,6 +35,11 @@ class Part:
     def quantised(self) -> bool:
         """Whether it is stored in blocks."""
         return self.kind.block > 1
+
+    @property
+    def kept(self) -> bool:
+        """Whether it stays in a form that activations never have: blocks or float16."""
+        return self.quantised or self.kind is HALF
 
     def finite(self) -> bool:
         """Whether all numbers are finite; of blocks, all factors."""
@@ -81,9 +86,9 @@ class Weight:
         return sum(len(part.data) for part in self.parts), self.parts[0].inputs
 
     @property
-    def quantised(self) -> bool:
-        """Whether any part is stored in blocks."""
-        return any(part.quantised for part in self.parts)
+    def kept(self) -> bool:
+        """Whether any part stays in a form that activations never have."""
+        return any(part.kept for part in self.parts)
 
     def finite(self) -> bool:
         """Whether no number is infinite or not a number."""
