@@ -36,8 +36,8 @@ class EngineConfig:
         dtype: of weights, activations and cache; `auto` takes the checkpoint's. Weights that are stored as `float16`
             stay so, whatever this is; with `auto` or `float16` (also spelled `half`) their activations and cache are
             float32, and for other checkpoints the latter is refused.
-        dequantize: unpack quantised weights, and those in float16, to `dtype` when they are read; by default kinds that
-            the kernels multiply with stay as they are stored, which takes less memory and time.
+        dequantize: unpack quantised weights, and those in float16, to `dtype` when they are read; kinds that the
+            kernels multiply with stay as they are stored otherwise, which takes less memory and time.
         quantization: `int8` has all matrices in eight bits, every 32 inputs of an output with a scale of their own,
             and `int4` in four, with a minimum too, but embedding and head in eight; both are made when the model is
             read. None leaves matrices as they are stored. `awq`, `gptq` and `gguf` do so too, and are refused for
