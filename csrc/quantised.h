@@ -43,6 +43,39 @@ PARLAY_INLINE Vec to_float(const Ints& x) {
   return r;
 }
 
+PARLAY_INLINE int32_t greatest(const PartI& x) {  // of lanes of at least 0
+#if defined(PARLAY_AVX512)
+  return _mm512_reduce_max_epi32((__m512i)x);
+#else
+  int32_t most = 0;
+  for (int lane = 0; lane < kWidth; ++lane) most = x[lane] > most ? x[lane] : most;
+  return most;
+#endif
+}
+
+// Writes integers that fit into bytes; returns their sum.
+PARLAY_INLINE int32_t store_bytes(int8_t* to, const Ints& x) {
+#if defined(PARLAY_AVX512)
+  _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)x.p[0]));
+  return _mm512_reduce_add_epi32((__m512i)x.p[0]);
+#elif defined(PARLAY_AVX2)
+  const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)x.p[0], (__m256i)x.p[1]), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  _mm_storeu_si128((__m128i*)to, bytes);
+  const __m256i all = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+#else
+  int32_t sum = 0;
+  PARLAY_EACH for (int lane = 0; lane < kWidth; ++lane) {
+    to[i * kWidth + lane] = (int8_t)x.p[i][lane];
+    sum += x.p[i][lane];
+  }
+  return sum;
+#endif
+}
+
 // Rows as products take them. Those that fill up a pass are zero.
 struct Quantised {
   Chunk* chunks;  // [laid, stride]
@@ -72,27 +105,19 @@ struct Quantised {
         most = size > most ? size : most;
       }
     }
-    int32_t bits = 0;
-    for (int lane = 0; lane < kWidth; ++lane) bits = most[lane] > bits ? most[lane] : bits;
+    const int32_t bits = greatest(most);
     float largest;
     memcpy(&largest, &bits, 4);
     to.scale = largest / 127.f;
     float inverse = 127.f / largest;
     if (bits >= 0x7f800000) to.scale = largest - largest, inverse = 0;  // is not a number, as every sum with it will be
     if (to.scale < 0x1p-126f) to.scale = inverse = 0;
-    to.sums[0] = to.sums[1] = 0;
     for (int v = 0; v < vecs; ++v) {
       // Added to so large a number, a small one is rounded to the nearest whole, ties to even; its bits tell which.
       const Vec big = splat(0x1.8p23f), moved = (bits >= 0x7f800000 ? splat(0.f) : value[v] * splat(inverse)) + big;
-      int32_t whole[kLanes];
-      PARLAY_EACH {
-        const PartI n = (PartI)moved.p[i] - (PartI)big.p[i];
-        memcpy(whole + i * kWidth, &n, sizeof n);
-      }
-      for (int lane = 0; lane < kLanes; ++lane) {
-        to.x[v * kLanes + lane] = (int8_t)whole[lane];
-        to.sums[v] += whole[lane];
-      }
+      Ints whole;
+      PARLAY_EACH whole.p[i] = (PartI)moved.p[i] - (PartI)big.p[i];
+      to.sums[v] = store_bytes(to.x + v * kLanes, whole);
     }
     to.sum = to.sums[0] + to.sums[1];
     to.parts[0] = to.scale * (float)to.sums[0], to.parts[1] = to.scale * (float)to.sums[1];
