@@ -23,6 +23,7 @@ def write_gguf(
     *,
     pre: str | None = "gpt-2",
     change: Any = None,
+    tensors_each: int = 0,
     **metadata: Any,
 ) -> Path:
     """Convert a Llama directory.
@@ -34,10 +35,11 @@ def write_gguf(
             the `_K` and `IQ` kinds, which nothing here can make of weights, are random.
         pre: name of the pre-tokenizer; None puts `tokenizer.json` in as it is.
         change: called with the writer before anything is written.
+        tensors_each: split the file into parts of at most so many tensors; `path` is then no file, but names them.
         metadata: further keys; dots as double underscores, None leaves a key out.
     """
     config = json.loads((model / "config.json").read_text())
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, "llama", split_max_tensors=tensors_each)
     heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
     keys: dict[str, Any] = {
         "llama.context_length": config["max_position_embeddings"],

@@ -297,7 +297,7 @@ def test_sizes_that_nothing_has(tmp_path: Path) -> None:
         ({"llama__attention__sliding_window": "wide"}, ["sliding_window must be a number"]),
         ({"llama__attention__sliding_window": -5}, ["sliding_window must be a number above 0"]),
         ({"llama__rope__scaling__type": "yarn", "llama__rope__scaling__attn_factor": 2.0}, ["attn_factor"]),
-        ({"split__count": 3}, ["one of several parts"]),
+        ({"split__count": 3, "split__no": 0}, ["is part 1 of 3", "-00001-of-00003"]),
         ({"llama__feed_forward_length": [32, 64]}, ["feed_forward_length", "layer to layer"]),
         ({"llama__rope__dimension_count": 4}, ["rotating 4 of 8"]),
         ({"llama__attention__value_length": 16}, ["as wide as their keys"]),

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,30 @@ def test_files_in_a_repository(tmp_path: Path) -> None:
     assert one.numerics_id == other.numerics_id
     assert one.numerics_id.startswith("m-Q8_0.gguf-")
     assert one.generate("abc")[0].outputs[0].token_ids == other.generate("abc")[0].outputs[0].token_ids
+
+
+@offline
+def test_files_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are asked for, and the first is what counts."""
+    asked: list[list[str]] = []
+    real = huggingface_hub.snapshot_download
+
+    def download(name: str, **options: Any) -> str:
+        asked.append(options["allow_patterns"])
+        return real(name, **options)
+
+    def write(path: Path) -> None:
+        write_gguf(write_llama(tmp_path / "source"), path / "m-Q8_0.gguf", "Q8_0", tensors_each=12)
+
+    publish(tmp_path / "cache", "owner/files", COMMIT, "main", write=write)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    hub = Hub(cache_dir=str(tmp_path / "cache"))
+    parts = [f"m-Q8_0-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    for name in ("owner/files:Q8_0", *(f"owner/files/{part}" for part in parts)):
+        assert find_model(name, hub).name == parts[0]
+        assert describe_model(name, hub).num_layers == 3
+        assert all(any(fnmatch(part, pattern) for pattern in asked[-1]) for part in parts)
+        assert not any(fnmatch("other.gguf", pattern) for pattern in asked[-1])
 
 
 @offline

@@ -91,6 +91,7 @@ class GGUFFile:
         self.path = path
         self.tensors: dict[str, Stored] = {}
         self._metadata: dict[str, Any] = {}
+        self._spans: dict[str, tuple[int, int]] = {}  # of values in the file
         self._elements = 0
         try:
             with path.open("rb") as file:
@@ -165,6 +166,10 @@ class GGUFFile:
     def __contains__(self, key: object) -> bool:
         return key in self._metadata
 
+    def verbatim(self) -> dict[str, bytes]:
+        """Return all metadata as the file stores them: each value's type and bytes, by key."""
+        return {key: self._data[begin:end] for key, (begin, end) in self._spans.items()}
+
     def length(self, key: str) -> int:
         """Return how many elements a list of the metadata has; an absent one has none."""
         array = self._metadata.get(key)
@@ -184,7 +189,7 @@ class GGUFFile:
         import torch  # the server's front reads the metadata alone, and does without it
 
         kind = self.tensors[name].kind
-        raw, shape = self._raw(name, index)
+        raw, shape = self.raw(name, index)
         out = torch.empty(shape, dtype=getattr(torch, _FLOATS.get(kind.name, "float32")))
         if kind.block == 1:
             out.view(-1).view(torch.uint8).numpy()[:] = raw
@@ -212,12 +217,12 @@ class GGUFFile:
 
         from parlay.weights.weight import Part, Weight
 
-        raw, shape = self._raw(name, index)
+        raw, shape = self.raw(name, index)
         blocks = torch.empty((shape[0], len(raw) // shape[0]), dtype=torch.uint8)
         blocks.view(-1).numpy()[:] = raw
         return Weight((Part(self.tensors[name].kind, blocks),))
 
-    def _raw(self, name: str, index: int | None) -> tuple[NDArray[np.uint8], tuple[int, ...]]:
+    def raw(self, name: str, index: int | None = None) -> tuple[NDArray[np.uint8], tuple[int, ...]]:
         """Return the bytes of a tensor, or of one in a stack, and its shape."""
         stored = self.tensors[name]
         shape, size, offset = stored.shape, stored.size, stored.offset
@@ -226,12 +231,17 @@ class GGUFFile:
             offset += index * size
         return np.frombuffer(self._data, np.uint8, size, offset), shape
 
+    @property
+    def header(self) -> bytes:
+        """Everything before the tensors."""
+        return self._data[: self._at]
+
     def digest(self) -> bytes:
         """Return a digest of the whole header and of a sample from within every tensor."""
-        digest = sha256(self._data[: self._at])
-        for stored in self.tensors.values():
-            middle = stored.offset + stored.size // 2
-            digest.update(self._data[middle : min(middle + _SAMPLE, stored.offset + stored.size)])
+        digest = sha256(self.header)
+        for name, stored in self.tensors.items():
+            middle = stored.size // 2
+            digest.update(self.raw(name)[0][middle : middle + _SAMPLE].tobytes())
         return digest.digest()
 
     def __enter__(self) -> GGUFFile:
@@ -259,7 +269,9 @@ class GGUFFile:
             key = self._take_name("a key")
             if key in self._metadata:
                 self._fail(f"the key {key!r} comes twice")
+            begin = self._at
             self._metadata[key] = self._take_value(key, self._take("I"))
+            self._spans[key] = begin, self._at
         entries = [self._take_tensor() for _ in range(tensors)]
         alignment = self.integer("general.alignment", 32)
         if alignment < 8 or alignment & (alignment - 1):

@@ -10,16 +10,27 @@ from typing import Any
 from parlay.errors import ModelError
 from parlay.models.gguf import GGUFFile
 from parlay.models.gguf_names import MAX_EXPERTS, Family, family_of, size_of
+from parlay.models.gguf_parts import GGUFModel
 
+# Config keys by the metadata's, of every family.
+SIZES = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "context_length": "max_position_embeddings",
+}
 _BOS = "tokenizer.ggml.bos_token_id"
 # A text, a turn and a message that expects a tool's answer end with tokens of their own.
 _ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 # Files seldom say what ends a turn, so llama.cpp goes by these names, whatever kind of token has one.
-_END_NAMES = (
+END_NAMES = (
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>"),
     *("<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<EOT>", "_<EOT>"),
 )
-_YARN = {
+YARN = {
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
     "yarn_beta_fast": "beta_fast",
@@ -34,24 +45,20 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
     Raises:
         ModelError: the file is damaged, contradicts itself, or holds a model that is not served.
     """
-    with GGUFFile(path) as file:
+    with GGUFModel(path) as file:
         name, family = family_of(file)
-        if file.integer("split.count", 1) > 1:
-            raise ModelError(f"{path} is one of several parts of a model; merge them into one file first")
         embedding = file.tensors.get("token_embd.weight")
         if embedding is None:
             raise ModelError(f"{path} lacks the tensor 'token_embd.weight'")
-        hidden, heads = size_of(file, f"{name}.embedding_length"), size_of(file, f"{name}.attention.head_count")
-        layers = size_of(file, f"{name}.block_count")
-        head_dim = size_of(file, f"{name}.attention.key_length", hidden // max(heads, 1))
-        sizes = {
-            "vocab_size": embedding.shape[0],
-            "hidden_size": hidden,
-            "intermediate_size": size_of(file, f"{name}.feed_forward_length"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": size_of(file, f"{name}.attention.head_count_kv", heads),
-            "head_dim": head_dim,
+        heads = size_of(file, f"{name}.attention.head_count")
+        defaults = {
+            "attention.head_count_kv": heads,
+            "attention.key_length": size_of(file, f"{name}.embedding_length") // max(heads, 1),
         }
+        sizes = {hf: size_of(file, f"{name}.{key}", defaults.get(key)) for key, hf in SIZES.items()}
+        context, layers = sizes.pop("max_position_embeddings"), sizes.pop("num_hidden_layers")
+        sizes["vocab_size"] = embedding.shape[0]
+        hidden, head_dim = sizes["hidden_size"], sizes["head_dim"]
         _check_sizes(file, {**sizes, "num_experts": size_of(file, f"{name}.expert_count", 0) or 1}, layers)
         if size_of(file, f"{name}.attention.value_length", head_dim) != head_dim:
             raise ModelError(f"{path}: heads whose values are not as wide as their keys are not served")
@@ -64,7 +71,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             **sizes,
             "num_hidden_layers": layers,
             "rms_norm_eps": file.number(f"{name}.attention.layer_norm_rms_epsilon"),
-            "max_position_embeddings": size_of(file, f"{name}.context_length"),
+            "max_position_embeddings": context,
             "tie_word_embeddings": "output.weight" not in file.tensors,
             "dtype": _dtype(file),
             "bos_token_id": file.integer(_BOS) if _BOS in file else None,
@@ -101,7 +108,7 @@ def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[s
 def _ends(file: GGUFFile) -> list[int]:
     """Return the tokens that end an answer: those that the file says, and those that have such a name."""
     ends = [file.integer(key) for key in _ENDS if key in file]
-    tokens, names = file.texts("tokenizer.ggml.tokens"), set(_END_NAMES)
+    tokens, names = file.texts("tokenizer.ggml.tokens"), set(END_NAMES)
     return ends + [i for i, token in enumerate(tokens) if token in names and i not in ends]
 
 
@@ -150,7 +157,7 @@ def _rotary(file: GGUFFile, name: str, head_dim: int) -> dict[str, Any]:
         for key, neutral in (("attn_factor", 1.0), ("yarn_log_multiplier", 0.0)):
             if file.number(f"{name}.rope.scaling.{key}", neutral) != neutral:
                 raise ModelError(f"{file.path}: {name}.rope.scaling.{key} is not served")
-        keys = _YARN if kind == "yarn" else {"factor": "factor"}
+        keys = YARN if kind == "yarn" else {"factor": "factor"}
         scaling = {
             hf: file.value(f"{name}.rope.scaling.{key}")
             for key, hf in keys.items()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from parlay.errors import ModelError
 from parlay.models.gguf import GGUFFile, Stored
+from parlay.models.gguf_parts import GGUFModel
 from parlay.weights.kinds import Kind
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _GEMMA = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 # Frequencies of rotary scaling: the config tells of them.
-_ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +153,16 @@ class GGUFWeights:
     """The tensors of a GGUF file under Hugging Face's names; offers what a safetensors file does."""
 
     def __init__(self, path: Path) -> None:
-        """Open a file and check its header.
+        """Open a model's file, or all of its parts, and check headers.
 
         Raises:
             ModelError: it cannot be read, is damaged, or holds a model that is not served.
         """
-        self._file = GGUFFile(path)
+        self._file = GGUFModel(path)
         self._name, self._family = family_of(self._file)
         self._names: dict[str, tuple[str, int | None]] = {}
         for stored in self._file.tensors.values():
-            if stored.name not in _ROTARY:
+            if stored.name not in ROTARY:
                 self._names |= _hugging_face(stored, self._family)
 
     def keys(self) -> list[str]:
@@ -231,6 +232,12 @@ class _Slice:
         return self.shape
 
 
+def family_for(architecture: str) -> tuple[str, Family] | None:
+    """Return what files call the architecture of a class of Hugging Face's, and what is known of it, if they do."""
+    families = [*FAMILIES.items(), ("llama", _MISTRAL), ("llama", _MIXTRAL)]
+    return next(((name, family) for name, family in families if family.architecture == architecture), None)
+
+
 def family_of(file: GGUFFile) -> tuple[str, Family]:
     """Return what the file calls its model's architecture, and what is known of it."""
     name = file.text("general.architecture")
@@ -259,6 +266,26 @@ def _hugging_face(stored: Stored, family: Family) -> dict[str, tuple[str, int | 
         return {name: (stored.name, e) for e, name in enumerate(names)}
     inner = family.inner.get(part) or _INNER.get(part)
     return {f"{prefix}{inner}.{kind}" if inner else stored.name: (stored.name, None)}
+
+
+def file_name(name: str, family: Family) -> tuple[str, int | None]:
+    """Return what a file calls one of Hugging Face's tensors, and which of a stack it is: undoes `_hugging_face`."""
+    stem, _, kind = name.rpartition(".")
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
+    if not layer:
+        return f"{ {hf: part for part, hf in _OUTER.items()}[stem] }.{kind}", None
+    index, inner = layer.groups()
+    for part, pattern in family.experts.items():
+        expert = re.fullmatch(re.escape(pattern).replace(r"\{\}", r"(\d+)"), inner)
+        if expert:
+            return f"blk.{index}.{part}.{kind}", int(expert[1])
+    return f"blk.{index}.{ {hf: part for part, hf in (_INNER | family.inner).items()}[inner] }.{kind}", None
+
+
+def in_pairs(tensor: Tensor, heads: int) -> Tensor:
+    """Return a tensor whose rotary rows come in pairs, not in halves: undoes what reading does."""
+    halves = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
+    return halves.transpose(1, 2).reshape(tensor.shape)
 
 
 def size_of(file: GGUFFile, key: str, default: int | None = None) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parlay.errors import ModelError
+from parlay.models.gguf_parts import all_parts, first_part, whole_name
 
 _PART = r"[A-Za-z0-9_][\w.-]*"
 _ID = re.compile(rf"([A-Za-z0-9][\w.-]*/{_PART})(?:/((?:{_PART}/)*{_PART}\.gguf)|:([A-Za-z]\w*))?", re.ASCII)
@@ -43,7 +44,8 @@ def fetch(name: str, hub: Hub, weights: bool = True) -> Path:
     """Return the directory of a model's files in the cache, or its GGUF file there, downloading what is missing.
 
     Weights are fetched in safetensors format, and as `.bin` files only where there are none; a GGUF file only if
-    `name` says which: by its path, or by how its tensors are stored, with which names of such files end.
+    `name` says which: by its path, or by how its tensors are stored, with which names of such files end. Of a file in
+    parts all are fetched, and the first is returned.
 
     Args:
         name: as `is_hub_id` has it.
@@ -57,14 +59,16 @@ def fetch(name: str, hub: Hub, weights: bool = True) -> Path:
     assert match is not None
     repository, file, kind = match.groups()
     if file:
-        path = _download(repository, hub, [file]) / file
+        path = first_part(_download(repository, hub, [all_parts(file)]) / file)
         if not path.is_file():
             raise ModelError(f"the model {repository!r} has no file {file!r}; look at its list of files on the hub")
         return path
     if kind:
         ends = tuple(f"{mark}{k}.gguf" for mark in "-._" for k in dict.fromkeys((kind, kind.lower(), kind.upper())))
-        folder = _download(repository, hub, [f"*{end}" for end in ends])
-        found = [str(p.relative_to(folder)) for p in sorted(folder.rglob("*.gguf")) if p.name.endswith(ends)]
+        parts = [f"*{end.removesuffix('.gguf')}-?????-of-?????.gguf" for end in ends]
+        folder = _download(repository, hub, [*(f"*{end}" for end in ends), *parts])
+        files = {first_part(p): whole_name(p) for p in folder.rglob("*.gguf")}
+        found = sorted(str(p.relative_to(folder)) for p, name in files.items() if name.endswith(ends))
         if len(found) != 1:
             names = ", ".join(found[:3]) or "none"
             raise ModelError(

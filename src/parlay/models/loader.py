@@ -19,8 +19,8 @@ from torch import Tensor
 
 from parlay.errors import ModelError, brief, shown
 from parlay.kernels.quantise import quantise
-from parlay.models.gguf import GGUFFile
 from parlay.models.gguf_names import GGUFWeights
+from parlay.models.gguf_parts import GGUFModel
 from parlay.models.packed import PackedLayers
 from parlay.models.packing import Packing, read_packing
 from parlay.models.pickled import Pickled
@@ -160,6 +160,11 @@ class Checkpoint:
             return INT4 if self._storage == "int4" and not name.endswith(_OUTERMOST) else INT8
         return None
 
+    def quantised(self, name: str) -> bool:
+        """Whether a tensor is stored in small integers of any kind, whatever it is read as."""
+        file = self._files[self._where[name]]
+        return isinstance(file, PackedLayers) or (isinstance(file, GGUFWeights) and file.kind(name).block > 1)
+
     def size(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, plain: Collection[str] = ()) -> int:
         """Return the bytes of some tensors once they are read.
 
@@ -230,7 +235,7 @@ def digest_weights(path: Path) -> bytes:
         ModelError: a file cannot be read.
     """
     if path.is_file():
-        with GGUFFile(path) as gguf:
+        with GGUFModel(path) as gguf:
             return gguf.digest()
     digest = sha256()
     for file in _weight_files(path):

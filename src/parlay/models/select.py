@@ -16,6 +16,7 @@ from parlay.models import foreign
 from parlay.models.config import ModelConfig, architecture_of, parse_config, read_raw
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder
+from parlay.models.gguf_parts import model_file
 from parlay.models.hub import DEFAULT, Hub, fetch, is_hub_id
 from parlay.models.loader import Checkpoint
 from parlay.registry import Registry
@@ -43,8 +44,13 @@ families = Registry(
             "foreign_survey",
             "gguf",
             "gguf_config",
+            "gguf_export",
+            "gguf_metadata",
             "gguf_names",
+            "gguf_parts",
             "gguf_tokenizer",
+            "gguf_vocabulary",
+            "gguf_write",
             "heads",
             "hub",
             "layers",
@@ -112,7 +118,7 @@ def find_model(name: str, hub: Hub = DEFAULT, weights: bool = True) -> Path:
     """Return the directory or GGUF file of a model: embedded, on disk (`./name` means only that), or from the hub.
 
     Args:
-        name: of an embedded model, a directory, a GGUF file, or a name on the hub.
+        name: of an embedded model, a directory, a GGUF file or any of its parts, or a name on the hub.
         hub: how to fetch the last.
         weights: False if only the tokenizer is needed.
 
@@ -127,7 +133,7 @@ def find_model(name: str, hub: Hub = DEFAULT, weights: bool = True) -> Path:
                 f"revision={shown(hub.revision)} picks a version of a model on a hub, but {shown(name)} is on this "
                 "machine already; leave revision out"
             )
-        return path
+        return model_file(path)
     if is_hub_id(name):
         return fetch(name, hub, weights)
     raise ModelError(
