@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from parlay import __version__, log
-from parlay.cli import bench, chat, demo, explain, generate, serve, train, verify
+from parlay.cli import bench, chat, demo, explain, generate, quantize, serve, train, verify
 from parlay.cli.flags import Parser, normalise
 from parlay.errors import ParlayError
 
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"parlay {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (demo, generate, chat, serve, train, bench, explain, verify):
+    for command in (demo, generate, chat, serve, train, quantize, bench, explain, verify):
         command.add_parser(commands)
     try:
         options = parser.parse_args(normalise(list(sys.argv[1:] if arguments is None else arguments)))

@@ -8,10 +8,8 @@ from typing import Any
 
 from parlay.engine.chat import ChatOptions, render
 from parlay.engine.pieces import Pieces
-from parlay.errors import ContextLengthError, ModelError, RequestError, brief
-from parlay.models.config import read_json
-from parlay.models.gguf_tokenizer import read_gguf_tokenizer
-from parlay.models.tokenizer import read_tokenizer
+from parlay.errors import ContextLengthError, RequestError, brief
+from parlay.models.tokenizer import read_texts, token_text
 from parlay.types.output import Logprob
 from parlay.types.plan import TokenLogprobs
 
@@ -35,16 +33,8 @@ class TextCodec:
         """
         self.path = path
         self._texts: dict[int, str] = {}  # of single tokens
-        self._config: dict[str, Any]
-        if path.is_file():
-            self.tokenizer, self._config = read_gguf_tokenizer(path)
-            self._template = _template(self._config.get("chat_template"))
-            return
-        self.tokenizer = read_tokenizer(path / "tokenizer.json")
-        config = path / "tokenizer_config.json"
-        self._config = read_json(config) if config.is_file() else {}
-        template = path / "chat_template.jinja"
-        self._template = _read(template) if template.is_file() else _template(self._config.get("chat_template"))
+        self.tokenizer, self._config = read_texts(path)
+        self._template: str | None = self._config.get("chat_template")
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`, by default with the special tokens that the tokenizer itself adds.
@@ -80,7 +70,7 @@ class TextCodec:
     def end(self) -> int | None:
         """The token that ends a text, if the tokenizer's config names one."""
         name = self._config.get("eos_token")
-        found: int | None = self.tokenizer.token_to_id(_text(name)) if name else None
+        found: int | None = self.tokenizer.token_to_id(token_text(name)) if name else None
         return found
 
     def spellings(self, word: str) -> list[list[int]]:
@@ -118,7 +108,7 @@ class TextCodec:
                 "this model has no chat template; "
                 "give one as chat_template, or use generate with a prompt of your own"
             )
-        special = {k: _text(v) for k, v in self._config.items() if k.endswith("_token") and v}
+        special = {k: token_text(v) for k, v in self._config.items() if k.endswith("_token") and v}
         return render(template, messages, special, options)
 
 
@@ -242,22 +232,3 @@ def logprob_tables(
         table = {t: Logprob(p, rank, codec.token_text(t)) for rank, (t, p) in enumerate(entry.top, start=1)}
         table.setdefault(token, Logprob(entry.logprob, entry.rank, codec.token_text(token)))
         yield table
-
-
-def _text(value: Any) -> str:
-    return str(value.get("content") if isinstance(value, dict) else value)
-
-
-def _read(template: Path) -> str:
-    try:
-        return template.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{template} cannot be read: {error}") from None
-
-
-def _template(value: Any) -> str | None:
-    """Return the template under `chat_template`: text, or the default one of several named ones."""
-    if isinstance(value, list):
-        named = [t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"]
-        value = named[-1] if named else None
-    return value if isinstance(value, str) else None

@@ -15,9 +15,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from parlay.errors import ModelError, nearest
 from parlay.models.gguf import GGUFFile
+from parlay.models.gguf_parts import first_part
 
 # Kinds of tokens.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = range(1, 5)
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -34,7 +35,7 @@ def _cased(after: str, digits: str) -> str:
 
 
 # By `tokenizer.ggml.pre`: patterns whose matches are cut out, one after another, of what the ones before left.
-_PATTERNS = {
+PATTERNS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),
     "llama-bpe": (rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}{{1,3}}|{_REST}",),
@@ -44,7 +45,7 @@ _PATTERNS = {
     "gpt-4o": (_cased(rf"(?:{_CONTRACTIONS[:-1]})?", r"\p{N}{1,3}"),),
     "ufakzeka": (rf"{_WORDS}|\p{{N}}|{_REST}",),  # qwen2 without contractions
 }
-_SAME_AS = {
+SAME_AS = {
     "llama3": "llama-bpe",
     "llama-v3": "llama-bpe",
     "dbrx": "llama-bpe",
@@ -60,9 +61,9 @@ _SAME_AS = {
     "megrez": "qwen2",
 }
 
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # these also begin a text with BOS
+WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # these also begin a text with BOS
 
-_SPACE = "\u2581"  # SentencePiece's
+SPACE = "\u2581"  # SentencePiece's
 _DEFAULTS = {"unk": 0, "bos": 1, "eos": 2}  # of `llama`, where a file does not say
 # Phi-3's control tokens swallow the spaces that follow them, apart from these.
 _KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")
@@ -75,7 +76,7 @@ def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     Raises:
         ModelError: there is none, it is damaged, or it is of a kind that is not served.
     """
-    with GGUFFile(path) as file:
+    with GGUFFile(first_part(path)) as file:
         tokens = file.texts("tokenizer.ggml.tokens")
         defaults = _DEFAULTS if file.text("tokenizer.ggml.model", "") == "llama" and tokens else {}
         special = {
@@ -94,6 +95,11 @@ def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
             raise ModelError(f"{path}: its tokenizer cannot be read: {error}") from None
 
 
+def pad(index: int) -> str:
+    """Return what converters call a row of the embedding that has no token."""
+    return f"[PAD{index}]"
+
+
 def _assemble(file: GGUFFile, tokens: list[str], config: dict[str, Any]) -> Tokenizer:
     kind = file.text("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
@@ -102,9 +108,11 @@ def _assemble(file: GGUFFile, tokens: list[str], config: dict[str, Any]) -> Toke
     if not tokens or len(vocabulary) < len(tokens):
         twice = next((t for i, t in enumerate(tokens) if vocabulary[t] != i), None)
         raise ModelError(f"{file.path}: its tokenizer {'has no tokens' if twice is None else f'has {twice!r} twice'}")
-    kinds = file.numbers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    kinds = file.numbers("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(kinds) != len(tokens):
         raise ModelError(f"{file.path}: its tokenizer has {len(tokens)} tokens but {len(kinds)} types of tokens")
+    # With these converters fill the vocabulary up to the rows of the embedding.
+    vocabulary = {token: i for token, i in vocabulary.items() if kinds[i] != UNUSED or token != pad(i)}
     make = _byte_level if kind == "gpt2" else _sentence_piece
     tokenizer, add_bos = make(file, tokens, kinds, vocabulary, config)
     phi3 = kind == "llama" and file.text("general.architecture") == "phi3"
@@ -112,11 +120,11 @@ def _assemble(file: GGUFFile, tokens: list[str], config: dict[str, Any]) -> Toke
         [
             AddedToken(token, normalized=False, special=True, rstrip=phi3 and token not in _KEEP_SPACES)
             for token, own in zip(tokens, kinds, strict=True)
-            if own in (_CONTROL, _UNKNOWN) and token
+            if own in (CONTROL, UNKNOWN) and token
         ]
     )
     tokenizer.add_tokens(
-        [AddedToken(t, normalized=False) for t, own in zip(tokens, kinds, strict=True) if own == _USER_DEFINED and t]
+        [AddedToken(t, normalized=False) for t, own in zip(tokens, kinds, strict=True) if own == USER_DEFINED and t]
     )
     _frame(file, tokenizer, vocabulary, config, add_bos)
     return tokenizer
@@ -126,22 +134,23 @@ def _byte_level(
     file: GGUFFile, tokens: list[str], kinds: list[float], vocabulary: dict[str, int], config: dict[str, Any]
 ) -> tuple[Tokenizer, bool]:
     pre = file.text("tokenizer.ggml.pre", "default")
-    name = _SAME_AS.get(pre, pre)
-    if name not in _PATTERNS:
-        known = [*_PATTERNS, *_SAME_AS]
+    name = SAME_AS.get(pre, pre)
+    if name not in PATTERNS:
+        known = [*PATTERNS, *SAME_AS]
         raise ModelError(f"{file.path}: the pre-tokenizer {pre!r} is not served{nearest(pre, known)}")
     merges = [_pair(file, merge) for merge in file.texts("tokenizer.ggml.merges")]
     # Llama 3 and Mistral Nemo take a word that is a token as it is, whatever merges would make of it.
-    whole = pre in _WHOLE_WORDS
+    whole = pre in WHOLE_WORDS
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PATTERNS[name]),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = splitter(name)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, whole
+
+
+def splitter(name: str) -> pre_tokenizers.PreTokenizer:
+    """Return what cuts a text into words as one of `PATTERNS` says, and turns their bytes into letters."""
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[name]]
+    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _pair(file: GGUFFile, merge: str) -> tuple[str, str]:
@@ -158,7 +167,7 @@ def _sentence_piece(
     scores = file.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise ModelError(f"{file.path}: its tokenizer has {len(tokens)} tokens but {len(scores)} scores")
-    normal = [t for t, own in zip(tokens, kinds, strict=True) if own == _NORMAL]
+    normal = [t for t, own in zip(tokens, kinds, strict=True) if own == NORMAL]
     long = next((t for t in normal if len(t) > _LONGEST), None)
     if long is not None:
         raise ModelError(f"{file.path}: the token {long[:20]!r}... is longer than {_LONGEST} characters")
@@ -175,9 +184,9 @@ def _sentence_piece(
         )
     )
     prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
-    escape = normalizers.Replace(" ", _SPACE)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), escape]) if prefix else escape
-    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    escape = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), escape]) if prefix else escape
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
     return tokenizer, True
 

@@ -57,7 +57,7 @@ def _frequencies(config: ModelConfig, rotary: Rotary, dim: int, length: int) -> 
     if rotary.kind == "linear":
         return frequencies / numbers["factor"], 1.0
     if rotary.kind == "llama3":
-        return _llama3(frequencies, numbers), 1.0
+        return frequencies * _llama3(frequencies, numbers), 1.0
     if rotary.kind == "yarn":
         return _yarn(frequencies, rotary, dim), _yarn_size(numbers)
     if rotary.kind == "longrope":
@@ -65,13 +65,20 @@ def _frequencies(config: ModelConfig, rotary: Rotary, dim: int, length: int) -> 
     return frequencies, 1.0
 
 
+def llama3_divisors(rotary: Rotary, dim: int) -> Tensor:
+    """Return by how much `llama3` divides each frequency of a head of `dim` columns, float32 `[dim / 2]`."""
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+    return 1.0 / _llama3(1.0 / (rotary.theta**exponents), rotary.scaling)
+
+
 def _llama3(frequencies: Tensor, numbers: dict[str, float]) -> Tensor:
+    """Return the share that is left of each frequency."""
     factor, low, high = (numbers[k] for k in ("factor", "low_freq_factor", "high_freq_factor"))
     # Wavelengths longer than original/low are slowed by `factor`, shorter than original/high are kept,
     # and those between are blended.
     turns = numbers[_ORIGINAL] * frequencies / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * (blend + (1 - blend) / factor)
+    return blend + (1 - blend) / factor
 
 
 def _yarn(frequencies: Tensor, rotary: Rotary, dim: int) -> Tensor:
