@@ -28,9 +28,10 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Find the model, write it, say how large it became."""
     from parlay.cli.report import progress
-    from parlay.models.gguf_export import export
+    from parlay.models.gguf_export import check_output, export
     from parlay.models.select import find_model
 
+    check_output(options.output, options.force)  # before a model is downloaded
     with progress() as tick:
         written = export(find_model(options.model), options.output, options.kind, force=options.force, tick=tick)
     print(f"{written.path}: {written.size / 1e6:,.1f} MB, {written.bits:.2f} bits a weight")

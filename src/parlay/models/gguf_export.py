@@ -83,7 +83,7 @@ def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: T
         ConfigError: there is such a file, or it cannot be written there.
         ModelError: the model cannot be read, or a GGUF file cannot hold it.
     """
-    _check_output(output, force)
+    check_output(output, force)
     config = describe_files(path)
     name, family = family_to_write(config)
     check_weights(config)
@@ -93,7 +93,7 @@ def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: T
             factors = {n: file.read(n) for n in ROTARY if n in file.tensors}
     else:
         general: dict[str, Value] = {"general.architecture": name, "general.type": "model"}
-        general["general.name"] = config.path.resolve().name
+        general["general.name"] = _name(config.path.resolve())
         told = {**general, **metadata(config), **vocabulary(config, name)}
         keys = {key: encode(value) for key, value in told.items()}
         factors = rotary_factors(config)
@@ -112,7 +112,12 @@ def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: T
     return Written(output, size, bits)
 
 
-def _check_output(output: Path, force: bool) -> None:
+def check_output(output: Path, force: bool) -> None:
+    """Refuse a name that cannot be written to, before anything is done for it.
+
+    Raises:
+        ConfigError: it is no name of a GGUF file, there is such a file, or no such directory.
+    """
     if output.suffix != ".gguf":
         raise ConfigError(f"{shown(str(output))} must end in .gguf, for by that such files are known")
     if output.is_dir() or not output.parent.is_dir():
@@ -120,6 +125,12 @@ def _check_output(output: Path, force: bool) -> None:
         raise ConfigError(f"{output} {what}; name a file in a directory that exists")
     if output.exists() and not force:
         raise ConfigError(f"{output} exists; name another file, or replace it with --force")
+
+
+def _name(path: Path) -> str:
+    """Return what a model's directory says that it is called; in the hub's cache it is two folders above."""
+    cached = path.parent.name == "snapshots"
+    return path.parent.parent.name.rpartition("--")[2] if cached else path.name
 
 
 class _Source:

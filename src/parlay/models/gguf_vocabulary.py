@@ -64,6 +64,11 @@ def vocabulary(config: ModelConfig, arch: str) -> dict[str, Value]:
     path = config.path
     tokenizer, about = read_texts(path)
     spec = json.loads(tokenizer.to_str())
+    if spec["model"]["type"] != "BPE":
+        raise ModelError(
+            f"{path}: tokenizers of the kind {shown(spec['model']['type'])} cannot be written; byte-level BPE and "
+            "SentencePiece's BPE can"
+        )
     own = tokenizer.get_vocab()
     if max(own.values(), default=0) >= config.vocab_size:
         raise ModelError(
@@ -71,11 +76,6 @@ def vocabulary(config: ModelConfig, arch: str) -> dict[str, Value]:
             "embeds; a GGUF file cannot hold it"
         )
     keys = {**_special(config, tokenizer, about), **_frame(path, tokenizer)}
-    if spec["model"]["type"] != "BPE":
-        raise ModelError(
-            f"{path}: tokenizers of the kind {shown(spec['model']['type'])} cannot be written; byte-level BPE and "
-            "SentencePiece's BPE can"
-        )
     letters = "ByteLevel" in json.dumps(spec["pre_tokenizer"])
     keys |= _byte_level(path, tokenizer, spec) if letters else _sentence_piece(tokenizer, spec)
     keys |= _tokens(config.vocab_size, own, spec, letters)
