@@ -82,12 +82,16 @@ def test_tiny_codes_own_tokenizer(tmp_path: Path) -> None:
     given(ANY)(lambda text: alike(theirs, ours, text))()
 
 
-@pytest.mark.parametrize("prefix", [True, False])
-def test_sentence_pieces(tmp_path: Path, prefix: bool) -> None:
-    model = directory(tmp_path, spm_keys(add_space_prefix=prefix))
+@pytest.mark.parametrize(("prefix", "order"), [(True, 1), (False, 1), (True, -1)])
+def test_sentence_pieces(tmp_path: Path, prefix: bool, order: int) -> None:
+    """Also where the pieces' numbers do not rise as they are merged later."""
+    pieces = [*PIECES[:259], *PIECES[259:][::order]]
+    changes = {"tokens": [p for p, _, _ in pieces], "scores": [s for _, s, _ in pieces]}
+    kinds = [kind for _, _, kind in pieces]
+    model = directory(tmp_path, spm_keys(add_space_prefix=prefix, token_type=kinds, **changes))
     keys = written(model)
     assert "tokenizer.huggingface.json" not in keys
-    assert keys["tokenizer.ggml.token_type"][: len(PIECES)] == [kind for _, _, kind in PIECES]  # type: ignore[index]
+    assert keys["tokenizer.ggml.token_type"][: len(PIECES)] == kinds  # type: ignore[index]
     assert keys["tokenizer.ggml.token_type"][len(PIECES) :] == [5] * (4200 - len(PIECES))  # type: ignore[index]
     theirs, ours = TextCodec(model), reread(tmp_path, keys)
     assert ours.tokenizer.get_vocab() == theirs.tokenizer.get_vocab()
@@ -100,7 +104,7 @@ def test_what_frames_a_text_and_ends_an_answer(tmp_path: Path) -> None:
     frame = {"add_bos_token": True, "bos_token_id": 2, "add_eos_token": True, "eos_token_id": 3}
     model = directory(tmp_path, {**tiny(), **{f"tokenizer.ggml.{k}": v for k, v in frame.items()}})
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "eos_token_id": [7, 3, 9, 0]}))
+    (model / "config.json").write_text(json.dumps({**config, "eos_token_id": [7, 3, 0, 9]}))
     (model / "chat_template.jinja").write_text("hi {{ bos_token }}{{ messages[0].content }}")
     keys = written(model)
     assert keys.items() >= {f"tokenizer.ggml.{k}": v for k, v in frame.items()}.items()
