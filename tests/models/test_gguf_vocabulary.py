@@ -72,6 +72,44 @@ def test_every_pre_tokenizer_is_found_again(tmp_path: Path, pre: str) -> None:
         given(ANY)(lambda text: alike(theirs, ours, text))()
 
 
+def isolated(pattern: str) -> list[Any]:
+    return [pre_tokenizers.Split(Regex(pattern), "isolated"), bytes_alone()]
+
+
+def bytes_alone() -> Any:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA = QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+
+
+@pytest.mark.parametrize(
+    ("steps", "whole", "pre"),
+    [
+        (isolated(QWEN), False, "qwen2"),
+        (isolated(LLAMA), True, "llama-bpe"),
+        (isolated(LLAMA), False, "dbrx"),
+        ([pre_tokenizers.Split(Regex(LLAMA), "removed", invert=True), bytes_alone()], False, "dbrx"),
+        ([BYTES], False, "gpt-2"),
+        ([pre_tokenizers.Digits(individual_digits=True), BYTES], False, "refact"),
+    ],
+    ids=["Qwen 2", "Llama 3", "GPT-4", "Phi-4", "GPT-2", "SmolLM"],
+)
+def test_pre_tokenizers_as_hugging_face_spells_them(tmp_path: Path, steps: list[Any], whole: bool, pre: str) -> None:
+    def change(tokenizer: Tokenizer) -> None:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        tokenizer.model.ignore_merges = whole
+
+    model = directory(tmp_path, tiny(), change)
+    keys = written(model)
+    assert keys["tokenizer.ggml.pre"] == pre
+    assert "tokenizer.huggingface.json" not in keys
+
+
 def test_tiny_codes_own_tokenizer(tmp_path: Path) -> None:
     model = find_model("tiny-code")
     keys = written(model)
@@ -124,11 +162,25 @@ def compose(tokenizer: Tokenizer) -> None:
     tokenizer.normalizer = normalizers.NFC()
 
 
-@pytest.mark.parametrize(("change", "text"), [(swallow, "a<|swallows|>  b"), (compose, "cafe\u0301s")])
+def metaspace(tokenizer: Tokenizer) -> None:
+    """As Mistral's: the space before a text is not repeated after special tokens."""
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "change", "text"),
+    [
+        (tiny(), swallow, "a<|swallows|>  b"),
+        (tiny(), compose, "cafe\u0301s"),
+        (spm_keys(), metaspace, "<s>a</s>def"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_what_keys_cannot_say_goes_along_whole(
-    tmp_path: Path, change: Change, text: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, keys: dict[str, Any], change: Change, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = directory(tmp_path, tiny(), change)
+    model = directory(tmp_path, keys, change)
     with caplog.at_level(logging.WARNING, logger="parlay"):
         keys = written(model)
     assert "more than a GGUF file's keys can say" in caplog.text

@@ -183,7 +183,7 @@ def _says_all(config: ModelConfig, tokenizer: Tokenizer, keys: dict[str, Value])
             reason = str(error).replace(str(file), "it")
             raise ModelError(f"{config.path}: its tokenizer cannot be put into a GGUF file: {reason}") from None
     for text in PROBES:
-        normal = unicodedata.normalize("NFC", text)
+        normal = unicodedata.normalize("NFC", text).lstrip()
         if made.encode(normal).ids != tokenizer.encode(normal).ids:
             raise ModelError(
                 f"{config.path}: its tokenizer cannot be put into a GGUF file, out of which it would make other "
