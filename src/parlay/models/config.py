@@ -168,6 +168,11 @@ def read_raw(path: Path) -> dict[str, Any]:
     return raw
 
 
+def dtype_of(raw: dict[str, Any]) -> str:
+    """Return what a `config.json` says that its weights are stored as."""
+    return str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
+
+
 def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     """Return what `read_config` does for the content of a `config.json`, wherever it comes from.
 
@@ -196,7 +201,7 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
             rotary=rotary,
             tie_embeddings=_tied(raw),
             max_position=longest(rotary, _size(raw, "max_position_embeddings", 2048)),
-            dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+            dtype=dtype_of(raw),
             eos_token_ids=read_ids(raw.get("eos_token_id")),
             raw=raw,
         )

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from parlay.errors import ModelError, brief, shown
 from parlay.kernels.quantise import quantise
+from parlay.models.config import dtype_of
 from parlay.models.gguf_names import GGUFWeights
 from parlay.models.gguf_parts import GGUFModel
 from parlay.models.packed import PackedLayers
-from parlay.models.packing import Packing, read_packing
+from parlay.models.packing import read_packing
 from parlay.models.pickled import Pickled
 from parlay.types.storage import MADE, Storage
 from parlay.weights.kinds import COMPUTED, HALF, Kind
@@ -55,7 +56,7 @@ class Checkpoint:
             ModelError: there are none, or one is corrupt.
         """
         self._path = path
-        self._storage, self._head = storage, head
+        self._storage = storage
         self._stack = ExitStack()
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
@@ -63,7 +64,9 @@ class Checkpoint:
             self._files[file] = handle = self._open(file)
             for name in handle.keys():  # noqa: SIM118 - not a mapping
                 self._where[name] = file
-        packing = None if head else _packing(path)
+        raw = {} if head else _config(path)
+        self._halves = path.is_file() or dtype_of(raw) == "float16"
+        packing = read_packing(path, raw)
         if packing is not None:
             layers = PackedLayers(packing, {name: self._files[file] for name, file in self._where.items()})
             self._files[path] = layers
@@ -152,7 +155,7 @@ class Checkpoint:
         file, shape = self._files[self._where[name]], self.shape(name)
         if self._storage == "stored" and len(shape) == 2 and not name.endswith(_LOOKED_UP):
             if not isinstance(file, GGUFWeights | PackedLayers):
-                half = not self._head and file.get_slice(name).get_dtype() == HALF.name
+                half = self._halves and file.get_slice(name).get_dtype() == HALF.name
                 return HALF if half else None
             kind = file.kind(name)
             return kind if kind in (*COMPUTED, HALF) else None
@@ -292,14 +295,14 @@ def _weight_files(path: Path, head: bool = False) -> list[Path]:
     return files
 
 
-def _packing(path: Path) -> Packing | None:
-    """Return how the layers of a model's directory are quantised, if they are."""
+def _config(path: Path) -> dict[str, Any]:
+    """Return the `config.json` of a model's directory; nothing where there is none."""
     file = path / "config.json"
     try:
         raw = json.loads(file.read_text("utf-8")) if path.is_dir() and file.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
-    return read_packing(path, raw) if isinstance(raw, dict) else None
+    return raw if isinstance(raw, dict) else {}
 
 
 def _more(names: list[str]) -> str:

@@ -253,6 +253,9 @@ def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
     """
     if config.foreign is not None or config.storage == "plain":
         return {}
+    plain = not config.raw.get("quantization_config") and config.dtype != "float16"
+    if config.storage == "stored" and plain and not config.path.is_file():
+        return {}  # the files need not be looked into
     with Checkpoint(config.path, storage=config.storage) as weights:
         kinds = {name: weights.kind(name) for name in weight_shapes(config) if name in weights.names}
     return {name: kind for name, kind in kinds.items() if kind is not None}
