@@ -15,6 +15,7 @@ Variables of other libraries that may alter the bits of their results are read t
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from parlay.errors import ConfigError
@@ -31,13 +32,16 @@ ARITHMETIC = (
 )
 
 
+_WAITING = "OMP_WAIT_POLICY"
+
+
 def prepare_process() -> None:
     """Set what must be set before torch is imported.
 
     libgomp's workers spin for milliseconds after each parallel region unless told to wait passively. On few
     cores they would take the core that the step's Python code and the native kernels need next.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault(_WAITING, "PASSIVE")
 
 
 def kernels() -> str | None:
@@ -72,6 +76,14 @@ def arithmetic() -> dict[str, str]:
 def api_key() -> str | None:
     """Return the key for somebody else's server, or None."""
     return os.environ.get("OPENAI_API_KEY") or None
+
+
+def inherited(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of another engine's process: this one's, with `more` set.
+
+    How libgomp's threads wait is left out, which was set for parlay's own.
+    """
+    return {**{name: value for name, value in os.environ.items() if name != _WAITING}, **more}
 
 
 def cache_dir() -> Path | None:

@@ -10,6 +10,7 @@ from parlay.cli import (
     bench_http,
     bench_load,
     bench_methods,
+    bench_peers,
     bench_perplexity,
     bench_replay,
     bench_serving,
@@ -29,6 +30,7 @@ def add_parser(commands: Any) -> None:
     bench_methods.add_parser(kinds)
     bench_sweep.add_parser(kinds)
     bench_perplexity.add_parser(kinds)
+    bench_peers.add_parser(kinds)
     structured = kinds.add_parser("structured", help="answers to JSON schemas, with and without speculation")
     structured.add_argument(
         "--model", default="tiny-code", help="the target (default: tiny-code), of the same vocabulary"

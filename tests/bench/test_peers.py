@@ -1,0 +1,220 @@
+"""Other engines side by side: workers, what they may do wrong, and what comes of their answers."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from parlay import LLM, ConfigError, SamplingParams
+from parlay.bench import peer_process, peers
+from parlay.bench.peer_process import Peer, PeerError, Worker, installed
+from parlay.bench.peers import OURS, PeersOptions, measure
+
+# Engines that are none, beside parlay's own.
+FAKES = """
+import importlib.util, os, sys, time
+spec = importlib.util.spec_from_file_location("peer_worker", WORKER)
+worker = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(worker)
+
+class Fake(worker.Engine):
+    package = "pip"
+
+    def __init__(self, model, method, threads, length):
+        print("chatter on the way")
+        if method.get("lookup") == 1:
+            raise OSError("this file is not for me")
+
+    def generate(self, prompt, count, temperature, seed):
+        return [len(prompt)] * count, 0.0
+
+class Dying(Fake):
+    def generate(self, prompt, count, temperature, seed):
+        sys.stderr.write("I have had enough\\n")
+        sys.stderr.flush()
+        os._exit(3)
+
+class Hanging(Fake):
+    def generate(self, prompt, count, temperature, seed):
+        time.sleep(600)
+
+class Babbling(Fake):
+    def generate(self, prompt, count, temperature, seed):
+        os.write(OUT, b"no JSON\\n")
+        time.sleep(600)
+
+OUT = os.dup(1)
+worker.ENGINES |= {"fake": Fake, "dying": Dying, "hanging": Hanging, "babbling": Babbling}
+worker.main()
+"""
+
+
+@pytest.fixture(autouse=True)
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "fakes.py"
+    script.write_text(f"WORKER = {str(peer_process._WORKER)!r}\n{FAKES}")
+    monkeypatch.setattr(peer_process, "_WORKER", script)
+    monkeypatch.setattr(peers, "_PAUSE", 0.0)
+    monkeypatch.setattr(peers, "_ANSWERING", 20.0)
+    monkeypatch.setenv("PARLAY_THREADS", "1")
+    own = peers.PEERS[0]
+    others = [Peer(name, ("parlay",), {}) for name in ("fake", "dying", "babbling")]
+    others[0] = replace(others[0], methods={"lookup 1": {"lookup": 1}, "lookup 2": {"lookup": 2}})
+    monkeypatch.setattr(peers, "PEERS", (own, *(replace(one, directories=True) for one in others)))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "some.jsonl"
+    path.write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in ("def f(x):", "class A:\n", "import os\n"))
+    )
+    return path
+
+
+@pytest.fixture
+def options(prompts: Path) -> PeersOptions:
+    return PeersOptions(
+        {"tiny": "tiny-code"},
+        prompts=(prompts,),
+        rows=(1, 3),
+        prefill=8,
+        temperatures=(0.0,),
+        max_tokens=6,
+        turns=2,
+        length=300,
+    )
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with Worker(Path(sys.executable), 1) as made:
+        yield made
+
+
+def quiet(label: str) -> None:
+    pass
+
+
+def test_our_own_worker_does_what_the_library_does(worker: Worker) -> None:
+    worker.load(OURS, "tiny-code", {}, 64, 60)
+    assert worker.passes
+    prompt = list(b"def f(x):")
+    found = worker.ask(30, do="generate", prompt=prompt, count=8, temperature=0.8, seed=3)
+    llm = LLM("tiny-code", max_model_len=64, speculative_config=None)
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=8, ignore_eos=True)
+    (expected,) = llm.generate([prompt], params, use_tqdm=False)
+    assert found["tokens"] == list(expected.outputs[0].token_ids)
+    assert 0 < found["first"] < found["seconds"]
+    assert worker.ask(30, do="steps", rows=4, context=8, repeats=3)["seconds"] > 0
+    assert worker.ask(30, do="memory")["bytes"] > 1 << 20
+    scores = worker.ask(30, do="score", tokens=prompt)["scores"]
+    (reported,) = llm.generate([prompt], SamplingParams(prompt_logprobs=0, max_tokens=1), use_tqdm=False)
+    assert reported.prompt_logprobs is not None
+    later = list(zip(prompt, reported.prompt_logprobs, strict=True))[len(prompt) // 2 :]
+    assert scores == pytest.approx([-known[token].logprob for token, known in later if known], rel=1e-4)
+
+
+def test_what_engines_print_is_no_answer(worker: Worker) -> None:
+    worker.load("fake", "tiny-code", {}, 64, 60)
+    assert not worker.passes
+    assert worker.ask(30, do="generate", prompt=[1, 2], count=3, temperature=0, seed=0)["tokens"] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("engine", "limit", "words"),
+    [
+        ("dying", 30, "its process has ended: I have had enough"),
+        ("hanging", 0.5, "no answer within 0 seconds"),
+        ("babbling", 30, "it answered something else than JSON: no JSON"),
+    ],
+)
+def test_engines_that_do_not_answer(worker: Worker, engine: str, limit: float, words: str) -> None:
+    worker.load(engine, "tiny-code", {}, 64, 60)
+    with pytest.raises(PeerError, match=words):
+        worker.ask(limit, do="generate", prompt=[1], count=3, temperature=0, seed=0)
+    with pytest.raises(PeerError, match="its process has ended"):
+        worker.ask(5, do="memory")
+
+
+def test_a_worker_survives_what_it_cannot_do(worker: Worker) -> None:
+    for what, words in (
+        ({"do": "dance"}, "nobody knows how to do 'dance'"),
+        ({"do": "memory", "now": True}, None),
+        ({"do": "load", "engine": "fake"}, "TypeError"),
+    ):
+        if words is None:
+            assert worker.ask(30, **what)["bytes"]
+        else:
+            with pytest.raises(PeerError, match=words):
+                worker.ask(30, **what)
+
+
+def test_a_comparison_goes_on_without_those_that_fail(options: PeersOptions, tmp_path: Path) -> None:
+    output = tmp_path / "peers.json"
+    rows, missing = measure(options, output, quiet)
+    measured = list(dict.fromkeys(row["measured"] for row in rows))
+    assert measured == [
+        *("step of 1", "step of 3", "prompt of 8"),
+        *("some, plain", "some, speculation, temperature 0"),
+    ]
+    assert missing == {"fake lookup 1 on tiny": "OSError: this file is not for me"}
+    plain = {row["engine"]: row for row in rows if row["measured"] == "some, plain"}
+    assert list(plain) == [OURS, "fake", "dying", "babbling"]
+    assert "its process has ended" in plain["dying"]["error"]
+    assert plain[OURS]["ratio"] == 1
+    assert len(plain["fake"]["seconds"]) == 3
+    assert plain["fake"]["first_difference"] == [0, 0, 0]
+    assert plain[OURS]["first_difference"] == [None, None, None]
+    assert 0 < plain["fake"]["ratio"] < 0.5  # it does nothing, which takes it no time
+    low, high = plain["fake"]["interval"]
+    assert low <= plain["fake"]["ratio"] <= high
+    guessing = [row["method"] for row in rows if "speculation" in row["measured"]]
+    assert guessing == ["plain", "auto", "lookup 2"]
+    steps = [row["engine"] for row in rows if row["measured"] == "step of 3"]
+    assert steps == [OURS]  # nobody else offers single passes
+    assert json.loads(output.read_text())["rows"] == rows
+
+
+def test_what_a_file_has_is_not_measured_again(
+    options: PeersOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, few = tmp_path / "peers.json", replace(options, peers=("fake",), prompts=())
+    before, _ = measure(few, output, quiet)
+
+    def start(*_: object) -> None:
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr(Worker, "__init__", start)
+    assert measure(few, output, quiet)[0] == before
+    with pytest.raises(ConfigError, match="was measured with turns 2, here 3"):
+        measure(replace(few, turns=3), output, quiet)
+
+
+def test_environments_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels: list[str] = []
+    there = Peer("tool", ("pip",), {})  # which every environment has
+    python = installed(there, tmp_path / "all", None, labels.append)
+    assert python.exists()
+    assert installed(there, tmp_path / "all", None, labels.append) == python
+    assert labels == ["installing pip, which may take a while"]
+    broken = Peer("broken", (str(tmp_path / "nothing.whl"),), {})
+    with pytest.raises(PeerError, match=r"cannot be installed: .*nothing.whl"):
+        installed(broken, tmp_path / "all", None, labels.append)
+    monkeypatch.setattr("parlay.env.cache_dir", lambda: None)
+    with pytest.raises(PeerError, match="name one with --environments"):
+        installed(there, None, None, labels.append)
+
+
+def test_options_that_make_no_sense() -> None:
+    with pytest.raises(ConfigError, match="give a model"):
+        PeersOptions({})
+    with pytest.raises(ConfigError, match=r"there is no peer 'fak' \(did you mean 'fake'"):
+        PeersOptions({"a": "tiny-code"}, peers=("fak",))
+    with pytest.raises(ConfigError, match="a pass of 264 tokens has no room within 260; raise --max-model-len"):
+        PeersOptions({"a": "tiny-code"}, prefill=20, length=260)
+    with pytest.raises(ConfigError, match="held to 'avx2', not to 'avx9'"):
+        PeersOptions({"a": "tiny-code"}, isa="avx9")
