@@ -141,11 +141,6 @@ PARLAY_INLINE void multiply_rows(int64_t rows, const typename Step<W>::X* x, con
     multiply_rows<W, R - 1>(rows, x, weight, steps, first, ahead, total);
 }
 
-// Up to so many rows the processor's own prefetching of the one stream serves best. More rows leave it behind, and a
-// single pass over them asks for weights so far ahead.
-constexpr int64_t kFewRows = 5;
-constexpr int64_t kAhead = 6144;  // bytes
-
 // All rows against one panel.
 template <class W, class Out>
 void linear_task(const LinearArgs& a, const Rows<typename Step<W>::X>& x, int64_t first_row, int64_t panel) {
@@ -153,13 +148,13 @@ void linear_task(const LinearArgs& a, const Rows<typename Step<W>::X>& x, int64_
   constexpr int64_t size = S::width * kPanel;
   const int64_t steps = (a.inputs + S::width - 1) / S::width, block = k_block(a.inputs) / S::width;
   const int64_t passes = (x.rows + kRows - 1) / kRows;
-  const int64_t stride = x.rows > kFewRows ? size * sizeof(W) / passes : 0;
+  const int64_t stride = x.rows > a.prefetching.few_rows ? size * sizeof(W) / passes : 0;
   const W* weight = (const W*)a.weight + panel * steps * size;
   Vec total[kLinearRows][kPanelVecs];
   for (int64_t from = 0; from < steps; from += block, weight += block * size) {
     const int64_t count = steps - from < block ? steps - from : block;
     // The passes over a block ask for the next one between them.
-    const char* ahead = (const char*)weight + (passes == 1 ? kAhead : count * size * sizeof(W));
+    const char* ahead = (const char*)weight + (passes == 1 ? a.prefetching.ahead : count * size * (int64_t)sizeof(W));
     for (int64_t pass = 0; pass < passes; ++pass, ahead += count * stride) {
       const int64_t row = x.rows * pass / passes, next = x.rows * (pass + 1) / passes;
       for (int v = 0; v < kPanelVecs; v += kVecs)
@@ -172,35 +167,34 @@ void linear_task(const LinearArgs& a, const Rows<typename Step<W>::X>& x, int64_
 
 // Weights of type W, rows of type T.
 template <class W, class T, class Out>
-void linear_tasks(const LinearArgs& a, int64_t begin, int64_t end) {
-  const int64_t panels = (a.outputs + kPanel - 1) / kPanel, chunks = (a.rows + kLinearRows - 1) / kLinearRows;
-  for (int64_t task = begin; task < end;) {
-    const int64_t chunk = task / panels, first_row = a.rows * chunk / chunks;  // of nearly equal size
-    const int64_t rows = a.rows * (chunk + 1) / chunks - first_row;
-    const Rows<typename Step<W>::X> x((const T*)a.x, a.inputs, first_row, rows, Step<W>::width, 1);
-    for (; task < end && task / panels == chunk; ++task) linear_task<W, Out>(a, x, first_row, task % panels);
-  }
+void linear_tasks(const LinearArgs& a, Shares& shares, int64_t thread) {
+  typedef Rows<typename Step<W>::X> X;
+  each_task<X>(a, shares, thread, [&](int64_t first_row, int64_t rows) __attribute__((always_inline)) {
+    return X((const T*)a.x, a.inputs, first_row, rows, Step<W>::width, 1);
+  }, [&](const X& x, int64_t first_row, int64_t panel) __attribute__((always_inline)) {
+    linear_task<W, Out>(a, x, first_row, panel);
+  });
 }
 
-void multiply_numbers(const LinearArgs& a, int64_t begin, int64_t end) {
+void multiply_numbers(const LinearArgs& a, Shares& shares, int64_t thread) {
   if (a.kind == kF32)
-    linear_tasks<float, float, float>(a, begin, end);
+    linear_tasks<float, float, float>(a, shares, thread);
   else if (a.kind == kF16 && !a.bf16)
-    linear_tasks<fp16, float, float>(a, begin, end);
+    linear_tasks<fp16, float, float>(a, shares, thread);
   else if (a.kind == kF16 && a.float_out)
-    linear_tasks<fp16, bf16, float>(a, begin, end);
+    linear_tasks<fp16, bf16, float>(a, shares, thread);
   else if (a.kind == kF16)
-    linear_tasks<fp16, bf16, bf16>(a, begin, end);
+    linear_tasks<fp16, bf16, bf16>(a, shares, thread);
 #if defined(PARLAY_TILES)
   else if (a.float_out)
-    tile_tasks<float>(a, begin, end);
+    tile_tasks<float>(a, shares, thread);
   else
-    tile_tasks<bf16>(a, begin, end);
+    tile_tasks<bf16>(a, shares, thread);
 #else
   else if (a.float_out)
-    linear_tasks<bf16, bf16, float>(a, begin, end);
+    linear_tasks<bf16, bf16, float>(a, shares, thread);
   else
-    linear_tasks<bf16, bf16, bf16>(a, begin, end);
+    linear_tasks<bf16, bf16, bf16>(a, shares, thread);
 #endif
 }
 

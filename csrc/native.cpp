@@ -294,12 +294,18 @@ void mix_experts(uintptr_t x, uintptr_t weights, uintptr_t out, int64_t rows, in
   });
 }
 
+// Until the machine was asked.
+Prefetching prefetching = {5, 6144, 10240};
+
 // Tasks and cost of a product, as `linear` deals them.
 void multiply(const LinearArgs& a) {
   const int64_t tasks = (a.outputs + kPanel - 1) / kPanel * ((a.rows + kLinearRows - 1) / kLinearRows);
-  deal_rows(tasks, a.outputs * a.inputs * (2 + a.rows) / (a.kind == kF32 ? 25 : 50),
-            [&](int64_t begin, int64_t end) { table->linear(a, begin, end); });
+  Shares shares(tasks, get_threads());
+  deal(tasks, a.outputs * a.inputs * (2 + a.rows) / (a.kind == kF32 ? 25 : 50),
+       [&](int64_t thread, int64_t) { table->linear(a, shares, thread); });
 }
+
+void set_prefetching(int64_t few_rows, int64_t ahead, int64_t blocks) { prefetching = {few_rows, ahead, blocks}; }
 
 // Rows out[i] = weights[experts[i]] x[i / copies]: each expert's rows are gathered and go through `linear`.
 void expert_linear(uintptr_t x, uintptr_t experts, const std::vector<uintptr_t>& weights, uintptr_t out, int64_t rows,
@@ -319,7 +325,7 @@ void expert_linear(uintptr_t x, uintptr_t experts, const std::vector<uintptr_t>&
       const int64_t from = starts[e], count = starts[e + 1] - from;
       if (count)
         multiply({&gathered[from * inputs * size], at<void>(weights[e]), &answered[from * outputs * size], count,
-                  inputs, outputs, outputs, kind, bf16, !bf16});
+                  inputs, outputs, outputs, kind, bf16, !bf16, prefetching});
     }
     for (int64_t i = 0; i < rows; ++i)
       std::memcpy(at<char>(out) + order[i] * stride * size, &answered[i * outputs * size], outputs * size);
@@ -329,7 +335,7 @@ void expert_linear(uintptr_t x, uintptr_t experts, const std::vector<uintptr_t>&
 void linear(uintptr_t x, uintptr_t weight, uintptr_t out, int64_t rows, int64_t inputs, int64_t outputs,
             int64_t stride, int kind, bool bf16, bool float_out) {
   const LinearArgs a = {at<void>(x), at<void>(weight), at<void>(out), rows,     inputs, outputs,
-                        stride,      kind,             bf16,          float_out};
+                        stride,      kind,             bf16,          float_out, prefetching};
   submit([=] { multiply(a); });
 }
 
@@ -546,6 +552,7 @@ NB_MODULE(_native, m) {
   m.def("expert_linear", &expert_linear, free);
   m.def("mix_experts", &mix_experts, free);
   m.def("linear", &linear, free);
+  m.def("set_prefetching", &set_prefetching);
   m.def("packed_bytes", [](int64_t inputs, int kind) { return table->packed_bytes(inputs, kind); });
   m.def("pack", &pack, free);
   m.def("unpack", &unpack, free);

@@ -81,6 +81,7 @@ struct Quantised {
   Chunk* chunks;  // [laid, stride]
   int64_t rows, stride;
 
+  Quantised() = default;
   // The stride is an odd number of lines, so that rows do not compete for the same sets of a cache.
   template <class T>
   Quantised(const T* x, int64_t first_row, int64_t count, int64_t inputs, int64_t laid)
@@ -294,21 +295,22 @@ PARLAY_INLINE Vec load_minimums(const uint8_t* from) {
 }
 
 constexpr int kBlockRows = kRows > 6 ? 12 : 4;  // of whose sums, codes and scales the registers hold most
-constexpr int64_t kBlocksAhead = 10240;  // bytes from the codes that are read to those that are asked for
 
 // Adds all inputs of a panel to the totals of R rows.
 template <class F, int R>
 __attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride, const uint8_t* panel, int64_t blocks,
-                                               Vec (*total)[kPanelVecs]) {
+                                               int64_t ahead, Vec (*total)[kPanelVecs]) {
   constexpr int group_steps = F::group / 4, groups_a_chunk = kChunk / F::group;
   for (int64_t b = 0; b < blocks; ++b) {
     const uint8_t* block = panel + b * F::bytes;
-    for (int line = 0; line < F::head; line += kLine) __builtin_prefetch(block + kBlocksAhead + line, 0, 2);
+    if (ahead)
+      for (int line = 0; line < F::head; line += kLine) __builtin_prefetch(block + ahead + line, 0, 2);
     for (int c = 0; c < F::chunks; ++c) {
       const Chunk* x = rows + b * F::chunks + c;
       const uint8_t* chunk = block + F::head + c * F::chunk;
-      _Pragma("GCC unroll 17") for (int line = 0; line < F::chunk; line += kLine)
-        __builtin_prefetch(chunk + kBlocksAhead + line, 0, 2);
+      if (ahead)
+        _Pragma("GCC unroll 17") for (int line = 0; line < F::chunk; line += kLine)
+          __builtin_prefetch(chunk + ahead + line, 0, 2);
       _Pragma("GCC unroll 2") for (int g = 0; g < groups_a_chunk; ++g) {
         const int group = c * groups_a_chunk + g;
         // Unrolled: GCC 12 takes the loop's end from another variable here, wrongly where R is 3 or 4.
@@ -353,14 +355,14 @@ __attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride
 // So many rows take one pass; those that are missing are zero and cost less than code for every number would.
 template <class F, int R = 1>
 PARLAY_INLINE void multiply_block_rows(int64_t rows, const Quantised& x, int64_t row, const uint8_t* panel,
-                                       int64_t blocks, Vec (*total)[kPanelVecs]) {
+                                       int64_t blocks, int64_t ahead, Vec (*total)[kPanelVecs]) {
   constexpr int next = R < 4 ? R + 1 : R < 8 ? R + 2 : R + 4;
   if constexpr (next > kBlockRows)
-    multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, total + row);
+    multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, ahead, total + row);
   else if (rows <= R)
-    multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, total + row);
+    multiply_blocks<F, R>(x.at(row), x.stride, panel, blocks, ahead, total + row);
   else
-    multiply_block_rows<F, next>(rows, x, row, panel, blocks, total);
+    multiply_block_rows<F, next>(rows, x, row, panel, blocks, ahead, total);
 }
 
 template <class F, class Out>
@@ -372,7 +374,7 @@ void block_task(const LinearArgs& a, const Quantised& x, int64_t first_row, int6
     for (int v = 0; v < kPanelVecs; ++v) total[row][v] = splat(0.f);
   for (int64_t pass = 0; pass < passes; ++pass) {
     const int64_t row = x.rows * pass / passes, next = x.rows * (pass + 1) / passes;
-    multiply_block_rows<F>(next - row, x, row, weight, blocks, total);
+    multiply_block_rows<F>(next - row, x, row, weight, blocks, pass ? 0 : a.prefetching.blocks, total);
     // Rows that filled it up begin anew.
     for (int64_t more = next; more < next + kBlockRows; ++more)
       for (int v = 0; v < kPanelVecs; ++v) total[more][v] = splat(0.f);
@@ -381,26 +383,23 @@ void block_task(const LinearArgs& a, const Quantised& x, int64_t first_row, int6
 }
 
 template <class T, class Out>
-void block_tasks(const LinearArgs& a, int64_t begin, int64_t end) {
-  const int64_t panels = (a.outputs + kPanel - 1) / kPanel, chunks = (a.rows + kLinearRows - 1) / kLinearRows;
-  for (int64_t task = begin; task < end;) {
-    const int64_t chunk = task / panels, first_row = a.rows * chunk / chunks;  // of nearly equal size
-    const int64_t rows = a.rows * (chunk + 1) / chunks - first_row;
-    const Quantised x((const T*)a.x, first_row, rows, a.inputs, rows + kBlockRows);
-    for (; task < end && task / panels == chunk; ++task)
-      with_format(a.kind, [&](auto format) { block_task<decltype(format), Out>(a, x, first_row, task % panels); });
-  }
+void block_tasks(const LinearArgs& a, Shares& shares, int64_t thread) {
+  each_task<Quantised>(a, shares, thread, [&](int64_t first_row, int64_t rows) __attribute__((always_inline)) {
+    return Quantised((const T*)a.x, first_row, rows, a.inputs, rows + kBlockRows);
+  }, [&](const Quantised& x, int64_t first_row, int64_t panel) __attribute__((always_inline)) {
+    with_format(a.kind, [&](auto format) { block_task<decltype(format), Out>(a, x, first_row, panel); });
+  });
 }
 
-void linear(const LinearArgs& a, int64_t begin, int64_t end) {
+void linear(const LinearArgs& a, Shares& shares, int64_t thread) {
   if (a.kind == kF32 || a.kind == kF16 || a.kind == kBF16)
-    multiply_numbers(a, begin, end);
+    multiply_numbers(a, shares, thread);
   else if (!a.bf16)
-    block_tasks<float, float>(a, begin, end);
+    block_tasks<float, float>(a, shares, thread);
   else if (a.float_out)
-    block_tasks<bf16, float>(a, begin, end);
+    block_tasks<bf16, float>(a, shares, thread);
   else
-    block_tasks<bf16, bf16>(a, begin, end);
+    block_tasks<bf16, bf16>(a, shares, thread);
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ struct Rows {
   X* blocks;  // [blocks of K, laid, stride]
   int64_t rows, laid;
 
+  Rows() = default;
   template <class T>
   Rows(const T* x, int64_t inputs, int64_t first_row, int64_t count, int64_t width, int64_t tile)
       : rows(count), laid((count + tile - 1) / tile * tile) {
@@ -46,6 +47,23 @@ struct Rows {
   }
   X* at(int64_t block, int64_t row) const { return blocks + (block * laid + row) * stride; }
 };
+
+// Calls task(x, first row, panel) for each task that it takes, a panel against a chunk of rows; chunks are of nearly
+// equal size, and prepare(first row, rows) makes x of one, once for all of its panels that follow one another.
+template <class X, class Prepare, class Task>
+PARLAY_INLINE void each_task(const LinearArgs& a, Shares& shares, int64_t thread, Prepare prepare, Task task) {
+  const int64_t panels = (a.outputs + kPanel - 1) / kPanel, chunks = (a.rows + kLinearRows - 1) / kLinearRows;
+  int64_t known = -1, first_row = 0;
+  X x = {};
+  for (int64_t at; (at = shares.take(thread)) >= 0;) {
+    const int64_t chunk = at / panels;
+    if (chunk != known) {
+      known = chunk, first_row = a.rows * chunk / chunks;
+      x = prepare(first_row, a.rows * (chunk + 1) / chunks - first_row);
+    }
+    task(x, first_row, at % panels);
+  }
+}
 
 // Writes what rows came to in a panel.
 template <class Out>

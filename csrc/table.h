@@ -108,6 +108,13 @@ constexpr int64_t kAttentionQueries = 64;
 // enough that they stay in the second-level cache while the panels go by.
 constexpr int64_t kPanel = 32, kLinearRows = 96;
 
+// What to ask for before it is needed; which is best depends on the machine, and changes no bits.
+struct Prefetching {
+  int64_t few_rows;  // up to which the processor's own prefetching serves best for plain numbers
+  int64_t ahead;     // bytes from the numbers that are read to those that are asked for, in a single pass
+  int64_t blocks;    // the same of blocks, for any number of rows; 0 for none
+};
+
 // Kinds of plain numbers, as GGUF files number them.
 enum Numbers : int { kF32 = 0, kF16 = 1, kBF16 = 30 };
 
@@ -118,6 +125,36 @@ struct LinearArgs {
   int64_t rows, inputs, outputs, stride;
   int kind;  // of the weight, as GGUF files number them; of numbers those of x's type, and float16
   bool bf16, float_out;
+  Prefetching prefetching;
+};
+
+// Tasks of several threads. Each has a stretch of its own, which it does in order, for memory is read fastest so; who
+// is done takes from the ends of the others' stretches, so that nobody waits for a slow one.
+constexpr int64_t kMostShares = 256;
+struct Shares {
+  struct alignas(64) Stretch {
+    uint64_t left;  // begin << 32 | end
+  };
+  int64_t count;
+  Stretch stretches[kMostShares];
+
+  Shares(int64_t tasks, int64_t threads) : count(threads < kMostShares ? threads : kMostShares) {
+    for (int64_t i = 0; i < count; ++i)
+      stretches[i].left = (uint64_t)(tasks * i / count) << 32 | (uint64_t)(tasks * (i + 1) / count);
+  }
+  // A task for the thread with this number; -1 if there are none.
+  int64_t take(int64_t thread) {
+    for (int64_t i = 0; i < count; ++i) {
+      uint64_t& left = stretches[(thread + i) % count].left;
+      uint64_t seen = __atomic_load_n(&left, __ATOMIC_RELAXED);
+      while (seen >> 32 < (seen & 0xffffffff)) {
+        const uint64_t rest = i ? seen - 1 : seen + ((uint64_t)1 << 32);
+        if (__atomic_compare_exchange_n(&left, &seen, rest, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+          return (int64_t)(i ? (rest & 0xffffffff) : seen >> 32);
+      }
+    }
+    return -1;
+  }
 };
 
 struct PackArgs {
@@ -178,7 +215,7 @@ struct BranchArgs {
 };
 
 // One compiled variant. Row kernels do rows begin..end; attention does adjacent rows of one request against
-// adjacent kv heads; linear does tasks and pack panels begin..end; no kernel's result for a row depends on how rows are dealt to threads.
+// adjacent kv heads; linear does the tasks that it takes and pack panels begin..end; no kernel's result for a row depends on how rows are dealt to threads.
 struct Table {
   const char* isa;
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
@@ -194,7 +231,7 @@ struct Table {
   void (*soft_cap)(const PointwiseArgs&, int64_t begin, int64_t end);
   void (*route)(const RouteArgs&, int64_t begin, int64_t end);
   void (*mix_experts)(const MixArgs&, int64_t begin, int64_t end);
-  void (*linear)(const LinearArgs&, int64_t begin, int64_t end);
+  void (*linear)(const LinearArgs&, Shares&, int64_t thread);
   int64_t (*packed_bytes)(int64_t inputs, int kind);  // of a panel
   void (*pack)(const PackArgs&, int64_t begin, int64_t end);
   void (*unpack)(const UnpackArgs&, int64_t begin, int64_t end);

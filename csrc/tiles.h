@@ -110,27 +110,23 @@ void tile_rows(const Rows<bf16>& x, int64_t row, const bf16* weight, int64_t inp
 }
 
 template <class Out>
-void tile_tasks(const LinearArgs& a, int64_t begin, int64_t end) {
-  const int64_t panels = (a.outputs + kPanel - 1) / kPanel, chunks = (a.rows + kLinearRows - 1) / kLinearRows;
+void tile_tasks(const LinearArgs& a, Shares& shares, int64_t thread) {
   const int64_t tile = a.rows < kTileRows ? a.rows : kTileRows;
   const Tiles tiles(tile);
   Vec total[kLinearRows][kPanelVecs];
-  for (int64_t task = begin; task < end;) {
-    const int64_t chunk = task / panels, first_row = a.rows * chunk / chunks;  // of nearly equal size
-    const int64_t rows = a.rows * (chunk + 1) / chunks - first_row;
-    const Rows<bf16> x((const bf16*)a.x, a.inputs, first_row, rows, kTileInputs, tile);
-    for (; task < end && task / panels == chunk; ++task) {
-      const bf16* weight = (const bf16*)a.weight + task % panels * ((a.inputs + 1) / 2 * 2) * kPanel;
-      for (int64_t row = 0; row < x.laid; row += 2 * kTileRows) {
-        const int64_t ahead = row ? 0 : kTileAhead;  // the other rows find the panel in the cache
-        if (x.laid - row > kTileRows)
-          tile_rows<true>(x, row, weight, a.inputs, ahead, total);
-        else
-          tile_rows<false>(x, row, weight, a.inputs, ahead, total);
-      }
-      store_panel<Out>(a, total, first_row, x.rows, task % panels);
+  each_task<Rows<bf16>>(a, shares, thread, [&](int64_t first_row, int64_t rows) __attribute__((always_inline)) {
+    return Rows<bf16>((const bf16*)a.x, a.inputs, first_row, rows, kTileInputs, tile);
+  }, [&](const Rows<bf16>& x, int64_t first_row, int64_t panel) __attribute__((always_inline)) {
+    const bf16* weight = (const bf16*)a.weight + panel * ((a.inputs + 1) / 2 * 2) * kPanel;
+    for (int64_t row = 0; row < x.laid; row += 2 * kTileRows) {
+      const int64_t ahead = row ? 0 : kTileAhead;  // the other rows find the panel in the cache
+      if (x.laid - row > kTileRows)
+        tile_rows<true>(x, row, weight, a.inputs, ahead, total);
+      else
+        tile_rows<false>(x, row, weight, a.inputs, ahead, total);
     }
-  }
+    store_panel<Out>(a, total, first_row, x.rows, panel);
+  });
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ from parlay.bench.costs import Costs, of_passes
 from parlay.engine.timing import timed_passes
 from parlay.errors import ConfigError
 from parlay.kernels.select import select_kernels
+from parlay.kernels.tuning import tune
 from parlay.models.config import ModelConfig
 from parlay.models.select import cache_spec, describe_model, load_model, resolve_dtype
 from parlay.runner.footprint import weight_bytes
@@ -53,6 +54,7 @@ def time_passes(model: str, seconds: float, rows: tuple[int, ...] = ROWS, *, deq
     torch.set_num_threads(env.threads())
     kernels = select_kernels()
     kernels.set_threads(env.threads())
+    tune(kernels, env.threads())
     rows = tuple(count for count in rows if count <= config.max_position)
     loaded = load_model(config, dtype, config.max_position, kernels)
     blocks = -(-rows[-1] // _BLOCK)

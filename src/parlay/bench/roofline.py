@@ -21,6 +21,7 @@ from parlay.config import SpeculativeConfig
 from parlay.config.speculative import plain
 from parlay.errors import ConfigError
 from parlay.kernels.select import select_kernels
+from parlay.kernels.tuning import tune
 from parlay.models.select import Model, describe_model, load_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
 from parlay.proposers.select import make_proposer, settle_methods
@@ -92,6 +93,7 @@ def measure(
     torch.set_num_threads(env.threads())
     kernels = TimedKernels(select_kernels(), linear_names(config))
     kernels.set_threads(env.threads())
+    tune(kernels, env.threads())
     loaded = load_model(config, dtype, longest, kernels)
     kinds = list(_kinds(loaded, kernels, target, context, prompt, temperature))
     if speculative is not None and proposer is not None:

@@ -19,7 +19,7 @@ class TimedKernels:
 
     def __init__(self, inner: Kernels, linears: Mapping[tuple[int, int], str]) -> None:
         """Pass on to `inner`; `linears` names linear layers by (outputs, inputs)."""
-        self.name, self.switches = inner.name, inner.switches
+        self.name, self.switches, self.prefetch = inner.name, inner.switches, inner.prefetch
         self.inner = inner
         self._linears = linears
         self._seconds: defaultdict[str, float] = defaultdict(float)

@@ -23,6 +23,7 @@ from parlay.engine.tokenizer import Detokenizer, TextCodec, check_prompt, encode
 from parlay.errors import ConfigError, EngineFaultError, RequestError, brief, nearest
 from parlay.kernels.select import select_kernels
 from parlay.kernels.trust import settle
+from parlay.kernels.tuning import tune
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.log import logger
@@ -85,6 +86,7 @@ class Engine:
         torch.set_num_threads(env.threads())
         kernels, trust = settle(select_kernels(config.device), cases(model_config, dtype), env.threads())
         kernels.set_threads(env.threads())
+        tune(kernels, env.threads())
         model = load_model(model_config, dtype, self.max_model_len, kernels)
         trust = trust_model(model, kernels, trust, env.threads())
         # A proposer that follows every row of the target has a token more to run for each request that emits.

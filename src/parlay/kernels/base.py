@@ -35,10 +35,12 @@ class Kernels(Drawing, Protocol):
         name: of the implementation and its instruction set; a part of the numerics id.
         switches: numbers of rows from which `linear` and `logits` take another way through the code. Nothing may
             come of it but speed, and the self-check looks on both sides.
+        prefetch: sets how far ahead weights are asked for, see `tuning.Prefetching`; None where nobody asks.
     """
 
     name: str
     switches: tuple[int, ...]
+    prefetch: Callable[[int, int, int], None] | None
 
     def careful(self) -> "Kernels | None":
         """Return kernels that trust a library less and are slower, or None where there are none.

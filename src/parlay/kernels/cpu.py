@@ -28,7 +28,7 @@ class NativeKernels(NativeDrawing):
     """`Kernels` in C++; see there for what each method does."""
 
     # Rows of one pass over the weights, in vectors and in tiles, and of one chunk, and one more.
-    switches: tuple[int, ...] = (13, 17, 33, 97)
+    switches: tuple[int, ...] = (7, 13, 17, 33, 97)
 
     def __init__(self, isa: str | None = None) -> None:
         """Use the best instruction set here, or `isa`, process-wide.
@@ -42,6 +42,7 @@ class NativeKernels(NativeDrawing):
             _native.set_isa(isa)
         self.name = f"native-{_native.isa()}"
         self._held = None
+        self.prefetch: Callable[[int, int, int], None] | None = _native.set_prefetching
 
     def careful(self) -> Kernels | None:  # noqa: D102
         return None

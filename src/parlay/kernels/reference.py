@@ -70,6 +70,7 @@ class ReferenceKernels(ReferenceDrawing):
     """`Kernels` in torch and numpy; see there for what each method does."""
 
     switches: tuple[int, ...] = (2,)  # a lone row is doubled
+    prefetch: Callable[[int, int, int], None] | None = None
 
     def __init__(self, way: Way = "onednn") -> None:
         """Multiply matrices in one of the ways of `kernels.linear`."""

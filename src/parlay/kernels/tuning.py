@@ -1,0 +1,145 @@
+"""What depends on the machine and changes no bits, measured where it runs: how far ahead to ask for weights.
+
+Some processors foresee the one stream of weights by themselves, others do not, and a compiled-in choice would be that
+of whoever wrote it. Measured once for each processor, instruction set and number of threads, in about half a second,
+and remembered in one small file. It may be lost or damaged: then it is measured again, no more.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from time import perf_counter
+
+import torch
+
+from parlay import env
+from parlay.kernels.base import Kernels
+from parlay.kernels.huge import empty_huge
+from parlay.kernels.linear import LinearWeight
+from parlay.log import logger
+from parlay.weights.kinds import BY_NAME, Kind
+from parlay.weights.weight import Part, Weight
+
+_BYTES = 96 << 20  # of weights: more than caches hold
+_INPUTS, _OUTPUTS = 2048, 1024
+_ROUNDS = 4  # of each choice, in turns
+_GAIN = 0.97  # of the time of what there was before, below which another choice is taken
+_FEW_ROWS = (1, 2, 3, 5, 8)
+_AHEAD = (2048, 6144, 10240)
+_BLOCKS_AHEAD = (0, 4096, 10240)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetching:
+    """What to ask for before it is needed.
+
+    Attributes:
+        few_rows: up to which the processor's own prefetching serves best for plain numbers.
+        ahead: bytes from the numbers that are read to those that are asked for.
+        blocks: the same of blocks; 0 for none.
+    """
+
+    few_rows: int = 5
+    ahead: int = 6144
+    blocks: int = 10240
+
+
+def tune(kernels: Kernels, threads: int) -> None:
+    """Have kernels prefetch as is best here, as it is remembered or by measuring.
+
+    Args:
+        kernels: that are in use, with their threads set.
+        threads: how many these are.
+    """
+    if kernels.prefetch is None:
+        return
+    folder = env.cache_dir()
+    file = folder / "prefetching.json" if folder else None
+    setting = " ".join((kernels.name, str(threads), *env.cpu()))
+    known = _read(file)
+    if setting not in known:
+        known[setting] = measure(kernels)
+        logger.info("kernels: %s", known[setting])
+        _write(file, known)
+    found = known[setting]
+    kernels.prefetch(found.few_rows, found.ahead, found.blocks)
+
+
+def measure(kernels: Kernels) -> Prefetching:
+    """Return what is best here."""
+    ahead, few_rows = _for_numbers(kernels)
+    return Prefetching(few_rows, ahead, _for_blocks(kernels))
+
+
+def _for_numbers(kernels: Kernels) -> tuple[int, int]:
+    """Return how far ahead, and up to how many rows it is better left alone."""
+    weights, usual = _weights(kernels, torch.bfloat16), Prefetching()
+
+    def choice(rows: int, few_rows: int, ahead: int) -> Callable[[], float]:
+        return partial(_seconds, kernels, weights, rows, Prefetching(few_rows, ahead, usual.blocks))
+
+    ahead = _AHEAD[_best([choice(_FEW_ROWS[-1], 0, ahead) for ahead in _AHEAD], _AHEAD.index(usual.ahead))]
+    few_rows = 0
+    for rows in _FEW_ROWS:
+        if _best([choice(rows, rows, ahead), choice(rows, 0, ahead)], 0):
+            break
+        few_rows = rows
+    return ahead, few_rows
+
+
+def _for_blocks(kernels: Kernels) -> int:
+    weights, usual = _weights(kernels, BY_NAME["Q4_1"]), Prefetching()
+    choices = [partial(_seconds, kernels, weights, 1, replace(usual, blocks=ahead)) for ahead in _BLOCKS_AHEAD]
+    return _BLOCKS_AHEAD[_best(choices, _BLOCKS_AHEAD.index(usual.blocks))]
+
+
+def _best(choices: Sequence[Callable[[], float]], usual: int) -> int:
+    """Return which choice takes the least time; `usual` unless another one is clearly faster."""
+    times = [min(turn) for turn in zip(*([run() for run in choices] for _ in range(_ROUNDS)), strict=True)]
+    best = min(range(len(times)), key=times.__getitem__)
+    return best if times[best] < _GAIN * times[usual] else usual
+
+
+def _weights(kernels: Kernels, form: torch.dtype | Kind) -> list[LinearWeight]:
+    """Return packed weights that fill more than the caches; what they hold is no matter."""
+    if isinstance(form, Kind):
+        row = _INPUTS // form.block * form.size
+        one = Weight((Part(form, empty_huge((_OUTPUTS, row), torch.uint8).fill_(7)),))
+    else:
+        row = _INPUTS * form.itemsize
+        one = Weight.of(empty_huge((_OUTPUTS, _INPUTS), form).fill_(0.5))
+    return [kernels.pack_linear(one) for _ in range(_BYTES // (_OUTPUTS * row))]
+
+
+def _seconds(kernels: Kernels, weights: Sequence[LinearWeight], rows: int, how: Prefetching) -> float:
+    assert kernels.prefetch is not None
+    kernels.prefetch(how.few_rows, how.ahead, how.blocks)
+    x = torch.ones((rows, _INPUTS), dtype=torch.bfloat16)
+    out = torch.empty((rows, _OUTPUTS), dtype=torch.bfloat16)
+    began = perf_counter()
+    for weight in weights:
+        kernels.linear(x, weight, out)
+    return perf_counter() - began
+
+
+def _read(file: Path | None) -> dict[str, Prefetching]:
+    try:
+        raw = json.loads(file.read_text()) if file else {}
+        known = {str(setting): Prefetching(**{k: int(v) for k, v in own.items()}) for setting, own in raw.items()}
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return {}
+    return {setting: own for setting, own in known.items() if min(asdict(own).values()) >= 0}
+
+
+def _write(file: Path | None, known: dict[str, Prefetching]) -> None:
+    if file is None:
+        return
+    with suppress(OSError):  # then it is measured again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=file.parent, prefix=file.name, delete=False) as whole:
+            json.dump({setting: asdict(own) for setting, own in known.items()}, whole)
+        Path(whole.name).replace(file)
