@@ -93,7 +93,7 @@ def measure(
     torch.set_num_threads(env.threads())
     kernels = TimedKernels(select_kernels(), linear_names(config))
     kernels.set_threads(env.threads())
-    tune(kernels, env.threads())
+    tune(kernels.inner, env.threads())
     loaded = load_model(config, dtype, longest, kernels)
     kinds = list(_kinds(loaded, kernels, target, context, prompt, temperature))
     if speculative is not None and proposer is not None:
