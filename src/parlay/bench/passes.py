@@ -54,7 +54,7 @@ def time_passes(model: str, seconds: float, rows: tuple[int, ...] = ROWS, *, deq
     torch.set_num_threads(env.threads())
     kernels = select_kernels()
     kernels.set_threads(env.threads())
-    tune(kernels.inner, env.threads())
+    tune(kernels, env.threads())
     rows = tuple(count for count in rows if count <= config.max_position)
     loaded = load_model(config, dtype, config.max_position, kernels)
     blocks = -(-rows[-1] // _BLOCK)
