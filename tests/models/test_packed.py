@@ -131,7 +131,7 @@ def test_the_same_tokens_whoever_drafts(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"quant_method": "fp8"}, "quantised by 'fp8', which is not served; awq, gptq and GGUF files are"),
+        ({"quant_method": "quark"}, "quantised by 'quark', which is not served; awq, gptq, fp8"),
         ({"bits": 3}, "quantization_config has bits=3; gptq is served with bits=4 or 8"),
         ({"bits": 8}, "qweight .* do not fit 8 bits of gptq"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),

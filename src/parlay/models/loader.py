@@ -25,6 +25,7 @@ from parlay.models.gguf_parts import GGUFModel
 from parlay.models.packed import PackedLayers
 from parlay.models.packing import read_packing
 from parlay.models.pickled import Pickled
+from parlay.models.scaled import ScaledLayers
 from parlay.types.storage import MADE, Storage
 from parlay.weights.kinds import COMPUTED, HALF, Kind
 from parlay.weights.quantise import INT4, INT8, fits
@@ -68,7 +69,8 @@ class Checkpoint:
         self._halves = path.is_file() or dtype_of(raw) == "float16"
         packing = read_packing(path, raw)
         if packing is not None:
-            layers = PackedLayers(packing, {name: self._files[file] for name, file in self._where.items()})
+            kind = ScaledLayers if packing.method == "scaled" else PackedLayers
+            layers = kind(packing, {name: self._files[file] for name, file in self._where.items()})
             self._files[path] = layers
             self._where = {name: file for name, file in self._where.items() if name not in layers.parts}
             self._where |= dict.fromkeys(layers.keys(), path)
@@ -154,7 +156,7 @@ class Checkpoint:
         """Return the blocks, or float16, that `read_weight` gives a matrix in; None for other numbers."""
         file, shape = self._files[self._where[name]], self.shape(name)
         if self._storage == "stored" and len(shape) == 2 and not name.endswith(_LOOKED_UP):
-            if not isinstance(file, GGUFWeights | PackedLayers):
+            if not isinstance(file, GGUFWeights | PackedLayers | ScaledLayers):
                 half = self._halves and file.get_slice(name).get_dtype() == HALF.name
                 return HALF if half else None
             kind = file.kind(name)

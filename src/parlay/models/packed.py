@@ -57,9 +57,9 @@ class PackedLayers:
         """Return the matrices' names."""
         return list(self._bases)
 
-    def get_slice(self, name: str) -> "_Shape":
+    def get_slice(self, name: str) -> "Shape":
         """Return what knows a matrix's shape without reading it."""
-        return _Shape(list(self._shapes[name]))
+        return Shape(list(self._shapes[name]))
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a matrix as float32, `[outputs, inputs]`.
@@ -168,10 +168,13 @@ class PackedLayers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class Shape:
+    """A matrix that is known by its shape."""
+
     shape: list[int]
 
     def get_shape(self) -> list[int]:
+        """Return it, as a slice of a safetensors file does."""
         return self.shape
 
 

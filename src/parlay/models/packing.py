@@ -14,15 +14,17 @@ class Packing:
 
     Attributes:
         path: of the model, for errors.
-        method: "awq" or "gptq".
+        method: "awq", "gptq", or "scaled" for weights with scales beside them.
         bits: an integer.
         shift: what is to be added to zero points.
+        blocks: outputs and inputs of a block with a scale of its own, where the config says so.
     """
 
     path: Path
     method: str
     bits: int
-    shift: int
+    shift: int = 0
+    blocks: tuple[int, int] | None = None
 
 
 def read_packing(path: Path, raw: Mapping[str, Any]) -> Packing | None:
@@ -41,9 +43,14 @@ def read_packing(path: Path, raw: Mapping[str, Any]) -> Packing | None:
     if not isinstance(config, dict):
         raise ModelError(f"{path}: quantization_config must be a mapping, not {shown(config)}")
     method = config.get("quant_method")
+    if method in ("fp8", "fbgemm_fp8"):
+        return _read_fp8(path, config)
+    if method == "compressed-tensors":
+        return _read_compressed(path, config)
     if method not in ("awq", "gptq"):
         raise ModelError(
-            f"{path} holds weights quantised by {shown(method)}, which is not served; awq, gptq and GGUF files are"
+            f"{path} holds weights quantised by {shown(method)}, which is not served; awq, gptq, fp8, "
+            "compressed-tensors and GGUF files are"
         )
     served: dict[str, tuple[Any, ...]] = {"bits": (4,), "version": (None, "gemm")}
     if method == "gptq":
@@ -57,3 +64,54 @@ def read_packing(path: Path, raw: Mapping[str, Any]) -> Packing | None:
             )
     shift = int(method == "gptq" and config.get("checkpoint_format") != "gptq_v2")
     return Packing(path, method, config["bits"], shift)
+
+
+def _read_fp8(path: Path, config: Mapping[str, Any]) -> Packing:
+    """Return how FP8 weights are stored: vLLM's and DeepSeek's `fp8`, and `fbgemm_fp8`."""
+    if config.get("fmt", "e4m3") != "e4m3":
+        raise ModelError(f"{path}: FP8 is served as e4m3, not as {shown(config['fmt'])}")
+    return Packing(path, "scaled", 8, blocks=_blocks(path, config.get("weight_block_size")))
+
+
+def _read_compressed(path: Path, config: Mapping[str, Any]) -> Packing:
+    """Return how llm-compressor has stored weights."""
+    form = config.get("format")
+    if form not in _FORMATS:
+        raise ModelError(
+            f"{path}: compressed-tensors are served in the formats {', '.join(_FORMATS)}, not {shown(form)}"
+        )
+    for key in ("sparsity_config", "transform_config"):
+        said = config.get(key)
+        if said and not (isinstance(said, dict) and said.get("format") == "dense"):
+            raise ModelError(f"{path}: quantization_config has a {key}, which is not served")
+    groups = config.get("config_groups")
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise ModelError(f"{path}: quantization_config needs config_groups, a mapping of mappings")
+    weights = [group.get("weights") or {} for group in groups.values()]
+    bits = {_of(one, "num_bits") for one in weights if one} or {8}
+    if len(bits) > 1 or not bits <= ({4, 8} if form == "pack-quantized" else {8}):
+        raise ModelError(
+            f"{path}: quantization_config has weights of {', '.join(map(shown, bits))} bits, as {form} served are "
+            f"{'4 or 8' if form == 'pack-quantized' else '8'}, the same in all config_groups"
+        )
+    blocks = {_blocks(path, _of(one, "block_structure")) for one in weights if one}
+    if len(blocks) > 1:
+        raise ModelError(f"{path}: quantization_config has blocks of several sizes, which is not served")
+    return Packing(path, "scaled", int(bits.pop()), blocks=blocks.pop() if blocks else None)
+
+
+def _of(weights: object, key: str) -> Any:
+    return weights.get(key) if isinstance(weights, dict) else None
+
+
+def _blocks(path: Path, said: object) -> tuple[int, int] | None:
+    if said is None:
+        return None
+    if isinstance(said, list | tuple) and len(said) == 2:
+        high, wide = said
+        if type(high) is int and type(wide) is int and min(high, wide) > 0:
+            return high, wide
+    raise ModelError(f"{path}: blocks of weights must have two sizes above 0, not {shown(said)}")
+
+
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")

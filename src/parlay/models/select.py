@@ -61,6 +61,7 @@ families = Registry(
             "pickled",
             "rope",
             "rotary",
+            "scaled",
             "select",
             "style",
             "tokenizer",

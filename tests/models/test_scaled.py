@@ -1,0 +1,246 @@
+"""FP8 and compressed-tensors checkpoints, written and read by a few obvious loops."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from asking import assert_same, half_repeating, run
+from checkpoints import write_llama
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from parlay import LLM, ConfigError, ModelError
+from parlay.models.config import read_config
+from parlay.models.loader import Checkpoint
+from parlay.models.select import stored_kinds
+
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+
+
+def compressed(form: str, **weights: Any) -> dict[str, Any]:
+    """Return a config as llm-compressor writes it."""
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "symmetric": True, **weights}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+CASES: dict[str, tuple[dict[str, Any], str | None]] = {
+    "fp8 by tensor": (FP8, None),
+    "fp8 by channel": ({**FP8, "quant_method": "fbgemm_fp8"}, None),
+    "fp8 in blocks": ({**FP8, "weight_block_size": [48, 32]}, None),
+    "compressed fp8": (compressed("float-quantized", type="float", strategy="channel"), None),
+    "compressed fp8 in blocks": (compressed("float-quantized", strategy="block", block_structure=[48, 32]), None),
+    "int8 by channel": (compressed("int-quantized", strategy="channel"), "Q8_0"),
+    "int8 by tensor": (compressed("naive-quantized", strategy="tensor"), "Q8_0"),
+    "int8 with zero points": (compressed("int-quantized", strategy="channel", symmetric=False), None),
+    "int8 with tiny scales": (compressed("int-quantized", strategy="channel"), None),
+    "w4a16": (compressed("pack-quantized", num_bits=4, group_size=32), "Q4_1"),
+    "w4a16 by channel": (compressed("pack-quantized", num_bits=4, strategy="channel"), "Q4_1"),
+    "w4a16 with zero points": (compressed("pack-quantized", num_bits=4, group_size=64, symmetric=False), "Q4_1"),
+    "w4a16 in groups of 16": (compressed("pack-quantized", num_bits=4, group_size=16), None),
+    "w4a16 act-order": (compressed("pack-quantized", num_bits=4, group_size=32, actorder="group"), None),
+    "w8a16": (compressed("pack-quantized", num_bits=8, group_size=32), "Q8_0"),
+}
+
+
+def words(integers: list[int], bits: int) -> list[int]:
+    """Pack integers, of which half of the range was added to each, the first in the lowest bits."""
+    several = 32 // bits
+    padded = integers + [0] * (-len(integers) % several)
+    made = []
+    for at in range(0, len(padded), several):
+        word = sum(
+            (value + (1 << bits - 1) & (1 << bits) - 1) << bits * i
+            for i, value in enumerate(padded[at : at + several])
+        )
+        made.append(word - (1 << 32) if word >> 31 else word)
+    return made
+
+
+def layer(
+    case: str, config: dict[str, Any], outputs: int, inputs: int, seed: int
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return a layer's tensors, and what its numbers are in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = config.get("config_groups", {}).get("group_0", {}).get("weights", {})
+    bits = weights.get("num_bits", 8)
+    numbers = torch.zeros((outputs, inputs), dtype=torch.float64)
+
+    def scales(*shape: int) -> Tensor:
+        least = 1e-6 if "tiny" in case else 1e-3
+        return torch.rand(shape, generator=generator).half().float() * least + least
+
+    if "int8" not in case and "a16" not in case:
+        stored = (torch.randn((outputs, inputs), generator=generator) * 20).to(torch.float8_e4m3fn)
+        high, wide = (
+            (48, 32)
+            if "blocks" in case
+            else (1, inputs)
+            if "channel" in case or case == "compressed fp8"
+            else (outputs, inputs)
+        )
+        found = scales(-(-outputs // high), -(-inputs // wide))
+        for o in range(outputs):
+            numbers[o] = stored[o].double() * found[o // high].double().repeat_interleave(wide)[:inputs]
+        name = "weight_scale_inv" if case == "fp8 in blocks" else "weight_scale"
+        one = found.reshape(()) if case == "fp8 by tensor" else found
+        return {"weight": stored, name: one, "input_scale": torch.ones(1)}, numbers
+    top = 1 << bits - 1
+    levels = torch.randint(-top, top, (outputs, inputs), generator=generator)
+    each = weights.get("group_size") or inputs
+    groups = 1 if case == "int8 by tensor" else inputs // each
+    found = (scales(outputs, groups) if case != "int8 by tensor" else scales(1)).float()
+    group = torch.arange(inputs) // each
+    if "act-order" in case:
+        group = group[torch.randperm(inputs, generator=generator)]
+    zeros = torch.randint(-top, top, (outputs, groups), generator=generator)
+    asymmetric = "zero points" in case
+    for o in range(outputs):
+        for i in range(inputs):
+            zero = int(zeros[o, group[i]]) if asymmetric else 0
+            scale = found[0] if case == "int8 by tensor" else found[o, group[i]]
+            numbers[o, i] = float(scale) * (int(levels[o, i]) - zero)
+    if "a16" not in case:
+        made = {"weight": levels.to(torch.int8), "weight_scale": found}
+        return made | ({"weight_zero_point": zeros.to(torch.int8)} if asymmetric else {}), numbers
+    made = {
+        "weight_packed": torch.tensor([words(row, bits) for row in levels.tolist()], dtype=torch.int32),
+        "weight_scale": found,
+        "weight_shape": torch.tensor([outputs, inputs]),
+    }
+    if asymmetric:
+        made["weight_zero_point"] = torch.tensor([words(col, bits) for col in zeros.T.tolist()], dtype=torch.int32).T
+    if "act-order" in case:
+        made["weight_g_idx"] = group.int()
+    return made, numbers
+
+
+def write(path: Path, case: str) -> dict[str, Tensor]:
+    """Write a model with such layers; returns what their numbers are, in float64."""
+    write_llama(path, **WIDE)
+    file, config = path / "model.safetensors", CASES[case][0]
+    tensors, numbers = load_file(file), {}
+    for seed, name in enumerate([name for name in tensors if "_proj.weight" in name]):
+        base = name.removesuffix(".weight")
+        made, numbers[name] = layer(case, config, *tensors.pop(name).shape, seed)
+        tensors |= {f"{base}.{part}": tensor.contiguous() for part, tensor in made.items()}
+    save_file(tensors, file)
+    raw = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**raw, "quantization_config": config}))
+    return numbers
+
+
+def alter(path: Path, **tensors: Tensor | None) -> None:
+    """Replace tensors of the first layer's queries; None leaves one out."""
+    file = path / "model.safetensors"
+    found = load_file(file)
+    for part, tensor in tensors.items():
+        name = f"model.layers.0.self_attn.q_proj.{part}"
+        found.pop(name, None)
+        if tensor is not None:
+            found[name] = tensor
+    save_file(found, file)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numbers_are_what_loops_make_of_them(tmp_path: Path, case: str) -> None:
+    numbers = write(tmp_path, case)
+    kinds = stored_kinds(read_config(tmp_path))
+    assert {str(kinds.get(name)) for name in numbers} == {str(CASES[case][1])}
+    with Checkpoint(tmp_path, storage="stored") as weights:
+        for name, expected in numbers.items():
+            assert torch.allclose(weights.read(name).double(), expected, rtol=1e-6, atol=0)
+            stored = weights.read_weight(name, torch.float32).numbers().double()
+            # Scales and minimums of blocks are rounded to float16.
+            assert torch.allclose(stored, expected, atol=float(expected.abs().max()) * 2**-10, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["fp8 in blocks", "int8 by channel", "w4a16 with zero points"])
+def test_tokens_are_the_same_with_speculation(tmp_path: Path, case: str) -> None:
+    write(tmp_path, case)
+    asks = half_repeating(0.7)[:4]
+    expected = run(LLM(tmp_path, max_model_len=128, speculative_config=None), asks)
+    speculative = {"method": "ngram", "prompt_lookup_min": 1, "lengths": "fixed"}
+    assert_same(run(LLM(tmp_path, max_model_len=128, speculative_config=speculative), asks), expected)
+
+
+def test_a_plain_checkpoint_of_the_same_numbers_answers_alike(tmp_path: Path) -> None:
+    numbers = write(tmp_path / "fp8", "fp8 in blocks")
+    plain = write_llama(tmp_path / "plain", **WIDE)
+    tensors = load_file(plain / "model.safetensors")
+    save_file(tensors | {name: x.float() for name, x in numbers.items()}, plain / "model.safetensors")
+    asks = half_repeating(0.0)[:4]
+    found, expected = (
+        run(LLM(path, max_model_len=128, speculative_config=None), asks) for path in (tmp_path / "fp8", plain)
+    )
+    assert [a.token_ids for a in found] == [b.token_ids for b in expected]
+
+
+def test_the_quantization_may_be_named(tmp_path: Path) -> None:
+    write(tmp_path, "int8 by channel")
+    LLM(tmp_path, quantization="compressed-tensors", max_model_len=64, speculative_config=None)
+    with pytest.raises(ConfigError, match=r"quantization=.fp8., but .* is quantised by compressed-tensors"):
+        LLM(tmp_path, quantization="fp8", max_model_len=64)
+
+
+@pytest.mark.parametrize(
+    ("case", "tensors", "words"),
+    [
+        ("fp8 by tensor", {"weight_scale": torch.tensor(float("nan"))}, "holds scales that are no numbers above 0"),
+        ("fp8 by channel", {"weight_scale": torch.zeros(128, 1)}, "holds scales that are no numbers above 0"),
+        (
+            "fp8 by channel",
+            {"weight_scale": torch.ones(3, 1)},
+            r"weight_scale has shape \[3, 1\], which cannot be the",
+        ),
+        ("fp8 in blocks", {"weight_scale_inv": torch.ones(2, 4)}, r"weight_scale_inv has shape \[2, 4\]"),
+        ("fp8 by channel", {"weight": torch.ones(128, 128)}, "is stored as F32 beside a scale; int8 and"),
+        ("fp8 by channel", {"weight": None}, "lacks model.layers.0.self_attn.q_proj.weight; fetch"),
+        ("w4a16", {"weight_scale": None}, "lacks model.layers.0.self_attn.q_proj.weight_scale"),
+        ("w4a16", {"weight_shape": torch.tensor([128, 64])}, r"weight_packed has shape \[128, 16\], which cannot be"),
+        ("w4a16", {"weight_shape": torch.tensor([128])}, "weight_packed has shape"),
+        ("w4a16 act-order", {"weight_g_idx": torch.full((128,), 4).int()}, "names groups beyond the 4 with scales"),
+        ("w4a16 act-order", {"weight_g_idx": torch.zeros(5).int()}, "cannot be groups of 128 inputs"),
+        ("w4a16 with zero points", {"weight_zero_point": torch.zeros(3, 2).int()}, "cannot be zero points beside"),
+    ],
+    ids=str,
+)
+def test_damage(tmp_path: Path, case: str, tensors: dict[str, Tensor | None], words: str) -> None:
+    write(tmp_path, case)
+    alter(tmp_path, **tensors)
+    with pytest.raises(ModelError, match=words):
+        LLM(tmp_path, max_model_len=64, speculative_config=None)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({**FP8, "fmt": "e5m2"}, "served as e4m3, not as 'e5m2'"),
+        ({**FP8, "weight_block_size": [128]}, r"must have two sizes above 0, not \[128\]"),
+        ({**FP8, "weight_block_size": [0, 128]}, "must have two sizes above 0"),
+        (compressed("marlin-24"), "served in the formats pack-quantized, .* not 'marlin-24'"),
+        (compressed("pack-quantized", num_bits=3), "of 3 bits, as pack-quantized served are 4 or 8"),
+        (compressed("int-quantized", num_bits=4), "of 4 bits, as int-quantized served are 8"),
+        ({**compressed("int-quantized"), "config_groups": [1]}, "needs config_groups, a mapping of mappings"),
+        ({**compressed("int-quantized"), "sparsity_config": {"format": "24"}}, "has a sparsity_config, which is not"),
+        (
+            {**compressed("int-quantized"), "transform_config": {"a": 1}},
+            "has a transform_config, which is not served",
+        ),
+        ({"quant_method": "quark"}, "quantised by 'quark', which is not served; awq, gptq, fp8, compressed-tensors"),
+    ],
+    ids=str,
+)
+def test_configs_that_are_not_served(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    write(tmp_path, "int8 by channel")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "quantization_config": config}))
+    with pytest.raises(ModelError, match=words):
+        LLM(tmp_path, max_model_len=64, speculative_config=None)
