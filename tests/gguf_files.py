@@ -173,7 +173,7 @@ def write_dequantised(model: Path, path: Path, tensors: Mapping[str, Tensor], dt
     for file in model.iterdir():
         if file.suffix == ".json":
             (path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((path / "config.json").read_text()) | {"torch_dtype": str(dtype).removeprefix("torch.")}
+    config = json.loads((path / "config.json").read_text()) | {"dtype": str(dtype).removeprefix("torch.")}
     (path / "config.json").write_text(json.dumps(config))
     save_file({n: t.to(dtype).contiguous() for n, t in tensors.items()}, path / "model.safetensors")
     return path
