@@ -49,7 +49,7 @@ PEERS = (
     ),
     Peer(
         "transformers",
-        ("torch==2.13.0", "transformers==5.13.1", "gguf", "accelerate"),
+        ("torch==2.13.0", "transformers==5.23.0", "gguf", "accelerate"),
         {"lookup 10": {"lookup": 10}},
         directories=True,
     ),
