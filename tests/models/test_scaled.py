@@ -1,19 +1,27 @@
 """FP8 and compressed-tensors checkpoints, written and read by a few obvious loops."""
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
+from functools import reduce
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
 from asking import assert_same, half_repeating, run
 from checkpoints import write_llama
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, ConfigError, ModelError
 from parlay.models.config import read_config
 from parlay.models.loader import Checkpoint
+from parlay.models.packing import read_packing
 from parlay.models.select import stored_kinds
 
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
@@ -122,19 +130,43 @@ def layer(
     return made, numbers
 
 
-def write(path: Path, case: str) -> dict[str, Tensor]:
-    """Write a model with such layers; returns what their numbers are, in float64."""
+def write(path: Path, case: str, mlp: str | None = None) -> dict[str, Tensor]:
+    """Write a model with such layers, others in MLPs; returns what their numbers are, in float64."""
     write_llama(path, **WIDE)
     file, config = path / "model.safetensors", CASES[case][0]
     tensors, numbers = load_file(file), {}
     for seed, name in enumerate([name for name in tensors if "_proj.weight" in name]):
         base = name.removesuffix(".weight")
-        made, numbers[name] = layer(case, config, *tensors.pop(name).shape, seed)
+        own = mlp if mlp is not None and ".mlp." in name else case
+        made, numbers[name] = layer(own, CASES[own][0], *tensors.pop(name).shape, seed)
         tensors |= {f"{base}.{part}": tensor.contiguous() for part, tensor in made.items()}
     save_file(tensors, file)
+    if mlp is not None:
+        groups = [
+            {**CASES[one][0]["config_groups"]["group_0"], "format": CASES[one][0]["format"]} for one in (case, mlp)
+        ]
+        config = {**config, "format": "mixed-precision", "config_groups": {"a": groups[0], "b": groups[1]}}
+    set_config(path, config)
+    return numbers
+
+
+def set_config(path: Path, config: dict[str, Any]) -> None:
     raw = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**raw, "quantization_config": config}))
-    return numbers
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], None]:
+    """Return what copies a model of a case; each is written once."""
+    made: dict[str, Path] = {}
+
+    def copy(case: str, to: Path) -> None:
+        if case not in made:
+            made[case] = tmp_path_factory.mktemp("scaled")
+            write(made[case], case)
+        copytree(made[case], to, dirs_exist_ok=True)
+
+    return copy
 
 
 def alter(path: Path, **tensors: Tensor | None) -> None:
@@ -160,6 +192,29 @@ def test_numbers_are_what_loops_make_of_them(tmp_path: Path, case: str) -> None:
             stored = weights.read_weight(name, torch.float32).numbers().double()
             # Scales and minimums of blocks are rounded to float16.
             assert torch.allclose(stored, expected, atol=float(expected.abs().max()) * 2**-10, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("case", "mlp", "kinds"),
+    [
+        ("w4a16", "w8a16", {"Q4_1", "Q8_0"}),
+        ("w4a16 with zero points", "compressed fp8", {"Q4_1", "None"}),
+        ("compressed fp8 in blocks", "compressed fp8", {"None"}),
+    ],
+)
+def test_schemes_may_differ_between_layers(tmp_path: Path, case: str, mlp: str, kinds: set[str]) -> None:
+    numbers = write(tmp_path, case, mlp)
+    stored = stored_kinds(read_config(tmp_path))
+    assert {str(stored.get(name)) for name in numbers} == kinds
+    with Checkpoint(tmp_path, storage="stored") as weights:
+        for name, expected in numbers.items():
+            assert torch.allclose(weights.read(name).double(), expected, rtol=1e-6, atol=0)
+
+
+def test_zero_points_that_are_all_zero_keep_eight_bits(tmp_path: Path) -> None:
+    write(tmp_path, "int8 by channel")
+    alter(tmp_path, weight_zero_point=torch.zeros(128, 1, dtype=torch.int8))
+    assert str(stored_kinds(read_config(tmp_path))["model.layers.0.self_attn.q_proj.weight"]) == "Q8_0"
 
 
 @pytest.mark.parametrize("case", ["fp8 in blocks", "int8 by channel", "w4a16 with zero points"])
@@ -191,7 +246,7 @@ def test_the_quantization_may_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "tensors", "words"),
+    ("case", "tensors", "message"),
     [
         ("fp8 by tensor", {"weight_scale": torch.tensor(float("nan"))}, "holds scales that are no numbers above 0"),
         ("fp8 by channel", {"weight_scale": torch.zeros(128, 1)}, "holds scales that are no numbers above 0"),
@@ -205,29 +260,58 @@ def test_the_quantization_may_be_named(tmp_path: Path) -> None:
         ("fp8 by channel", {"weight": None}, "lacks model.layers.0.self_attn.q_proj.weight; fetch"),
         ("w4a16", {"weight_scale": None}, "lacks model.layers.0.self_attn.q_proj.weight_scale"),
         ("w4a16", {"weight_shape": torch.tensor([128, 64])}, r"weight_packed has shape \[128, 16\], which cannot be"),
-        ("w4a16", {"weight_shape": torch.tensor([128])}, "weight_packed has shape"),
+        ("w4a16", {"weight_shape": torch.tensor([128])}, "cannot be outputs and inputs"),
         ("w4a16 act-order", {"weight_g_idx": torch.full((128,), 4).int()}, "names groups beyond the 4 with scales"),
         ("w4a16 act-order", {"weight_g_idx": torch.zeros(5).int()}, "cannot be groups of 128 inputs"),
         ("w4a16 with zero points", {"weight_zero_point": torch.zeros(3, 2).int()}, "cannot be zero points beside"),
+        (
+            "w4a16 with zero points",
+            {"weight_zero_point": None},
+            "lacks model.layers.0.self_attn.q_proj.weight_zero_p",
+        ),
+        ("w4a16 act-order", {"weight_g_idx": torch.zeros(128).int()}, "gives some groups more inputs than others"),
+        ("w4a16 act-order", {"weight_g_idx": torch.zeros(128)}, "weight_g_idx is stored as 'F32', not as I32 or I64"),
+        ("w4a16", {"weight_packed": torch.zeros(128, 16)}, "weight_packed is stored as 'F32', not as I32"),
+        ("w4a16", {"weight_shape": torch.full((2,), torch.nan)}, "weight_shape is stored as 'F32'"),
+        ("w4a16", {"weight_shape": torch.tensor([128, 1 << 40])}, "weight_packed has shape"),
+        ("w4a16", {"weight_scale": torch.ones(128, 2)}, "cannot be the scales of groups as large as the config says"),
+        ("w4a16", {"weight_scale": torch.ones(128, 4).int()}, "weight_scale is stored as 'I32', not as F32 or"),
+        ("w4a16 by channel", {"weight_scale": torch.ones(128, 4)}, "of groups as large as the config says"),
+        (
+            "fp8 by tensor",
+            {"weight_scale": torch.ones(3)},
+            r"weight_scale has shape \[3\], which cannot be the scales",
+        ),
+        ("fp8 by tensor", {"weight_scale": None}, "stored as F8_E4M3 but lacks the scales that go with it"),
+        ("int8 by channel", {"weight_scale": torch.full((128, 1), torch.inf)}, "holds scales that are no numbers"),
     ],
-    ids=str,
+    ids=[str(i) for i in range(24)],
 )
-def test_damage(tmp_path: Path, case: str, tensors: dict[str, Tensor | None], words: str) -> None:
-    write(tmp_path, case)
+def test_damage(
+    tmp_path: Path,
+    written: Callable[[str, Path], None],
+    case: str,
+    tensors: dict[str, Tensor | None],
+    message: str,
+) -> None:
+    written(case, tmp_path)
     alter(tmp_path, **tensors)
-    with pytest.raises(ModelError, match=words):
-        LLM(tmp_path, max_model_len=64, speculative_config=None)
+    with pytest.raises(ModelError, match=message), Checkpoint(tmp_path, storage="stored") as weights:
+        weights.read("model.layers.0.self_attn.q_proj.weight")
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "message"),
     [
         ({**FP8, "fmt": "e5m2"}, "served as e4m3, not as 'e5m2'"),
         ({**FP8, "weight_block_size": [128]}, r"must have two sizes above 0, not \[128\]"),
         ({**FP8, "weight_block_size": [0, 128]}, "must have two sizes above 0"),
         (compressed("marlin-24"), "served in the formats pack-quantized, .* not 'marlin-24'"),
-        (compressed("pack-quantized", num_bits=3), "of 3 bits, as pack-quantized served are 4 or 8"),
-        (compressed("int-quantized", num_bits=4), "of 4 bits, as int-quantized served are 8"),
+        (compressed("mixed-precision"), "served in the formats pack-quantized, .* not 'mixed-precision'"),
+        (compressed("pack-quantized", num_bits=4, group_size="x"), "has group_size='x', which must be an integer"),
+        (compressed("pack-quantized", num_bits=True), "of True bits; as pack-quantized served are 4 or 8"),
+        (compressed("pack-quantized", num_bits=3), "of 3 bits; as pack-quantized served are 4 or 8"),
+        (compressed("int-quantized", num_bits=4), "of 4 bits; as int-quantized served are 8"),
         ({**compressed("int-quantized"), "config_groups": [1]}, "needs config_groups, a mapping of mappings"),
         ({**compressed("int-quantized"), "sparsity_config": {"format": "24"}}, "has a sparsity_config, which is not"),
         (
@@ -236,11 +320,46 @@ def test_damage(tmp_path: Path, case: str, tensors: dict[str, Tensor | None], wo
         ),
         ({"quant_method": "quark"}, "quantised by 'quark', which is not served; awq, gptq, fp8, compressed-tensors"),
     ],
-    ids=str,
+    ids=[str(i) for i in range(13)],
 )
-def test_configs_that_are_not_served(tmp_path: Path, config: dict[str, Any], words: str) -> None:
-    write(tmp_path, "int8 by channel")
-    raw = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**raw, "quantization_config": config}))
-    with pytest.raises(ModelError, match=words):
-        LLM(tmp_path, max_model_len=64, speculative_config=None)
+def test_configs_that_are_not_served(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    write_llama(tmp_path, **WIDE)
+    set_config(tmp_path, config)
+    with pytest.raises(ModelError, match=message):
+        read_config(tmp_path)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+WHOLE = [config for config, _ in CASES.values()] + [
+    {"quant_method": "awq", "bits": 4, "version": "gemm"},
+    {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2"},
+    {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False},
+]
+
+
+def keys(value: object) -> list[tuple[str, ...]]:
+    """Return where there is something to replace in mappings of mappings."""
+    if not isinstance(value, dict):
+        return []
+    return [(key, *rest) for key, inner in value.items() for rest in [(), *keys(inner)]]
+
+
+@settings(max_examples=500)
+@given(st.data())
+def test_any_config_is_read_or_refused(data: st.DataObject) -> None:
+    config = deepcopy(data.draw(st.sampled_from(WHOLE)))
+    *outer, last = data.draw(st.sampled_from(keys(config)))
+    reduce(lambda inner, key: inner[key], outer, config)[last] = data.draw(JUNK)
+    # Anything else than a ModelError, such as one of Python's own, would fail this test.
+    with suppress(ModelError):
+        packing = read_packing(Path("model"), {"quantization_config": config})
+        assert packing is not None
+        assert packing.bits
+        assert set(packing.bits) <= {4, 8}
+        assert packing.blocks is None or min(packing.blocks) > 0

@@ -10,6 +10,9 @@ from parlay.errors import ConfigError, shown
 from parlay.types.storage import MADE, Storage
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal[
+    "int8", "int4", "awq", "gptq", "gguf", "fp8", "fbgemm_fp8", "compressed-tensors", "bitsandbytes"
+]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 _HIGHEST = (1 << 63) - 1
@@ -40,8 +43,8 @@ class EngineConfig:
             kernels multiply with stay as they are stored otherwise, which takes less memory and time.
         quantization: `int8` has all matrices in eight bits, every 32 inputs of an output with a scale of their own,
             and `int4` in four, with a minimum too, but embedding and head in eight; both are made when the model is
-            read. None leaves matrices as they are stored. `awq`, `gptq`, `gguf`, `fp8`, `fbgemm_fp8` and
-            `compressed-tensors` do so too, and are refused for checkpoints that are stored otherwise.
+            read. None leaves matrices as they are stored. `awq`, `gptq`, `gguf`, `fp8`, `fbgemm_fp8`,
+            `compressed-tensors` and `bitsandbytes` do so too, and are refused for checkpoints stored otherwise.
         max_model_len: longest sequence, prompt and output together; None takes the model's limit.
         max_num_seqs: requests that may run in one step.
         max_num_batched_tokens: rows that one step may run through the target; longer prompts go in chunks.
@@ -70,9 +73,7 @@ class EngineConfig:
     trust_remote_code: bool = False
     dtype: DType = "auto"
     dequantize: bool = False
-    quantization: Literal["int8", "int4", "awq", "gptq", "gguf", "fp8", "fbgemm_fp8", "compressed-tensors"] | None = (
-        None
-    )
+    quantization: Quantization | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512

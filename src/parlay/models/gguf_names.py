@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from parlay.errors import ModelError
+from parlay.models.compound import Shape
 from parlay.models.gguf import GGUFFile, Stored
 from parlay.models.gguf_parts import GGUFModel
 from parlay.weights.kinds import Kind
@@ -169,10 +170,10 @@ class GGUFWeights:
         """Return the tensors' names."""
         return list(self._names)
 
-    def get_slice(self, name: str) -> _Slice:
+    def get_slice(self, name: str) -> Shape:
         """Return what knows a tensor's shape without reading it."""
         ours, index = self._names[name]
-        return _Slice(list(self._file.tensors[ours].shape[0 if index is None else 1 :]))
+        return Shape(list(self._file.tensors[ours].shape[0 if index is None else 1 :]))
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as Hugging Face's class would have it; what was quantised comes as float32."""
@@ -222,14 +223,6 @@ class GGUFWeights:
         if ".k_proj." in name:
             return size_of(self._file, f"{self._name}.attention.head_count_kv", heads)
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    shape: list[int]
-
-    def get_shape(self) -> list[int]:
-        return self.shape
 
 
 def family_for(architecture: str) -> tuple[str, Family] | None:

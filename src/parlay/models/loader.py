@@ -19,6 +19,8 @@ from torch import Tensor
 
 from parlay.errors import ModelError, brief, shown
 from parlay.kernels.quantise import quantise
+from parlay.models.codebook import CodebookLayers
+from parlay.models.compound import CompoundLayers
 from parlay.models.config import dtype_of
 from parlay.models.gguf_names import GGUFWeights
 from parlay.models.gguf_parts import GGUFModel
@@ -34,6 +36,7 @@ from parlay.weights.weight import Weight
 _SAMPLE = 256  # bytes
 _PICKLED = (".bin", ".pt")
 _HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+_LAYERS = {"awq": PackedLayers, "gptq": PackedLayers, "scaled": ScaledLayers, "codebook": CodebookLayers}
 _NAME = 255  # characters of a file's name
 _LOOKED_UP = ("embed_positions.weight",)  # and added
 _NEVER_QUANTISED = (*_LOOKED_UP, ".gate.weight")  # and a router's
@@ -69,7 +72,7 @@ class Checkpoint:
         self._halves = path.is_file() or dtype_of(raw) == "float16"
         packing = read_packing(path, raw)
         if packing is not None:
-            kind = ScaledLayers if packing.method == "scaled" else PackedLayers
+            kind = _LAYERS[packing.method]
             layers = kind(packing, {name: self._files[file] for name, file in self._where.items()})
             self._files[path] = layers
             self._where = {name: file for name, file in self._where.items() if name not in layers.parts}
@@ -156,7 +159,7 @@ class Checkpoint:
         """Return the blocks, or float16, that `read_weight` gives a matrix in; None for other numbers."""
         file, shape = self._files[self._where[name]], self.shape(name)
         if self._storage == "stored" and len(shape) == 2 and not name.endswith(_LOOKED_UP):
-            if not isinstance(file, GGUFWeights | PackedLayers | ScaledLayers):
+            if not isinstance(file, GGUFWeights | CompoundLayers):
                 half = self._halves and file.get_slice(name).get_dtype() == HALF.name
                 return HALF if half else None
             kind = file.kind(name)
@@ -168,7 +171,7 @@ class Checkpoint:
     def quantised(self, name: str) -> bool:
         """Whether a tensor is stored in small integers of any kind, whatever it is read as."""
         file = self._files[self._where[name]]
-        return isinstance(file, PackedLayers) or (isinstance(file, GGUFWeights) and file.kind(name).block > 1)
+        return isinstance(file, CompoundLayers) or (isinstance(file, GGUFWeights) and file.kind(name).block > 1)
 
     def size(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, plain: Collection[str] = ()) -> int:
         """Return the bytes of some tensors once they are read.

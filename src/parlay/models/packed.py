@@ -10,13 +10,13 @@ Source: AutoAWQ's `WQLinear_GEMM`, and AutoGPTQ's `QuantLinear` with its checkpo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from parlay.errors import ModelError
+from parlay.models.compound import CompoundLayers
 from parlay.models.packing import Packing
 from parlay.weights.kinds import BY_NAME, Kind
 from parlay.weights.weight import Part, Weight
@@ -28,12 +28,8 @@ _NIBBLES, _BYTES = BY_NAME["Q4_1"], BY_NAME["Q8_0"]
 _MIDDLE = 128  # the zero point of symmetric bytes
 
 
-class PackedLayers:
-    """The quantised layers of a checkpoint under the names that their matrices would have; reads as a file does.
-
-    Attributes:
-        parts: names of the tensors that they are made of.
-    """
+class PackedLayers(CompoundLayers):
+    """The layers of four or eight bits of an AWQ or GPTQ checkpoint."""
 
     def __init__(self, packing: Packing, tensors: Mapping[str, Any]) -> None:
         """Find the layers and check their shapes.
@@ -45,41 +41,18 @@ class PackedLayers:
         Raises:
             ModelError: a part is missing, or shapes contradict each other or the config.
         """
-        self._packing = packing
-        self._tensors = tensors
+        self._packing, self._bits = packing, packing.bits[0]
         bases = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
-        self._bases = {f"{base}.weight": base for base in bases}
-        self.parts = frozenset(f"{base}.{part}" for base in bases for part in _PARTS) & set(tensors)
-        self._shapes = {name: self._check(base) for name, base in self._bases.items()}
-        self._kinds: dict[str, Kind | None] = {}
+        parts = {f"{base}.{part}" for base in bases for part in _PARTS}
+        super().__init__(packing.path, tensors, bases, parts & set(tensors))
 
-    def keys(self) -> list[str]:
-        """Return the matrices' names."""
-        return list(self._bases)
-
-    def get_slice(self, name: str) -> "Shape":
-        """Return what knows a matrix's shape without reading it."""
-        return Shape(list(self._shapes[name]))
-
-    def get_tensor(self, name: str) -> Tensor:
-        """Return a matrix as float32, `[outputs, inputs]`.
-
-        Raises:
-            ModelError: an input is of a group that there is not.
-        """
+    def get_tensor(self, name: str) -> Tensor:  # noqa: D102
         base = self._bases[name]
         levels, scales, zeros = self._read(base)
         group = self._groups(base, len(scales))
         return ((levels.float() - zeros[group].float()) * scales[group].float()).T.contiguous()
 
-    def kind(self, name: str) -> Kind | None:
-        """Return the blocks that a matrix can be given in; None if it has to be dequantised."""
-        if name not in self._kinds:
-            self._kinds[name] = self._find_kind(name)
-        return self._kinds[name]
-
-    def get_blocks(self, name: str) -> Weight:
-        """Return a matrix in the blocks of its kind, of 32 inputs."""
+    def get_blocks(self, name: str) -> Weight:  # noqa: D102
         kind = self.kind(name)
         assert kind is not None
         levels, scales, zeros = self._read(self._bases[name])
@@ -100,7 +73,7 @@ class PackedLayers:
         each = inputs // len(zeros)
         if each % _NIBBLES.block or not torch.equal(self._groups(base, len(zeros)), torch.arange(inputs) // each):
             return None
-        if self._packing.bits == 4:
+        if self._bits == 4:
             return _NIBBLES
         return _BYTES if bool((zeros == _MIDDLE).all()) else None
 
@@ -115,35 +88,29 @@ class PackedLayers:
 
     def _zeros(self, base: str) -> Tensor:
         words = self._get(base, "qzeros")
-        mask = (1 << self._packing.bits) - 1
+        mask = (1 << self._bits) - 1
         return (self._spread(words).reshape(len(words), -1) + self._packing.shift) & mask
 
     def _spread(self, words: Tensor) -> Tensor:
         """Return the integers of words `[a, b]` as uint8 `[a, b, n]`."""
-        bits = self._packing.bits
+        bits = self._bits
         found = (words[:, :, None] >> torch.arange(0, _WORD, bits, dtype=torch.int32)) & ((1 << bits) - 1)
         return (found[:, :, _AWQ_ORDER] if self._packing.method == "awq" else found).to(torch.uint8)
 
     def _groups(self, base: str, count: int) -> Tensor:
         """Return the group of each input."""
         inputs = self._shapes[f"{base}.weight"][1]
-        if f"{base}.g_idx" not in self._tensors:
+        if not self._has(base, "g_idx"):
             return torch.arange(inputs) // (inputs // count)
         group = self._get(base, "g_idx").long()
         if not bool(((group >= 0) & (group < count)).all()):
-            raise ModelError(f"{self._packing.path}: {base}.g_idx names groups beyond the {count} that have scales")
+            raise ModelError(f"{self._path}: {base}.g_idx names groups beyond the {count} that have scales")
         return group
-
-    def _get(self, base: str, part: str) -> Tensor:
-        tensor: Tensor = self._tensors[f"{base}.{part}"].get_tensor(f"{base}.{part}")
-        return tensor
 
     def _check(self, base: str) -> tuple[int, int]:
         """Return outputs and inputs."""
-        path, several = self._packing.path, _WORD // self._packing.bits
-        for part in _PARTS[:3]:
-            if f"{base}.{part}" not in self._tensors:
-                raise ModelError(f"{path} has {base}.qweight but lacks {base}.{part}")
+        path, several = self._path, _WORD // self._bits
+        self._need(base, *_PARTS[:3])
         words, zeros, scales = (self._shape(base, part) for part in _PARTS[:3])
         if len(words) != 2 or len(zeros) != 2 or len(scales) != 2:
             raise ModelError(f"{path}: {base} must be made of matrices; the checkpoint is damaged")
@@ -156,26 +123,11 @@ class PackedLayers:
         if not fits or not groups or inputs % groups:
             raise ModelError(
                 f"{path}: {base} has qweight {list(words)}, qzeros {list(zeros)} and scales {list(scales)}, which do "
-                f"not fit {self._packing.bits} bits of {self._packing.method}; the config or the checkpoint is wrong"
+                f"not fit {self._bits} bits of {self._packing.method}; the config or the checkpoint is wrong"
             )
-        if f"{base}.g_idx" in self._tensors and self._shape(base, "g_idx") != (inputs,):
+        if self._has(base, "g_idx") and self._shape(base, "g_idx") != (inputs,):
             raise ModelError(f"{path}: {base}.g_idx must have {inputs} numbers, one for each input")
         return outputs, inputs
-
-    def _shape(self, base: str, part: str) -> tuple[int, ...]:
-        name = f"{base}.{part}"
-        return tuple(self._tensors[name].get_slice(name).get_shape())
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A matrix that is known by its shape."""
-
-    shape: list[int]
-
-    def get_shape(self) -> list[int]:
-        """Return it, as a slice of a safetensors file does."""
-        return self.shape
 
 
 def _halves(values: Tensor, repeats: int) -> Tensor:

@@ -14,17 +14,21 @@ class Packing:
 
     Attributes:
         path: of the model, for errors.
-        method: "awq", "gptq", or "scaled" for weights with scales beside them.
-        bits: an integer.
+        method: "awq", "gptq", "scaled" for weights with scales beside them, "codebook" for bitsandbytes' four bits.
+        bits: an integer's; of several numbers, each layer's tensors tell which it is.
         shift: what is to be added to zero points.
         blocks: outputs and inputs of a block with a scale of its own, where the config says so.
+        groups: how many inputs may share a scale, None for all of them; empty where the config does not say.
+        zeros: every layer has zero points.
     """
 
     path: Path
     method: str
-    bits: int
+    bits: tuple[int, ...]
     shift: int = 0
     blocks: tuple[int, int] | None = None
+    groups: frozenset[int | None] = frozenset()
+    zeros: bool = False
 
 
 def read_packing(path: Path, raw: Mapping[str, Any]) -> Packing | None:
@@ -47,10 +51,12 @@ def read_packing(path: Path, raw: Mapping[str, Any]) -> Packing | None:
         return _read_fp8(path, config)
     if method == "compressed-tensors":
         return _read_compressed(path, config)
+    if method == "bitsandbytes":
+        return _read_bitsandbytes(path, config)
     if method not in ("awq", "gptq"):
         raise ModelError(
             f"{path} holds weights quantised by {shown(method)}, which is not served; awq, gptq, fp8, "
-            "compressed-tensors and GGUF files are"
+            "compressed-tensors, bitsandbytes and GGUF files are"
         )
     served: dict[str, tuple[Any, ...]] = {"bits": (4,), "version": (None, "gemm")}
     if method == "gptq":
@@ -63,23 +69,33 @@ def read_packing(path: Path, raw: Mapping[str, Any]) -> Packing | None:
                 f"{path}: quantization_config has {key}={shown(value)}; {method} is served with {key}={choices}"
             )
     shift = int(method == "gptq" and config.get("checkpoint_format") != "gptq_v2")
-    return Packing(path, method, config["bits"], shift)
+    return Packing(path, method, (config["bits"],), shift)
 
 
 def _read_fp8(path: Path, config: Mapping[str, Any]) -> Packing:
     """Return how FP8 weights are stored: vLLM's and DeepSeek's `fp8`, and `fbgemm_fp8`."""
     if config.get("fmt", "e4m3") != "e4m3":
         raise ModelError(f"{path}: FP8 is served as e4m3, not as {shown(config['fmt'])}")
-    return Packing(path, "scaled", 8, blocks=_blocks(path, config.get("weight_block_size")))
+    return Packing(path, "scaled", (8,), blocks=_blocks(path, config.get("weight_block_size")))
+
+
+def _read_bitsandbytes(path: Path, config: Mapping[str, Any]) -> Packing:
+    """Return how bitsandbytes has stored weights; the rest is told by tensors beside each layer's."""
+    said = [key for key in ("load_in_4bit", "load_in_8bit") if config.get(key) is True]
+    if len(said) != 1:
+        raise ModelError(
+            f"{path}: quantization_config of bitsandbytes needs either load_in_4bit or load_in_8bit to be true, not "
+            f"{' and '.join(said) or 'none'}"
+        )
+    return Packing(path, "codebook", (4,)) if said == ["load_in_4bit"] else Packing(path, "scaled", (8,))
 
 
 def _read_compressed(path: Path, config: Mapping[str, Any]) -> Packing:
-    """Return how llm-compressor has stored weights."""
-    form = config.get("format")
-    if form not in _FORMATS:
-        raise ModelError(
-            f"{path}: compressed-tensors are served in the formats {', '.join(_FORMATS)}, not {shown(form)}"
-        )
+    """Return how llm-compressor has stored weights.
+
+    Which layers its `targets` and `ignore` mean is not looked up: a layer that is quantised has a scale beside it,
+    and the shapes of its tensors say which of several schemes is its own.
+    """
     for key in ("sparsity_config", "transform_config"):
         said = config.get(key)
         if said and not (isinstance(said, dict) and said.get("format") == "dense"):
@@ -87,17 +103,48 @@ def _read_compressed(path: Path, config: Mapping[str, Any]) -> Packing:
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise ModelError(f"{path}: quantization_config needs config_groups, a mapping of mappings")
-    weights = [group.get("weights") or {} for group in groups.values()]
-    bits = {_of(one, "num_bits") for one in weights if one} or {8}
-    if len(bits) > 1 or not bits <= ({4, 8} if form == "pack-quantized" else {8}):
-        raise ModelError(
-            f"{path}: quantization_config has weights of {', '.join(map(shown, bits))} bits, as {form} served are "
-            f"{'4 or 8' if form == 'pack-quantized' else '8'}, the same in all config_groups"
-        )
-    blocks = {_blocks(path, _of(one, "block_structure")) for one in weights if one}
+    schemes = [_scheme(path, config.get("format"), group) for group in groups.values()]
+    made = [scheme for scheme in schemes if scheme is not None]
+    blocks = {scheme.blocks for scheme in made if scheme.blocks}
     if len(blocks) > 1:
         raise ModelError(f"{path}: quantization_config has blocks of several sizes, which is not served")
-    return Packing(path, "scaled", int(bits.pop()), blocks=blocks.pop() if blocks else None)
+    return Packing(
+        path,
+        "scaled",
+        tuple(sorted({bits for scheme in made for bits in scheme.bits})) or (8,),
+        blocks=next(iter(blocks), None),
+        groups=frozenset().union(*(scheme.groups for scheme in made)),
+        zeros=bool(made) and all(scheme.zeros for scheme in made),
+    )
+
+
+def _scheme(path: Path, form: object, group: Mapping[str, Any]) -> Packing | None:
+    """Return what one of `config_groups` says of weights; None if it quantises none."""
+    own = group.get("format") or form
+    if (own if form == "mixed-precision" else form) not in _FORMATS or own not in _FORMATS:
+        raise ModelError(
+            f"{path}: compressed-tensors are served in the formats {', '.join(_FORMATS)}, not {shown(own)}"
+        )
+    weights = group.get("weights")
+    if weights is None or own == "dense":
+        return None
+    bits, size = _of(weights, "num_bits"), _of(weights, "group_size")
+    served = (4, 8) if own == "pack-quantized" else (8,)
+    if type(bits) is not int or bits not in served:
+        raise ModelError(
+            f"{path}: quantization_config has weights of {shown(bits)} bits; as {own} served are "
+            f"{' or '.join(map(str, served))}"
+        )
+    if size is not None and type(size) is not int:
+        raise ModelError(f"{path}: quantization_config has group_size={shown(size)}, which must be an integer")
+    return Packing(
+        path,
+        "scaled",
+        (bits,),
+        blocks=_blocks(path, _of(weights, "block_structure")),
+        groups=frozenset({size if size is not None and size > 0 else None}),
+        zeros=_of(weights, "symmetric") is False,
+    )
 
 
 def _of(weights: object, key: str) -> Any:

@@ -12,6 +12,16 @@ from torch import Tensor
 from parlay.errors import ModelError, brief
 
 _SAMPLE = 256  # elements
+_DTYPES = {  # as safetensors call them
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
 
 
 class Pickled:
@@ -84,4 +94,4 @@ class _Shape:
         return list(self._tensor.shape)
 
     def get_dtype(self) -> str:
-        return "F16" if self._tensor.dtype is torch.float16 else str(self._tensor.dtype)
+        return _DTYPES.get(self._tensor.dtype, str(self._tensor.dtype))

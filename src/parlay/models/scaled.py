@@ -1,10 +1,12 @@
 """Linear layers stored in eight bits or four with scales beside them: FP8, and what llm-compressor writes.
 
-Source: vLLM's `fp8` and `fbgemm_fp8` checkpoints, DeepSeek-V3's blocks, and the formats of compressed-tensors.
+Source: vLLM's `fp8` and `fbgemm_fp8` checkpoints, DeepSeek-V3's blocks, the formats of compressed-tensors, and
+bitsandbytes' `Linear8bitLt`.
 
     FP8     weight float8_e4m3fn [outputs, inputs]; weight_scale of one number, [outputs, 1], or a number for each
             block; weight_scale_inv is the same under DeepSeek's name
     int8    weight int8 [outputs, inputs]; weight_scale likewise; weight_zero_point int8, where asymmetric
+            bitsandbytes: SCB float32 [outputs] instead, 127 times the scale; weight_format uint8, 0 for rows
     packed  weight_packed int32 [outputs, inputs / n], n = 32 / bits, the first input in the lowest bits, each plus
             half of the range; weight_scale [outputs, groups]; weight_zero_point int32 [outputs / n, groups], packed
             along the outputs; weight_shape int64 [2]; weight_g_idx int32 [inputs], the group of each input
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor
 
 from parlay.errors import ModelError
-from parlay.models.packed import Shape
+from parlay.models.compound import CompoundLayers
 from parlay.models.packing import Packing
 from parlay.weights.kinds import BY_NAME, Kind
 from parlay.weights.weight import Part, Weight
@@ -28,20 +30,20 @@ from parlay.weights.weight import Part, Weight
 _WORD = 32  # bits
 _NIBBLES, _BYTES = BY_NAME["Q4_1"], BY_NAME["Q8_0"]
 _LEAST = 2.0**-14  # of scales that float16 has with all of its bits
-_SCALES = ("weight_scale", "weight_scale_inv")
+_LLM_INT8 = "SCB"
+_SCALES = ("weight_scale", "weight_scale_inv", _LLM_INT8)
+_FLOATS = ("F32", "BF16", "F16", "F8_E8M0")
+_INTEGERS = ("I32", "I64")
 _BESIDE = (
     *_SCALES,
+    "weight_format",
     *("weight_zero_point", "weight_packed", "weight_shape", "weight_g_idx"),
     *("input_scale", "input_zero_point", "output_scale", "output_zero_point", "k_scale", "v_scale"),
 )
 
 
-class ScaledLayers:
-    """The quantised layers of a checkpoint under the names that their matrices have; reads as a file does.
-
-    Attributes:
-        parts: names of the tensors that they are made of, and of those that tell of activations.
-    """
+class ScaledLayers(CompoundLayers):
+    """The layers of a checkpoint that have scales beside them."""
 
     def __init__(self, packing: Packing, tensors: Mapping[str, Any]) -> None:
         """Find the layers and check their shapes.
@@ -53,28 +55,14 @@ class ScaledLayers:
         Raises:
             ModelError: a part is missing, or shapes contradict each other or the config.
         """
-        self._packing, self._tensors = packing, tensors
+        self._packing = packing
+        self._bits: dict[str, int] = {}  # of packed layers
         beside = {name for name in tensors if name.rpartition(".")[2] in _BESIDE}
         bases = {name.rpartition(".")[0] for name in beside if name.rpartition(".")[2] in (*_SCALES, "weight_packed")}
-        self._bases = {f"{base}.weight": base for base in sorted(bases)}
-        self.parts = frozenset(beside | (self._bases.keys() & tensors.keys()))
-        self._shapes = {name: self._check(base) for name, base in self._bases.items()}
-        self._kinds: dict[str, Kind | None] = {}
+        weights = {f"{base}.weight" for base in bases}
+        super().__init__(packing.path, tensors, bases, beside | (weights & set(tensors)))
 
-    def keys(self) -> list[str]:
-        """Return the matrices' names."""
-        return list(self._bases)
-
-    def get_slice(self, name: str) -> Shape:
-        """Return what knows a matrix's shape without reading it."""
-        return Shape(list(self._shapes[name]))
-
-    def get_tensor(self, name: str) -> Tensor:
-        """Return a matrix as float32, `[outputs, inputs]`.
-
-        Raises:
-            ModelError: a scale is no number above 0, or an input is of a group that there is not.
-        """
+    def get_tensor(self, name: str) -> Tensor:  # noqa: D102
         base = self._bases[name]
         levels, scales, zeros = self._read(base)
         if self._has(base, "weight_g_idx"):
@@ -83,14 +71,7 @@ class ScaledLayers:
         spread = self._spread(name, scales)
         return (levels if zeros is None else levels - self._spread(name, zeros)) * spread
 
-    def kind(self, name: str) -> Kind | None:
-        """Return the blocks that a matrix can be given in; None if it has to be dequantised."""
-        if name not in self._kinds:
-            self._kinds[name] = self._find_kind(name)
-        return self._kinds[name]
-
-    def get_blocks(self, name: str) -> Weight:
-        """Return a matrix in the blocks of its kind, of 32 inputs."""
+    def get_blocks(self, name: str) -> Weight:  # noqa: D102
         kind = self.kind(name)
         assert kind is not None
         levels, scales, zeros = self._read(self._bases[name])
@@ -111,14 +92,14 @@ class ScaledLayers:
     def _find_kind(self, name: str) -> Kind | None:
         base, (outputs, inputs) = self._bases[name], self._shapes[name]
         packed = self._has(base, "weight_packed")
-        if self._has(base, "weight_g_idx") or not (packed or self._dtype(f"{base}.weight") == "I8"):
+        if self._has(base, "weight_g_idx") or not (packed or self._dtype(base, "weight") == "I8"):
             return None
         scales = self._scales(base)
         groups = scales.shape[1]
-        blocks = _NIBBLES if packed and self._packing.bits == 4 else _BYTES
+        blocks = _NIBBLES if packed and self._bits[base] == 4 else _BYTES
         if inputs % groups or inputs // groups % blocks.block or len(scales) not in (1, outputs):
             return None
-        if blocks is _BYTES and (self._has(base, "weight_zero_point") or float(scales.min()) < _LEAST):
+        if blocks is _BYTES and (self._zeros(base) is not None or float(scales.min()) < _LEAST):
             return None
         return blocks
 
@@ -126,28 +107,38 @@ class ScaledLayers:
 
     def _read(self, base: str) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return signed integers or FP8's numbers `[outputs, inputs]`, scales and zero points, all float32."""
+        scales, zeros = self._scales(base), self._zeros(base)
         if not self._has(base, "weight_packed"):
-            zeros = self._get(base, "weight_zero_point").float() if self._has(base, "weight_zero_point") else None
-            levels = self._get(base, "weight").float()
-            return levels, self._scales(base), None if zeros is None else _matrix(zeros)
-        outputs, inputs = self._shapes[f"{base}.weight"]
-        zeros = None
-        if self._has(base, "weight_zero_point"):
-            zeros = self._integers(self._get(base, "weight_zero_point").T)[:, :outputs].T.float()
-        return self._integers(self._get(base, "weight_packed"))[:, :inputs].float(), self._scales(base), zeros
+            return self._get(base, "weight").float(), scales, zeros
+        _, inputs = self._shapes[f"{base}.weight"]
+        return self._integers(base, self._get(base, "weight_packed"))[:, :inputs].float(), scales, zeros
 
-    def _integers(self, words: Tensor) -> Tensor:
+    def _zeros(self, base: str) -> Tensor | None:
+        """Return zero points as scales are shaped; None where all are 0."""
+        if not self._has(base, "weight_zero_point"):
+            return None
+        zeros = self._get(base, "weight_zero_point")
+        if self._has(base, "weight_packed"):
+            outputs, _ = self._shapes[f"{base}.weight"]
+            zeros = self._integers(base, zeros.T)[:, :outputs].T
+        return _matrix(zeros.float()) if bool(zeros.any()) else None
+
+    def _integers(self, base: str, words: Tensor) -> Tensor:
         """Return the signed integers of words `[a, b]`, `[a, b * n]`."""
-        bits = self._packing.bits
+        bits = self._bits[base]
         found = (words[:, :, None] >> torch.arange(0, _WORD, bits, dtype=torch.int32)) & ((1 << bits) - 1)
         return found.reshape(len(words), -1) - (1 << (bits - 1))
 
     def _scales(self, base: str) -> Tensor:
         part = self._scale_of(base)
         scales = _matrix(self._get(base, part).float())
-        if not bool((scales.isfinite() & (scales > 0)).all()):
+        if part == _LLM_INT8:  # an output of zeros has a scale of 0
+            valid, scales = scales.isfinite() & (scales >= 0), scales / 127
+        else:
+            valid = scales.isfinite() & (scales > 0)
+        if not bool(valid.all()):
             raise ModelError(
-                f"{self._packing.path}: {base}.{part} holds scales that are no numbers above 0; the checkpoint is "
+                f"{self._path}: {base}.{part} holds scales that are no numbers above 0; the checkpoint is "
                 "damaged, fetch it again"
             )
         return scales
@@ -160,81 +151,103 @@ class ScaledLayers:
 
     def _block(self, name: str, blocks: tuple[int, int]) -> tuple[int, int]:
         """Return the size of blocks, of which there are so many; those at the end may be smaller."""
-        size = [-(-whole // count) for whole, count in zip(self._shapes[name], blocks, strict=True)]
-        for axis, said in enumerate(self._packing.blocks or ()):
-            size[axis] = said if blocks[axis] > 1 else size[axis]
-        return size[0], size[1]
+        outputs, inputs = self._shapes[name]
+        said = self._packing.blocks
+        if said and blocks == _counts(self._shapes[name], said):
+            return said
+        return outputs // blocks[0], inputs // blocks[1]
 
     def _groups(self, base: str, count: int) -> Tensor:
         """Return the group of each input."""
         group = self._get(base, "weight_g_idx").long()
         if not bool(((group >= 0) & (group < count)).all()):
-            raise ModelError(f"{self._packing.path}: {base}.weight_g_idx names groups beyond the {count} with scales")
+            raise ModelError(f"{self._path}: {base}.weight_g_idx names groups beyond the {count} with scales")
+        if not bool((group.bincount(minlength=count) == len(group) // count).all()):
+            raise ModelError(
+                f"{self._path}: {base}.weight_g_idx gives some groups more inputs than others; the checkpoint is "
+                "damaged, fetch it again"
+            )
         return group
-
-    def _get(self, base: str, part: str) -> Tensor:
-        tensor: Tensor = self._tensors[f"{base}.{part}"].get_tensor(f"{base}.{part}")
-        return tensor
 
     # ------------------------------------------------------------------------------------------------ checking
 
     def _check(self, base: str) -> tuple[int, int]:
-        """Return outputs and inputs."""
-        path, packed = self._packing.path, self._has(base, "weight_packed")
-        for part in (self._scale_of(base), *(("weight_shape",) if packed else ("weight",))):
-            if not self._has(base, part):
-                raise ModelError(f"{path} has quantised parts of {base} but lacks {base}.{part}; fetch it again")
-        if packed:
-            shape = self._get(base, "weight_shape")
-            outputs, inputs = map(int, shape.flatten().tolist()) if shape.numel() == 2 else (0, 0)
-            words = -(-inputs * self._packing.bits // _WORD)
-            if min(outputs, inputs) < 1 or self._shape(base, "weight_packed") != (outputs, words):
-                self._refuse(base, "weight_packed", f"{outputs} x {inputs} numbers of {self._packing.bits} bits")
-        else:
-            stored = self._shape(base, "weight")
-            if len(stored) != 2:
-                self._refuse(base, "weight", "a matrix")
-            outputs, inputs = stored
-            if self._dtype(f"{base}.weight") not in ("I8", "F8_E4M3"):
-                raise ModelError(
-                    f"{path}: {base}.weight is stored as {self._dtype(f'{base}.weight')} beside a scale; int8 and "
-                    "float8_e4m3fn are served"
-                )
-        counts = self._shape(base, self._scale_of(base))
-        rows, columns = (counts if len(counts) == 2 else (1, 1)) if counts not in ((outputs,),) else (outputs, 1)
-        said = self._packing.blocks
-        blocks = said and (-(-outputs // said[0]), -(-inputs // said[1]))
-        # By tensor, by channel, by group of inputs, or in the blocks that the config says.
-        fits = rows in (1, outputs) and columns <= inputs and not inputs % columns
-        if len(counts) > 2 or min(rows, columns) < 1 or not (fits or (rows, columns) == blocks):
-            self._refuse(base, self._scale_of(base), f"the scales of {outputs} x {inputs} numbers")
+        packed = self._has(base, "weight_packed")
+        self._need(base, self._scale_of(base), "weight_shape" if packed else "weight")
+        shape = self._check_packed(base) if packed else self._check_plain(base)
+        counts = self._check_scales(base, shape)
         if self._has(base, "weight_zero_point"):
-            zeros = self._shape(base, "weight_zero_point")
-            packed_rows = -(-outputs * self._packing.bits // _WORD)
-            if zeros not in (((packed_rows, columns),) if packed else (counts,)):
-                self._refuse(base, "weight_zero_point", f"zero points beside scales {list(counts)}")
-        if self._has(base, "weight_g_idx") and self._shape(base, "weight_g_idx") != (inputs,):
-            self._refuse(base, "weight_g_idx", f"groups of {inputs} inputs")
+            wanted: tuple[int, ...] = self._shape(base, self._scale_of(base))
+            if packed:
+                wanted = (-(-shape[0] * self._bits[base] // _WORD), counts[1])
+                self._expect(base, "weight_zero_point", "I32")
+            if self._shape(base, "weight_zero_point") != wanted:
+                self._refuse(base, "weight_zero_point", f"zero points beside {counts[0]} x {counts[1]} scales")
+        elif self._packing.zeros:
+            self._need(base, "weight_zero_point")
+        if self._has(base, "weight_g_idx"):
+            self._expect(base, "weight_g_idx", *_INTEGERS)
+            if self._shape(base, "weight_g_idx") != (shape[1],):
+                self._refuse(base, "weight_g_idx", f"groups of {shape[1]} inputs")
+        return shape
+
+    def _check_plain(self, base: str) -> tuple[int, int]:
+        stored = self._shape(base, "weight")
+        if len(stored) != 2:
+            self._refuse(base, "weight", "a matrix")
+        if self._dtype(base, "weight") not in ("I8", "F8_E4M3"):
+            raise ModelError(
+                f"{self._path}: {base}.weight is stored as {self._dtype(base, 'weight')} beside a scale; int8 and "
+                "float8_e4m3fn are served"
+            )
+        if self._has(base, "weight_format") and self._get(base, "weight_format").flatten().tolist() != [0]:
+            raise ModelError(
+                f"{self._path}: {base}.weight is laid out for a certain GPU; save the model again with bitsandbytes "
+                "0.45 or later, which writes rows"
+            )
+        return stored[0], stored[1]
+
+    def _check_packed(self, base: str) -> tuple[int, int]:
+        self._expect(base, "weight_packed", "I32")
+        self._expect(base, "weight_shape", *_INTEGERS)
+        if self._shape(base, "weight_shape") != (2,):
+            self._refuse(base, "weight_shape", "outputs and inputs")
+        outputs, inputs = map(int, self._get(base, "weight_shape").tolist())
+        stored = self._shape(base, "weight_packed")
+        fitting = [bits for bits in self._packing.bits if stored == (outputs, -(-inputs * bits // _WORD))]
+        if min(outputs, inputs) < 1 or not fitting:
+            bits = " or ".join(map(str, self._packing.bits))
+            self._refuse(base, "weight_packed", f"{outputs} x {inputs} numbers of {bits} bits")
+        self._bits[base] = fitting[0]
         return outputs, inputs
 
-    def _refuse(self, base: str, part: str, what: str) -> None:
-        raise ModelError(
-            f"{self._packing.path}: {base}.{part} has shape {list(self._shape(base, part))}, which cannot be {what}; "
-            "the config or the checkpoint is wrong"
-        )
+    def _check_scales(self, base: str, shape: tuple[int, int]) -> tuple[int, int]:
+        """Return how many scales there are along outputs and inputs."""
+        part, (outputs, inputs) = self._scale_of(base), shape
+        self._expect(base, part, *_FLOATS)
+        counts = self._shape(base, part)
+        if counts in ((), (1,), (outputs,)):
+            counts = (*counts, 1, 1)[:2]
+        # By tensor, by channel, by group of inputs, or in the blocks that the config says.
+        said = self._packing.blocks
+        if len(counts) == 2 and counts != (said and _counts(shape, said)):
+            rows, columns = counts
+            if rows not in (1, outputs) or not columns or inputs % columns:
+                self._refuse(base, part, f"the scales of {outputs} x {inputs} numbers")
+            own, groups = inputs // columns, self._packing.groups
+            if groups and own not in groups and not (columns == 1 and max(size or inputs for size in groups) >= own):
+                self._refuse(base, part, "the scales of groups as large as the config says")
+        elif len(counts) != 2:
+            self._refuse(base, part, f"the scales of {outputs} x {inputs} numbers")
+        return counts[0], counts[1]
 
     def _scale_of(self, base: str) -> str:
         return next((part for part in _SCALES if self._has(base, part)), _SCALES[0])
 
-    def _has(self, base: str, part: str) -> bool:
-        return f"{base}.{part}" in self._tensors
 
-    def _dtype(self, name: str) -> str:
-        return str(self._tensors[name].get_slice(name).get_dtype())
-
-    def _shape(self, base: str, part: str) -> tuple[int, ...]:
-        name = f"{base}.{part}"
-        return tuple(self._tensors[name].get_slice(name).get_shape())
+def _counts(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
+    """Return how many blocks a matrix has along outputs and inputs, those at the end being smaller."""
+    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
 
 
 def _matrix(factors: Tensor) -> Tensor:

@@ -34,6 +34,8 @@ families = Registry(
     "model family",
     hidden=frozenset(
         {
+            "codebook",
+            "compound",
             "config",
             "context",
             "decoder",
