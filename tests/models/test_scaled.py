@@ -24,7 +24,7 @@ from parlay.models.loader import Checkpoint
 from parlay.models.packing import read_packing
 from parlay.models.select import stored_kinds
 
-WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
+WIDE = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 1, "head_dim": 32}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 
 
@@ -111,10 +111,9 @@ def layer(
     zeros = torch.randint(-top, top, (outputs, groups), generator=generator)
     asymmetric = "zero points" in case
     for o in range(outputs):
-        for i in range(inputs):
-            zero = int(zeros[o, group[i]]) if asymmetric else 0
-            scale = found[0] if case == "int8 by tensor" else found[o, group[i]]
-            numbers[o, i] = float(scale) * (int(levels[o, i]) - zero)
+        zero = zeros[o, group].double() if asymmetric else 0.0
+        scale = found.double() if case == "int8 by tensor" else found[o, group].double()
+        numbers[o] = scale * (levels[o].double() - zero)
     if "a16" not in case:
         made = {"weight": levels.to(torch.int8), "weight_scale": found}
         return made | ({"weight_zero_point": zeros.to(torch.int8)} if asymmetric else {}), numbers

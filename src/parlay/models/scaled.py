@@ -38,7 +38,8 @@ _BESIDE = (
     *_SCALES,
     "weight_format",
     *("weight_zero_point", "weight_packed", "weight_shape", "weight_g_idx"),
-    *("input_scale", "input_zero_point", "output_scale", "output_zero_point", "k_scale", "v_scale"),
+    *("input_scale", "input_zero_point", "output_scale", "output_zero_point"),
+    *("q_scale", "k_scale", "v_scale", "kv_scale"),
 )
 
 
