@@ -306,6 +306,10 @@ def test_damage(
         ({**FP8, "weight_block_size": [128]}, r"must have two sizes above 0, not \[128\]"),
         ({**FP8, "weight_block_size": [0, 128]}, "must have two sizes above 0"),
         (compressed("marlin-24"), "served in the formats pack-quantized, .* not 'marlin-24'"),
+        (
+            {**compressed("int-quantized"), "config_groups": {"a": {"weights": 3}}},
+            "has weights=3, which must be a map",
+        ),
         (compressed("mixed-precision"), "served in the formats pack-quantized, .* not 'mixed-precision'"),
         (compressed("pack-quantized", num_bits=4, group_size="x"), "has group_size='x', which must be an integer"),
         (compressed("pack-quantized", num_bits=True), "of True bits; as pack-quantized served are 4 or 8"),
@@ -319,7 +323,7 @@ def test_damage(
         ),
         ({"quant_method": "quark"}, "quantised by 'quark', which is not served; awq, gptq, fp8, compressed-tensors"),
     ],
-    ids=[str(i) for i in range(13)],
+    ids=[str(i) for i in range(14)],
 )
 def test_configs_that_are_not_served(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     write_llama(tmp_path, **WIDE)

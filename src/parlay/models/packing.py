@@ -103,7 +103,10 @@ def _read_compressed(path: Path, config: Mapping[str, Any]) -> Packing:
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise ModelError(f"{path}: quantization_config needs config_groups, a mapping of mappings")
-    schemes = [_scheme(path, config.get("format"), group) for group in groups.values()]
+    form = config.get("format")
+    if form != "mixed-precision":  # then config_groups have formats
+        _check_format(path, form)
+    schemes = [_scheme(path, form, group) for group in groups.values()]
     made = [scheme for scheme in schemes if scheme is not None]
     blocks = {scheme.blocks for scheme in made if scheme.blocks}
     if len(blocks) > 1:
@@ -120,15 +123,13 @@ def _read_compressed(path: Path, config: Mapping[str, Any]) -> Packing:
 
 def _scheme(path: Path, form: object, group: Mapping[str, Any]) -> Packing | None:
     """Return what one of `config_groups` says of weights; None if it quantises none."""
-    own = group.get("format") or form
-    if (own if form == "mixed-precision" else form) not in _FORMATS or own not in _FORMATS:
-        raise ModelError(
-            f"{path}: compressed-tensors are served in the formats {', '.join(_FORMATS)}, not {shown(own)}"
-        )
-    weights = group.get("weights")
+    own, weights = group.get("format") or form, group.get("weights")
+    _check_format(path, own)
     if weights is None or own == "dense":
         return None
-    bits, size = _of(weights, "num_bits"), _of(weights, "group_size")
+    if not isinstance(weights, dict):
+        raise ModelError(f"{path}: quantization_config has weights={shown(weights)}, which must be a mapping")
+    bits, size = weights.get("num_bits", 8), weights.get("group_size")
     served = (4, 8) if own == "pack-quantized" else (8,)
     if type(bits) is not int or bits not in served:
         raise ModelError(
@@ -141,14 +142,17 @@ def _scheme(path: Path, form: object, group: Mapping[str, Any]) -> Packing | Non
         path,
         "scaled",
         (bits,),
-        blocks=_blocks(path, _of(weights, "block_structure")),
+        blocks=_blocks(path, weights.get("block_structure")),
         groups=frozenset({size if size is not None and size > 0 else None}),
-        zeros=_of(weights, "symmetric") is False,
+        zeros=weights.get("symmetric") is False,
     )
 
 
-def _of(weights: object, key: str) -> Any:
-    return weights.get(key) if isinstance(weights, dict) else None
+def _check_format(path: Path, form: object) -> None:
+    if form not in _FORMATS:
+        raise ModelError(
+            f"{path}: compressed-tensors are served in the formats {', '.join(_FORMATS)}, not {shown(form)}"
+        )
 
 
 def _blocks(path: Path, said: object) -> tuple[int, int] | None:
