@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import sleep
@@ -25,6 +26,7 @@ from parlay.models.select import find_model
 
 Tick = Callable[[str], None]
 Row = dict[str, Any]
+_Measurement = Callable[[Mapping[str, Worker]], list[Row]]
 
 OURS = "parlay"
 _PLAIN = "plain"
@@ -49,7 +51,7 @@ PEERS = (
     ),
     Peer(
         "transformers",
-        ("torch==2.13.0", "transformers==5.23.0", "gguf", "accelerate"),
+        ("transformers==5.23.0", "torch==2.13.0", "gguf", "accelerate"),
         {"lookup 10": {"lookup": 10}},
         directories=True,
     ),
@@ -168,13 +170,12 @@ class _Comparison:
     def run(self) -> None:
         options = self._options
         plain = [_Contender(peer, _PLAIN, {}) for peer in self._peers()]
-        asked: dict[str, Callable[[dict[str, Worker]], list[Row]]] = {
-            f"step of {rows}": lambda workers, rows=rows: self._steps(workers, rows, _CONTEXT)  # type: ignore[misc]
-            for rows in options.rows
+        asked: dict[str, _Measurement] = {
+            f"step of {rows}": partial(self._steps, rows=rows, context=_CONTEXT) for rows in options.rows
         }
-        asked[f"prompt of {options.prefill}"] = lambda workers: self._steps(workers, options.prefill, 0)
+        asked[f"prompt of {options.prefill}"] = partial(self._steps, rows=options.prefill, context=0)
         for path in options.prompts:
-            asked[f"{name_of(path)}, plain"] = lambda workers, path=path: self._texts(workers, path, 0.0)  # type: ignore[misc]
+            asked[f"{name_of(path)}, plain"] = partial(self._texts, path=path, temperature=0.0)
         if options.text is not None:
             asked["perplexity"] = self._likelihoods
         self._all(plain, asked)
@@ -182,13 +183,11 @@ class _Comparison:
             _Contender(peer, method, how) for peer in self._peers() for method, how in self._methods(peer).items()
         ]
         self._all(
-            [_Contender(PEERS[0], _PLAIN, {}), *guessing],
+            [plain[0], *guessing],
             {
-                f"{name_of(path)}, speculation, temperature {temperature:g}": (
-                    lambda workers, path=path, t=temperature: self._texts(workers, path, t)  # type: ignore[misc]
-                )
+                f"{name_of(path)}, speculation, temperature {t:g}": partial(self._texts, path=path, temperature=t)
                 for path in options.prompts
-                for temperature in options.temperatures
+                for t in options.temperatures
             },
         )
 
@@ -202,9 +201,7 @@ class _Comparison:
                 found[f"auto+{method}"] = {"speculative_config": {"method": "auto", "model": path}}
         return found
 
-    def _all(
-        self, contenders: Sequence[_Contender], asked: Mapping[str, Callable[[dict[str, Worker]], list[Row]]]
-    ) -> None:
+    def _all(self, contenders: Sequence[_Contender], asked: Mapping[str, _Measurement]) -> None:
         """Do measurements that the record lacks, with all contenders that can be loaded."""
         todo = {
             name: what for name, what in asked.items() if not self._record.rows_of(model=self._name, measured=name)

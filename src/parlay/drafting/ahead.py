@@ -12,6 +12,7 @@ from parlay.drafting.goodput import best_draft, best_length
 from parlay.drafting.times import LONG, DraftTimes
 
 _PRIOR = 0.6  # acceptance of a node, before anything is known
+_DEEPER = 0.95  # of its parent's, where that is more: what is right now is nearly as often right a token later
 _FEW, _MANY = 4, 50  # nodes that an estimate rests on, at first and at most
 _ENOUGH = 16  # without as many nothing is given up; and while nothing pays no more count, so that a change is seen
 _UNLIKELY = 0.0005  # a run of guesses right, or wrong, that was no likelier is a change
@@ -94,7 +95,7 @@ class Ahead:
             self._paced = [seconds / pace for seconds in self.times.by_length(most, count)]
             factor = 1.0 if self._pays else margin
             nodes = [self._verified(length) for length in range(most + 1)]
-            asked = self._chances, count, requests, table, self._paced, more, factor, nodes
+            asked = self._believed(), count, requests, table, self._paced, more, factor, nodes
             self._best, self.saving = best_draft(*asked)
             at_best = self._chances[0] + (self._chances[0] * (1 - self._chances[0]) / self._weights[0]) ** 0.5
             one = [at_best], count, requests, table, self._paced, more
@@ -127,7 +128,7 @@ class Ahead:
     def gain(self) -> float:
         """Tokens that the longest draft is expected to add."""
         gain, survival = 0.0, 1.0
-        for chance in self._chances:
+        for chance in self._believed():
             survival *= chance
             gain += survival
         return gain
@@ -146,7 +147,7 @@ class Ahead:
             self._nodes[length] = before + _NODES * (nodes - before)
         self._luck = _LUCK if all(levels) else max(self._luck - 1, 0)
         for level, right in enumerate(levels[: len(self._chances)]):
-            chance = self._chances[level]
+            chance = self._chances[level] = self._believed()[level]
             before, likely = self._runs[level]
             likely = (likely if right == before else 1.0) * (chance if right else 1 - chance)
             self._runs[level] = right, likely
@@ -167,6 +168,14 @@ class Ahead:
             self._follow += _FOLLOW * (max(seconds - own, 0.0) / behind - self._follow)
         else:
             self.times.observe(lengths, seconds, self._count, settled=settled)
+
+    def _believed(self) -> list[float]:
+        """Return the acceptance of nodes at each depth, of those that were never judged by their parents'."""
+        found: list[float] = []
+        for chance, weight in zip(self._chances, self._weights, strict=True):
+            unseen = found and weight <= _FEW
+            found.append(max(chance, _DEEPER * found[-1]) if unseen else chance)
+        return found
 
     def _verified(self, length: int) -> float:
         """Return how many nodes of a draft of some length are verified: as is known of one as long, or nearly."""
