@@ -119,8 +119,10 @@ def measure(options: PeersOptions, output: Path | None, tick: Tick) -> tuple[lis
         tick: called with a label of what is going on.
 
     Raises:
-        ConfigError: a model, a file of prompts or the output cannot be read, or is of another question.
+        ConfigError: a file of prompts or the output cannot be read, or is of another question.
+        ModelError: a model cannot be found or read.
     """
+    paths = {name: find_model(model) for name, model in options.models.items()}  # before anything is installed
     missing: dict[str, str] = {}
     there: dict[str, Path] = {}
     for peer in PEERS:
@@ -132,9 +134,8 @@ def measure(options: PeersOptions, output: Path | None, tick: Tick) -> tuple[lis
             missing[peer.name] = str(error)
     question = {k: v for k, v in asdict(options).items() if k not in ("models", "peers", "prompts", "environments")}
     record = Record(output, json.loads(json.dumps(question, default=str)), {"models": dict(options.models)}, KIND)
-    for name, model in options.models.items():
-        comparison = _Comparison(options, name, find_model(model), there, record, missing, tick)
-        comparison.run()
+    for name, path in paths.items():
+        _Comparison(options, name, path, there, record, missing, tick).run()
     return record.rows, missing
 
 
