@@ -120,8 +120,8 @@ def set_config(path: Path, config: dict[str, Any]) -> None:
 def test_numbers_are_what_loops_make_of_them(tmp_path: Path, case: str) -> None:
     numbers = write(tmp_path, case)
     kinds = stored_kinds(read_config(tmp_path))
-    # 96 and 160 inputs are multiples of 32; an output of zeros has a scale that float16 does not hold exactly.
-    assert not kinds
+    # 96 and 160 inputs are multiples of 32; one output is all zeros.
+    assert {str(kinds.get(name)) for name in numbers} == {"Q8_0" if case == "int8" else "None"}
     with Checkpoint(tmp_path, storage="stored") as weights:
         for name, expected in numbers.items():
             assert torch.allclose(weights.read(name).double(), expected, rtol=1e-6, atol=1e-9)
@@ -130,14 +130,6 @@ def test_numbers_are_what_loops_make_of_them(tmp_path: Path, case: str) -> None:
 
 def test_int8_stays_eight_bits(tmp_path: Path) -> None:
     numbers = write(tmp_path, "int8")
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    for name in numbers:
-        scales = tensors[name.replace(".weight", ".SCB")]
-        numbers[name][1] = tensors[name][1].double() * 2 / 127
-        scales[1] = 2.0
-    save_file(tensors, file)
-    assert {str(kind) for kind in stored_kinds(read_config(tmp_path)).values()} == {"Q8_0"}
     with Checkpoint(tmp_path, storage="stored") as weights:
         for name, expected in numbers.items():
             stored = weights.read_weight(name, torch.float32).numbers().double()
@@ -152,12 +144,11 @@ def test_tokens_are_those_of_a_plain_checkpoint_and_the_same_with_speculation(tm
     save_file(tensors | {name: x.float() for name, x in numbers.items()}, plain / "model.safetensors")
     asks = half_repeating(0.7)[:4]
     expected = run(LLM(plain, max_model_len=128, speculative_config=None), asks)
-    found = run(
-        LLM(tmp_path / "packed", max_model_len=128, quantization="bitsandbytes", speculative_config=None), asks
-    )
+    same = {"max_model_len": 128, "quantization": "bitsandbytes", "dequantize": True}
+    found = run(LLM(tmp_path / "packed", **same, speculative_config=None), asks)
     assert [a.token_ids for a in found] == [b.token_ids for b in expected]
     speculative = {"method": "ngram", "prompt_lookup_min": 1, "lengths": "fixed"}
-    assert_same(run(LLM(tmp_path / "packed", max_model_len=128, speculative_config=speculative), asks), found)
+    assert_same(run(LLM(tmp_path / "packed", **same, speculative_config=speculative), asks), found)
 
 
 STATE = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [96, 96]}
@@ -195,7 +186,7 @@ NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
         ("nf4", {NF4_STATE: torch.full((3,), 255, dtype=torch.uint8)}, "does not describe a matrix"),
         ("nf4", {NF4_STATE: torch.zeros(5000, dtype=torch.uint8)}, "cannot be a state, which has 4096 bytes"),
         ("int8", {"SCB": None}, "weight is stored as I8 but lacks the scales that go with it"),
-        ("int8", {"SCB": torch.full((96,), torch.nan)}, "SCB holds scales that are no numbers"),
+        ("int8", {"SCB": torch.full((96,), torch.nan)}, "SCB holds scales that are 0 or no finite numbers"),
         ("int8", {"SCB": torch.ones(3)}, "cannot be the scales of 96 x 96 numbers"),
         ("int8", {"weight_format": torch.tensor(2, dtype=torch.uint8)}, "is laid out for a certain GPU"),
         ("int8", {"weight": torch.zeros(96, 96)}, "is stored as F32 beside a scale"),

@@ -22,6 +22,7 @@ from parlay.runner.footprint import weight_bytes
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": False}
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
+BASE = "model.layers.0.mlp.up_proj"
 AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -111,6 +112,51 @@ def test_numbers_are_what_loops_make_of_them(tmp_path: Path, case: str) -> None:
     if kind:
         plain = weight_bytes(replace(described, storage="plain"), torch.bfloat16)
         assert weight_bytes(described, torch.bfloat16) < 0.75 * plain
+
+
+def alter(path: Path, **tensors: Tensor) -> None:
+    file = path / "model.safetensors"
+    save_file(load_file(file) | {f"{BASE}.{part}": tensor for part, tensor in tensors.items()}, file)
+
+
+def test_an_index_of_zeros_leaves_inputs_in_order(tmp_path: Path) -> None:
+    numbers = write(tmp_path, GPTQ)
+    alter(tmp_path, g_idx=torch.zeros(128, dtype=torch.int32))
+    with Checkpoint(tmp_path, storage="stored") as weights:
+        assert str(weights.kind(f"{BASE}.weight")) == "Q4_1"
+        assert torch.equal(weights.read(f"{BASE}.weight"), numbers[f"{BASE}.weight"])
+
+
+@pytest.mark.parametrize("size", [-0.01, 1e-6, 1e5])
+def test_scales_of_any_size(tmp_path: Path, size: float) -> None:
+    """AutoRound makes scales below 0; float32 has some that the float16 of blocks does not hold."""
+    write(tmp_path, GPTQ)
+    alter(tmp_path, scales=torch.full((2, 256), size))
+    with Checkpoint(tmp_path, storage="stored") as weights:
+        assert str(weights.kind(f"{BASE}.weight")) == ("Q4_1" if size == -0.01 else "None")
+        expected, found = (
+            weights.read(f"{BASE}.weight"),
+            weights.read_weight(f"{BASE}.weight", torch.float32).numbers(),
+        )
+        assert torch.allclose(found, expected, rtol=0, atol=float(expected.abs().max()) * 2**-10)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("qweight", torch.zeros(16, 256), "qweight is stored as 'F32', not as I32"),
+        ("qzeros", torch.zeros(2, 32), "qzeros is stored as 'F32', not as I32"),
+        ("scales", torch.ones(2, 256, dtype=torch.int32), "scales is stored as 'I32', not as F16"),
+        ("g_idx", torch.zeros(128), "g_idx is stored as 'F32', not as I32"),
+        ("g_idx", (torch.arange(128) // 100).int(), "g_idx gives some groups more inputs than others"),
+    ],
+    ids=["qweight", "qzeros", "scales", "g_idx", "uneven groups"],
+)
+def test_parts_of_other_types(tmp_path: Path, part: str, value: Tensor, message: str) -> None:
+    write(tmp_path, GPTQ)
+    alter(tmp_path, **{part: value})
+    with pytest.raises(ModelError, match=message), Checkpoint(tmp_path, storage="stored") as weights:
+        weights.kind(f"{BASE}.weight")
 
 
 @pytest.mark.parametrize("case", ["awq", "gptq act-order"])

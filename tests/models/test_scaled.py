@@ -1,6 +1,7 @@
 """FP8 and compressed-tensors checkpoints, written and read by a few obvious loops."""
 
 import json
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
@@ -19,12 +20,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, ConfigError, ModelError
+from parlay.models.compound import fits_float16
 from parlay.models.config import read_config
 from parlay.models.loader import Checkpoint
 from parlay.models.packing import read_packing
-from parlay.models.select import stored_kinds
+from parlay.models.select import describe_as, stored_kinds
 
 WIDE = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 1, "head_dim": 32}
+QUERIES = "model.layers.0.self_attn.q_proj.weight"
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 
 
@@ -168,8 +171,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], N
     return copy
 
 
-def alter(path: Path, **tensors: Tensor | None) -> None:
-    """Replace tensors of the first layer's queries; None leaves one out."""
+def alter(path: Path, **tensors: Tensor | None) -> dict[str, Tensor]:
+    """Replace tensors of the first layer's queries, None leaving one out; returns all that there are then."""
     file = path / "model.safetensors"
     found = load_file(file)
     for part, tensor in tensors.items():
@@ -178,6 +181,7 @@ def alter(path: Path, **tensors: Tensor | None) -> None:
         if tensor is not None:
             found[name] = tensor
     save_file(found, file)
+    return found
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -210,6 +214,98 @@ def test_schemes_may_differ_between_layers(tmp_path: Path, case: str, mlp: str, 
             assert torch.allclose(weights.read(name).double(), expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("other", ["w8a16", "compressed fp8", "w4a16 in groups of 16"])
+def test_a_layer_fits_one_scheme_as_a_whole(tmp_path: Path, other: str) -> None:
+    """Zero points that are lost are missed, though layers of another scheme of the config have none."""
+    write(tmp_path, "w4a16 with zero points", other)
+    alter(tmp_path, weight_zero_point=None)
+    with pytest.raises(ModelError, match=r"lacks model.layers.0.self_attn.q_proj.weight_zero_point"):
+        Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(("bits", "sizes"), [(4, (1e-5, 1e4)), (8, (1e-5, 1e5))])
+def test_scales_that_float16_cannot_hold_are_dequantised(tmp_path: Path, bits: int, sizes: tuple[float, ...]) -> None:
+    write(tmp_path, f"w{bits}a16")
+    for size in sizes:
+        scales = torch.full((128, 4), 1e-3)
+        scales[5] = size
+        alter(tmp_path, weight_scale=scales)
+        assert QUERIES not in stored_kinds(read_config(tmp_path))
+        with Checkpoint(tmp_path, storage="stored") as weights:
+            assert torch.equal(weights.read_weight(QUERIES, torch.float32).numbers(), weights.read(QUERIES))
+
+
+def test_a_group_of_nearly_nothing_keeps_its_matrix_in_blocks(tmp_path: Path) -> None:
+    write(tmp_path, "w4a16")
+    scales = torch.full((128, 4), 1e-3)
+    scales[5, 2] = 1e-7
+    alter(tmp_path, weight_scale=scales)
+    assert str(stored_kinds(read_config(tmp_path))[QUERIES]) == "Q4_1"
+    with Checkpoint(tmp_path, storage="stored") as weights:
+        expected, found = weights.read(QUERIES), weights.read_weight(QUERIES, torch.float32).numbers()
+        assert torch.allclose(found[5], expected[5], rtol=0, atol=float(expected[5].abs().max()) * 2**-10)
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(-2e5, 2e5, width=32)] * 3), min_size=1, max_size=3),
+    st.sampled_from([1e-12, 1e-8, 1e-6, 1e-4, 1.0]),
+    st.sampled_from([1, 15]),
+)
+def test_what_float16_holds_is_what_loops_say(rows: list[tuple[float, ...]], size: float, times: int) -> None:
+    scales = torch.tensor(rows) * size
+    expected = True
+    for row in scales.tolist():
+        most = max(map(abs, row))
+        if most * times > 65504:
+            expected = False
+            break
+        for scale in row:
+            expected &= abs(struct.unpack("e", struct.pack("e", scale))[0] - scale) <= most / 2048
+    assert fits_float16(scales, times) == expected
+
+
+@pytest.mark.parametrize("index", [torch.full((128,), -1), torch.arange(128) // 32])
+def test_an_index_that_says_nothing_keeps_blocks(tmp_path: Path, index: Tensor) -> None:
+    numbers = write(tmp_path, "w4a16")
+    alter(tmp_path, weight_g_idx=index.int())
+    assert str(stored_kinds(read_config(tmp_path))[QUERIES]) == "Q4_1"
+    with Checkpoint(tmp_path, storage="stored") as weights:
+        assert torch.allclose(weights.read(QUERIES).double(), numbers[QUERIES], rtol=1e-6, atol=0)
+
+
+def test_zero_points_of_packed_integers_may_be_bytes(tmp_path: Path) -> None:
+    numbers = write(tmp_path, "w4a16")
+    zeros = torch.randint(-8, 8, (128, 4), generator=torch.Generator().manual_seed(0))
+    tensors = alter(tmp_path, weight_zero_point=zeros.char())
+    spread = (zeros * tensors[QUERIES.replace(".weight", ".weight_scale")]).repeat_interleave(32, dim=1)
+    with Checkpoint(tmp_path, storage="stored") as weights:
+        assert torch.allclose(weights.read(QUERIES).double(), numbers[QUERIES] - spread.double(), atol=1e-7)
+
+
+def test_scales_may_be_below_0(tmp_path: Path) -> None:
+    """AutoRound's are, where the smallest number of a group is the one of largest magnitude."""
+    numbers = write(tmp_path, "w4a16")
+    name = QUERIES.replace(".weight", ".weight_scale")
+    scales = load_file(tmp_path / "model.safetensors")[name]
+    scales[::2] *= -1
+    alter(tmp_path, weight_scale=scales)
+    numbers[QUERIES][::2] *= -1
+    with Checkpoint(tmp_path, storage="stored") as weights:
+        assert str(weights.kind(QUERIES)) == "Q4_1"
+        found = weights.read_weight(QUERIES, torch.float32).numbers().double()
+        assert torch.allclose(found, numbers[QUERIES], rtol=0, atol=float(numbers[QUERIES].abs().max()) * 2**-10)
+
+
+def test_the_key_of_early_checkpoints(tmp_path: Path) -> None:
+    write(tmp_path, "int8 by channel")
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text())
+    raw["compression_config"] = raw.pop("quantization_config")
+    file.write_text(json.dumps(raw))
+    assert describe_as(tmp_path, "stored", "compressed-tensors").raw == raw
+    assert str(stored_kinds(read_config(tmp_path))[QUERIES]) == "Q8_0"
+
+
 def test_zero_points_that_are_all_zero_keep_eight_bits(tmp_path: Path) -> None:
     write(tmp_path, "int8 by channel")
     alter(tmp_path, weight_zero_point=torch.zeros(128, 1, dtype=torch.int8))
@@ -225,14 +321,16 @@ def test_tokens_are_the_same_with_speculation(tmp_path: Path, case: str) -> None
     assert_same(run(LLM(tmp_path, max_model_len=128, speculative_config=speculative), asks), expected)
 
 
-def test_a_plain_checkpoint_of_the_same_numbers_answers_alike(tmp_path: Path) -> None:
-    numbers = write(tmp_path / "fp8", "fp8 in blocks")
+@pytest.mark.parametrize("case", ["fp8 in blocks", "int8 by channel", "w4a16 with zero points"])
+def test_a_plain_checkpoint_of_the_same_numbers_answers_alike(tmp_path: Path, case: str) -> None:
+    numbers = write(tmp_path / "small", case)
     plain = write_llama(tmp_path / "plain", **WIDE)
     tensors = load_file(plain / "model.safetensors")
     save_file(tensors | {name: x.float() for name, x in numbers.items()}, plain / "model.safetensors")
     asks = half_repeating(0.0)[:4]
     found, expected = (
-        run(LLM(path, max_model_len=128, speculative_config=None), asks) for path in (tmp_path / "fp8", plain)
+        run(LLM(path, max_model_len=128, dequantize=True, speculative_config=None), asks)
+        for path in (tmp_path / "small", plain)
     )
     assert [a.token_ids for a in found] == [b.token_ids for b in expected]
 
@@ -247,8 +345,12 @@ def test_the_quantization_may_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "tensors", "message"),
     [
-        ("fp8 by tensor", {"weight_scale": torch.tensor(float("nan"))}, "holds scales that are no numbers above 0"),
-        ("fp8 by channel", {"weight_scale": torch.zeros(128, 1)}, "holds scales that are no numbers above 0"),
+        (
+            "fp8 by tensor",
+            {"weight_scale": torch.tensor(float("nan"))},
+            "holds scales that are 0 or no finite numbers",
+        ),
+        ("fp8 by channel", {"weight_scale": torch.zeros(128, 1)}, "holds scales that are 0 or no finite numbers"),
         (
             "fp8 by channel",
             {"weight_scale": torch.ones(3, 1)},
@@ -260,7 +362,11 @@ def test_the_quantization_may_be_named(tmp_path: Path) -> None:
         ("w4a16", {"weight_scale": None}, "lacks model.layers.0.self_attn.q_proj.weight_scale"),
         ("w4a16", {"weight_shape": torch.tensor([128, 64])}, r"weight_packed has shape \[128, 16\], which cannot be"),
         ("w4a16", {"weight_shape": torch.tensor([128])}, "cannot be outputs and inputs"),
-        ("w4a16 act-order", {"weight_g_idx": torch.full((128,), 4).int()}, "names groups beyond the 4 with scales"),
+        (
+            "w4a16 act-order",
+            {"weight_g_idx": torch.full((128,), 4).int()},
+            "names groups beyond the 4 that have scales",
+        ),
         ("w4a16 act-order", {"weight_g_idx": torch.zeros(5).int()}, "cannot be groups of 128 inputs"),
         ("w4a16 with zero points", {"weight_zero_point": torch.zeros(3, 2).int()}, "cannot be zero points beside"),
         (
@@ -282,9 +388,25 @@ def test_the_quantization_may_be_named(tmp_path: Path) -> None:
             r"weight_scale has shape \[3\], which cannot be the scales",
         ),
         ("fp8 by tensor", {"weight_scale": None}, "stored as F8_E4M3 but lacks the scales that go with it"),
-        ("int8 by channel", {"weight_scale": torch.full((128, 1), torch.inf)}, "holds scales that are no numbers"),
+        ("int8 by channel", {"weight_packed": torch.zeros(128, 32).int()}, "lacks .*q_proj.weight_shape; fetch"),
+        (
+            "w4a16",
+            {"weight_packed": None, "weight_shape": None, "weight": torch.ones(128, 128).char()},
+            "q_proj is not packed into words, unlike what its quantization_config says",
+        ),
+        (
+            "int8 with zero points",
+            {"weight_zero_point": torch.zeros(128, 1)},
+            "zero_point is stored as 'F32', not as",
+        ),
+        ("w4a16 act-order", {"weight_g_idx": (torch.arange(128) // 32 - 1).int()}, "names groups beyond the 4"),
+        (
+            "int8 by channel",
+            {"weight_scale": torch.full((128, 1), torch.inf)},
+            "holds scales that are 0 or no finite numbers",
+        ),
     ],
-    ids=[str(i) for i in range(24)],
+    ids=[str(i) for i in range(28)],
 )
 def test_damage(
     tmp_path: Path,
@@ -363,6 +485,7 @@ def test_any_config_is_read_or_refused(data: st.DataObject) -> None:
     with suppress(ModelError):
         packing = read_packing(Path("model"), {"quantization_config": config})
         assert packing is not None
-        assert packing.bits
-        assert set(packing.bits) <= {4, 8}
+        assert packing.schemes
+        assert {scheme.bits for scheme in packing.schemes} <= {4, 8}
+        assert all(scheme.group >= 0 for scheme in packing.schemes)
         assert packing.blocks is None or min(packing.blocks) > 0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from parlay.weights.weight import Weight
 
 
+_MOST = 65504.0  # of float16
 _SMALL = ("I8", "U8", "F8_E4M3", "F8_E5M2")  # dtypes that weights have only beside scales
 
 
@@ -105,6 +106,35 @@ class CompoundLayers:
                 "go with it; the checkpoint is incomplete, fetch it again"
             )
 
+    def _order(self, base: str, part: str, groups: int, unset: int) -> Tensor | None:
+        """Return the group of each input, int64 `[inputs]`; None where groups follow each other.
+
+        Args:
+            base: a layer.
+            part: its index of groups, int32 or int64 `[inputs]`, which may be missing.
+            groups: how many have scales.
+            unset: what a whole index is filled with where inputs were never put in another order.
+
+        Raises:
+            ModelError: groups are beyond those, or not equally large.
+        """
+        import torch
+
+        if not self._has(base, part):
+            return None
+        group = self._get(base, part).long()
+        each = len(group) // groups
+        if bool((group == unset).all()) or torch.equal(group, torch.arange(len(group)) // each):
+            return None
+        if not bool(((group >= 0) & (group < groups)).all()):
+            raise ModelError(f"{self._path}: {base}.{part} names groups beyond the {groups} that have scales")
+        if not bool((group.bincount(minlength=groups) == each).all()):
+            raise ModelError(
+                f"{self._path}: {base}.{part} gives some groups more inputs than others; the checkpoint is damaged, "
+                "fetch it again"
+            )
+        return group
+
     def _has(self, base: str, part: str) -> bool:
         return f"{base}.{part}" in self._tensors
 
@@ -139,3 +169,26 @@ class CompoundLayers:
                 f"{self._path}: {base}.{part} is stored as {shown(self._dtype(base, part))}, not as "
                 f"{' or '.join(dtypes)}; the config or the checkpoint is wrong"
             )
+
+
+def fits_float16(scales: Tensor, times: int = 1) -> bool:
+    """Whether the scales of blocks can be rounded to float16, which has fewer bits below 2^-14 and ends at 65504.
+
+    Rounding may cost a scale 2^-11 of the largest of its output. That is what the largest itself may lose, and an
+    output is a sum over all of its groups.
+
+    Args:
+        scales: float32 `[outputs, groups]`; AutoRound makes some below 0.
+        times: how many scales the largest factor of a block is, such as a minimum.
+    """
+    largest = scales.abs().amax(dim=1, keepdim=True)
+    if float(largest.max()) * times > _MOST:
+        return False
+    return bool(((scales.half().float() - scales).abs() <= largest * 2.0**-11).all())
+
+
+def float16_bytes(factors: Tensor, repeats: int) -> Tensor:
+    """Return numbers `[outputs, groups]` as the bytes of float16, `[outputs, groups * repeats, 2]`."""
+    import torch
+
+    return factors.half().repeat_interleave(repeats, dim=1).contiguous()[:, :, None].view(torch.uint8)

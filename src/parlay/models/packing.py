@@ -9,26 +9,48 @@ from parlay.errors import ModelError, shown
 
 
 @dataclass(frozen=True, slots=True)
+class Scheme:
+    """How some layers' numbers are stored.
+
+    Attributes:
+        bits: of a number.
+        packed: several numbers are in a word.
+        group: inputs that share a scale, 0 for all of them.
+        zeros: there are zero points.
+    """
+
+    bits: int
+    packed: bool = False
+    group: int = 0
+    zeros: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Packing:
     """What a config says of its quantised layers.
 
     Attributes:
         path: of the model, for errors.
         method: "awq", "gptq", "scaled" for weights with scales beside them, "codebook" for bitsandbytes' four bits.
-        bits: an integer's; of several numbers, each layer's tensors tell which it is.
+        schemes: one or more, of which each layer's tensors must fit one. Groups and zero points of AWQ and GPTQ are
+            told by tensors alone.
         shift: what is to be added to zero points.
         blocks: outputs and inputs of a block with a scale of its own, where the config says so.
-        groups: how many inputs may share a scale, None for all of them; empty where the config does not say.
-        zeros: every layer has zero points.
     """
 
     path: Path
     method: str
-    bits: tuple[int, ...]
+    schemes: tuple[Scheme, ...]
     shift: int = 0
     blocks: tuple[int, int] | None = None
-    groups: frozenset[int | None] = frozenset()
-    zeros: bool = False
+
+
+def quantization_of(raw: Mapping[str, Any]) -> Any:
+    """Return what a `config.json` says of quantised weights, under the key of early llm-compressor too."""
+    early = raw.get("compression_config")
+    if not raw.get("quantization_config") and isinstance(early, dict) and "quant_method" in early:
+        return early
+    return raw.get("quantization_config")
 
 
 def read_packing(path: Path, raw: Mapping[str, Any]) -> Packing | None:
@@ -41,7 +63,7 @@ def read_packing(path: Path, raw: Mapping[str, Any]) -> Packing | None:
     Raises:
         ModelError: in a way that is not served.
     """
-    config = raw.get("quantization_config")
+    config = quantization_of(raw)
     if not config:
         return None
     if not isinstance(config, dict):
@@ -69,14 +91,14 @@ def read_packing(path: Path, raw: Mapping[str, Any]) -> Packing | None:
                 f"{path}: quantization_config has {key}={shown(value)}; {method} is served with {key}={choices}"
             )
     shift = int(method == "gptq" and config.get("checkpoint_format") != "gptq_v2")
-    return Packing(path, method, (config["bits"],), shift)
+    return Packing(path, method, (Scheme(config["bits"], packed=True),), shift)
 
 
 def _read_fp8(path: Path, config: Mapping[str, Any]) -> Packing:
     """Return how FP8 weights are stored: vLLM's and DeepSeek's `fp8`, and `fbgemm_fp8`."""
     if config.get("fmt", "e4m3") != "e4m3":
         raise ModelError(f"{path}: FP8 is served as e4m3, not as {shown(config['fmt'])}")
-    return Packing(path, "scaled", (8,), blocks=_blocks(path, config.get("weight_block_size")))
+    return Packing(path, "scaled", (Scheme(8),), blocks=_blocks(path, config.get("weight_block_size")))
 
 
 def _read_bitsandbytes(path: Path, config: Mapping[str, Any]) -> Packing:
@@ -87,14 +109,16 @@ def _read_bitsandbytes(path: Path, config: Mapping[str, Any]) -> Packing:
             f"{path}: quantization_config of bitsandbytes needs either load_in_4bit or load_in_8bit to be true, not "
             f"{' and '.join(said) or 'none'}"
         )
-    return Packing(path, "codebook", (4,)) if said == ["load_in_4bit"] else Packing(path, "scaled", (8,))
+    if said == ["load_in_4bit"]:
+        return Packing(path, "codebook", (Scheme(4, packed=True),))
+    return Packing(path, "scaled", (Scheme(8),))
 
 
 def _read_compressed(path: Path, config: Mapping[str, Any]) -> Packing:
     """Return how llm-compressor has stored weights.
 
     Which layers its `targets` and `ignore` mean is not looked up: a layer that is quantised has a scale beside it,
-    and the shapes of its tensors say which of several schemes is its own.
+    and its tensors say which of several schemes is its own.
     """
     for key in ("sparsity_config", "transform_config"):
         said = config.get(key)
@@ -106,23 +130,16 @@ def _read_compressed(path: Path, config: Mapping[str, Any]) -> Packing:
     form = config.get("format")
     if form != "mixed-precision":  # then config_groups have formats
         _check_format(path, form)
-    schemes = [_scheme(path, form, group) for group in groups.values()]
-    made = [scheme for scheme in schemes if scheme is not None]
-    blocks = {scheme.blocks for scheme in made if scheme.blocks}
-    if len(blocks) > 1:
+    found = [scheme for scheme in (_scheme(path, form, group) for group in groups.values()) if scheme is not None]
+    sizes = {blocks for _, blocks in found if blocks}
+    if len(sizes) > 1:
         raise ModelError(f"{path}: quantization_config has blocks of several sizes, which is not served")
-    return Packing(
-        path,
-        "scaled",
-        tuple(sorted({bits for scheme in made for bits in scheme.bits})) or (8,),
-        blocks=next(iter(blocks), None),
-        groups=frozenset().union(*(scheme.groups for scheme in made)),
-        zeros=bool(made) and all(scheme.zeros for scheme in made),
-    )
+    schemes = tuple(dict.fromkeys(scheme for scheme, _ in found)) or (Scheme(8),)
+    return Packing(path, "scaled", schemes, blocks=next(iter(sizes), None))
 
 
-def _scheme(path: Path, form: object, group: Mapping[str, Any]) -> Packing | None:
-    """Return what one of `config_groups` says of weights; None if it quantises none."""
+def _scheme(path: Path, form: object, group: Mapping[str, Any]) -> tuple[Scheme, tuple[int, int] | None] | None:
+    """Return what one of `config_groups` says of weights, and their blocks; None if it quantises none."""
     own, weights = group.get("format") or form, group.get("weights")
     _check_format(path, own)
     if weights is None or own == "dense":
@@ -138,14 +155,8 @@ def _scheme(path: Path, form: object, group: Mapping[str, Any]) -> Packing | Non
         )
     if size is not None and type(size) is not int:
         raise ModelError(f"{path}: quantization_config has group_size={shown(size)}, which must be an integer")
-    return Packing(
-        path,
-        "scaled",
-        (bits,),
-        blocks=_blocks(path, weights.get("block_structure")),
-        groups=frozenset({size if size is not None and size > 0 else None}),
-        zeros=weights.get("symmetric") is False,
-    )
+    scheme = Scheme(bits, own == "pack-quantized", max(size or 0, 0), weights.get("symmetric") is False)
+    return scheme, _blocks(path, weights.get("block_structure"))
 
 
 def _check_format(path: Path, form: object) -> None:

@@ -9,7 +9,8 @@ bitsandbytes' `Linear8bitLt`.
             bitsandbytes: SCB float32 [outputs] instead, 127 times the scale; weight_format uint8, 0 for rows
     packed  weight_packed int32 [outputs, inputs / n], n = 32 / bits, the first input in the lowest bits, each plus
             half of the range; weight_scale [outputs, groups]; weight_zero_point int32 [outputs / n, groups], packed
-            along the outputs; weight_shape int64 [2]; weight_g_idx int32 [inputs], the group of each input
+            along the outputs, or int8 [outputs, groups]; weight_shape int64 [2]; weight_g_idx int32 [inputs], the
+            group of each input, all -1 where groups follow each other
     all     a number is scale * (stored - zero point)
 
 What the scales of activations say is of no use here: kernels round rows by themselves, see `kernels.quantised`.
@@ -22,14 +23,14 @@ import torch
 from torch import Tensor
 
 from parlay.errors import ModelError
-from parlay.models.compound import CompoundLayers
-from parlay.models.packing import Packing
+from parlay.models.compound import CompoundLayers, fits_float16, float16_bytes
+from parlay.models.packing import Packing, Scheme
 from parlay.weights.kinds import BY_NAME, Kind
 from parlay.weights.weight import Part, Weight
 
 _WORD = 32  # bits
 _NIBBLES, _BYTES = BY_NAME["Q4_1"], BY_NAME["Q8_0"]
-_LEAST = 2.0**-14  # of scales that float16 has with all of its bits
+_UNORDERED = -1  # fills an index that llm-compressor never set
 _LLM_INT8 = "SCB"
 _SCALES = ("weight_scale", "weight_scale_inv", _LLM_INT8)
 _FLOATS = ("F32", "BF16", "F16", "F8_E8M0")
@@ -66,8 +67,8 @@ class ScaledLayers(CompoundLayers):
     def get_tensor(self, name: str) -> Tensor:  # noqa: D102
         base = self._bases[name]
         levels, scales, zeros = self._read(base)
-        if self._has(base, "weight_g_idx"):
-            group = self._groups(base, scales.shape[1])
+        group = self._order(base, "weight_g_idx", scales.shape[1], _UNORDERED)
+        if group is not None:
             return (levels - (0 if zeros is None else zeros[:, group])) * scales[:, group]
         spread = self._spread(name, scales)
         return (levels if zeros is None else levels - self._spread(name, zeros)) * spread
@@ -80,29 +81,31 @@ class ScaledLayers(CompoundLayers):
         codes = levels.reshape(outputs, inputs // kind.block, kind.block)
         data = torch.empty((*codes.shape[:2], kind.size), dtype=torch.uint8)
         repeats = codes.shape[1] // scales.shape[1]
-        data[:, :, :2] = _halves(scales.expand(outputs, -1), repeats)
+        data[:, :, :2] = float16_bytes(scales.expand(outputs, -1), repeats)
         if kind is _BYTES:
             data[:, :, 2:] = codes.to(torch.int8).view(torch.uint8)
         else:
             least = -scales * (8 + (0 if zeros is None else zeros))
             nibbles = (codes + 8).to(torch.uint8)
-            data[:, :, 2:4] = _halves(least, repeats)
+            data[:, :, 2:4] = float16_bytes(least, repeats)
             data[:, :, 4:] = nibbles[:, :, :16] | nibbles[:, :, 16:] << 4
         return Weight((Part(kind, data.view(outputs, -1)),))
 
     def _find_kind(self, name: str) -> Kind | None:
         base, (outputs, inputs) = self._bases[name], self._shapes[name]
         packed = self._has(base, "weight_packed")
-        if self._has(base, "weight_g_idx") or not (packed or self._dtype(base, "weight") == "I8"):
+        if not (packed or self._dtype(base, "weight") == "I8"):
             return None
         scales = self._scales(base)
         groups = scales.shape[1]
+        if self._order(base, "weight_g_idx", groups, _UNORDERED) is not None:
+            return None
         blocks = _NIBBLES if packed and self._bits[base] == 4 else _BYTES
         if inputs % groups or inputs // groups % blocks.block or len(scales) not in (1, outputs):
             return None
-        if blocks is _BYTES and (self._zeros(base) is not None or float(scales.min()) < _LEAST):
-            return None
-        return blocks
+        if blocks is _BYTES:
+            return _BYTES if self._zeros(base) is None and fits_float16(scales) else None
+        return _NIBBLES if fits_float16(scales, 15) else None
 
     # ------------------------------------------------------------------------------------------------- reading
 
@@ -119,10 +122,11 @@ class ScaledLayers(CompoundLayers):
         if not self._has(base, "weight_zero_point"):
             return None
         zeros = self._get(base, "weight_zero_point")
-        if self._has(base, "weight_packed"):
+        if zeros.dtype is torch.int32:
             outputs, _ = self._shapes[f"{base}.weight"]
             zeros = self._integers(base, zeros.T)[:, :outputs].T
-        return _matrix(zeros.float()) if bool(zeros.any()) else None
+        zeros = _matrix(zeros.float())
+        return zeros if bool(zeros.any()) else None
 
     def _integers(self, base: str, words: Tensor) -> Tensor:
         """Return the signed integers of words `[a, b]`, `[a, b * n]`."""
@@ -136,11 +140,11 @@ class ScaledLayers(CompoundLayers):
         if part == _LLM_INT8:  # an output of zeros has a scale of 0
             valid, scales = scales.isfinite() & (scales >= 0), scales / 127
         else:
-            valid = scales.isfinite() & (scales > 0)
+            valid = scales.isfinite() & (scales != 0)  # AutoRound makes some below 0
         if not bool(valid.all()):
             raise ModelError(
-                f"{self._path}: {base}.{part} holds scales that are no numbers above 0; the checkpoint is "
-                "damaged, fetch it again"
+                f"{self._path}: {base}.{part} holds scales that are 0 or no finite numbers; the checkpoint "
+                "is damaged, fetch it again"
             )
         return scales
 
@@ -158,33 +162,27 @@ class ScaledLayers(CompoundLayers):
             return said
         return outputs // blocks[0], inputs // blocks[1]
 
-    def _groups(self, base: str, count: int) -> Tensor:
-        """Return the group of each input."""
-        group = self._get(base, "weight_g_idx").long()
-        if not bool(((group >= 0) & (group < count)).all()):
-            raise ModelError(f"{self._path}: {base}.weight_g_idx names groups beyond the {count} with scales")
-        if not bool((group.bincount(minlength=count) == len(group) // count).all()):
-            raise ModelError(
-                f"{self._path}: {base}.weight_g_idx gives some groups more inputs than others; the checkpoint is "
-                "damaged, fetch it again"
-            )
-        return group
-
     # ------------------------------------------------------------------------------------------------ checking
 
     def _check(self, base: str) -> tuple[int, int]:
         packed = self._has(base, "weight_packed")
         self._need(base, self._scale_of(base), "weight_shape" if packed else "weight")
+        if not any(scheme.packed == packed for scheme in self._packing.schemes):
+            raise ModelError(
+                f"{self._path}: {base} is {'' if packed else 'not '}packed into words, unlike what its "
+                "quantization_config says; the config or the checkpoint is wrong"
+            )
         shape = self._check_packed(base) if packed else self._check_plain(base)
         counts = self._check_scales(base, shape)
+        schemes = self._schemes(base, shape, counts)
         if self._has(base, "weight_zero_point"):
+            self._expect(base, "weight_zero_point", *(("I32", "I8") if packed else ("I8",)))
             wanted: tuple[int, ...] = self._shape(base, self._scale_of(base))
-            if packed:
+            if self._dtype(base, "weight_zero_point") == "I32":
                 wanted = (-(-shape[0] * self._bits[base] // _WORD), counts[1])
-                self._expect(base, "weight_zero_point", "I32")
             if self._shape(base, "weight_zero_point") != wanted:
                 self._refuse(base, "weight_zero_point", f"zero points beside {counts[0]} x {counts[1]} scales")
-        elif self._packing.zeros:
+        elif all(scheme.zeros for scheme in schemes):
             self._need(base, "weight_zero_point")
         if self._has(base, "weight_g_idx"):
             self._expect(base, "weight_g_idx", *_INTEGERS)
@@ -215,9 +213,10 @@ class ScaledLayers(CompoundLayers):
             self._refuse(base, "weight_shape", "outputs and inputs")
         outputs, inputs = map(int, self._get(base, "weight_shape").tolist())
         stored = self._shape(base, "weight_packed")
-        fitting = [bits for bits in self._packing.bits if stored == (outputs, -(-inputs * bits // _WORD))]
+        served = sorted({scheme.bits for scheme in self._packing.schemes if scheme.packed})
+        fitting = [bits for bits in served if stored == (outputs, -(-inputs * bits // _WORD))]
         if min(outputs, inputs) < 1 or not fitting:
-            bits = " or ".join(map(str, self._packing.bits))
+            bits = " or ".join(map(str, served))
             self._refuse(base, "weight_packed", f"{outputs} x {inputs} numbers of {bits} bits")
         self._bits[base] = fitting[0]
         return outputs, inputs
@@ -235,12 +234,30 @@ class ScaledLayers(CompoundLayers):
             rows, columns = counts
             if rows not in (1, outputs) or not columns or inputs % columns:
                 self._refuse(base, part, f"the scales of {outputs} x {inputs} numbers")
-            own, groups = inputs // columns, self._packing.groups
-            if groups and own not in groups and not (columns == 1 and max(size or inputs for size in groups) >= own):
-                self._refuse(base, part, "the scales of groups as large as the config says")
         elif len(counts) != 2:
             self._refuse(base, part, f"the scales of {outputs} x {inputs} numbers")
         return counts[0], counts[1]
+
+    def _schemes(self, base: str, shape: tuple[int, int], counts: tuple[int, int]) -> list[Scheme]:
+        """Return the schemes that a layer's tensors fit, apart from zero points."""
+        inputs, packed = shape[1], self._has(base, "weight_packed")
+        alike = [
+            scheme
+            for scheme in self._packing.schemes
+            if scheme.packed == packed and scheme.bits == self._bits.get(base, 8)
+        ]
+        said = self._packing.blocks
+        if said is None or counts != _counts(shape, said):
+            each = inputs // counts[1]
+            # A group may be larger than all of a layer's inputs.
+            alike = [
+                scheme
+                for scheme in alike
+                if each == (scheme.group or inputs) or (counts[1] == 1 and scheme.group > inputs)
+            ]
+        if not alike:
+            self._refuse(base, self._scale_of(base), "the scales of groups as large as the config says")
+        return alike
 
     def _scale_of(self, base: str) -> str:
         return next((part for part in _SCALES if self._has(base, part)), _SCALES[0])
@@ -254,8 +271,3 @@ def _counts(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
 def _matrix(factors: Tensor) -> Tensor:
     """Return factors of a tensor, of channels or of blocks as `[a, b]`."""
     return factors if factors.dim() == 2 else factors.reshape(-1, 1)
-
-
-def _halves(values: Tensor, repeats: int) -> Tensor:
-    """Return numbers `[outputs, groups]` as the bytes of float16, `[outputs, groups * repeats, 2]`."""
-    return values.half().repeat_interleave(repeats, dim=1).contiguous()[:, :, None].view(torch.uint8)

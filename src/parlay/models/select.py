@@ -19,6 +19,7 @@ from parlay.models.decoder import Decoder
 from parlay.models.gguf_parts import model_file
 from parlay.models.hub import DEFAULT, Hub, fetch, is_hub_id
 from parlay.models.loader import Checkpoint
+from parlay.models.packing import quantization_of
 from parlay.registry import Registry
 from parlay.types.cache import CacheSpec
 from parlay.types.storage import MADE, Storage
@@ -173,7 +174,7 @@ def describe_files(path: Path) -> ModelConfig:
     if architecture.endswith(_SUFFIX) and _family(architecture) in families.names():
         described: ModelConfig = families.load(_family(architecture)).describe(parse_config(path, raw))
         return described
-    if path.is_file() or raw.get("quantization_config"):
+    if path.is_file() or quantization_of(raw):
         served = ", ".join(families.names())
         raise ModelError(f"{path}: {brief(architecture)} is not served; these families are: {served}")
     return foreign.describe(path, raw)
@@ -190,7 +191,7 @@ def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
     name = config.dtype if asked == "auto" else asked
     if name == config.dtype == "float16":
         # Beside weights that keep all their bits, activations of bfloat16 would lose three of them at every layer.
-        kept = config.storage == "stored" and config.foreign is None and not config.raw.get("quantization_config")
+        kept = config.storage == "stored" and config.foreign is None and not quantization_of(config.raw)
         name = "float32" if kept else "bfloat16"
         logger.info("%s is stored as float16; activations and cache are %s", config.path, name)
     if name == "float16":
@@ -221,7 +222,7 @@ def describe_as(path: Path, storage: Storage, asked: str | None = None) -> Model
             f"quantization={shown(asked)} is not served for {config.architecture}, which a class of transformers "
             "computes; leave it out"
         )
-    own = "gguf" if config.path.is_file() else (config.raw.get("quantization_config") or {}).get("quant_method")
+    own = "gguf" if config.path.is_file() else (quantization_of(config.raw) or {}).get("quant_method")
     if asked not in (None, *MADE, own):
         has = f"is quantised by {own}" if own else "is not quantised"
         raise ConfigError(f"quantization={shown(asked)}, but {config.path} {has}; leave it out")
@@ -256,7 +257,7 @@ def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
     """
     if config.foreign is not None or config.storage == "plain":
         return {}
-    plain = not config.raw.get("quantization_config") and config.dtype != "float16"
+    plain = not quantization_of(config.raw) and config.dtype != "float16"
     if config.storage == "stored" and plain and not config.path.is_file():
         return {}  # the files need not be looked into
     with Checkpoint(config.path, storage=config.storage) as weights:
