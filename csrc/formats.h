@@ -5,7 +5,7 @@
 // format that is `nested` these are small integers, and 256 inputs share the factors on them.
 //
 // A panel is kPanel outputs, packed block after block of inputs, in one stream:
-//   factors       half [kPanel], of the scales
+//   factors       half [kPanel], of the scales; as bfloat16 in formats whose scales are powers of two
 //   least factors half [kPanel], where there is a minimum: of the minimums, or in no nested format themselves
 //   scales        int8 [groups, kPanel], where nested
 //   minimums      uint8 [groups, kPanel], where nested and there is a minimum; scales and minimums of four bits share
@@ -35,10 +35,15 @@ struct Fields {
   uint8_t least[kMostGroups];
 };
 
+constexpr int8_t kTable[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kMicro[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // E2M1, doubled
+
 template <int bits_, int group_, int offset_, bool least_, bool nested_, bool looked_up_ = false, bool shared_ = false>
 struct Format {
   static constexpr int bits = bits_, group = group_, offset = offset_;
   static constexpr bool least = least_, nested = nested_, looked_up = looked_up_, shared = shared_;
+  typedef fp16 Factor;
+  static constexpr const int8_t* table = kTable;
   static constexpr bool wide = bits == 8 || looked_up;  // codes, as products take them, fill a byte
   static constexpr int block = nested ? kWide : kChunk, groups = block / group, chunks = block / kChunk;
   // Bytes of a panel's block.
@@ -52,8 +57,6 @@ struct Format {
   static constexpr int chunk = bytes_plane + nibbles + pairs + singles;
   static constexpr int bytes = head + chunks * chunk;
 };
-
-constexpr int8_t kTable[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 PARLAY_INLINE half half_at(const uint8_t* from) {
   half h;
@@ -197,6 +200,17 @@ struct IQ4_XS : Format<4, 32, 128, false, true, true> {
   }
 };
 
+struct MXFP4 : Format<4, 32, 128, false, false, true> {
+  typedef bf16 Factor;
+  static constexpr const int8_t* table = kMicro;
+  static constexpr int stored = 17;
+  static void read(const uint8_t* b, Fields& f) {
+    // 2^(b - 128), since levels are doubled; below the least normal number one bit of the fraction says it.
+    f.factor = (half)(b[0] < 2 ? 0x20 << b[0] : (b[0] - 1) << 7);
+    split(b + 1, f.code, 16);
+  }
+};
+
 // Calls f with an object of a kind's format. Kinds have the numbers that GGUF files give them.
 template <class F>
 PARLAY_INLINE void with_format(int kind, F f) {
@@ -213,6 +227,7 @@ PARLAY_INLINE void with_format(int kind, F f) {
     case 14: return f(Q6_K());
     case 20: return f(IQ4_NL());
     case 23: return f(IQ4_XS());
+    case 39: return f(MXFP4());
   }
 }
 
@@ -306,7 +321,7 @@ void unpack_rows(const UnpackArgs& a, int64_t begin, int64_t end) {
     T* out = (T*)a.out + row * a.inputs;
     for (int64_t block = 0; block < blocks; ++block) {
       const uint8_t* at = (const uint8_t*)a.weight + (output / kPanel * blocks + block) * F::bytes;
-      const float factor = half_to_float(half_at(at + lane * sizeof(half)));
+      const float factor = to_float(typename F::Factor{half_at(at + lane * sizeof(half))});
       const float least_factor = F::least ? half_to_float(half_at(at + (kPanel + lane) * sizeof(half))) : 0;
       for (int64_t chunk = 0; chunk < F::chunks; ++chunk) {
         float value[kChunk];
@@ -319,7 +334,7 @@ void unpack_rows(const UnpackArgs& a, int64_t begin, int64_t end) {
             if constexpr (F::least) least *= -(float)(F::shared ? *small >> 4 : small[F::scales]);
           }
           const int code = get_code<F>(at + F::head + chunk * F::chunk, i, lane);
-          const int level = F::looked_up ? kTable[code & 15] : code - F::offset;
+          const int level = F::looked_up ? F::table[code & 15] : code - F::offset;
           value[i] = scale * (float)level;
           if constexpr (F::least) value[i] += least;
         }

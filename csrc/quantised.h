@@ -210,13 +210,14 @@ PARLAY_INLINE Ints dot(const Ints& total, const Codes<true>& code, int32_t x) {
   return r;
 }
 
-// The table's levels plus 128, for lanes of four indices.
+// A table's levels plus 128, for lanes of four indices.
+template <class F>
 PARLAY_INLINE Codes<false> look_up(const Codes<false>& index) {
   Codes<false> r;
   alignas(64) static const struct Levels {
     uint8_t of[64];
     constexpr Levels() : of() {
-      for (int i = 0; i < 64; ++i) of[i] = (uint8_t)(kTable[i % 16] + 128);
+      for (int i = 0; i < 64; ++i) of[i] = (uint8_t)(F::table[i % 16] + 128);
     }
   } levels;
 #if defined(PARLAY_AVX512)
@@ -257,7 +258,7 @@ PARLAY_INLINE Codes<F::wide && kSigned> codes_at(const uint8_t* chunk, int s) {
     if constexpr (F::singles > 0) u |= (lanes(chunk + F::nibbles + F::pairs, i) >> s & 0x01010101) << shift;
     code.p[i] = u;
   }
-  if constexpr (F::looked_up) code = look_up(code);
+  if constexpr (F::looked_up) code = look_up<F>(code);
   if constexpr (F::wide && kSigned)
     return with_sign(code);
   else
@@ -333,7 +334,7 @@ __attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride
           }
           PARLAY_VECS {
             const int lane = (first + v) * kLanes;
-            Vec scale = load((const fp16*)block + lane), least;
+            Vec scale = load((const typename F::Factor*)block + lane), least;
             const uint8_t* small = block + F::factors + group * kPanel + lane;
             if constexpr (F::nested) scale = scale * load_scales<F>(small);
             if constexpr (F::least) least = load((const fp16*)block + kPanel + lane);

@@ -153,6 +153,14 @@ PARLAY_INLINE float half_to_float(half h) {
   return value;
 }
 
+PARLAY_INLINE float to_float(fp16 x) { return half_to_float(x.bits); }
+PARLAY_INLINE float to_float(bf16 x) {
+  const uint32_t bits = (uint32_t)x.bits << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
 PARLAY_INLINE Vec load(const fp16* from) {
   Vec r;
 #if defined(PARLAY_AVX512)

@@ -197,5 +197,10 @@ def test_contradictory_options_are_refused() -> None:
         LLM("tiny-code", quantization="int3")
     with pytest.raises(ConfigError, match=r"quantization='awq', but .* is not quantised; leave it out"):
         LLM("tiny-code", quantization="awq")
+    with pytest.raises(ConfigError, match=r"load_format='gguf', but .* is read as safetensors; leave it out"):
+        LLM("tiny-code", load_format="gguf")
+    with pytest.raises(ConfigError, match="load_format"):
+        LLM("tiny-code", load_format="npz")
+    LLM("tiny-code", load_format="safetensors", speculative_config=None)
     with pytest.raises(ConfigError, match="quantization"):
         LLM("tiny-code", speculative_config={"method": "eagle3", "model": "tiny-code-eagle3", "quantization": "int3"})

@@ -4,7 +4,10 @@ import gguf
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
+from torch import Tensor
 
+from parlay.kernels.base import Kernels
+from parlay.kernels.select import select_kernels
 from parlay.kernels.selfcheck import random_blocks
 from parlay.weights.kinds import BY_NAME, COMPUTED, KINDS, Kind
 from parlay.weights.weight import Part, Weight
@@ -52,3 +55,23 @@ def test_a_factor_that_is_no_number_is_found(kind: Kind) -> None:
             last = data[1].view(-1, kind.size)[-1]
             last[at], last[at + 1] = bits & 255, bits >> 8
             assert not Weight((Part(kind, data),)).finite()
+    if kind.exponent is not None:
+        data = weight.parts[0].data.clone()
+        data[1].view(-1, kind.size)[-1, kind.exponent] = 253
+        assert not Weight((Part(kind, data),)).finite()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in COMPUTED if kind.exponent is not None], ids=str)
+def test_all_exponents(kind: Kind) -> None:
+    blocks = torch.arange(253, dtype=torch.uint8)[:, None].repeat(1, kind.size)
+    expected = gguf.quants.dequantize(blocks.numpy(), GGMLQuantizationType(kind.number))
+    found = Weight((Part(kind, blocks),)).numbers()
+    assert torch.equal(found, torch.from_numpy(expected))
+    assert same_numbers(select_kernels(), blocks, kind, found)
+
+
+def same_numbers(kernels: Kernels, blocks: Tensor, kind: Kind, expected: Tensor) -> bool:
+    out = torch.empty(expected.shape)
+    packed = kernels.pack_head(Weight((Part(kind, blocks),)))
+    kernels.embed_packed(packed, torch.arange(len(blocks)), out)
+    return torch.equal(out, expected)

@@ -78,9 +78,10 @@ def installed(peer: Peer, folder: Path | None, isa: str | None, tick: Callable[[
         return python
     tick(f"installing {name}, which may take a while")
     more = {"CMAKE_ARGS": _AVX2} if isa and peer.builds else {}
+    fresh = ["--no-cache-dir"] if peer.builds else []  # where pip keeps what it compiled for other instruction sets
     for command in (
         [sys.executable, "-m", "venv", "--clear", str(place)],
-        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *peer.requirements],
+        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *fresh, *peer.requirements],
     ):
         try:
             done = subprocess.run(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from parlay.config.strict import build
 from parlay.errors import ConfigError, shown
-from parlay.types.storage import MADE, Storage
+from parlay.types.storage import MADE, LoadFormat, Storage
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal[
@@ -41,6 +41,8 @@ class EngineConfig:
             float32, and for other checkpoints the latter is refused.
         dequantize: unpack quantised weights, and those in float16, to `dtype` when they are read; kinds that the
             kernels multiply with stay as they are stored otherwise, which takes less memory and time.
+        load_format: which files the weights are read from; `auto` takes what is there, safetensors before `.bin`.
+            `safetensors`, `pt` (that is `.bin`), `gguf` and `bitsandbytes` say what is expected, and refuse the rest.
         quantization: `int8` has all matrices in eight bits, every 32 inputs of an output with a scale of their own,
             and `int4` in four, with a minimum too, but embedding and head in eight; both are made when the model is
             read. None leaves matrices as they are stored. `awq`, `gptq`, `gguf`, `fp8`, `fbgemm_fp8`,
@@ -73,6 +75,7 @@ class EngineConfig:
     trust_remote_code: bool = False
     dtype: DType = "auto"
     dequantize: bool = False
+    load_format: LoadFormat = "auto"
     quantization: Quantization | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64

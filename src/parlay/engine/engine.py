@@ -72,7 +72,7 @@ class Engine:
         speculative = speculative or plain()
         path = find_model(config.model, replace(hub, revision=config.revision))
         with naming_heads(config.model, path):
-            model_config = describe_as(path, config.storage, config.quantization)
+            model_config = describe_as(path, config.storage, config.quantization, config.load_format)
             dtype = resolve_dtype(config.dtype, model_config)
             self.max_model_len = _model_len(config, model_config.max_position)
             self.codec = _codec(config, model_config, hub)

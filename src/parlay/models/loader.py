@@ -272,6 +272,17 @@ def _read_header(data: BinaryIO, size: int) -> bytes:
     return data.read(length)
 
 
+def file_format(path: Path) -> str:
+    """Return what a model's weights are read from: "gguf", "safetensors" or "pt".
+
+    Raises:
+        ModelError: there are none.
+    """
+    if path.is_file():
+        return "gguf"
+    return "pt" if _weight_files(path)[0].suffix in _PICKLED else "safetensors"
+
+
 def _weight_files(path: Path, head: bool = False) -> list[Path]:
     if path.is_file():
         return [path]

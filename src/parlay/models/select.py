@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -18,11 +18,11 @@ from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder
 from parlay.models.gguf_parts import model_file
 from parlay.models.hub import DEFAULT, Hub, fetch, is_hub_id
-from parlay.models.loader import Checkpoint
+from parlay.models.loader import Checkpoint, file_format
 from parlay.models.packing import quantization_of
 from parlay.registry import Registry
 from parlay.types.cache import CacheSpec
-from parlay.types.storage import MADE, Storage
+from parlay.types.storage import MADE, LoadFormat, Storage
 from parlay.weights.kinds import Kind
 
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -204,13 +204,16 @@ def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
     return _DTYPES[name]
 
 
-def describe_as(path: Path, storage: Storage, asked: str | None = None) -> ModelConfig:
+def describe_as(
+    path: Path, storage: Storage, asked: str | None = None, load_format: LoadFormat = "auto"
+) -> ModelConfig:
     """Return the shape of a model that was found, to be read in a certain form.
 
     Args:
         path: of the model.
         storage: what becomes of its matrices.
         asked: one that is made, such as "int8", or the quantisation that the checkpoint is said to have.
+        load_format: of the files that it is said to have; "auto" stands for any.
 
     Raises:
         ConfigError: it has another one, or none can be made of this model.
@@ -226,6 +229,10 @@ def describe_as(path: Path, storage: Storage, asked: str | None = None) -> Model
     if asked not in (None, *MADE, own):
         has = f"is quantised by {own}" if own else "is not quantised"
         raise ConfigError(f"quantization={shown(asked)}, but {config.path} {has}; leave it out")
+    found = [name for name in get_args(LoadFormat) if name in (own, file_format(config.path))]
+    if load_format not in ("auto", *found):
+        is_read = " or ".join(found)
+        raise ConfigError(f"load_format={shown(load_format)}, but {config.path} is read as {is_read}; leave it out")
     return config
 
 

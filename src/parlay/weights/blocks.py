@@ -16,6 +16,7 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 _LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int32)
+_MICRO = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int32)  # E2M1, doubled
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,10 @@ def _iq4_xs(b: Bytes) -> Blocks:
     return Blocks(_LEVELS[nibbles], _half(b, 0) * scales.astype(np.float32), None)
 
 
+def _mxfp4(b: Bytes) -> Blocks:
+    return Blocks(_MICRO[_halves(b[:, 1:])], np.ldexp(np.float32(1), b[:, :1].astype(np.int32) - 128), None)
+
+
 _READERS: dict[str, Callable[[Bytes], Blocks]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -167,4 +172,5 @@ _READERS: dict[str, Callable[[Bytes], Blocks]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

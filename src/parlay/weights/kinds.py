@@ -1,9 +1,11 @@
 """How numbers may be stored: each by itself, or in blocks of small integers that share a scale.
 
-Source: ggml's table of types; numbers and names are those of GGUF files.
+Source: ggml's table of types; numbers and names are those of GGUF files. MXFP4 is of the Open Compute Project's
+"Microscaling Formats" 1.0.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,7 @@ class Kind:
         block: numbers a block; 1 where each is by itself.
         size: bytes a block.
         factors: where in a block the float16 factors of its scales and minimums lie; known for `COMPUTED` alone.
+        exponent: where the exponent of its scale lies, which is a power of two (E8M0); likewise.
     """
 
     number: int
@@ -23,12 +26,13 @@ class Kind:
     block: int
     size: int
     factors: tuple[int, ...] = ()
+    exponent: int | None = None
 
     def __str__(self) -> str:
         return self.name
 
 
-_TABLE: tuple[tuple[int, str, int, int] | tuple[int, str, int, int, tuple[int, ...]], ...] = (
+_TABLE: tuple[tuple[Any, ...], ...] = (
     (0, "F32", 1, 4),
     (1, "F16", 1, 2),
     (2, "Q4_0", 32, 18, (0,)),
@@ -53,7 +57,7 @@ _TABLE: tuple[tuple[int, str, int, int] | tuple[int, str, int, int, tuple[int, .
     (30, "BF16", 1, 2),
     (34, "TQ1_0", 256, 54),
     (35, "TQ2_0", 256, 66),
-    (39, "MXFP4", 32, 17),
+    (39, "MXFP4", 32, 17, (), 0),
     (40, "NVFP4", 64, 36),
 )
 KINDS = {row[0]: Kind(*row) for row in _TABLE}
@@ -62,4 +66,4 @@ BY_NAME = {kind.name: kind for kind in KINDS.values()}
 HALF = BY_NAME["F16"]
 # Kinds that products take as they are, whatever the activations, as they do `HALF`; other blocks are dequantised when
 # they are read.
-COMPUTED = tuple(kind for kind in KINDS.values() if kind.factors)
+COMPUTED = tuple(kind for kind in KINDS.values() if kind.factors or kind.exponent is not None)

@@ -11,6 +11,7 @@ from parlay.weights.blocks import unpack
 from parlay.weights.kinds import BY_NAME, HALF, Kind
 
 _PLAIN = {torch.float32: BY_NAME["F32"], torch.bfloat16: BY_NAME["BF16"], torch.float16: HALF}
+_MOST_EXPONENT = 252  # of a scale in E8M0: numbers beyond leave float32, and 255 is none
 _SLAB = 1 << 20  # numbers that are unpacked at once
 
 
@@ -42,10 +43,12 @@ class Part:
         return self.quantised or self.kind is HALF
 
     def finite(self) -> bool:
-        """Whether all numbers are finite; of blocks, all factors."""
+        """Whether all numbers are finite; of blocks, all factors and exponents."""
         if not self.quantised:
             return bool(self.data.isfinite().all())
         blocks = self.data.view(-1, self.kind.size)
+        if self.kind.exponent is not None and bool((blocks[:, self.kind.exponent] > _MOST_EXPONENT).any()):
+            return False
         return all(
             bool(blocks[:, at : at + 2].contiguous().view(torch.float16).isfinite().all()) for at in self.kind.factors
         )
