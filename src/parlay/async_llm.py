@@ -74,6 +74,11 @@ class AsyncLLM:
             return "ready" if self._end is None else "closed"
 
     @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The model's own sampling parameters, for requests that give none; see `generation_config`."""
+        return self._llm.sampling_defaults
+
+    @property
     def numerics_id(self) -> str:
         """Names everything that the bits of a token depend on besides its request: equal ids, equal tokens."""
         return self._llm.numerics_id
@@ -106,7 +111,7 @@ class AsyncLLM:
             ParlayError: the engine was closed, or has failed.
         """
         stream = _Stream(prompt, asyncio.get_running_loop(), final_only)
-        params = sampling_params or SamplingParams()
+        params = sampling_params or SamplingParams.parse(self.sampling_defaults)
         more = {"priority": priority, "tenant": tenant, "timeout": timeout}
         self._submit(lambda: self._begin(stream, params, more), stream)
         try:

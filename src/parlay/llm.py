@@ -57,6 +57,11 @@ class LLM:
         """Names everything that the bits of a token depend on besides its request: equal ids, equal tokens."""
         return self.engine.numerics_id
 
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The model's own sampling parameters, for requests that give none; see `generation_config`."""
+        return dict(self.engine.sampling_defaults)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -79,7 +84,7 @@ class LLM:
             ConfigError: the numbers of prompts and parameters differ.
         """
         many = _prompts(prompts)
-        return self._complete(many, _spread(sampling_params, len(many)), use_tqdm)
+        return self._complete(many, _spread(sampling_params, len(many), self.sampling_defaults), use_tqdm)
 
     def chat(
         self,
@@ -104,7 +109,7 @@ class LLM:
                 prompts.append(self._chat_prompt(conversation, options))
             except RequestError as error:
                 prompts.append(error)
-        return self._complete(prompts, _spread(sampling_params, len(many)), use_tqdm)
+        return self._complete(prompts, _spread(sampling_params, len(many), self.sampling_defaults), use_tqdm)
 
     def chat_prompt(self, messages: Messages, **template_options: Any) -> Prompt:
         """Return the prompt that the chat template makes of a conversation.
@@ -132,7 +137,7 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be served, or `best_of` asks for completions that only the end decides.
         """
-        params = sampling_params or SamplingParams()
+        params = sampling_params or SamplingParams.parse(self.sampling_defaults)
         if params.candidates > params.n:
             self.engine.refuse()
             raise RequestError("best_of above n cannot be streamed; leave it out, or use generate")
@@ -268,9 +273,11 @@ def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
     return [messages] if alone else list(messages)  # type: ignore[list-item,arg-type]
 
 
-def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def _spread(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int, defaults: Mapping[str, Any]
+) -> list[SamplingParams]:
     if params is None:
-        params = SamplingParams()
+        params = SamplingParams.parse(defaults)
     many = list(params) if isinstance(params, Sequence) else [params] * count
     for own in many:
         if not isinstance(own, SamplingParams):

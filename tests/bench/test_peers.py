@@ -127,7 +127,8 @@ def test_our_own_worker_does_what_the_library_does(worker: Worker) -> None:
 
 def test_what_engines_print_is_no_answer(worker: Worker) -> None:
     worker.load("fake", "tiny-code", {}, 64, 60)
-    assert not (worker.passes or worker.batches)
+    assert not worker.passes
+    assert not worker.batches
     assert worker.ask(30, do="generate", prompt=[1, 2], count=3, temperature=0, seed=0)["tokens"] == [2, 2, 2]
 
 

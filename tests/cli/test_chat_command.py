@@ -1,6 +1,7 @@
 """`parlay chat`: turns of a conversation, commands, mistakes."""
 
 import io
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,40 @@ def test_commands(talk: Talk, model: Path) -> None:
     expected = [*answers(model, "hello"), *answers(model, "x", "y"), answers(model, "x", "z")[1]]
     assert out == "".join(text + "\n" for text in expected)
     assert "there is no /rest: /reset forgets" in err
+
+
+def test_messages_of_several_lines(talk: Talk, model: Path) -> None:
+    _, out, _ = talk(['"""def f():', "    pass", '"""', '"""one"""', '"""left open'])
+    assert out == "".join(text + "\n" for text in answers(model, "def f():\n    pass", "one", "left open"))
+
+
+def test_parameters_may_change(talk: Talk, model: Path) -> None:
+    lines = [
+        "/set max_tokens 2",
+        "hello",
+        "/set temprature 1",
+        "/set max_tokens many",
+        "/set temperature",
+        "/set n 0",
+    ]
+    status, out, err = talk([*lines, "/help"])
+    [whole] = answers(model, "hello")
+    (short,) = LLM(model).chat([{"role": "user", "content": "hello"}], SamplingParams(temperature=0, max_tokens=2))
+    assert (status, out) == (0, short.outputs[0].text + "\n")
+    assert whole.startswith(short.outputs[0].text)
+    for words in ("max_tokens is 2", "did you mean 'temperature'", "/set is written otherwise", "/reset forgets"):
+        assert words in " ".join(err.split())
+
+
+def test_a_conversation_is_kept(talk: Talk, model: Path, tmp_path: Path) -> None:
+    file, wrong = tmp_path / "talk.json", tmp_path / "wrong.json"
+    wrong.write_text("[1]")
+    talk(["hello", f"/save {file}"])
+    assert [message["role"] for message in json.loads(file.read_text())] == ["user", "assistant"]
+    _, out, err = talk([f"/load {file}", "and then?", f"/load {wrong}", f"/load {tmp_path / 'none.json'}"])
+    assert out == answers(model, "hello", "and then?")[1] + "\n"
+    assert "holds no conversation" in " ".join(err.split())
+    assert "No such file" in " ".join(err.split())
 
 
 def test_another_template(talk: Talk, model: Path) -> None:

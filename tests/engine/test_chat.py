@@ -55,6 +55,8 @@ def test_as_transformers(
     expected = peer.apply_chat_template(
         messages, tools=tools, chat_template=template, tokenize=False, add_generation_prompt=True, **more
     )
+    if tools and template == CHATML:
+        pytest.skip("a template without a place for tools; see test_tool_prompt.py")
     options = ChatOptions(tools=tools, chat_template_kwargs=more)
     assert render(template, messages, {"bos_token": "<s>"}, options) == expected
 

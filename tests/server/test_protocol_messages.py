@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay import EngineDeadError, EngineFaultError, ModelError, ParlayError, RequestError, SamplingParams, errors
+from parlay.engine.memory import Memory
 from parlay.engine.stats import MethodSnapshot, StatsSnapshot
 from parlay.server.protocol import (
     Abort,
@@ -52,7 +53,11 @@ DELTAS = st.builds(
     st.none() | st.lists(st.builds(Rejected, COUNT, COUNT, TEXT), max_size=3),
 )
 REPORTS = st.one_of(
-    st.builds(Ready, TEXT, COUNT, COUNT, TEXT, st.lists(TEXT, max_size=3).map(tuple)),
+    st.builds(
+        Ready,
+        *(TEXT, COUNT, COUNT, TEXT, st.lists(TEXT, max_size=3).map(tuple)),
+        *(st.dictionaries(TEXT, COUNT | FLOAT, max_size=2), st.builds(Memory, COUNT, COUNT, COUNT, COUNT)),
+    ),
     FAILURES,
     st.builds(
         Outputs,

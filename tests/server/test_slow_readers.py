@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ class Endless:
     """An engine that always has another token."""
 
     model_name, numerics_id, max_model_len, state = "endless", "none", 1 << 20, "ready"
-    codec = SimpleNamespace(tokenizer=None)
+    codec, sampling_defaults = SimpleNamespace(tokenizer=None), MappingProxyType({})
 
     def __init__(self) -> None:
         self.left = False

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from parlay.server.errors import ApiError
 from parlay.server.fields import ChatFields
-from parlay.server.tools import FreeReader, ListReader, NamedReader, Reader, Tools, find_calls, read_tools
+from parlay.server.tool_formats import FORMATS, format_of
+from parlay.server.tool_readers import FreeReader, ListReader, NamedReader, Reader
+from parlay.server.tools import Tools, read_tools
 
 TOOLS = Tools({"f": {"type": "object"}, "g": {"type": "object"}}, "auto")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "<tool_call>"}}\n</tool_call>'
@@ -47,15 +49,110 @@ def feed(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]
 def test_free_answers(answer: str, text: str, calls: Any, data: Any) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
     pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    assert feed(FreeReader(TOOLS), pieces) == (text, calls)
+    assert feed(FreeReader(TOOLS, FORMATS["hermes"]), pieces) == (text, calls)
 
 
-@given(st.lists(st.text(max_size=12), max_size=6))
-def test_any_text_comes_whole_or_as_calls(pieces: list[str]) -> None:
+PIECES = st.text(max_size=12) | st.sampled_from(
+    [
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "<|python_tag|>",
+        "<function=f>",
+        "f(a=1)",
+        "[",
+        "]",
+        "{}",
+    ]
+)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(pieces=st.lists(PIECES, max_size=6))
+def test_any_text_comes_whole_or_as_calls(name: str, pieces: list[str]) -> None:
     whole = "".join(pieces)
-    text, calls = feed(FreeReader(TOOLS), [*pieces, ""])
+    text, calls = feed(FreeReader(TOOLS, FORMATS[name]), [*pieces, ""])
     assert text == whole or calls
-    assert find_calls(whole, TOOLS.parameters)[1] == [] or calls
+    assert FORMATS[name].find(whole, TOOLS.parameters)[1] == [] or calls
+
+
+# As the families' models write them, after their own chat templates.
+WEATHER = Tools(
+    {
+        "weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+        "time": {"type": "object", "properties": {}},
+    },
+    "auto",
+)
+PARIS, NOW = ("weather", {"city": "Paris", "days": 2}), ("time", {})
+RECORDED = [
+    (
+        "hermes",
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>',
+        ("", [PARIS, NOW]),
+    ),
+    (
+        "qwen3_xml",
+        "I look.\n\n<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n"
+        "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=time>\n</function>\n</tool_call>",
+        ("I look.", [PARIS, NOW]),
+    ),
+    (
+        "qwen3_xml",
+        "<tool_call>\n<function=weather>\n<parameter=city>\n12\n</parameter>\n</function>\n</tool_call>",
+        ("", [("weather", {"city": "12"})]),
+    ),
+    ("llama3_json", '{"name": "weather", "parameters": {"city": "Paris", "days": 2}}', ("", [PARIS])),
+    (
+        "llama3_json",
+        '<|python_tag|>{"name": "weather", "parameters": {"city": "Paris", "days": 2}}; '
+        '{"name": "time", "parameters": {}}',
+        ("", [PARIS, NOW]),
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Paris", "days": 2}}, '
+        '{"name": "time", "arguments": {}}]',
+        ("", [PARIS, NOW]),
+    ),
+    (
+        "mistral",
+        'Yes.[TOOL_CALLS]weather[ARGS]{"city": "Paris", "days": 2}[TOOL_CALLS]time[CALL_ID]9aF[ARGS]{}',
+        ("Yes.", [PARIS, NOW]),
+    ),
+    ("pythonic", '[weather(city="Paris", days=2), time()]', ("", [PARIS, NOW])),
+    ("pythonic", "<|python_start|>[weather(city='Paris', days=2)]<|python_end|>", ("", [PARIS])),
+    ("pythonic", "[weather(city=__import__('os').getcwd())]", ("[weather(city=__import__('os').getcwd())]", [])),
+    ("pythonic", "[time(), 3]", ("[time(), 3]", [])),
+    ("mistral", "[TOOL_CALLS]weather[ARGS]{} and more", ("[TOOL_CALLS]weather[ARGS]{} and more", [])),
+]
+
+
+@pytest.mark.parametrize(("name", "answer", "expected"), RECORDED)
+@given(data=st.data())
+def test_recorded_answers_of_each_family(name: str, answer: str, expected: Any, data: Any) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
+    pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
+    assert feed(FreeReader(WEATHER, FORMATS[name]), pieces) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (None, "hermes"),
+        ("{{ messages }}", "hermes"),
+        ("{{ '<tool_call>' }}", "hermes"),
+        ("<tool_call>\n<function=example>", "qwen3_xml"),
+        ("{{ '[TOOL_CALLS]' }}", "mistral"),
+        ("in the format [func_name1(params_name1=params_value1)]", "pythonic"),
+        ('{"name": function name, "parameters": dictionary of argument name and its value}', "llama3_json"),
+    ],
+)
+def test_the_template_tells_the_format(template: str | None, name: str) -> None:
+    assert format_of("auto", template) is FORMATS[name]
+    assert format_of("mistral", template) is FORMATS["mistral"]
 
 
 @given(st.data())
@@ -66,6 +163,20 @@ def test_forced_lists(data: Any) -> None:
     assert feed(ListReader(TOOLS), pieces) == ("", [("f", {"a": "}]"}), ("g", {})])
     cut = '[{"name":"f","arg'
     assert feed(ListReader(TOOLS), [cut[:4], cut[4:]]) == (cut, [])
+
+
+@pytest.mark.parametrize("end", range(len('[{"name":"f","arguments":'), len('[{"name":"f","arguments":{"a":"}]"}}')))
+def test_a_forced_call_that_is_cut_off_has_its_arguments_so_far(end: int) -> None:
+    answer = '[{"name":"f","arguments":{"a":"}]"}}'[:end]
+    reader = ListReader(TOOLS)
+    text, calls = reader.feed(answer, finished=True)
+    assert text == ""
+    assert [(call["function"]["name"], call["function"]["arguments"]) for call in calls] == [
+        ("f", answer.removeprefix('[{"name":"f","arguments":'))
+    ]
+
+
+def test_arguments_of_the_named_function_come_as_they_grow() -> None:
     named = NamedReader(Tools({"f": {}}, "named", "f"))
     assert feed(named, ['{"a"', ": 1", "}"]) == ("", [("f", {"a": 1})])
 

@@ -232,7 +232,7 @@ class _Comparison:
                     Worker(self._there[one.peer.name], env.threads(), self._options.isa, one.peer.environment)
                 )
                 try:
-                    room = self._options.length, _LOADING, max(1, *self._options.batch_sizes)
+                    room = self._options.length, _LOADING, max(self._options.batch_sizes, default=1)
                     worker.load(one.peer.name, str(self._path), one.how, *room)
                 except PeerError as error:
                     self._missing[f"{one} on {self._name}"] = str(error)

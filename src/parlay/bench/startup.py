@@ -11,8 +11,13 @@ from parlay.errors import ParlayError
 from parlay.llm import LLM
 
 
-def measure(repeats: int, tick: Callable[[str], None]) -> dict[str, Any]:
+def measure(model: str, repeats: int, tick: Callable[[str], None]) -> dict[str, Any]:
     """Return the seconds between starting `parlay generate` and its first byte of output.
+
+    Args:
+        model: by name, directory or file.
+        repeats: starts that count.
+        tick: called with a label of each.
 
     Raises:
         ParlayError: it does not start.
@@ -23,6 +28,9 @@ def measure(repeats: int, tick: Callable[[str], None]) -> dict[str, Any]:
         "parlay.cli.main",
         "generate",
         "def main():",
+        "--raw",
+        "--model",
+        model,
         "--max-tokens",
         "8",
         "--temperature",
@@ -42,4 +50,5 @@ def measure(repeats: int, tick: Callable[[str], None]) -> dict[str, Any]:
         if i:  # the first start fills the page cache
             seconds.append(elapsed)
     # The starts were other processes; one more engine under the same environment has their numerics.
-    return {"seconds_to_first_token": median(seconds), "repeats": repeats, "numerics": LLM().numerics_id}
+    numerics = LLM(model, speculative_config=None).numerics_id
+    return {"model": model, "seconds_to_first_token": median(seconds), "repeats": repeats, "numerics": numerics}

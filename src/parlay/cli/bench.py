@@ -56,6 +56,7 @@ def add_parser(commands: Any) -> None:
     sampling.add_argument("--rounds", type=_count, default=100, help="draws of each kind (default: 100)")
     sampling.set_defaults(run=_sampling)
     startup = kinds.add_parser("startup", help="from the start of the process to the first token")
+    startup.add_argument("--model", default="tiny-code", help="name, directory or file (default: tiny-code)")
     startup.add_argument("--repeats", type=_count, default=5, help="starts that count (default: 5)")
     startup.set_defaults(run=_startup)
     widen = kinds.add_parser("widen", help="make a small model big with the same function, to measure on")
@@ -146,7 +147,7 @@ def _startup(options: argparse.Namespace) -> int:
     from parlay.bench.startup import measure
 
     with _progress() as tick:
-        row = measure(options.repeats, tick)
+        row = measure(options.model, options.repeats, tick)
     _report([row], {"seconds_to_first_token": ("seconds to first token", "{:.2f}"), "repeats": ("repeats", "{:d}")})
     return 0
 

@@ -1,14 +1,16 @@
 """`parlay chat`: talk to a model in the terminal."""
 
 import argparse
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.serving import Printer, add_model_flags, make_llm, make_params, summary
-from parlay.errors import ConfigError, RequestError
+from parlay.errors import ConfigError, RequestError, nearest
 from parlay.sampling.seeds import mix
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
@@ -21,8 +23,12 @@ if TYPE_CHECKING:
 
 _HELP = (
     "/reset forgets the conversation, /undo the last exchange; /plain answers again without speculation and "
-    "compares; /exit or the end of input leaves"
+    "compares; /set NAME VALUE changes a sampling parameter, such as /set temperature 0.7; /save FILE and /load FILE "
+    'keep the conversation; /help says this again; /exit or the end of input leaves. A message that begins with """ '
+    "goes on until the next one"
 )
+_BLOCK = '"""'
+_ARGUMENTS = {"/set": 2, "/save": 1, "/load": 1}
 _MAX_TOKENS = 512
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -49,22 +55,35 @@ def run(options: argparse.Namespace) -> int:
     if params.n != 1:
         raise ConfigError("a conversation goes on from one answer; leave --n at 1")
     llm = make_llm(options)
+    params = make_params(options, **llm.sampling_defaults, max_tokens=_MAX_TOKENS)
     notes = Console(stderr=True, highlight=False)
     talk = Conversation(llm, params, options.system, options.chat_template, notes)
     if sys.stdin.isatty():
         notes.print(f"{llm.model_name}: {_HELP}", style="dim", markup=False)
-    commands = {"/reset": talk.reset, "/undo": talk.undo, "/plain": talk.repeat_plainly}
-    for text in _lines():
+    commands: dict[str, Callable[..., None]] = {
+        "/reset": talk.reset,
+        "/undo": talk.undo,
+        "/plain": talk.repeat_plainly,
+        "/set": talk.set,
+        "/save": talk.save,
+        "/load": talk.load,
+        "/help": lambda: notes.print(_HELP, style="dim", markup=False),
+    }
+    for text in _messages(_lines()):
         if text == "/exit":
             break
-        if text.startswith("/") and text not in commands:
-            notes.print(f"there is no {text.split()[0]}: {_HELP}", style="yellow", markup=False)
+        command, *arguments = text.split(maxsplit=2) if text.startswith("/") else [""]
+        if command and (command not in commands or len(arguments) != _ARGUMENTS.get(command, 0)):
+            wrong = f"there is no {command}" if command not in commands else f"{command} is written otherwise"
+            notes.print(f"{wrong}: {_HELP}", style="yellow", markup=False)
             continue
         try:
-            if text in commands:
-                commands[text]()
+            if command:
+                commands[command](*arguments)
             elif text:
                 talk.say(text)
+        except (ConfigError, OSError) as error:
+            notes.print(str(error), style="yellow", markup=False)
         except RequestError as error:
             if not sys.stdin.isatty():
                 raise
@@ -96,6 +115,50 @@ class Conversation:
         """Forget the last exchange."""
         if len(self._messages) > len(self._start):
             self._messages = self._messages[:-2]
+
+    def set(self, name: str, value: str) -> None:
+        """Change a sampling parameter of the answers to come.
+
+        Raises:
+            ConfigError: there is no such parameter, or the value is out of range.
+        """
+        known = {f.name: getattr(self._params, f.name) for f in fields(SamplingParams)}
+        if name not in known:
+            raise ConfigError(f"there is no sampling parameter {name!r}{nearest(name, known)}")
+        try:
+            given = json.loads(value)
+        except ValueError:
+            given = value
+        try:
+            params = SamplingParams.parse({**known, name: given})
+        except RequestError as error:
+            raise ConfigError(str(error)) from None
+        if params.n != 1:
+            raise ConfigError("a conversation goes on from one answer; leave n at 1")
+        self._params = params
+        self._notes.print(f"{name} is {getattr(self._params, name)}", style="dim", markup=False)
+
+    def save(self, file: str) -> None:
+        """Write the conversation as JSON: a list of messages, as chat clients send."""
+        Path(file).expanduser().write_text(json.dumps(self._messages, ensure_ascii=False, indent=1) + "\n", "utf-8")
+        self._notes.print(f"{len(self._messages)} messages are in {file}", style="dim", markup=False)
+
+    def load(self, file: str) -> None:
+        """Go on with a conversation that was saved.
+
+        Raises:
+            ConfigError: the file holds something else.
+        """
+        try:
+            found = json.loads(Path(file).expanduser().read_text("utf-8"))
+        except ValueError:
+            found = None
+        if not isinstance(found, list) or not all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) for m in found
+        ):
+            raise ConfigError(f"{file} holds no conversation; give a file that /save has written")
+        self._messages = found
+        self._notes.print(f"{len(found)} messages were loaded", style="dim", markup=False)
 
     def say(self, text: str) -> None:
         """Answer a message."""
@@ -167,12 +230,27 @@ def difference(one: RequestOutput, other: RequestOutput) -> str:
     return f"token {place + 1} differs without speculation; please report it with what parlay verify prints"
 
 
+def _messages(lines: Iterator[str]) -> Iterator[str]:
+    """Yield messages: lines, and blocks of lines between marks."""
+    for line in lines:
+        if not line.strip().startswith(_BLOCK):
+            yield line.strip()
+            continue
+        block = [line.strip().removeprefix(_BLOCK)]
+        while not block[-1].rstrip().endswith(_BLOCK):
+            more = next(lines, None)
+            if more is None:
+                break
+            block.append(more)
+        yield "\n".join(block).rstrip().removesuffix(_BLOCK).strip("\n")
+
+
 def _lines() -> Iterator[str]:
     """Yield what the user writes, line by line; a terminal gets a prompt and, where there is one, a line editor."""
     if not sys.stdin.isatty():
         try:
             for line in sys.stdin:
-                yield line.strip()
+                yield line.rstrip("\n")
         except UnicodeDecodeError as error:
             raise RequestError(f"standard input is not valid {error.encoding}: {error.reason}") from None
         return
@@ -180,6 +258,6 @@ def _lines() -> Iterator[str]:
         import readline  # noqa: F401 - gives input() its editing keys and its history
     while True:
         try:
-            yield input("> ").strip()
+            yield input("> ")
         except EOFError:
             return

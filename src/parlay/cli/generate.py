@@ -17,11 +17,18 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "generate",
         help="complete a prompt and stream the text",
-        description="Complete a prompt. Text goes to stdout, coloured by who guessed each token when that is a "
-        "terminal; a summary goes to stderr.",
+        description="Complete a prompt, or answer it where the model has a chat template. Text goes to "
+        "stdout, coloured by who guessed each token when that is a terminal; a summary goes to stderr.",
     )
     parser.add_argument("prompt", nargs="?", help="the prompt; read from stdin when left out or -")
-    parser.add_argument("--chat", action="store_true", help="put the prompt through the model's chat template")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--chat",
+        action="store_true",
+        help="put the prompt through the model's chat template (default: where it has one; the embedded models, "
+        "which complete code, excepted)",
+    )
+    form.add_argument("--raw", action="store_true", help="complete the prompt as it is")
     add_model_flags(parser, max_tokens=_MAX_TOKENS)
     parser.set_defaults(run=run)
 
@@ -30,10 +37,14 @@ def run(options: argparse.Namespace) -> int:
     """Load the model, complete, print."""
     from rich.console import Console
 
-    params = make_params(options, max_tokens=_MAX_TOKENS)
+    make_params(options)  # whose mistakes are told before anything is loaded
     llm = make_llm(options)
+    params = make_params(options, **llm.sampling_defaults, max_tokens=_MAX_TOKENS)
+    notes = Console(stderr=True, highlight=False)
+    if options.prompt in (None, "-") and sys.stdin.isatty():
+        notes.print("reading the prompt from the keyboard; Ctrl-D after a line's end ends it", style="dim")
     prompt: Prompt = _read_stdin() if options.prompt in (None, "-") else options.prompt
-    if options.chat:
+    if options.chat or (not options.raw and llm.engine.codec.prefers_chat):
         prompt = llm.chat_prompt([{"role": "user", "content": str(prompt)}])
     printer = Printer(llm, params)
     output: RequestOutput | None = None
@@ -48,7 +59,9 @@ def run(options: argparse.Namespace) -> int:
         printer.show(one)
         printer.console.print()
     printer.console.print()
-    Console(stderr=True, highlight=False).print(summary(output), style="dim")
+    if not any(one.text for one in output.outputs):
+        notes.print("the model ended its answer at once, without a text", style="yellow")
+    notes.print(summary(output), style="dim")
     return 0
 
 

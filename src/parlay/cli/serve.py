@@ -4,7 +4,9 @@ import argparse
 import asyncio
 import signal
 import sys
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
+    from parlay.cli.announce import facts
     from parlay.server.app import create_app
     from parlay.server.browsers import LOOPBACK
     from parlay.server.client import EngineClient
@@ -63,6 +66,7 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
     from parlay.server.gate import Gate
     from parlay.server.keys import read_keys
     from parlay.server.listen import Server, bind
+    from parlay.server.logs import log_line, log_text, report_speed
     from parlay.server.metrics import PrometheusMetrics
     from parlay.server.page import content_security_policy, page
 
@@ -77,7 +81,12 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)  # the server's own, once it listens
-    async with EngineClient(speculative_config=speculative, engine_timeout=config.engine_timeout, **values) as engine:
+    people = config.log_format == "text" or (config.log_format == "auto" and sys.stderr.isatty())
+    log = log_text if people else log_line
+    client = EngineClient(speculative_config=speculative, engine_timeout=config.engine_timeout, **values)
+    async with AsyncExitStack() as stack:
+        with _waiting(values["model"]):
+            engine = await stack.enter_async_context(client)
         gate = Gate(config.max_open, config.max_open_per_key)
         method = "+".join(engine.methods[1:]) or engine.methods[0]
         app = create_app(
@@ -88,7 +97,38 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
             methods=engine.methods,
             metrics=PrometheusMetrics(engine.model_name, method, engine.stats, lambda: engine.restarts),
             page=(html, content_security_policy(html)),
+            log=log,
         )
         leave_out_what_is_loaded()
         search_seldom()
+        host, port = sockets[0].getsockname()[:2]
+        url = f"http://{'localhost' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}/"
+        _tell(facts(engine, config, url), log, people=people)
+        if config.log_interval:
+            speed = asyncio.create_task(report_speed(engine.stats, log, config.log_interval))
+            stack.callback(speed.cancel)
         await Server(app, config, gate).serve(sockets)
+
+
+@contextmanager
+def _waiting(model: str) -> Iterator[None]:
+    """Show on a terminal what is loaded, and for how long already."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from parlay.cli.announce import loading
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
+        shown.add_task(loading(model), total=None)
+        yield
+
+
+def _tell(known: dict[str, str], log: Callable[[dict[str, Any]], None], *, people: bool) -> None:
+    """Say what is served: a line for each fact to people, one event to a log."""
+    if not people:
+        log({"time": round(time.time(), 3), "event": "ready", **known})
+        return
+    width = max(map(len, known))
+    for name, value in known.items():
+        print(f"  {name:<{width}}  {value}", file=sys.stderr)

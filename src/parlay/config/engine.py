@@ -47,15 +47,19 @@ class EngineConfig:
             and `int4` in four, with a minimum too, but embedding and head in eight; both are made when the model is
             read. None leaves matrices as they are stored. `awq`, `gptq`, `gguf`, `fp8`, `fbgemm_fp8`,
             `compressed-tensors` and `bitsandbytes` do so too, and are refused for checkpoints stored otherwise.
+        generation_config: where sampling parameters come from that a request does not give: `auto` reads the model's
+            own `generation_config.json` (temperature, top_p, top_k, min_p, repetition_penalty) or what a GGUF file
+            has of them; `vllm` takes SamplingParams' defaults; else a directory with such a file.
         max_model_len: longest sequence, prompt and output together; None takes the model's limit.
         max_num_seqs: requests that may run in one step.
         max_num_batched_tokens: rows that one step may run through the target; longer prompts go in chunks.
         block_size: tokens a cache block.
         num_blocks: blocks in the cache pool; None derives it from `kv_cache_memory`.
-        kv_cache_memory: bytes for the cache, also spelled `kv_cache_memory_bytes`; None takes what `max_num_seqs`
-            sequences of full length need, up to a quarter of the memory that the weights leave free.
+        kv_cache_memory: bytes for the cache, also spelled `kv_cache_memory_bytes`; None takes 1 GiB, or
+            what four sequences of full length need if that is more, up to a quarter of the memory that the weights
+            leave free. Memory is taken as the cache fills.
         gpu_memory_utilization: share of the device's free memory that weights and cache may take together; on a
-            `cpu` that is the machine's memory. Given, it replaces the quarter as the limit of the cache.
+            `cpu` that is the machine's memory. Given, it replaces those limits of the cache.
         enable_prefix_caching: keep computed blocks for prompts that begin alike.
         logprobs_mode: what reported log-probabilities are of: `raw_logprobs` of the model's own logits,
             `processed_logprobs` of what a token is drawn from, after penalties, masks, temperature and filters
@@ -77,6 +81,7 @@ class EngineConfig:
     dequantize: bool = False
     load_format: LoadFormat = "auto"
     quantization: Quantization | None = None
+    generation_config: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512

@@ -3,10 +3,14 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from parlay.config.strict import build
 from parlay.errors import ConfigError, shown
+
+# Names that vLLM gives to the ways in which families of models write calls and reasoning.
+ToolParser = Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_xml"]
+ReasoningParser = Literal["auto", "none", "deepseek_r1", "granite", "mistral", "qwen3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,13 @@ class ServerConfig:
         max_logit_bias: tokens that one request may give a bias.
         trust_request_chat_template: let clients send a chat template of their own; it runs in a sandbox.
         log_prompts: write prompts and answers to the log.
+        log_format: `json` has a line of JSON for each request, `text` one for people; `auto` is `text` on a terminal.
+        log_interval: seconds between lines with the engine's speed and acceptance while it works; 0 for none.
+        tool_call_parser: the form in which the model writes calls of tools: `hermes`, `llama3_json`, `mistral`,
+            `pythonic` or `qwen3_xml`; `auto` goes by the chat template.
+        reasoning_parser: the marks between which the model reasons before it answers: `deepseek_r1`, `granite`,
+            `mistral` or `qwen3`; `auto` goes by the chat template, `none` leaves reasoning in the answer.
+        strict_fields: refuse requests with fields that nobody knows, instead of ignoring these with a warning.
     """
 
     host: str = "127.0.0.1"
@@ -72,6 +83,11 @@ class ServerConfig:
     max_logit_bias: int = 1024
     trust_request_chat_template: bool = False
     log_prompts: bool = False
+    log_format: Literal["auto", "json", "text"] = "auto"
+    log_interval: float = 10.0
+    tool_call_parser: ToolParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
+    strict_fields: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
@@ -84,6 +100,8 @@ class ServerConfig:
             value = getattr(self, name)
             if not 0 < value < 1e8:
                 raise ConfigError(f"{name} must be a number of seconds above 0, not {shown(value)}")
+        if not 0 <= self.log_interval < 1e8:
+            raise ConfigError(f"log_interval must be a number of seconds from 0 on, not {shown(self.log_interval)}")
         for key in self.api_key:
             check_key(key)
 

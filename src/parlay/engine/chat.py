@@ -3,12 +3,17 @@
 Templates are programs that come with a checkpoint: `template` runs them, and says what they find.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from parlay.config import build
+from parlay.engine.tool_prompt import told
 from parlay.errors import ConfigError, RequestError, brief, shown
+
+_PROBE = "xyzzy"  # no template has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +24,7 @@ class ChatOptions:
         chat_template: a template in place of the model's own.
         add_generation_prompt: end with what begins an answer of the assistant.
         continue_final_message: end within the last message, for the model to go on with it.
-        tools: descriptions of functions, for templates that tell the model of them.
+        tools: descriptions of functions; where the template has no place for them, a system's message has.
         chat_template_kwargs: further variables that the template reads, such as `enable_thinking`.
     """
 
@@ -52,7 +57,8 @@ def render(
 
     Args:
         template: in Jinja's language.
-        messages: with `role` and `content`; a content of text parts, as chat clients send, is joined by line ends.
+        messages: with `role` and `content`; a content of text parts, as chat clients send, is joined by line ends,
+            and none is an empty text.
         special: special tokens by their names in the tokenizer's config.
         options: see `ChatOptions`.
 
@@ -65,27 +71,58 @@ def render(
     if not plain:
         raise RequestError("messages is empty; a conversation needs at least one message")
     mark = _continued(plain) if options.continue_final_message else ""
-    from parlay.engine.template import render as run  # slow to import
-
-    try:
-        variables = dict(
-            **special,
-            **{"tools": options.tools, "documents": None, **options.chat_template_kwargs},
-            messages=plain,
-            add_generation_prompt=options.add_generation_prompt,
-        )
-        text = run(template, variables)
-    except RequestError:
-        raise
-    except Exception as error:  # a template's expressions may raise anything
-        reason = brief(str(error).strip().split("\n")[0]) or type(error).__name__
-        raise RequestError(f"the chat template refuses these messages: {reason}") from None
+    if options.tools and not shows_tools(template, tuple(special.items())):
+        plain = told(plain, options.tools, system=_shows(template, tuple(special.items()), "system"))
+    text = _run(template, plain, special, options)
     if not options.continue_final_message:
         return text
     end = text.rfind(mark)
     if end < 0:
         raise RequestError("the chat template does not show the last message as it is; it cannot be continued")
     return text[: end + len(mark)]
+
+
+@lru_cache(maxsize=8)
+def shows_tools(template: str, special: tuple[tuple[str, str], ...]) -> bool:
+    """Whether a template tells the model of tools: whether its prompt has the name of one.
+
+    Args:
+        template: in Jinja's language.
+        special: special tokens and their names.
+    """
+    return _shows(template, special, "tool")
+
+
+def _shows(template: str, special: tuple[tuple[str, str], ...], what: str) -> bool:
+    function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}] if what == "tool" else None
+    messages = [{"role": "user", "content": "?"}]
+    if what == "system":
+        messages.insert(0, {"role": "system", "content": _PROBE})
+    try:
+        return _PROBE in _run(template, messages, dict(special), ChatOptions(tools=tools))
+    except RequestError:
+        return what == "tool"  # one that wants other messages is left to see to its tools itself
+
+
+def _run(
+    template: str, messages: Sequence[Mapping[str, Any]], special: Mapping[str, str], options: ChatOptions
+) -> str:
+    from parlay.engine.template import render as run  # slow to import
+
+    try:
+        variables = dict(
+            **special,
+            **{"tools": options.tools, "documents": None, **options.chat_template_kwargs},
+            messages=messages,
+            add_generation_prompt=options.add_generation_prompt,
+        )
+        return run(template, variables)
+    except RequestError:
+        raise
+    except Exception as error:  # a template's expressions may raise anything
+        reason = brief(str(error).strip().split("\n")[0]) or type(error).__name__
+        raise RequestError(f"the chat template refuses these messages: {reason}") from None
 
 
 def _message(message: object) -> dict[str, Any]:
@@ -96,7 +133,20 @@ def _message(message: object) -> dict[str, Any]:
         content = "\n".join(_part(part) for part in content)
     elif not isinstance(content, str | None):
         raise RequestError(f"messages: a content is text or a list of text parts, not {_kind(content)}")
-    return {**message, "content": content}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):  # templates want the arguments of earlier calls as values, not as JSON's text
+        return {**message, "content": content or "", "tool_calls": [_call(call) for call in calls]}
+    return {**message, "content": content or ""}
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+    except (ValueError, RecursionError):
+        return call
 
 
 def _part(part: object) -> str:
@@ -113,7 +163,7 @@ def _kind(value: object) -> str:
 
 def _continued(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the text to end with; templates may trim it."""
-    text = str(messages[-1]["content"] or "").strip()
+    text = str(messages[-1]["content"]).strip()
     if not text:
         raise RequestError("continue_final_message needs a last message with some content")
     return text

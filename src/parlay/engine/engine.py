@@ -12,7 +12,8 @@ from parlay.config.speculative import plain
 from parlay.drafting.prediction import Follower, Prediction
 from parlay.drafting.remembered import CostFile
 from parlay.drafting.state import DraftState
-from parlay.engine.memory import count_blocks
+from parlay.engine.answers import metrics_of, text_of
+from parlay.engine.memory import Memory, count_blocks
 from parlay.engine.numerics import cases, describe_numerics, trust_model
 from parlay.engine.request import Counts, Request, check_place
 from parlay.engine.scheduler import Scheduler
@@ -28,6 +29,7 @@ from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.log import logger
 from parlay.models.config import ModelConfig
+from parlay.models.generation import sampling_defaults
 from parlay.models.hub import Hub
 from parlay.models.select import cache_spec, check_weights, describe_as, find_model, load_model, resolve_dtype
 from parlay.proposers.base import Runtime, TargetInfo
@@ -38,7 +40,7 @@ from parlay.runner.runner import ModelRunner
 from parlay.sampling.grammar import Constraint, Grammars
 from parlay.sampling.processors import prepare
 from parlay.sampling.seeds import mix
-from parlay.types.output import CompletionOutput, Logprob, RequestMetrics
+from parlay.types.output import CompletionOutput, Logprob
 from parlay.types.params import SamplingParams, SpeculationOverride
 from parlay.types.plan import SpanError, TokenLogprobs
 from parlay.types.processor import RowProcessor
@@ -57,6 +59,8 @@ class Engine:
         numerics_id: its name.
         vocab_size: token ids are below.
         methods: speculative methods that a request may name.
+        sampling_defaults: the model's own sampling parameters, for requests that give none.
+        memory: what weights and cache take.
     """
 
     def __init__(self, config: EngineConfig, speculative: SpeculativeConfig | None = None) -> None:
@@ -97,6 +101,8 @@ class Engine:
             method.proposer.load(Runtime(kernels, num_blocks, config.block_size, max_rows, model, runner.cache))
 
         self.methods = method_names(methods)
+        self.sampling_defaults = sampling_defaults(path, config.generation_config)
+        self.memory = Memory(weights, num_blocks, config.block_size, sum(g.bytes_per_token for g in groups))
         self.vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)
         self._grammars = Grammars(self.codec.tokenizer.to_str, self.vocab_size, sorted(self._eos))
@@ -108,14 +114,14 @@ class Engine:
         )
         self._pool = BlockPool(num_blocks, config.block_size)
         self.stats = EngineStats()
-        share = groups[0].bytes_per_token / own_bytes
         self.numerics = describe_numerics(model_config, dtype, kernels.name, trust, config.tensor_parallel_size)
         self.numerics_id = str(self.numerics)
         file = CostFile(self.numerics_id, env.threads())
-        drafting = make_drafting(speculative, methods, config, runner, num_blocks, share, file)
+        drafting = make_drafting(
+            speculative, methods, config, runner, num_blocks, groups[0].bytes_per_token / own_bytes, file
+        )
         self._scheduler = Scheduler(config, self._pool, drafting, self.stats)
-        self._arrivals = 0
-        self._next_id = 0
+        self._arrivals = self._next_id = 0
         logger.info("numerics id: %s", self.numerics_id)
 
     def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
@@ -340,41 +346,6 @@ class Engine:
 
     def _logprobs(self, tokens: Sequence[int], entries: Sequence[TokenLogprobs]) -> tuple[dict[int, Logprob], ...]:
         return tuple(logprob_tables(self.codec, tokens, entries))
-
-
-def text_of(request: Request) -> str:
-    """Return what of a request's text is certain; it only ever grows."""
-    if request.detokenizer is None:
-        return ""
-    if request.finish_reason is None:
-        return request.detokenizer.settled
-    if isinstance(request.stop_reason, str):
-        return request.detokenizer.text
-    # A token that ends the output is no part of the text unless asked for.
-    cut = request.finish_reason == "stop" and not request.params.include_stop_str_in_output
-    tokens = request.output_tokens
-    return request.detokenizer.complete(tokens[:-1] if cut else tokens)
-
-
-def metrics_of(request: Request) -> RequestMetrics:
-    """Return what happened to a request so far."""
-    counts, emitted = request.counts, len(request.tokens) - len(request.prompt_tokens)
-    deepest = max(counts.per_position, default=-1)
-    return RequestMetrics(
-        drafts=counts.drafts,
-        drafted=counts.drafted,
-        accepted=counts.accepted,
-        accepted_per_position=tuple(counts.per_position[i] for i in range(deepest + 1)),
-        steps=counts.steps,
-        emitted=emitted,
-        preemptions=counts.preemptions,
-        cached_tokens=counts.cached_tokens,
-        arrival=counts.arrival,
-        admitted=counts.admitted,
-        first_token=counts.first_token,
-        finished=counts.finished,
-        undrafted=tuple(counts.undrafted.items()),
-    )
 
 
 def _codec(config: EngineConfig, model: ModelConfig, hub: Hub) -> TextCodec:

@@ -1,12 +1,41 @@
 """How many cache blocks there are, and whether they and the weights fit; decided before any weights are read."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from parlay.config import EngineConfig
 from parlay.errors import CapacityError
 from parlay.types.cache import CacheSpec
 
-_SHARE = 4  # of the memory that weights leave free, unless the user says otherwise: one part in four
+# The cache, unless the user says otherwise: at most one part in four of the memory that weights leave free, and no
+# more than 1 GiB or a few sequences of full length, whichever is more. Pages are taken when they are first written.
+_SHARE, _MODEST, _SEQUENCES = 4, 1 << 30, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What an engine takes.
+
+    Attributes:
+        weights: bytes of all models.
+        blocks, block_size: of the cache; tokens a block.
+        bytes_per_token: of the cache.
+    """
+
+    weights: int
+    blocks: int
+    block_size: int
+    bytes_per_token: int
+
+    @property
+    def tokens(self) -> int:
+        """That the cache has room for."""
+        return self.blocks * self.block_size
+
+    @property
+    def cache(self) -> int:
+        """Bytes of the cache, once all of it was in use."""
+        return self.tokens * self.bytes_per_token
 
 
 def count_blocks(
@@ -40,7 +69,9 @@ def count_blocks(
                 "take a smaller model or dtype, or free memory"
             )
         left = limit - weights
-        blocks = min(one_sequence * config.max_num_seqs, (left if share else left // _SHARE) // per_block)
+        modest = max(_MODEST // per_block, _SEQUENCES * one_sequence)
+        blocks = left // per_block if share else min(modest, left // _SHARE // per_block)
+        blocks = min(one_sequence * config.max_num_seqs, blocks)
     if blocks < one_sequence:
         raise CapacityError(
             f"the cache has room for {blocks * config.block_size} tokens but one sequence may have "

@@ -6,7 +6,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from parlay.engine.chat import ChatOptions, render
+from parlay.engine.chat import ChatOptions, render, shows_tools
 from parlay.engine.pieces import Pieces
 from parlay.errors import ContextLengthError, RequestError, brief
 from parlay.models.tokenizer import read_texts, token_text
@@ -14,6 +14,7 @@ from parlay.types.output import Logprob
 from parlay.types.plan import TokenLogprobs
 
 _LONG = 1024  # characters or tokens
+_ASSETS = Path(__file__).parents[1] / "assets"
 
 
 class TextCodec:
@@ -95,6 +96,25 @@ class TextCodec:
         """Whether there is a chat template."""
         return self._template is not None
 
+    @property
+    def prefers_chat(self) -> bool:
+        """Whether prompts belong into the chat template; the embedded models complete code although they have one."""
+        return self.chats and _ASSETS not in self.path.parents
+
+    @property
+    def template(self) -> str | None:
+        """The chat template, in Jinja's language."""
+        return self._template
+
+    def shows_tools(self, template: str | None = None) -> bool:
+        """Whether a chat template, by default the model's own, tells the model of tools."""
+        own = template or self._template
+        return own is not None and shows_tools(own, tuple(self._special.items()))
+
+    @cached_property
+    def _special(self) -> dict[str, str]:
+        return {k: token_text(v) for k, v in self._config.items() if k.endswith("_token") and v}
+
     def chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
         """Return the prompt that the model's chat template makes of `messages`.
 
@@ -108,8 +128,7 @@ class TextCodec:
                 "this model has no chat template; "
                 "give one as chat_template, or use generate with a prompt of your own"
             )
-        special = {k: token_text(v) for k, v in self._config.items() if k.endswith("_token") and v}
-        return render(template, messages, special, options)
+        return render(template, messages, self._special, options)
 
 
 class Detokenizer:

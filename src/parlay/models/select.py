@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -229,10 +229,8 @@ def describe_as(
     if asked not in (None, *MADE, own):
         has = f"is quantised by {own}" if own else "is not quantised"
         raise ConfigError(f"quantization={shown(asked)}, but {config.path} {has}; leave it out")
-    found = [name for name in get_args(LoadFormat) if name in (own, file_format(config.path))]
-    if load_format not in ("auto", *found):
-        is_read = " or ".join(found)
-        raise ConfigError(f"load_format={shown(load_format)}, but {config.path} is read as {is_read}; leave it out")
+    if load_format not in ("auto", own) and load_format != (found := file_format(config.path)):
+        raise ConfigError(f"load_format={shown(load_format)}, but {config.path} is read as {found}; leave it out")
     return config
 
 

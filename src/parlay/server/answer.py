@@ -71,7 +71,15 @@ class Front:
 
 
 class Shape(ABC):
-    """What one endpoint makes of outputs."""
+    """What one endpoint makes of outputs.
+
+    Attributes:
+        warnings: what the client should be told beside its answer.
+        reasoning_tokens: of all choices so far.
+    """
+
+    warnings: tuple[str, ...]
+    reasoning_tokens = 0
 
     @abstractmethod
     def events(self, number: int, output: RequestOutput) -> Iterable[dict[str, Any]]:
@@ -164,18 +172,23 @@ class Answer(Response):
 
     def _answer(self, outputs: list[RequestOutput]) -> Response:
         body = self._shape.whole(outputs)
-        body["usage"] = usage(outputs, without_output=self._without_output)
-        return json_response(body)
+        body["usage"] = usage(
+            outputs, without_output=self._without_output, reasoning_tokens=self._shape.reasoning_tokens
+        )
+        return json_response(warned(body, self._shape.warnings))
 
     async def _events(self, account: Account, send: Send) -> None:
         # No head before the first output: a request that the engine refuses still gets a status of its own.
-        started = False
+        started = begun = False
         async with aclosing(self._outputs(account)) as growing:
             async for number, output in growing:
                 more = (
                     {"usage": self._usage(account) if self._continuous_usage else None} if self._include_usage else {}
                 )
-                body = b"".join(_event(chunk | more) for chunk in self._shape.events(number, output))
+                chunks = [chunk | more for chunk in self._shape.events(number, output)]
+                if chunks and not begun:
+                    chunks[0], begun = warned(chunks[0], self._shape.warnings), True
+                body = b"".join(map(_event, chunks))
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": list(_EVENT_STREAM)})
                     started = True
@@ -217,7 +230,11 @@ class Answer(Response):
 
     def _usage(self, account: Account) -> dict[str, Any]:
         """Return what it took so far."""
-        return usage([account.outputs[i] for i in sorted(account.outputs)], without_output=self._without_output)
+        return usage(
+            [account.outputs[i] for i in sorted(account.outputs)],
+            without_output=self._without_output,
+            reasoning_tokens=self._shape.reasoning_tokens,
+        )
 
     def _record(self, account: Account) -> None:
         took = self._usage(account)
@@ -228,6 +245,8 @@ class Answer(Response):
             "prompt_tokens": took["prompt_tokens"],
             "completion_tokens": took["completion_tokens"],
         }
+        if self._shape.warnings:
+            account.facts["warnings"] = list(self._shape.warnings)
         if self._front.config.log_prompts:
             account.facts["log"] = [
                 {
@@ -261,6 +280,11 @@ def _measure(
             times = one.metrics
             metrics.observe_first(times.first_token - times.arrival)
             metrics.observe_step(times.finished - times.first_token, times.emitted - 1)
+
+
+def warned(body: dict[str, Any], warnings: tuple[str, ...]) -> dict[str, Any]:
+    """Return an answer, or its first chunk, with what the client should be told."""
+    return {**body, "warnings": list(warnings)} if warnings else body
 
 
 def _event(chunk: dict[str, Any]) -> bytes:

@@ -20,8 +20,9 @@ from parlay.server.completions import complete
 from parlay.server.errors import ApiError, ClientLeftError, as_api_error, json_response
 from parlay.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, check_model
 from parlay.server.gate import Gate
-from parlay.server.guard import OPEN, Guard, Log, log_line
+from parlay.server.guard import OPEN, Guard
 from parlay.server.keys import Keys
+from parlay.server.logs import Log, log_line
 from parlay.server.tokens import detokenize, tokenize
 
 
@@ -120,6 +121,7 @@ def _add_facts(app: FastAPI, front: Front) -> None:
                 "numerics_id": engine.numerics_id,
                 "methods": front.methods,
                 "max_model_len": engine.max_model_len,
+                "prefers_chat": engine.codec.prefers_chat,
             },
         }
 

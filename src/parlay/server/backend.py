@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from parlay.engine.tokenizer import TextCodec
 from parlay.types.output import RequestOutput
@@ -16,6 +16,10 @@ class Engine(Protocol):
     @property
     def model_name(self) -> str:
         """What clients call the model."""
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The model's own sampling parameters, for requests that give none."""
 
     @property
     def numerics_id(self) -> str:

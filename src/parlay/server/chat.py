@@ -1,6 +1,5 @@
 """`/v1/chat/completions`: a conversation, and the answer to it."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +18,13 @@ from parlay.server.errors import ApiError
 from parlay.server.fields import ChatFields, check_model, make_params, parse
 from parlay.server.logprobs import chat_logprobs, prompt_logprobs
 from parlay.server.prompts import chat_prompt, predicted
-from parlay.server.tools import Reader, Tools, read_tools
+from parlay.server.reasoning import ReasoningReader
+from parlay.server.style import Style
+from parlay.server.tool_readers import Reader, reader_of
+from parlay.server.tools import Tools, read_tools
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
+from parlay.types.prompt import Prompt
 
 
 async def chat(front: Front, request: Request) -> Answer:
@@ -32,6 +35,7 @@ async def chat(front: Front, request: Request) -> Answer:
     """
     shape, messages, options = await read_json(request, front.config.max_json_depth, partial(_read, front))
     prompt = await chat_prompt(messages, options, front.engine.codec, front.config, front.engine.max_model_len)
+    shape.begin(prompt)
     asked = shape.asked
     return Answer(
         front,
@@ -45,7 +49,7 @@ async def chat(front: Front, request: Request) -> Answer:
 
 
 def _read(front: Front, body: dict[str, Any]) -> tuple["ChatShape", list[dict[str, Any]], ChatOptions]:
-    asked, sampling = parse(ChatFields, body, sampling=True)
+    asked, sampling, warnings = parse(ChatFields, body, sampling=True, strict=front.config.strict_fields)
     check_model(asked.model, front.engine.model_name)
     tools = read_tools(asked)
     wishes = {"return_sources": asked.return_sources, "return_rejected": sampling.get("return_rejected")}
@@ -53,8 +57,11 @@ def _read(front: Front, body: dict[str, Any]) -> tuple["ChatShape", list[dict[st
         if tools.mode != "none" and wanted:
             raise ApiError(400, f"{name} is about text; leave it or tools out", param=name)
     sampling = _sampling(asked, sampling, tools, front)
+    style = Style.of(front, asked, tools)
+    if style.special:
+        sampling.setdefault("skip_special_tokens", False)
     sampling["prediction"] = predicted(asked, front.engine.codec, front.config)
-    params = make_params(sampling, front.config)
+    params = make_params({**front.engine.sampling_defaults, **sampling}, front.config)
     check_stream(asked.stream, params, scored=params.prompt_logprobs is not None)
     if asked.chat_template is not None and not front.config.trust_request_chat_template:
         raise ApiError(
@@ -67,10 +74,9 @@ def _read(front: Front, body: dict[str, Any]) -> tuple["ChatShape", list[dict[st
         add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
         continue_final_message=asked.continue_final_message,
         tools=None if tools.mode == "none" else asked.tools,
-        chat_template_kwargs=asked.chat_template_kwargs,
+        chat_template_kwargs=style.variables,
     )
-    messages = [_message(message) for message in asked.messages]
-    return ChatShape(front, asked, params, tools), messages, options
+    return ChatShape(front, asked, params, tools, style, (*warnings, *style.warnings)), asked.messages, options
 
 
 def _sampling(asked: ChatFields, given: dict[str, Any], tools: Tools, front: Front) -> dict[str, Any]:
@@ -89,8 +95,14 @@ def _sampling(asked: ChatFields, given: dict[str, Any], tools: Tools, front: Fro
             )  # fmt: skip
         values["logprobs"] = top
     forms = {
-        "response_format": _form(asked.response_format),
-        "tool_choice": None if tools.schema is None else {"json": tools.schema, "disable_any_whitespace": True},
+        "response_format": _form(asked),
+        "tool_choice": None
+        if tools.schema is None
+        else {
+            "json": tools.schema,
+            "disable_any_whitespace": True,
+            "disable_additional_properties": asked.disable_additional_properties,
+        },
         "structured_outputs": values.get("structured_outputs"),
     }
     wanted = {name: form for name, form in forms.items() if form is not None}
@@ -103,7 +115,8 @@ def _sampling(asked: ChatFields, given: dict[str, Any], tools: Tools, front: Fro
     return values
 
 
-def _form(response_format: dict[str, Any] | None) -> dict[str, Any] | None:
+def _form(asked: ChatFields) -> dict[str, Any] | None:
+    response_format = asked.response_format
     kind = (response_format or {"type": "text"}).get("type")
     if response_format is None or kind == "text":
         return None
@@ -115,25 +128,7 @@ def _form(response_format: dict[str, Any] | None) -> dict[str, Any] | None:
             400, "response_format is {'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', "
             "'json_schema': {'name': ..., 'schema': {...}}}", param="response_format",
         )  # fmt: skip
-    return {"json": described["schema"]}
-
-
-def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as templates want it: the arguments of earlier calls as values, not as JSON's text."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    return {**message, "tool_calls": [_call(call) for call in calls]}
-
-
-def _call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
-    except (ValueError, RecursionError):
-        return call
+    return {"json": described["schema"], "disable_additional_properties": asked.disable_additional_properties}
 
 
 @dataclass(slots=True)
@@ -144,9 +139,13 @@ class ChatShape(Shape):
     asked: ChatFields
     params: SamplingParams
     tools: Tools
+    style: Style
+    warnings: tuple[str, ...]
+    prompt: str = ""
     head: dict[str, Any] = field(init=False)
     choices: dict[int, Choice] = field(default_factory=dict)
     readers: dict[int, Reader | None] = field(default_factory=dict)
+    thoughts: dict[int, ReasoningReader | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.head = {
@@ -157,12 +156,24 @@ class ChatShape(Shape):
             "system_fingerprint": self.front.engine.numerics_id,
         }
 
+    def begin(self, prompt: Prompt) -> None:
+        """Take the prompt, which tells whether answers begin with reasoning."""
+        assert isinstance(prompt, dict)
+        self.prompt = prompt.get("prompt", "")
+
+    @property
+    def reasoning_tokens(self) -> int:  # type: ignore[override]
+        """Of all choices so far."""
+        return sum(one.tokens for one in self.thoughts.values() if one is not None)
+
     def events(self, number: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """Yield a chunk for each choice that has grown."""
         for index, news, first in self._news(output):
             delta: dict[str, Any] = {"role": "assistant"} if first else {}
-            text, calls = self._read(index, news)
-            if text or (first and not calls):
+            reasoning, text, calls = self._read(index, news)
+            if reasoning:
+                delta["reasoning_content"] = reasoning
+            if text or (first and not calls and not reasoning):
                 delta["content"] = text
             if calls:
                 delta["tool_calls"] = calls
@@ -176,8 +187,10 @@ class ChatShape(Shape):
         (output,) = outputs
         choices = []
         for index, news, _ in self._news(output):
-            text, calls = self._read(index, news)
+            reasoning, text, calls = self._read(index, news)
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            if reasoning:
+                message["reasoning_content"] = reasoning
             if calls:
                 message["content"] = text or None
                 message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in calls]
@@ -200,14 +213,22 @@ class ChatShape(Shape):
                     sources=self.asked.return_sources or self.params.return_rejected,
                     skip_special_tokens=self.params.skip_special_tokens,
                 )
-                self.readers[one.index] = self.tools.reader()
+                self.readers[one.index] = reader_of(self.tools, self.style.form)
+                marks = self.style.marks
+                forced = self.params.structured_outputs is not None  # which begins with the answer at once
+                self.thoughts[one.index] = None if marks is None or forced else ReasoningReader(marks, self.prompt)
             state = self.choices[one.index]
             if not state.finished and ((news := state.update(one)) or first):
                 yield one.index, news, first
 
-    def _read(self, index: int, news: News) -> tuple[str, list[dict[str, Any]]]:
-        reader = self.readers[index]
-        return (news.text, []) if reader is None else reader.feed(news.text, news.finish is not None)
+    def _read(self, index: int, news: News) -> tuple[str, str, list[dict[str, Any]]]:
+        """Return what is new of the reasoning, the text and the calls."""
+        reader, thoughts, finished = self.readers[index], self.thoughts[index], news.finish is not None
+        reasoning, text = "", news.text
+        if thoughts is not None:
+            reasoning, text = thoughts.feed(text, finished, len(news.tokens))
+            reasoning = reasoning if self.asked.include_reasoning else ""
+        return (reasoning, text, []) if reader is None else (reasoning, *reader.feed(text, finished))
 
     def _choice(self, index: int, output: RequestOutput, news: News, *, first: bool) -> dict[str, Any]:
         reader = self.readers[index]

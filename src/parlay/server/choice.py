@@ -68,12 +68,13 @@ class Choice:
         return News(text, tokens, logprobs, pieces, one.finish_reason, one.stop_reason)
 
 
-def usage(outputs: list[RequestOutput], *, without_output: bool = False) -> dict[str, Any]:
+def usage(outputs: list[RequestOutput], *, without_output: bool = False, reasoning_tokens: int = 0) -> dict[str, Any]:
     """Return what a request took, in OpenAI's words.
 
     Args:
         outputs: the newest of each prompt.
         without_output: nothing was asked for beyond the prompt.
+        reasoning_tokens: of the output.
     """
     ones = [one for output in outputs for one in output.outputs]
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
@@ -90,7 +91,7 @@ def usage(outputs: list[RequestOutput], *, without_output: bool = False) -> dict
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": sum(one.metrics.drafted for one in ones) - accepted,
-            "reasoning_tokens": 0,
+            "reasoning_tokens": reasoning_tokens,
             "audio_tokens": 0,
         },
         "speculation": {

@@ -95,19 +95,24 @@ class EngineClient:
         return self._config.model_name
 
     @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The model's own sampling parameters, for requests that give none."""
+        return dict(self.facts.sampling)
+
+    @property
     def numerics_id(self) -> str:
         """Names everything that the bits of a token depend on besides its request: equal ids, equal tokens."""
-        return self._facts.numerics_id
+        return self.facts.numerics_id
 
     @property
     def max_model_len(self) -> int:
         """Longest sequence, prompt and output together."""
-        return self._facts.max_model_len
+        return self.facts.max_model_len
 
     @property
     def methods(self) -> tuple[str, ...]:
         """Speculative methods that a request may name."""
-        return self._facts.methods
+        return self.facts.methods
 
     @property
     def codec(self) -> TextCodec:
@@ -131,7 +136,8 @@ class EngineClient:
         return self._stats
 
     @property
-    def _facts(self) -> Ready:
+    def facts(self) -> Ready:
+        """What the engine said of itself when it was ready."""
         if self._ready is None:
             raise EngineDeadError(self._absence())
         return self._ready
@@ -168,7 +174,7 @@ class EngineClient:
         self._link = EngineLink(self._config, self._speculative, self._take, self._ended)
         await self._came_up
         if self._codec is None:
-            self._codec = await asyncio.to_thread(TextCodec, Path(self._facts.tokenizer))
+            self._codec = await asyncio.to_thread(TextCodec, Path(self.facts.tokenizer))
         if self._link is None:
             raise EngineDeadError("the engine's process died as soon as it had started; see what it wrote to stderr")
 
@@ -271,7 +277,7 @@ class EngineClient:
             ParlayError: the engine was closed.
         """
         key, ordinal = next(self._keys), next(self._arrivals)
-        params = sampling_params or SamplingParams()
+        params = sampling_params or SamplingParams.parse(self.sampling_defaults)
         self._check_present()
         tokens = await self._tokens(prompt)
         if params.prediction:
@@ -326,10 +332,10 @@ class EngineClient:
         if isinstance(content, str):
             encode = self.codec.encode
             content = await asyncio.to_thread(encode, content) if len(content) > _LONG else encode(content)
-        return check_prompt(content, self._facts.vocab_size, self._facts.max_model_len)
+        return check_prompt(content, self.facts.vocab_size, self.facts.max_model_len)
 
     async def _predicted(self, given: str | Sequence[int]) -> tuple[int, ...]:
-        arguments = self.codec, given, self._facts.vocab_size, self._facts.max_model_len
+        arguments = self.codec, given, self.facts.vocab_size, self.facts.max_model_len
         long = isinstance(given, str) and len(given) > _LONG
         return await asyncio.to_thread(encode_prediction, *arguments) if long else encode_prediction(*arguments)
 

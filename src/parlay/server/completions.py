@@ -41,7 +41,7 @@ async def complete(front: Front, request: Request) -> Answer:
 
 
 def _read(front: Front, body: dict[str, Any]) -> tuple["CompletionShape", list[Prompt]]:
-    asked, sampling = parse(CompletionFields, body, sampling=True)
+    asked, sampling, warnings = parse(CompletionFields, body, sampling=True, strict=front.config.strict_fields)
     check_model(asked.model, front.engine.model_name)
     without_output = asked.echo and sampling.get("max_tokens") == 0 and type(sampling["max_tokens"]) is int
     if without_output:
@@ -50,12 +50,12 @@ def _read(front: Front, body: dict[str, Any]) -> tuple["CompletionShape", list[P
     if asked.echo and "logprobs" in sampling:
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
     sampling["prediction"] = predicted(asked, front.engine.codec, front.config)
-    params = make_params(sampling, front.config)
+    params = make_params({**front.engine.sampling_defaults, **sampling}, front.config)
     check_stream(asked.stream, params, scored=scored)
     if asked.prompt is None:
         raise ApiError(400, "the field prompt is needed", param="prompt")
     prompts = completion_prompts(asked.prompt, front.engine.codec, front.config, front.engine.max_model_len)
-    return CompletionShape(front, asked, params, without_output, scored), prompts
+    return CompletionShape(front, asked, params, without_output, scored, warnings), prompts
 
 
 def check_stream(stream: bool, params: SamplingParams, *, scored: bool) -> None:
@@ -79,6 +79,7 @@ class CompletionShape(Shape):
     params: SamplingParams
     without_output: bool
     scored: bool  # whether the prompt's log-probabilities were asked for by their own name
+    warnings: tuple[str, ...] = ()
     head: dict[str, Any] = field(init=False)
     choices: dict[int, Choice] = field(default_factory=dict)
     offsets: dict[int, int] = field(default_factory=dict)  # characters of the tokens shown, by choice

@@ -48,10 +48,16 @@ def main(folder: str, config: EngineConfig, speculative: SpeculativeConfig) -> N
                 logger.exception("the engine could not start")
             reports.send(encode(Failure.of(error, "the engine could not start")))
             return
-        tokenizer = str(engine.codec.path)
-        reports.send(
-            encode(Ready(engine.numerics_id, engine.max_model_len, engine.vocab_size, tokenizer, engine.methods))
+        ready = Ready(
+            engine.numerics_id,
+            engine.max_model_len,
+            engine.vocab_size,
+            str(engine.codec.path),
+            engine.methods,
+            engine.sampling_defaults,
+            engine.memory,
         )
+        reports.send(encode(ready))
         leave_out_what_is_loaded()
         EngineServer(engine, commands, reports).run()
     finally:

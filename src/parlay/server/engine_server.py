@@ -10,7 +10,8 @@ from time import monotonic
 
 import zmq
 
-from parlay.engine.engine import Engine, metrics_of, text_of
+from parlay.engine.answers import metrics_of, text_of
+from parlay.engine.engine import Engine
 from parlay.engine.request import Request, best
 from parlay.server.forms import Forms, refused
 from parlay.server.protocol import (

@@ -26,12 +26,11 @@ REFUSED = {
     "function_call": "function_call is the older form; use tool_choice",
     "audio": "the model reads and writes text; leave audio out",
     "web_search_options": "the model searches nothing; leave web_search_options out",
-    "reasoning_effort": "reasoning_effort is not served; give what the template reads as chat_template_kwargs",
-    "verbosity": "verbosity is not served; say in a message how long the answer should be",
     "use_beam_search": "beam search is not served; best_of samples several and gives the most likely",
     "logits_processors": "functions cannot be sent; use logit_bias, allowed_token_ids or bad_words",
 }
 
+_NAMED = 8  # fields, in a warning
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 
@@ -142,6 +141,11 @@ class ChatFields(Asked):
         add_generation_prompt: end the prompt with what begins an answer.
         continue_final_message: go on with the last message.
         chat_template_kwargs: further variables that the template reads.
+        reasoning_effort: a variable that the template reads, such as `low`; `none` also unsets `enable_thinking`.
+        verbosity: a variable that the template reads, such as `low`.
+        include_reasoning: give what the model writes before its answer as `reasoning_content`.
+        disable_additional_properties: objects of `response_format` and of tools have no properties but those that
+            their schema lists, unless it says `additionalProperties`.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -157,6 +161,10 @@ class ChatFields(Asked):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    include_reasoning: bool = True
+    disable_additional_properties: bool = True
 
     def __post_init__(self) -> None:
         Asked.__post_init__(self)
@@ -209,13 +217,19 @@ KNOWN = SAMPLING | {
 }
 
 
-def parse(cls: type[T], body: Mapping[str, Any], *, sampling: bool = False) -> tuple[T, dict[str, Any]]:
-    """Return a body's own fields and, apart, its sampling parameters.
+def parse(
+    cls: type[T], body: Mapping[str, Any], *, sampling: bool = False, strict: bool = False
+) -> tuple[T, dict[str, Any], tuple[str, ...]]:
+    """Return a body's own fields; apart, its sampling parameters; and what the client should be told.
+
+    A field that nobody knows is left out, with a warning: clients send some that other servers have. One that is
+    nearly a known name is refused, since somebody meant something by it.
 
     Args:
         cls: one of the above.
         body: what the client sent.
         sampling: whether sampling parameters have a place in it.
+        strict: refuse all unknown fields.
 
     Raises:
         ApiError: an unknown field, one that is not served, or one of the wrong type.
@@ -224,19 +238,28 @@ def parse(cls: type[T], body: Mapping[str, Any], *, sampling: bool = False) -> t
     if sampling:
         body = _modern(body)
     known = own | SAMPLING if sampling else own
+    ignored = []
     for name in body:
         if name in known:
             continue
         if sampling and name in REFUSED:
             raise ApiError(400, REFUSED[name], param=name, code="unsupported_parameter")
-        raise ApiError(
-            400, f"unknown field {shown(name)}{nearest(name, known)}", param=name, code="unknown_parameter"
-        )
+        if strict or name in KNOWN or "did you mean" in nearest(name, known):
+            raise ApiError(
+                400, f"unknown field {shown(name)}{nearest(name, known)}", param=name, code="unknown_parameter"
+            )
+        ignored.append(name)
     try:
         made = build(cls, {name: value for name, value in body.items() if name in own}, "field")
     except ConfigError as error:
         raise _named(str(error)) from None
-    return made, {name: value for name, value in body.items() if name not in own}
+    warnings = (_ignored(ignored),) if ignored else ()
+    return made, {name: value for name, value in body.items() if name in known - own}, warnings
+
+
+def _ignored(names: list[str]) -> str:
+    some = ", ".join(shown(name) for name in names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    return f"unknown {'field was' if len(names) == 1 else 'fields were'} ignored: {some}"
 
 
 def _modern(body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,13 +5,10 @@ Pure ASGI: nothing is buffered and nothing is wrapped in tasks of its own.
 
 import asyncio
 import re
-import sys
 import time
-from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parlay.config import ServerConfig
@@ -19,6 +16,7 @@ from parlay.server.backend import Metrics, Observation
 from parlay.server.browsers import check_page
 from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error
 from parlay.server.keys import ANYONE, Keys
+from parlay.server.logs import Log, log_line
 
 OPEN = frozenset({"/", "/health", "/ready"})  # without a key
 _DRAINED = 32  # times the limit: a client that is still sending would not read why its body is refused
@@ -34,14 +32,6 @@ class Account:
         self.facts: dict[str, Any] = {}  # for the log
         self.outputs: dict[int, Any] = {}  # the newest of each prompt
         self.status = CLIENT_LEFT
-
-
-Log = Callable[[dict[str, Any]], None]  # takes the facts of one request
-
-
-def log_line(facts: dict[str, Any]) -> None:
-    """Write one line of JSON to stderr."""
-    sys.stderr.write(msgspec.json.encode(facts).decode() + "\n")
 
 
 class Guard:

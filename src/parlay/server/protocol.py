@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from parlay import errors
+from parlay.engine.memory import Memory
 from parlay.engine.stats import StatsSnapshot
 from parlay.errors import ParlayError, RequestError
 from parlay.types.output import FinishReason, Rejected, RequestMetrics
@@ -66,6 +67,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
         vocab_size: token ids are below.
         tokenizer: where the tokenizer's files are.
         methods: speculative methods that a request may name.
+        sampling: parameters for requests that give none.
+        memory: what weights and cache take.
     """
 
     numerics_id: str
@@ -73,6 +76,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     vocab_size: int
     tokenizer: str
     methods: tuple[str, ...]
+    sampling: dict[str, int | float]
+    memory: Memory
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from parlay.engine.chat import ChatOptions
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import RequestError, shown
-from parlay.server.answer import Front
+from parlay.server.answer import Front, warned
 from parlay.server.apart import apart
 from parlay.server.body import read_json
 from parlay.server.errors import json_response
@@ -24,7 +24,8 @@ async def tokenize(front: Front, request: Request) -> Response:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    asked, _ = await read_json(request, front.config.max_json_depth, partial(parse, TokenizeFields))
+    read = partial(parse, TokenizeFields, strict=front.config.strict_fields)
+    asked, _, warnings = await read_json(request, front.config.max_json_depth, read)
     check_model(asked.model, front.engine.model_name)
     codec = front.engine.codec
     if asked.messages is not None:
@@ -41,7 +42,7 @@ async def tokenize(front: Front, request: Request) -> Response:
         body: dict[str, Any] = {"count": len(tokens), "max_model_len": front.engine.max_model_len, "tokens": tokens}
         if asked.return_token_strs:
             body["token_strs"] = [codec.token_text(token) for token in tokens]
-        return json_response(body)
+        return json_response(warned(body, warnings))
 
     return await apart(len(text), answer)
 
@@ -52,14 +53,15 @@ async def detokenize(front: Front, request: Request) -> Response:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    asked, _ = await read_json(request, front.config.max_json_depth, partial(parse, DetokenizeFields))
+    read = partial(parse, DetokenizeFields, strict=front.config.strict_fields)
+    asked, _, warnings = await read_json(request, front.config.max_json_depth, read)
     check_model(asked.model, front.engine.model_name)
-    return await apart(len(asked.tokens), lambda: _text(asked.tokens, front.engine.codec))
+    return await apart(len(asked.tokens), lambda: _text(asked.tokens, front.engine.codec, warnings))
 
 
-def _text(tokens: Sequence[int], codec: TextCodec) -> Response:
+def _text(tokens: Sequence[int], codec: TextCodec, warnings: tuple[str, ...]) -> Response:
     size = codec.tokenizer.get_vocab_size()
     wrong = next((token for token in tokens if not 0 <= token < size), None)
     if wrong is not None:
         raise RequestError(f"tokens holds {shown(wrong)}, which is no id between 0 and {size - 1}")
-    return json_response({"prompt": codec.decode(tokens, skip_special_tokens=False)})
+    return json_response(warned({"prompt": codec.decode(tokens, skip_special_tokens=False)}, warnings))

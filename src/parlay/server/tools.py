@@ -1,25 +1,14 @@
-"""Functions that a model may call: the grammar of a call that is forced, and the calls in a text.
+"""Functions that a model may call, as a request describes them, and the JSON schema of a call that is forced."""
 
-A forced call is written under a JSON schema. A call of the model's own will is recognised in the two forms that
-most models were trained on: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, and an answer that is JSON as a
-whole.
-"""
-
-import json
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
-from uuid import uuid4
 
 from parlay.errors import nearest, shown
 from parlay.server.errors import ApiError
 from parlay.server.fields import ChatFields
 
-_TAG = "<tool_call>"
-_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-
-Call = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +51,6 @@ class Tools:
             "$defs": {name: _moved(schema, f"#/$defs/{name}") for name, schema in self.parameters.items()},
         }
 
-    def reader(self) -> "Reader | None":
-        """Return what finds the calls in one answer; None if none can be there."""
-        kinds: dict[str, type[Reader]] = {"auto": FreeReader, "required": ListReader, "named": NamedReader}
-        return kinds[self.mode](self) if self.mode in kinds else None
-
 
 NO_TOOLS = Tools({}, "none")
 
@@ -105,100 +89,6 @@ def read_tools(asked: ChatFields) -> Tools:
     if not isinstance(name, str) or name not in parameters:
         raise _wrong("tool_choice", f"there is no function {shown(name)} among the tools{nearest(name, parameters)}")
     return Tools(parameters, "named", name, several)
-
-
-class Reader:
-    """Finds calls in an answer while it grows."""
-
-    def __init__(self, tools: Tools) -> None:
-        self.tools = tools
-        self.text = ""
-        self.called = 0
-
-    def feed(self, text: str, finished: bool) -> tuple[str, list[Call]]:
-        """Return what the next piece of the answer adds: plain text, and (parts of) calls in the form of chunks."""
-        raise NotImplementedError
-
-    def _call(self, name: str, arguments: str) -> Call:
-        self.called += 1
-        function = {"name": name, "arguments": arguments}
-        return {"index": self.called - 1, "id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
-
-
-class NamedReader(Reader):
-    """The answer is the arguments of the one function."""
-
-    def feed(self, text: str, finished: bool) -> tuple[str, list[Call]]:
-        """Pass the arguments on as they come."""
-        if not self.called:
-            return "", [self._call(self.tools.named, text)]
-        return "", [{"index": 0, "function": {"arguments": text}}] if text else []
-
-
-class ListReader(Reader):
-    """The answer is a list of calls; each is given once it is complete."""
-
-    _at = 0
-
-    def feed(self, text: str, finished: bool) -> tuple[str, list[Call]]:
-        """Give calls; an answer that was cut off before the first is plain text."""
-        self.text += text
-        calls = []
-        while "}" in text or finished:
-            start = re.compile(r"[\s,\[]*").match(self.text, self._at)
-            assert start is not None
-            try:
-                value, self._at = json.JSONDecoder().raw_decode(self.text, start.end())
-            except (ValueError, RecursionError):
-                break
-            calls.append(self._call(value["name"], json.dumps(value["arguments"], ensure_ascii=False)))
-        return (self.text if finished and not self.called else ""), calls
-
-
-class FreeReader(Reader):
-    """The answer is text, and calls where the model makes some; what may become one is held back."""
-
-    _shown = 0
-
-    def feed(self, text: str, finished: bool) -> tuple[str, list[Call]]:
-        """Give text up to where a call may begin; at the end, calls."""
-        self.text += text
-        if finished:
-            content, values = find_calls(self.text, self.tools.parameters)
-            if not values:
-                return self.text[self._shown :], []
-            return content[self._shown :], [self._call(name, arguments) for name, arguments in values]
-        end = 0 if self.text.lstrip()[:1] in ("", "{", "[") else _plain_end(self.text)
-        new, self._shown = self.text[self._shown : end], max(self._shown, end)
-        return new, []
-
-
-def find_calls(text: str, names: Any) -> tuple[str, list[tuple[str, str]]]:
-    """Return the text before the calls in an answer, and their names and arguments; no calls where none is proper."""
-    tagged = _TAGGED.findall(text)
-    values: list[Any] = []
-    for piece in tagged or [text]:
-        try:
-            value = json.loads(piece)
-        except (ValueError, RecursionError):
-            return text, []
-        values += value if isinstance(value, list) else [value]
-    calls = []
-    for value in values:
-        arguments = value.get("arguments", value.get("parameters")) if isinstance(value, dict) else None
-        if not isinstance(arguments, dict) or value.get("name") not in names:
-            return text, []
-        calls.append((value["name"], json.dumps(arguments, ensure_ascii=False)))
-    return (text[: text.index(_TAG)].rstrip() if tagged else ""), calls
-
-
-def _plain_end(text: str) -> int:
-    """Return where the first tag, or what may become one, begins, with the space before it."""
-    found = text.find(_TAG)
-    if found < 0:
-        partial = (n for n in range(min(len(_TAG) - 1, len(text)), 0, -1) if text.endswith(_TAG[:n]))
-        found = len(text) - next(partial, 0)
-    return len(text[:found].rstrip())
 
 
 def _moved(schema: Any, root: str) -> Any:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from parlay.errors import RequestError, nearest, shown
+from parlay.types.json_schema import closed
 
 # Characters of a grammar, and lines of one in EBNF. Compilers recurse along rules, and some work grows quadratically.
 LONGEST, MOST_LINES = 1 << 17, 2000
@@ -24,6 +25,8 @@ class StructuredOutputsParams:
         choice: the answer is one of these strings.
         grammar: a grammar in EBNF, with rules such as `root ::= "yes" | "no"`, or in Lark's notation.
         disable_any_whitespace: JSON is written without white space between its parts.
+        disable_additional_properties: objects have no properties but those that the schema lists, unless it says
+            `additionalProperties`.
 
     Raises:
         RequestError: not just one form is given, or it is malformed or too long.
@@ -35,9 +38,10 @@ class StructuredOutputsParams:
     choice: tuple[str, ...] | list[str] | None = None
     grammar: str | None = None
     disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("json_object", "disable_any_whitespace"):
+        for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, not {shown(getattr(self, name))}")
         given = [name for name in _FORMATS if getattr(self, name) not in (None, False)]
@@ -46,8 +50,13 @@ class StructuredOutputsParams:
             raise RequestError(f"structured_outputs takes just one of {', '.join(_FORMATS)}; {asked} was given")
         if self.disable_any_whitespace and not given[0].startswith("json"):
             raise RequestError(f"disable_any_whitespace is about JSON; leave it out beside {given[0]}")
+        if self.disable_additional_properties and self.json is None:
+            raise RequestError(
+                f"disable_additional_properties is about a JSON schema; leave it out beside {given[0]}"
+            )
         if self.json is not None:
-            object.__setattr__(self, "json", _schema_text(self.json))
+            text = _schema_text(self.json)
+            object.__setattr__(self, "json", closed(text) if self.disable_additional_properties else text)
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
         for name in ("regex", "grammar"):

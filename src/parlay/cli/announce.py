@@ -1,0 +1,66 @@
+"""What is served, said once when the server is ready."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parlay import env
+from parlay.config import ServerConfig
+from parlay.server.reasoning import marks_of
+from parlay.server.tool_formats import FORMATS, format_of
+
+if TYPE_CHECKING:
+    from parlay.server.client import EngineClient
+
+_UNITS = ("bytes", "kB", "MB", "GB", "TB")
+
+
+def facts(engine: "EngineClient", config: ServerConfig, url: str) -> dict[str, str]:
+    """Return what people want to know of a server that is ready, by name.
+
+    Args:
+        engine: which is ready.
+        config: the server's.
+        url: of the page.
+    """
+    said, codec = engine.facts, engine.codec
+    memory, template = said.memory, codec.template
+    names = {id(form): name for name, form in FORMATS.items()}
+    tools = names[id(format_of(config.tool_call_parser, template))]
+    if template is not None and not codec.shows_tools():
+        tools = "told in the system's message, since the chat template has no place for them; calls as hermes"
+    marks = marks_of(config.reasoning_parser, template)
+    return {
+        "model": f"{engine.model_name}, {size(memory.weights)} of weights",
+        "context": f"{engine.max_model_len:,} tokens",
+        "cache": f"up to {size(memory.cache)} for {memory.tokens:,} tokens, taken as it fills (--kv-cache-memory)",
+        "speculation": " + ".join(engine.methods[1:]) or "none",
+        "threads": str(env.threads()),
+        "sampling": ", ".join(f"{name} {value:g}" for name, value in engine.sampling_defaults.items())
+        + " unless a request says otherwise (--generation-config)"
+        if engine.sampling_defaults
+        else "SamplingParams' defaults unless a request says otherwise",
+        "chat": "no chat template" if template is None else "the model's chat template",
+        "tools": "none without a chat template" if template is None else tools,
+        "reasoning": "none" if marks is None else f"between {marks.begin} and {marks.end}",
+        "numerics": engine.numerics_id,
+        "page": url,
+    }
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in a unit that suits it."""
+    value, unit = float(count), 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.3g} {_UNITS[unit]}"
+
+
+def loading(model: str) -> str:
+    """Return what is loaded, with the size of its files where they lie on this machine."""
+    path = Path(model)
+    try:
+        files = [path] if path.is_file() else [one for one in path.glob("*") if one.is_file()]
+        total = sum(one.stat().st_size for one in files)
+    except OSError:
+        total = 0
+    return f"loading {model}" + (f", {size(total)}" if total else "")

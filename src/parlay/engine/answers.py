@@ -1,0 +1,39 @@
+"""What a request's answer is so far: its text, and what it took."""
+
+from parlay.engine.request import Request
+from parlay.types.output import RequestMetrics
+
+
+def text_of(request: Request) -> str:
+    """Return what of a request's text is certain; it only ever grows."""
+    if request.detokenizer is None:
+        return ""
+    if request.finish_reason is None:
+        return request.detokenizer.settled
+    if isinstance(request.stop_reason, str):
+        return request.detokenizer.text
+    # A token that ends the output is no part of the text unless asked for.
+    cut = request.finish_reason == "stop" and not request.params.include_stop_str_in_output
+    tokens = request.output_tokens
+    return request.detokenizer.complete(tokens[:-1] if cut else tokens)
+
+
+def metrics_of(request: Request) -> RequestMetrics:
+    """Return what happened to a request so far."""
+    counts, emitted = request.counts, len(request.tokens) - len(request.prompt_tokens)
+    deepest = max(counts.per_position, default=-1)
+    return RequestMetrics(
+        drafts=counts.drafts,
+        drafted=counts.drafted,
+        accepted=counts.accepted,
+        accepted_per_position=tuple(counts.per_position[i] for i in range(deepest + 1)),
+        steps=counts.steps,
+        emitted=emitted,
+        preemptions=counts.preemptions,
+        cached_tokens=counts.cached_tokens,
+        arrival=counts.arrival,
+        admitted=counts.admitted,
+        first_token=counts.first_token,
+        finished=counts.finished,
+        undrafted=tuple(counts.undrafted.items()),
+    )

@@ -1,0 +1,84 @@
+"""The server's log: a line of JSON for each event, or a line for people."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from parlay.server.observed import EngineCounts
+
+Log = Callable[[dict[str, Any]], None]  # takes the facts of one event
+
+
+def log_line(facts: dict[str, Any]) -> None:
+    """Write one line of JSON to stderr."""
+    sys.stderr.write(msgspec.json.encode(facts).decode() + "\n")
+
+
+def log_text(facts: dict[str, Any]) -> None:
+    """Write one line for people to stderr."""
+    sys.stderr.write(text_of(facts) + "\n")
+
+
+def text_of(facts: dict[str, Any]) -> str:
+    """Return a line that says what happened, the most important first."""
+    at = time.strftime("%H:%M:%S", time.localtime(facts.get("time")))
+    if "event" in facts:
+        rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items() if key not in _HEAD)
+        return f"{at} {facts['event']}: {rest}"
+    parts = [at, str(facts.get("status")), str(facts.get("method")), str(facts.get("path"))]
+    parts.append(f"{facts.get('seconds', 0):.2f} s")
+    if facts.get("completion_tokens"):
+        parts.append(f"{facts['prompt_tokens']} + {facts['completion_tokens']} tokens")
+    for name in ("error", "warnings", "log"):
+        if facts.get(name):
+            value = facts[name]
+            parts.append("; ".join(map(str, value)) if isinstance(value, list) else str(value))
+    return "  ".join(parts)
+
+
+_HEAD = ("time", "event")
+
+
+class Speed:
+    """What an engine did between two looks at its counters."""
+
+    def __init__(self, stats: Callable[[], EngineCounts]) -> None:
+        """Begin with the counters as they are."""
+        self._stats = stats
+        self._before, self._then = stats(), time.monotonic()
+
+    def look(self) -> dict[str, Any] | None:
+        """Return the figures since the last look; None where nothing was done, or the engine began anew."""
+        before, now, then = self._before, self._stats(), self._then
+        self._before, self._then = now, time.monotonic()
+        emitted, prompt = now.emitted - before.emitted, now.prompt_tokens - before.prompt_tokens
+        steps = now.steps - before.steps
+        if steps <= 0 or emitted < 0:
+            return None
+        seconds = self._then - then
+        drafted = sum(m.drafted for m in now.methods.values()) - sum(m.drafted for m in before.methods.values())
+        accepted = sum(m.accepted for m in now.methods.values()) - sum(m.accepted for m in before.methods.values())
+        return {
+            "event": "speed",
+            "tokens_per_second": round(emitted / seconds, 1),
+            "prompt_tokens_per_second": round(prompt / seconds, 1),
+            "tokens_per_step": round(emitted / steps, 2),
+            "guesses_accepted": f"{accepted} of {drafted}",
+            "running": now.running,
+            "waiting": now.waiting,
+            "cache_used": f"{now.blocks_used / max(now.blocks, 1):.0%}",
+        }
+
+
+async def report_speed(stats: Callable[[], EngineCounts], log: Log, interval: float) -> None:
+    """Log the engine's speed every `interval` seconds in which it did something, until cancelled."""
+    speed = Speed(stats)
+    while True:
+        await asyncio.sleep(interval)
+        found = speed.look()
+        if found is not None:
+            log({"time": round(time.time(), 3), **found})

@@ -1,0 +1,55 @@
+"""How the model that is served writes calls and reasoning, and what a request makes of that."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from parlay.server.answer import Front
+from parlay.server.fields import ChatFields
+from parlay.server.reasoning import Marks, marks_of
+from parlay.server.tool_formats import FORMATS, ToolFormat, format_of
+from parlay.server.tools import Tools
+
+NO_PLACE = (
+    "the model's chat template has no place for tools; a generic prompt in the system's message describes them, and "
+    "calls are expected between <tool_call> tags"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What to look for in the answers to one request.
+
+    Attributes:
+        form: how calls are written.
+        marks: what reasoning stands between, if there is any.
+        special: whether some of that are special tokens, which answers have to show.
+        variables: what the template reads.
+        warnings: what the client should be told.
+    """
+
+    form: ToolFormat
+    marks: Marks | None
+    special: bool
+    variables: dict[str, Any]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, front: Front, asked: ChatFields, tools: Tools) -> "Style":
+        """Return what a request and the chat template say."""
+        codec, config = front.engine.codec, front.config
+        template = asked.chat_template or codec.template
+        form, warnings = format_of(config.tool_call_parser, template), []
+        if tools.mode != "none" and template is not None and not codec.shows_tools(template):
+            form = FORMATS["hermes"]
+            warnings.append(NO_PLACE)
+        wanted: dict[str, Any] = {}
+        for name in ("reasoning_effort", "verbosity"):
+            value = getattr(asked, name)
+            if value is not None:
+                variables = {name: value} | ({"enable_thinking": False} if value == "none" else {})
+                wanted |= variables
+                if not any(variable in (template or "") for variable in variables):
+                    warnings.append(f"{name} changes nothing: the model's chat template does not read it")
+        marks = marks_of(config.reasoning_parser, template)
+        special = (tools.mode == "auto" and form.special) or (marks is not None and marks.special)
+        return cls(form, marks, special, {**wanted, **asked.chat_template_kwargs}, tuple(warnings))

@@ -1,0 +1,145 @@
+"""Tools, reasoning and unknown fields as clients meet them."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serving import Live
+
+from parlay import AsyncLLM
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "note": {"type": "string", "minLength": 300}},
+            "required": ["city", "note"],
+        },
+    },
+}
+ASKED = {"role": "user", "content": "How is the weather in Paris?"}
+CALLED = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+PLACE = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[AsyncLLM]:
+    made = AsyncLLM("tiny-code", max_model_len=1024, speculative_config=None)
+    yield made
+    asyncio.run(made.close())
+
+
+@pytest.fixture(scope="module")
+def live(engine: AsyncLLM) -> Iterator[Live]:
+    with Live(engine, trust_request_chat_template=True) as server:
+        yield server
+
+
+def ask(live: Live, **body: Any) -> dict[str, Any]:
+    answer = live.post("/v1/chat/completions", {"max_tokens": 8, "temperature": 0, **body})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
+def test_the_turn_after_a_call(live: Live, content: dict[str, Any]) -> None:
+    turns = [
+        ASKED,
+        {"role": "assistant", "tool_calls": [CALLED], **content},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    found = ask(live, messages=turns, tools=[WEATHER])
+    assert found["usage"]["completion_tokens"] == 8
+    # Templates that add texts find one.
+    assert ask(live, messages=turns, tools=[WEATHER], chat_template=PLACE)["usage"]["completion_tokens"] == 8
+
+
+def test_a_template_without_a_place_for_tools(live: Live) -> None:
+    without, told = ask(live, messages=[ASKED]), ask(live, messages=[ASKED], tools=[WEATHER])
+    assert told["usage"]["prompt_tokens"] > without["usage"]["prompt_tokens"] + len("The weather in a city")
+    assert "the model's chat template has no place for tools" in told["warnings"][0]
+    assert "warnings" not in without
+    assert "warnings" not in ask(live, messages=[ASKED], tools=[WEATHER], chat_template=PLACE)
+    none = ask(live, messages=[ASKED], tools=[WEATHER], tool_choice="none")
+    assert none["usage"]["prompt_tokens"] == without["usage"]["prompt_tokens"]
+    assert "warnings" not in none
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_forced_call_that_is_cut_off(live: Live, choice: Any, stream: bool) -> None:
+    body = {"messages": [ASKED], "tools": [WEATHER], "tool_choice": choice, "max_tokens": 60}
+    if stream:
+        answer = live.post("/v1/chat/completions", {**body, "temperature": 0, "stream": True})
+        chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        functions = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+        name, arguments = functions[0]["name"], "".join(f["arguments"] for f in functions)
+        assert not any(delta.get("content") for delta in deltas)
+        reason = chunks[-1]["choices"][0]["finish_reason"]
+        assert [i for i, chunk in enumerate(chunks) if "warnings" in chunk] == [0]
+    else:
+        (choice,) = ask(live, **body)["choices"]
+        (call,) = choice["message"]["tool_calls"]
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        assert choice["message"]["content"] is None
+        reason = choice["finish_reason"]
+    assert (name, reason) == ("weather", "length")
+    assert arguments.startswith('{"city":')
+
+
+def test_objects_have_the_properties_that_are_listed(live: Live) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "enum": [1, 2]}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    (choice,) = ask(live, messages=[ASKED], response_format=form, max_tokens=200)["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert list(json.loads(choice["message"]["content"])) == ["a"]
+    open_ = ask(live, messages=[ASKED], response_format=form, max_tokens=40, disable_additional_properties=False)
+    assert open_["usage"]["completion_tokens"] > 0
+
+
+def test_fields_that_nobody_knows(live: Live, engine: AsyncLLM) -> None:
+    body = {"messages": [ASKED], "max_tokens": 2, "chat_sessions": {"id": 1}}
+    assert ask(live, **body)["warnings"] == ["unknown field was ignored: 'chat_sessions'"]
+    assert live.log[-1]["warnings"] == ["unknown field was ignored: 'chat_sessions'"]
+    refused = live.post("/v1/chat/completions", {"messages": [ASKED], "temprature": 0})
+    assert refused.status_code == 400
+    assert "did you mean 'temperature'" in refused.json()["error"]["message"]
+    elsewhere = live.post("/v1/completions", {"prompt": "a", "tools": []})
+    assert elsewhere.status_code == 400
+    with Live(engine, strict_fields=True) as strict:
+        answer = strict.post("/v1/chat/completions", body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_sessions")
+
+
+def test_reasoning_comes_apart(live: Live) -> None:
+    template = PLACE + "{% if enable_thinking is not defined %}<think>\n{% endif %}"
+    found = ask(live, messages=[ASKED], chat_template=template)
+    (choice,) = found["choices"]
+    assert choice["message"]["reasoning_content"]
+    assert choice["message"]["content"] == ""
+    assert found["usage"]["completion_tokens_details"]["reasoning_tokens"] == 8
+    (hidden,) = ask(live, messages=[ASKED], chat_template=template, include_reasoning=False)["choices"]
+    assert "reasoning_content" not in hidden["message"]
+    found = ask(live, messages=[ASKED], chat_template=template, reasoning_effort="none", verbosity="low")
+    (choice,) = found["choices"]
+    assert choice["message"]["content"]
+    assert "reasoning_content" not in choice["message"]
+    assert found["warnings"] == ["verbosity changes nothing: the model's chat template does not read it"]
+    answer = live.post(
+        "/v1/chat/completions",
+        {"messages": [ASKED], "chat_template": template, "stream": True, "max_tokens": 8, "temperature": 0},
+    )
+    deltas = [
+        json.loads(line[6:])["choices"][0]["delta"] for line in answer.text.splitlines() if line.startswith("data: {")
+    ]
+    (whole,) = ask(live, messages=[ASKED], chat_template=template)["choices"]
+    assert "".join(d.get("reasoning_content", "") for d in deltas) == whole["message"]["reasoning_content"]
+    assert not any(d.get("content") for d in deltas)
