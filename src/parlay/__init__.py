@@ -52,6 +52,10 @@ __all__ = [
 _LAZY = {"LLM": "parlay.llm", "AsyncLLM": "parlay.async_llm"}
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)

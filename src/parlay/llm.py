@@ -10,7 +10,9 @@ from parlay.config.speculative import DEFAULT, Speculation
 from parlay.engine.chat import ChatOptions
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request, best
+from parlay.engine.tokenizer_view import TokenizerView
 from parlay.errors import ConfigError, RequestError, shown
+from parlay.metrics import Metric, metrics_of
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.prompt import Messages, Prompt, content_of, text_of
@@ -62,11 +64,24 @@ class LLM:
         """The model's own sampling parameters, for requests that give none; see `generation_config`."""
         return dict(self.engine.sampling_defaults)
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the sampling parameters of requests that give none: the model's own, see `generation_config`."""
+        return SamplingParams.parse(self.sampling_defaults)
+
+    def get_tokenizer(self) -> TokenizerView:
+        """Return the model's tokenizer, with the methods that transformers' tokenizers have."""
+        return TokenizerView(self.engine.codec)
+
+    def get_metrics(self) -> list[Metric]:
+        """Return the engine's counters since its start, under vLLM's names."""
+        return metrics_of(self.engine.snapshot())
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | None = None,
+        lora_request: None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt.
 
@@ -74,6 +89,7 @@ class LLM:
             prompts: one or many; each is text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
             sampling_params: for all, or one for each prompt.
             use_tqdm: show a progress bar on stderr; None shows one on a terminal when there are many prompts.
+            lora_request: None; adapters are not served.
 
         Returns:
             One output a prompt, in order. Of many prompts, one that cannot be served or fails has `error` set and
@@ -81,8 +97,9 @@ class LLM:
 
         Raises:
             RequestError: the only prompt cannot be served.
-            ConfigError: the numbers of prompts and parameters differ.
+            ConfigError: the numbers of prompts and parameters differ, or an adapter is asked for.
         """
+        _check_lora(lora_request)
         many = _prompts(prompts)
         return self._complete(many, _spread(sampling_params, len(many), self.sampling_defaults), use_tqdm)
 
@@ -91,6 +108,7 @@ class LLM:
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | None = None,
+        lora_request: None = None,
         **template_options: Any,
     ) -> list[RequestOutput]:
         """Complete one or many conversations through the model's chat template; otherwise as `generate`.
@@ -99,8 +117,10 @@ class LLM:
             messages: one conversation, a list of mappings with `role` and `content`, or a list of conversations.
             sampling_params: for all, or one for each conversation.
             use_tqdm: as in `generate`.
+            lora_request: likewise.
             **template_options: as in `chat_prompt`.
         """
+        _check_lora(lora_request)
         many = _conversations(messages)
         options = ChatOptions.parse(template_options)
         prompts: list[Prompt | RequestError] = []
@@ -255,6 +275,11 @@ class LLM:
             error=error,
             prompt_logprobs=self.engine.prompt_logprobs(requests[0]) if requests else None,
         )
+
+
+def _check_lora(lora_request: object) -> None:
+    if lora_request is not None:
+        raise ConfigError("lora_request: adapters are not served; merge it into the model's weights and leave it out")
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

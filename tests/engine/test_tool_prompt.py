@@ -7,7 +7,8 @@ from parlay.engine.tool_prompt import told
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
-NO_SYSTEM = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}" + PLAIN.removeprefix("{% for m in messages %}")
+REFUSE = "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+NO_SYSTEM = "{% for m in messages %}" + REFUSE + PLAIN.removeprefix("{% for m in messages %}")
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
 

@@ -10,6 +10,8 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from parlay.config.docs import attribute_docs
+from parlay.config.foreign import FOREIGN
+from parlay.config.older import OLDER
 from parlay.errors import nearest, shown
 
 
@@ -62,6 +64,25 @@ def add_flags(
         _add(group, flags, hints[field.name], options)
 
 
+def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
+    """Add flags of vLLM's that mean nothing here, and those of its older versions; help does not list them."""
+    for name, known in FOREIGN.items():
+        flag = "--" + name.replace("_", "-")
+        more: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        if known.flag:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **more)
+        else:
+            parser.add_argument(flag, type=_loose, **more)
+    for name in OLDER:
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=_loose, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def foreign_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those values of a command line that are vLLM's."""
+    return {name: values[name] for name in (*FOREIGN, *OLDER) if name in values}
+
+
 def add_dequantize_flag(parser: argparse.ArgumentParser) -> None:
     """Add `--dequantize` to a command that has no other of `EngineConfig`'s flags."""
     parser.add_argument(
@@ -103,6 +124,13 @@ def _add(group: Any, flags: list[str], hint: Any, options: dict[str, Any]) -> No
         group.add_argument(*flags, type=scalar, metavar=scalar.__name__.upper(), **options)
     elif lists or any(isinstance(k, type) and issubclass(k, Mapping) for k in kinds):
         group.add_argument(*flags, type=_json, metavar="JSON", **options)
+
+
+def _loose(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _json(text: str) -> Any:

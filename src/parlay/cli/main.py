@@ -2,12 +2,18 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from parlay import __version__, log
 from parlay.cli import bench, chat, demo, explain, generate, quantize, serve, train, verify
 from parlay.cli.flags import Parser, normalise
 from parlay.errors import ParlayError
+
+_HERE = Path(__file__).parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parser.parse_args(normalise(list(sys.argv[1:] if arguments is None else arguments)))
         log.configure()
-        return int(options.run(options))
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_say, warnings.showwarning)
+            warnings.filterwarnings("default", category=DeprecationWarning, module=r"parlay\.cli\.")
+            return int(options.run(options))
     except ParlayError as error:
         print(f"parlay: {error}", file=sys.stderr)
         return 2
@@ -34,6 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output has seen enough. Nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _say(otherwise: Any, message: Any, category: Any, filename: str, *more: Any, **options: Any) -> None:
+    """Show a warning about the command line as one sentence, others as they are shown otherwise."""
+    if _HERE in Path(filename).parents:
+        print(f"parlay: {message}", file=sys.stderr)
+    else:
+        otherwise(message, category, filename, *more, **options)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from parlay import env
-from parlay.cli.flags import add_flags, given
+from parlay.cli.flags import add_flags, add_foreign_flags, foreign_options, given
 from parlay.cli.serving import speculation
-from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig
+from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig, modernise
 from parlay.errors import ConfigError
 
 
@@ -34,6 +34,7 @@ def add_parser(commands: Any) -> None:
     )
     add_flags(parser, ServerConfig)
     add_flags(parser, EngineConfig)
+    add_foreign_flags(parser)
     parser.set_defaults(run=run)
 
 
@@ -44,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
     if values.setdefault("model", served) != served:
         raise ConfigError("MODEL and --model are one option; give one of them")
     config = ServerConfig.parse(given(ServerConfig, vars(options)))
-    speculative = speculation(options)
+    values, asked = modernise(values | foreign_options(vars(options)), speculation(options))
+    speculative = SpeculativeConfig.parse(asked)
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401

@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from parlay.cli.flags import add_flags, given
+from parlay.cli.flags import add_flags, add_foreign_flags, foreign_options, given
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import DEFAULT
 from parlay.types.output import CompletionOutput, RequestOutput
@@ -31,6 +31,7 @@ def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True, *
         '\'{"method": "none"}\' decodes plainly (default: \'{"method": "auto"}\')',
     )
     add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
+    add_foreign_flags(parser)
     if sampling:
         add_flags(parser, SamplingParams, _PYTHON_ONLY, defaults)
 
@@ -49,8 +50,8 @@ def speculation(options: argparse.Namespace) -> SpeculativeConfig:
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine's options that the flags give."""
-    return given(EngineConfig, vars(options), _ENGINE_ONLY)
+    """Return the engine's options that the flags give, vLLM's other ones included."""
+    return given(EngineConfig, vars(options), _ENGINE_ONLY) | foreign_options(vars(options))
 
 
 def make_params(options: argparse.Namespace, **defaults: Any) -> SamplingParams:

@@ -5,11 +5,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from parlay.config.foreign import without_foreign
 from parlay.config.speculative import DEFAULT
 from parlay.errors import ConfigError, brief, shown
 
 # What each is called inside `speculative_config`.
-_RENAMED = {
+OLDER = _RENAMED = {
     "speculative_model": "model",
     "num_speculative_tokens": "num_speculative_tokens",
     "ngram_prompt_lookup_max": "prompt_lookup_max",
@@ -17,13 +18,13 @@ _RENAMED = {
     "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
     "speculative_disable_by_batch_size": "disable_by_batch_size",
 }
-_NEEDLESS = {"use_v2_block_manager": "there is one block manager, which speculates"}
 
 
 def modernise(options: Mapping[str, Any], speculative: Any, stacklevel: int = 1) -> tuple[dict[str, Any], Any]:
     """Return options without older keywords, and the speculative config, which now says what they said.
 
-    Every older keyword gives a `DeprecationWarning` with what to write now.
+    Every older keyword gives a `DeprecationWarning` with what to write now; vLLM's options without a meaning here
+    give one warning together.
 
     Args:
         options: keyword arguments of an engine.
@@ -48,12 +49,11 @@ def modernise(options: Mapping[str, Any], speculative: Any, stacklevel: int = 1)
             advice = f"write speculative_config={shown(speculative)}"
         elif key in _RENAMED:
             advice = "leave it out"
-        elif key in _NEEDLESS:
-            advice = f"nothing is needed: {_NEEDLESS[key]}"
         else:
             continue
         warnings.warn(f"{key} is an older keyword; {advice}", DeprecationWarning, stacklevel=stacklevel + 1)
-    return {k: v for k, v in options.items() if k not in _RENAMED and k not in _NEEDLESS}, speculative
+    left = {k: v for k, v in options.items() if k not in _RENAMED}
+    return without_foreign(left, stacklevel=stacklevel + 1), speculative
 
 
 def _translate(older: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,8 @@ class SpeculativeConfig:
             draft has at most so many nodes. Between and beyond these `num_speculative_tokens` counts.
         remember_responses: whether a proposer may guess from responses to earlier requests of the same tenant. None
             means yes, except in a server without API keys, which cannot tell its clients apart.
+        max_model_len: of what guesses: sequences that are longer than this are decoded without drafts; None for no
+            such limit.
         options: keys that the proposers' `Options` declare; checked when the proposers are found.
         several: configs of several proposers, whose guesses become one draft; method and options are theirs then.
             With "auto" among them, all those that need no weights guess too.
@@ -68,6 +70,7 @@ class SpeculativeConfig:
     disable_by_batch_size: int | None = None
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
     remember_responses: bool | None = None
+    max_model_len: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     several: tuple["SpeculativeConfig", ...] = ()
 
@@ -80,6 +83,8 @@ class SpeculativeConfig:
         parse_tree(self.tree)
         if self.disable_by_batch_size is not None and self.disable_by_batch_size < 0:
             raise ConfigError(f"disable_by_batch_size must be at least 0, not {self.disable_by_batch_size}")
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise ConfigError(f"max_model_len of what guesses must be at least 1, not {self.max_model_len}")
         _check_ranges(self.num_speculative_tokens_per_batch_size or ())
 
     def most_nodes(self, batch_size: int) -> int | None:

@@ -56,6 +56,7 @@ class Drafting:
         controller: Controller | None = None,
         tree: bool = False,
         most_nodes: Callable[[int], int | None] = lambda batch_size: None,
+        longest_text: int | None = None,
         remember: bool = True,
         vocab_size: int | None = None,
         clock: Callable[[], float] = perf_counter,
@@ -69,6 +70,7 @@ class Drafting:
             controller: chooses lengths from measured cost and acceptance; None drafts as much as it may.
             tree: whether drafts may have branches, and those of several proposers be one.
             most_nodes: of a draft, by how many requests emit at once; None for no further limit.
+            longest_text: tokens of a sequence that has drafts, these included; None for no limit.
             remember: whether proposers may learn from one request for another.
             vocab_size: ids of guesses are below; None to take them as they are.
             clock: in seconds.
@@ -87,6 +89,7 @@ class Drafting:
         self._lengths = {method.name: method.most for method in methods}
         self._longest = max([*self._lengths.values(), predicted_length or DEFAULT_LENGTH])
         self._most_nodes, self._bound = most_nodes, most_nodes(1)
+        self._longest_text = longest_text or 1 << 62
         self._remember = remember
         self._calibration = Calibration(_PAUSE)
         self._trust = Trust()
@@ -159,7 +162,7 @@ class Drafting:
         longest = state.longest if state.prediction is None else within(request, self._longest)
         if self._bound is not None and own_bound(request) is None:
             longest = min(longest, self._bound)
-        return min(longest, request.remaining - 1)
+        return min(longest, request.remaining - 1, self._longest_text - len(request.tokens))
 
     def prepare(
         self, requests: Sequence[Drafted], emitting: int, rows: int, keys: int, room: int, *, waiting: bool = False

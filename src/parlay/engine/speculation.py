@@ -123,6 +123,7 @@ def make_drafting(
         controller=controller,
         tree=isinstance(config.tree, TreeShape) or (config.tree == "auto" and controller is not None),
         most_nodes=config.most_nodes,
+        longest_text=config.max_model_len,
         remember=config.remember_responses is not False,
         vocab_size=runner.model.config.vocab_size,
     )

@@ -1,0 +1,84 @@
+"""vLLM's options that mean nothing here, or have another name: code written for its documents runs as it is."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from parlay.errors import ConfigError, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An option of vLLM's that is taken and changes nothing.
+
+    Attributes:
+        why: it does not.
+        only: values it may have; nothing stands for any.
+        flag: whether it is a switch on the command line, which takes no value.
+    """
+
+    why: str
+    only: tuple[Any, ...] = ()
+    flag: bool = False
+
+
+_CUDA, _PARTS = "there is no GPU", "the model runs in one process"
+FOREIGN: dict[str, Foreign] = {
+    "enforce_eager": Foreign("passes are recorded and replayed without a compiler", flag=True),
+    "compilation_config": Foreign("nothing is compiled at run time"),
+    "max_seq_len_to_capture": Foreign(_CUDA),
+    "max_context_len_to_capture": Foreign(_CUDA),
+    "swap_space": Foreign("requests that lose their blocks are computed anew"),
+    "cpu_offload_gb": Foreign(_CUDA),
+    "disable_custom_all_reduce": Foreign(_PARTS, flag=True),
+    "distributed_executor_backend": Foreign(_PARTS),
+    "worker_use_ray": Foreign(_PARTS, flag=True),
+    "pipeline_parallel_size": Foreign(_PARTS, only=(1,)),
+    "data_parallel_size": Foreign(_PARTS, only=(1,)),
+    "enable_chunked_prefill": Foreign("long prompts always go in chunks", flag=True),
+    "async_scheduling": Foreign("the scheduler has one way to work", flag=True),
+    "num_scheduler_steps": Foreign("the scheduler has one way to work"),
+    "scheduling_policy": Foreign("requests have priorities of their own"),
+    "preemption_mode": Foreign("requests that lose their blocks are computed anew"),
+    "use_v2_block_manager": Foreign("there is one block manager, which speculates", flag=True),
+    "disable_log_stats": Foreign("log_interval of the server says how often it tells its speed", flag=True),
+    "disable_log_requests": Foreign("prompts are logged with log_prompts alone", flag=True),
+    "enable_auto_tool_choice": Foreign("tools are always served", flag=True),
+    "tokenizer_mode": Foreign("there is one kind of tokenizer"),
+    "skip_tokenizer_init": Foreign("the tokenizer is always read", only=(False,), flag=True),
+    "kv_cache_dtype": Foreign("the cache has the dtype of the activations", only=("auto",)),
+    "enable_lora": Foreign("adapters are not served", only=(False,), flag=True),
+    "mm_processor_kwargs": Foreign("models read text only"),
+    "limit_mm_per_prompt": Foreign("models read text only"),
+    "hf_overrides": Foreign("configs are read as they are", only=(None, {})),
+    "runner": Foreign("models generate text", only=("auto", "generate")),
+    "task": Foreign("models generate text", only=("auto", "generate")),
+}
+_RENAMED = {"num_gpu_blocks_override": "num_blocks"}
+
+
+def without_foreign(options: Mapping[str, Any], stacklevel: int = 1) -> dict[str, Any]:
+    """Return options without those that mean nothing here, of which one warning tells.
+
+    Args:
+        options: keyword arguments of an engine.
+        stacklevel: whose code to blame: 1 for the caller of this function, 2 for the caller's caller, ...
+
+    Raises:
+        ConfigError: one has a value that would mean something.
+    """
+    told = []
+    for name, value in options.items():
+        known = FOREIGN.get(name)
+        if known is None or value is None:
+            continue
+        if known.only and value not in known.only:
+            allowed = " or ".join(shown(one) for one in known.only if one is not None)
+            raise ConfigError(f"{name}={shown(value)} is not served, since {known.why}; leave it at {allowed}")
+        told.append(f"{name} ({known.why})")
+    if told:
+        warnings.warn(
+            f"taken from vLLM's options and without meaning here: {', '.join(told)}", stacklevel=stacklevel + 1
+        )
+    return {_RENAMED.get(name, name): value for name, value in options.items() if name not in FOREIGN}

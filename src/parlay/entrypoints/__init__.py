@@ -1,0 +1,1 @@
+"""Where vLLM's documents start a server from."""

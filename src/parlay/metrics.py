@@ -1,0 +1,73 @@
+"""An engine's counters as `LLM.get_metrics` gives them: names and classes are vLLM's."""
+
+from dataclasses import dataclass, field
+
+from parlay.engine.stats import StatsSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure.
+
+    Attributes:
+        name: vLLM's, where the meaning is the same.
+        labels: none so far.
+    """
+
+    name: str
+    labels: dict[str, str] = field(default_factory=dict, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Counter(Metric):
+    """What only grows.
+
+    Attributes:
+        value: since the engine's start.
+    """
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge(Metric):
+    """What rises and falls.
+
+    Attributes:
+        value: now.
+    """
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Vector(Metric):
+    """Counters of one kind, by their place.
+
+    Attributes:
+        values: since the engine's start.
+    """
+
+    values: list[int]
+
+
+def metrics_of(stats: StatsSnapshot) -> list[Metric]:
+    """Return a snapshot as metrics; those of speculation count all methods together."""
+    methods = list(stats.methods.values())
+    deepest = max((len(one.accepted_per_position) for one in methods), default=0)
+    accepted = [0] * deepest
+    for one in methods:
+        for place, count in enumerate(one.accepted_per_position):
+            accepted[place] += count
+    return [
+        Counter("vllm:prompt_tokens", stats.prompt_tokens),
+        Counter("vllm:generation_tokens", stats.emitted),
+        Counter("vllm:num_preemptions", stats.preemptions),
+        Counter("vllm:spec_decode_num_drafts", sum(one.drafts for one in methods)),
+        Counter("vllm:spec_decode_num_draft_tokens", sum(one.drafted for one in methods)),
+        Counter("vllm:spec_decode_num_accepted_tokens", sum(one.accepted for one in methods)),
+        Vector("vllm:spec_decode_num_accepted_tokens_per_pos", accepted),
+        Gauge("vllm:num_requests_running", stats.running),
+        Gauge("vllm:num_requests_waiting", stats.waiting),
+        Gauge("vllm:kv_cache_usage_perc", stats.blocks_used / max(stats.blocks, 1)),
+    ]

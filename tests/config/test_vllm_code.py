@@ -1,0 +1,187 @@
+"""Code and commands of vLLM's documents on speculation, of either age: only the import and the models are changed."""
+
+import asyncio
+import shlex
+import warnings
+from typing import Any
+
+import pytest
+
+import parlay
+from parlay import ConfigError
+from parlay.cli import serve
+from parlay.cli.main import main
+from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.config.foreign import FOREIGN
+from parlay.metrics import Counter, Vector
+from parlay.sampling_params import SamplingParams
+
+PROMPTS = ["The future of AI is"]
+OLDER = [
+    {"speculative_model": "tiny-code-draft", "num_speculative_tokens": 5, "use_v2_block_manager": True},
+    {"speculative_model": "tiny-code-draft", "num_speculative_tokens": 5},
+    {"speculative_model": "[ngram]", "num_speculative_tokens": 5, "ngram_prompt_lookup_max": 4},
+    {"speculative_model": "tiny-code-eagle3", "speculative_draft_tensor_parallel_size": 1},
+]
+NEWER = [
+    {"model": "tiny-code-draft", "num_speculative_tokens": 5},
+    {"method": "draft_model", "model": "tiny-code-draft", "num_speculative_tokens": 5},
+    {"method": "draft_model", "model": "tiny-code-draft", "num_speculative_tokens": 5, "max_model_len": 24},
+    {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4},
+    {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5, "prompt_lookup_min": 2},
+    {"method": "suffix", "num_speculative_tokens": 32},
+    {"method": "eagle3", "model": "tiny-code-eagle3", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 1},
+]
+EXAMPLE = {"enforce_eager": True, "enable_chunked_prefill": True, "disable_log_stats": False, "swap_space": 4}
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[tuple[int, ...]]:
+    llm = parlay.LLM(model="tiny-code", speculative_config=None)
+    return [
+        o.outputs[0].token_ids for o in llm.generate(PROMPTS, SamplingParams(temperature=0.8, top_p=0.95, seed=1))
+    ]
+
+
+@pytest.mark.parametrize("options", [*OLDER, *({"speculative_config": one} for one in NEWER)])
+@pytest.mark.filterwarnings("ignore")
+def test_offline_code(options: dict[str, Any], expected: list[tuple[int, ...]]) -> None:
+    sampling_params = SamplingParams(temperature=0.8, top_p=0.95, seed=1)
+    llm = parlay.LLM(model="tiny-code", tensor_parallel_size=1, **options)
+    outputs = llm.generate(PROMPTS, sampling_params)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert [output.prompt for output in outputs] == PROMPTS
+
+
+def test_the_example_with_metrics() -> None:
+    with pytest.warns(UserWarning, match="without meaning here: enforce_eager .*, swap_space") as told:
+        llm = parlay.LLM("tiny-code", speculative_config={"method": "ngram", "lengths": "fixed"}, **EXAMPLE)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    tokenizer = llm.get_tokenizer()
+    ids = [tokenizer.encode("a, b, a, b, a, b, a,", add_special_tokens=False)]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    (output,) = llm.generate([{"prompt_token_ids": one} for one in ids], sampling_params=params, lora_request=None)
+    found = {metric.name: metric for metric in llm.get_metrics()}
+    drafts, accepted = found["vllm:spec_decode_num_drafts"], found["vllm:spec_decode_num_accepted_tokens"]
+    assert isinstance(drafts, Counter)
+    assert isinstance(accepted, Counter)
+    by_place = found["vllm:spec_decode_num_accepted_tokens_per_pos"]
+    assert isinstance(by_place, Vector)
+    assert (drafts.value, accepted.value) == (output.outputs[0].metrics.drafts, output.outputs[0].metrics.accepted)
+    assert drafts.value > 0
+    assert sum(by_place.values) == accepted.value
+    assert llm.get_default_sampling_params() == SamplingParams()
+    with pytest.raises(ConfigError, match="lora_request: adapters are not served"):
+        llm.generate("x", lora_request=object())  # type: ignore[arg-type]
+
+
+def test_the_tokenizer() -> None:
+    llm = parlay.LLM("tiny-code", speculative_config=None)
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer.decode(tokenizer.encode("def f():")) == "def f():"
+    assert tokenizer("ab")["input_ids"] == tokenizer(["ab"])["input_ids"][0] == tokenizer.encode("ab")
+    messages = [{"role": "user", "content": "hi"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    prompt: Any = llm.chat_prompt(messages)
+    assert text == prompt["prompt"]
+    assert tokenizer.apply_chat_template(messages, add_generation_prompt=True) == prompt["prompt_token_ids"]
+    assert tokenizer.eos_token_id == 0
+    assert len(tokenizer) == tokenizer.vocab_size == len(tokenizer.get_vocab())
+    assert tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens([5, 6])) == [5, 6]  # type: ignore[arg-type]
+
+
+def test_a_draft_models_own_limit() -> None:
+    llm = parlay.LLM("tiny-code", speculative_config={"method": "ngram", "lengths": "fixed", "max_model_len": 40})
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    (output,) = llm.generate([{"prompt_token_ids": [70, 71, 72] * 8}], params)
+    plain = parlay.LLM("tiny-code", speculative_config=None).generate(
+        [{"prompt_token_ids": [70, 71, 72] * 8}], params
+    )
+    assert output.outputs[0].token_ids == plain[0].outputs[0].token_ids
+    guessed = [i for i, who in enumerate(output.outputs[0].sources) if who == "ngram"]
+    assert not guessed or max(guessed) < 40 - 24 + 1
+    with pytest.raises(ConfigError, match="max_model_len of what guesses"):
+        SpeculativeConfig.parse({"method": "ngram", "max_model_len": 0})
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    calls: list[Any] = []
+
+    async def note(*arguments: Any) -> None:
+        calls.append(arguments)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(serve, "_serve", note)
+    return calls
+
+
+COMMON = "--host 0.0.0.0 --port 8000 --seed 42 -tp 1 --gpu_memory_utilization 0.8"
+
+
+@pytest.mark.parametrize(
+    ("command", "speculative"),
+    [
+        (
+            f"--model facebook/opt-6.7b {COMMON} --use-v2-block-manager --speculative_model facebook/opt-125m "
+            "--num_speculative_tokens 5",
+            {"model": "facebook/opt-125m", "num_speculative_tokens": 5},
+        ),
+        (
+            f"--model facebook/opt-6.7b {COMMON} --speculative_model [ngram] --num_speculative_tokens 5 "
+            "--ngram_prompt_lookup_max 4",
+            {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1},
+        ),
+        (
+            f"facebook/opt-6.7b {COMMON} --speculative_config "
+            """'{"model": "facebook/opt-125m", "num_speculative_tokens": 5}'""",
+            {"model": "facebook/opt-125m", "num_speculative_tokens": 5},
+        ),
+        (
+            f"facebook/opt-6.7b {COMMON} --enforce-eager --swap-space 4 --disable-log-requests --speculative-config "
+            """'{"method": "suffix", "num_speculative_tokens": 32}'""",
+            {"method": "suffix", "num_speculative_tokens": 32},
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("default")
+def test_commands(
+    served: list[Any], command: str, speculative: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *shlex.split(command)]) == 0
+    ((values, found, config),) = served
+    assert found == SpeculativeConfig.parse(speculative)
+    assert (values["model"], values["seed"], values["gpu_memory_utilization"]) == ("facebook/opt-6.7b", 42, 0.8)
+    EngineConfig.parse(values)
+    assert (config.host, config.port) == ("0.0.0.0", 8000)
+    said = capsys.readouterr().err
+    assert ("parlay: speculative_model is an older keyword" in said) == ("speculative_model" in command)
+    assert ("parlay: taken from vLLM's options" in said) == ("block" in command or "eager" in command)
+
+
+def test_the_module_that_documents_start() -> None:
+    from parlay.entrypoints.openai import api_server
+
+    assert api_server.main is main
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_every_foreign_option(name: str) -> None:
+    known = FOREIGN[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        value = known.only[-1] if known.only else True
+        EngineConfig.parse(parlay.config.modernise({name: value}, None)[0])
+        if known.only:
+            with pytest.raises(ConfigError, match=f"{name}=7 is not served, since"):
+                parlay.config.modernise({name: 7}, None)
+
+
+def test_a_size_that_has_another_name() -> None:
+    left, _ = parlay.config.modernise({"num_gpu_blocks_override": 64}, None)
+    assert left == {"num_blocks": 64}
+
+
+def test_what_the_package_has() -> None:
+    assert {"LLM", "AsyncLLM", "SamplingParams"} <= set(dir(parlay))

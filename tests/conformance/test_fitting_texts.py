@@ -1,0 +1,22 @@
+"""Proposers that guess from tokens alone, on the texts that suit them."""
+
+import pytest
+from conftest import drafts
+from fitting_texts import TEXTS
+
+from parlay import LLM, SamplingParams
+from parlay.proposers.base import HostProposer
+from parlay.proposers.select import proposers
+
+HOSTS = [n for n in proposers.names() if drafts(n) and issubclass(proposers.load(n).Proposer, HostProposer)]
+
+
+@pytest.mark.parametrize("method", HOSTS)
+def test_guesses_are_right_and_change_nothing(method: str) -> None:
+    assert method in TEXTS, f"add a prompt that suits {method} to TEXTS in tests/fitting_texts.py"
+    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+    llm = LLM("tiny-code", speculative_config={"method": method, "lengths": "fixed"})
+    (found,) = llm.generate(TEXTS[method], params)
+    (expected,) = LLM("tiny-code", speculative_config=None).generate(TEXTS[method], params)
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert found.outputs[0].metrics.accepted > 0
