@@ -210,6 +210,59 @@ PARLAY_INLINE Ints dot(const Ints& total, const Codes<true>& code, int32_t x) {
   return r;
 }
 
+// Without VNNI products are summed in sixteen bits first, two of each lane's four inputs together. Sums of so many steps
+// fit: codes are below 2^bits, inputs at most 127 in size. Fewer are not worth the registers.
+#if (defined(PARLAY_AVX512) || defined(PARLAY_AVX2)) && !defined(__AVX512VNNI__)
+constexpr int kFewestSteps = kParts > 1 ? 4 : 2;
+constexpr int paired_steps(int bits) {
+  const int most = 32767 / (2 * 127 * ((1 << bits) - 1));
+  return most < kFewestSteps ? 0 : most;
+}
+template <class F>
+constexpr int kPairedSteps = F::wide ? 0 : paired_steps(F::bits);
+
+struct Pairs {
+#if defined(PARLAY_AVX512)
+  __m512i p[kParts];
+#else
+  __m256i p[kParts];
+#endif
+};
+
+PARLAY_INLINE Pairs pairs_of(const Codes<false>& code, int32_t x) {
+  Pairs r;
+#if defined(PARLAY_AVX512)
+  PARLAY_EACH r.p[i] = _mm512_maddubs_epi16((__m512i)code.p[i], _mm512_set1_epi32(x));
+#else
+  PARLAY_EACH r.p[i] = _mm256_maddubs_epi16((__m256i)code.p[i], _mm256_set1_epi32(x));
+#endif
+  return r;
+}
+
+PARLAY_INLINE Pairs operator+(const Pairs& a, const Pairs& b) {
+  Pairs r;
+#if defined(PARLAY_AVX512)
+  PARLAY_EACH r.p[i] = _mm512_add_epi16(a.p[i], b.p[i]);
+#else
+  PARLAY_EACH r.p[i] = _mm256_add_epi16(a.p[i], b.p[i]);
+#endif
+  return r;
+}
+
+PARLAY_INLINE Ints operator+(const Ints& total, const Pairs& pairs) {
+  Ints r;
+#if defined(PARLAY_AVX512)
+  PARLAY_EACH r.p[i] = total.p[i] + (PartI)_mm512_madd_epi16(pairs.p[i], _mm512_set1_epi16(1));
+#else
+  PARLAY_EACH r.p[i] = total.p[i] + (PartI)_mm256_madd_epi16(pairs.p[i], _mm256_set1_epi16(1));
+#endif
+  return r;
+}
+#else
+template <class F>
+constexpr int kPairedSteps = 0;
+#endif
+
 // A table's levels plus 128, for lanes of four indices.
 template <class F>
 PARLAY_INLINE Codes<false> look_up(const Codes<false>& index) {
@@ -295,6 +348,49 @@ PARLAY_INLINE Vec load_minimums(const uint8_t* from) {
   return F::shared ? load_bytes(from, false, 4, 15) : load_bytes(from + F::scales, false);
 }
 
+// Adds a group's products to the sums; where they go through sixteen bits, these begin there with `start`.
+template <class F, int R, int steps, class Start>
+PARLAY_INLINE void multiply_group(const Chunk* x, int64_t stride, const uint8_t* chunk, int from, Start start,
+                                  Ints (*sum)[kVecs]) {
+  const auto four_at = [&](int r, int s) __attribute__((always_inline)) {
+    int32_t four;
+    memcpy(&four, x[r * stride].x + s * 4, 4);
+    return four;
+  };
+  if constexpr (kPairedSteps<F> == 0) {
+    _Pragma("GCC unroll 8") for (int s = from; s < from + steps; ++s) {
+      Codes<F::wide && kSigned> w[kVecs];
+      PARLAY_VECS w[v] = codes_at<F>(chunk + v * kLanes * 4, s);
+      PARLAY_ROWS {
+        const int32_t four = four_at(r, s);
+        PARLAY_VECS sum[r][v] = dot(sum[r][v], w[v], four);
+      }
+    }
+  } else {
+#if (defined(PARLAY_AVX512) || defined(PARLAY_AVX2)) && !defined(__AVX512VNNI__)
+    constexpr int together = kPairedSteps<F> < steps ? kPairedSteps<F> : steps;
+    static_assert(steps % together == 0, "no step is left over");
+    _Pragma("GCC unroll 4") for (int begin = 0; begin < steps; begin += together) {
+      Pairs pairs[R][kVecs];
+      _Pragma("GCC unroll 8") for (int s = 0; s < together; ++s) {
+        Codes<false> w[kVecs];
+        PARLAY_VECS w[v] = codes_at<F>(chunk + v * kLanes * 4, from + begin + s);
+        PARLAY_ROWS {
+          const int32_t four = four_at(r, from + begin + s);
+          PARLAY_VECS {
+            const Pairs more = pairs_of(w[v], four);
+            pairs[r][v] = s == 0 ? more : pairs[r][v] + more;
+          }
+        }
+      }
+      PARLAY_ROWS {
+        PARLAY_VECS sum[r][v] = (begin == 0 ? splat_int(start(r)) : sum[r][v]) + pairs[r][v];
+      }
+    }
+#endif
+  }
+}
+
 constexpr int kBlockRows = kRows > 6 ? 12 : 4;  // of whose sums, codes and scales the registers hold most
 
 // Adds all inputs of a panel to the totals of R rows.
@@ -317,21 +413,14 @@ __attribute__((noinline)) void multiply_blocks(const Chunk* rows, int64_t stride
         // Unrolled: GCC 12 takes the loop's end from another variable here, wrongly where R is 3 or 4.
         _Pragma("GCC unroll 2") for (int first = 0; first < kPanelVecs; first += kVecs) {
           Ints sum[R][kVecs];
-          PARLAY_ROWS {
+          const auto start = [&](int r) __attribute__((always_inline)) {
             const Chunk& in = x[r * stride];
-            const int32_t offset = F::wide && kSigned ? 0 : -F::offset;
-            const int32_t start = offset * (groups_a_chunk == 1 ? in.sum : in.sums[g]);
-            PARLAY_VECS sum[r][v] = splat_int(F::wide && kSigned ? 0 : start);
+            return F::wide && kSigned ? 0 : -F::offset * (groups_a_chunk == 1 ? in.sum : in.sums[g]);
+          };
+          if constexpr (kPairedSteps<F> == 0) {
+            PARLAY_ROWS { PARLAY_VECS sum[r][v] = splat_int(start(r)); }
           }
-          _Pragma("GCC unroll 8") for (int s = g * group_steps; s < (g + 1) * group_steps; ++s) {
-            Codes<F::wide && kSigned> w[kVecs];
-            PARLAY_VECS w[v] = codes_at<F>(chunk + (first + v) * kLanes * 4, s);
-            PARLAY_ROWS {
-              int32_t four;
-              memcpy(&four, x[r * stride].x + s * 4, 4);
-              PARLAY_VECS sum[r][v] = dot(sum[r][v], w[v], four);
-            }
-          }
+          multiply_group<F, R, group_steps>(x, stride, chunk + first * kLanes * 4, g * group_steps, start, sum);
           PARLAY_VECS {
             const int lane = (first + v) * kLanes;
             Vec scale = load((const typename F::Factor*)block + lane), least;

@@ -106,8 +106,13 @@ def check_accepted(method: str, accepted: int, possible: bool = True) -> None:
     """
     if not drafts(method) or not possible:
         assert accepted == 0
-    elif method in RIGHT_ON_RANDOM_TEXTS or not issubclass(proposers.load(method).Proposer, HostProposer):
+    elif guesses_on_random_texts(method):
         assert accepted > 0
+
+
+def guesses_on_random_texts(method: str) -> bool:
+    """Whether a proposer is known to guess on a random target's texts."""
+    return method in RIGHT_ON_RANDOM_TEXTS or not issubclass(proposers.load(method).Proposer, HostProposer)
 
 
 def proposer_options(method: str, pair: Pair) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Variables:
     PARLAY_LOG       level of the `parlay` logger (default: WARNING).
     OPENAI_API_KEY   key that `parlay bench serve` sends.
     PARLAY_API_KEY   keys of `parlay serve`, separated by commas.
+    PARLAY_FLAG_     what variables for flags begin with, such as PARLAY_FLAG_MAX_MODEL_LEN for `--max-model-len`.
     XDG_CACHE_HOME   in its folder `parlay`, results of the self-check are kept (default: ~/.cache).
 
 Variables of other libraries that may alter the bits of their results are read too, never set: see `ARITHMETIC`.
@@ -32,6 +33,7 @@ ARITHMETIC = (
 )
 
 
+FLAG = "PARLAY_FLAG_"
 _WAITING = "OMP_WAIT_POLICY"
 
 
@@ -66,6 +68,11 @@ def threads() -> int:
             raise ConfigError(f"PARLAY_THREADS must be a number of at least 1, not {asked!r}")
         return int(asked)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def flags() -> dict[str, str]:
+    """Return the values of flags that variables give, by the flags' names with underscores."""
+    return {name.removeprefix(FLAG).lower(): text for name, text in os.environ.items() if name.startswith(FLAG)}
 
 
 def arithmetic() -> dict[str, str]:

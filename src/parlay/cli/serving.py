@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.flags import add_flags, add_foreign_flags, foreign_options, given
+from parlay.cli.settings import add_config_flag
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import DEFAULT
 from parlay.types.output import CompletionOutput, RequestOutput
@@ -26,10 +27,11 @@ def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True, *
     """
     parser.add_argument(
         "--speculative-config",
-        metavar="JSON",
-        help='how to speculate, such as \'{"method": "ngram", "num_speculative_tokens": 5}\'; '
-        '\'{"method": "none"}\' decodes plainly (default: \'{"method": "auto"}\')',
+        metavar="METHOD|JSON",
+        help='how to speculate: a method such as ngram, or \'{"method": "ngram", "num_speculative_tokens": 5}\'; '
+        "none decodes plainly (default: auto)",
     )
+    add_config_flag(parser)
     add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
     add_foreign_flags(parser)
     if sampling:

@@ -14,6 +14,7 @@ LENGTHS = ("goodput", "latency", "fixed")
 TREES = ("auto", "off")
 MOST_WIDTH, MOST_DEPTH = 16, 16  # of a tree
 
+_JSON_WORDS = ("null", "true", "false")
 _EXAMPLE = "{'method': 'ngram'}"
 _SHAPE = "{'width': 4, 'depth': 6}"
 
@@ -103,7 +104,9 @@ class SpeculativeConfig:
 
     @classmethod
     def parse(cls, value: "Speculation") -> "SpeculativeConfig":
-        """Return a config from a mapping in vLLM's form, a list of them, its JSON, or None for plain decoding.
+        """Return a config from a mapping in vLLM's form, a list of them, its JSON, a method's name, or None.
+
+        None is plain decoding.
 
         Raises:
             ConfigError: not a mapping or list of mappings, no method, a value out of range, or entries of a list that
@@ -111,6 +114,8 @@ class SpeculativeConfig:
         """
         if isinstance(value, SpeculativeConfig):
             return value
+        if isinstance(value, str) and value.isidentifier() and value not in _JSON_WORDS:
+            value = {"method": value}
         if isinstance(value, str):
             try:
                 value = json.loads(value)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -326,12 +327,12 @@ def _beyond(name: str, what: str, most: int) -> ApiError:
 
 
 def check_model(asked: str | None, served: str) -> None:
-    """Refuse another model than the one that is served.
+    """Refuse another model than the one that is served; of a path, the file's name and stem are names too.
 
     Raises:
         ApiError: it is another.
     """
-    if asked is not None and asked != served:
+    if asked is not None and asked not in (served, Path(served).name, Path(served).name.removesuffix(".gguf")):
         raise ApiError(
             404, f"there is no model {shown(asked)} here but {served!r}", param="model", code="model_not_found"
         )

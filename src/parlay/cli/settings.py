@@ -1,0 +1,132 @@
+"""Flags' values from a YAML file and from variables; a flag wins over a variable, a variable over the file."""
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from parlay import env
+from parlay.errors import ConfigError, brief, nearest, shown
+
+_NOT_THERE = ("config", "help")
+
+
+def add_config_flag(parser: argparse.ArgumentParser) -> None:
+    """Let a command take its flags from a file and from variables too."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE.yaml",
+        help=f"take flags from this file, by their names; variables such as {env.FLAG}MAX_MODEL_LEN win over it, and "
+        "flags over both",
+    )
+
+
+def apply_settings(commands: Mapping[str, argparse.ArgumentParser], arguments: Sequence[str]) -> None:
+    """Set the defaults of the command that is called from its file and from variables.
+
+    Args:
+        commands: all commands by name.
+        arguments: of the command line, flags written with dashes.
+
+    Raises:
+        ConfigError: the file cannot be read; a key or variable that is no flag; a value of the wrong type.
+    """
+    called = next((commands[word] for word in arguments if word in commands), None)
+    if called is None or not _takes_settings(called):
+        return
+    every = {name for parser in commands.values() if _takes_settings(parser) for name in _flags(parser)}
+    variables = env.flags()
+    for name in variables:
+        if name not in every:
+            raise ConfigError(f"the variable {env.FLAG}{name.upper()} stands for no flag{_near(name, every)}")
+    values = _from_file(called, arguments) | {
+        name: (text, f"the variable {env.FLAG}{name.upper()}")
+        for name, text in variables.items()
+        if name in _flags(called)
+    }
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    given = {word.partition("=")[0] for word in arguments[:end]}
+    for name, (value, where) in values.items():
+        action = _flags(called)[name]
+        if given.isdisjoint(action.option_strings):
+            called.set_defaults(**{action.dest: _value(action, value, where)})
+
+
+def _takes_settings(parser: argparse.ArgumentParser) -> bool:
+    return any(action.dest == "config" for action in parser._actions)
+
+
+def _flags(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Return a command's flags by their names, with underscores."""
+    found = {}
+    for action in parser._actions:
+        for flag in action.option_strings:
+            name = flag.removeprefix("--").replace("-", "_")
+            if flag.startswith("--") and not flag.startswith("--no-") and name not in _NOT_THERE:
+                found[name] = action
+    return found
+
+
+def _from_file(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[str, tuple[Any, str]]:
+    """Return the values of the file that the arguments name, if any, and where they are from."""
+    path = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    path.add_argument("--config", type=Path)
+    file = path.parse_known_args(list(arguments))[0].config
+    if file is None:
+        return {}
+    import yaml
+
+    try:
+        values = yaml.safe_load(file.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid YAML: {brief(' '.join(str(error).split()))}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} must have flags and their values, such as `max-model-len: 2048`")
+    known, found = _flags(parser), {}
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise ConfigError(f"{file}: {shown(key)} is no flag of {parser.prog}{_near(name, known)}")
+        if name in found:
+            raise ConfigError(f"{file} gives {name.replace('_', '-')} twice; leave one out")
+        found[name] = value, f"{file}: {key}"
+    return found
+
+
+def _value(action: argparse.Action, value: Any, where: str) -> Any:
+    """Return what a flag with this value would give.
+
+    Raises:
+        ConfigError: the flag takes no such value.
+    """
+    if isinstance(action, argparse.BooleanOptionalAction | argparse._StoreTrueAction):
+        word = value.strip().lower() if isinstance(value, str) else value
+        if word not in (True, False, "true", "false", "1", "0"):
+            raise ConfigError(f"{where} must be true or false, not {shown(value)}")
+        return word in (True, "true", "1")
+    if isinstance(action, argparse._AppendAction) or action.nargs == "+":
+        many = value if isinstance(value, list) else value.split(",") if isinstance(value, str) else [value]
+        return [_one(action, one, where) for one in many]
+    return _one(action, value, where)
+
+
+def _one(action: argparse.Action, value: Any, where: str) -> Any:
+    text = value if isinstance(value, str) else json.dumps(value)
+    try:
+        made = action.type(text) if callable(action.type) else text
+    except (argparse.ArgumentTypeError, ValueError, TypeError):
+        kind = getattr(action.type, "__name__", "value").lstrip("_")
+        raise ConfigError(f"{where} must be of type {kind}, not {shown(value)}") from None
+    if action.choices is not None and made not in action.choices:
+        raise ConfigError(f"{where} must be {' or '.join(map(str, action.choices))}, not {shown(value)}")
+    return made
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    return nearest(name, known) if "did you mean" in nearest(name, known) else "; --help lists the flags"

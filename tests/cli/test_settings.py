@@ -1,0 +1,90 @@
+"""Flags from a file and from variables, and which of them wins."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parlay.cli import serve
+from parlay.cli.main import main
+from parlay.config import SpeculativeConfig
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    calls: list[Any] = []
+
+    async def note(*arguments: Any) -> None:
+        calls.append(arguments)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(serve, "_serve", note)
+    return calls
+
+
+def test_a_flag_wins_over_a_variable_and_that_over_the_file(
+    served: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "parlay.yaml"
+    file.write_text(
+        "model: some/model\nmax-model-len: 512\nblock_size: 8\nport: 9000\nseed: 3\nenable-prefix-caching: false\n"
+        "speculative-config:\n  method: suffix\n  num_speculative_tokens: 7\nallowed-origins: [http://a, http://b]\n"
+    )
+    monkeypatch.setenv("PARLAY_FLAG_MAX_MODEL_LEN", "256")
+    monkeypatch.setenv("PARLAY_FLAG_BLOCK_SIZE", "4")
+    monkeypatch.setenv("PARLAY_FLAG_MAX_TOKENS", "9")  # a flag of other commands
+    assert main(["serve", "--config", str(file), "--block-size", "2", "--port=9001"]) == 0
+    ((values, speculative, config),) = served
+    assert (values["model"], values["seed"], values["enable_prefix_caching"]) == ("some/model", 3, False)
+    assert (values["max_model_len"], values["block_size"]) == (256, 2)
+    assert speculative == SpeculativeConfig.parse({"method": "suffix", "num_speculative_tokens": 7})
+    assert (config.port, config.allowed_origins) == (9001, ("http://a", "http://b"))
+
+
+def test_a_method_by_its_name(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["serve", "--speculative-config", "ngram"]) == 0
+    monkeypatch.setenv("PARLAY_FLAG_SPECULATIVE_CONFIG", "none")
+    monkeypatch.setenv("PARLAY_FLAG_STRICT_FIELDS", "true")
+    assert main(["serve"]) == 0
+    assert [call[1] for call in served] == [SpeculativeConfig("ngram"), SpeculativeConfig("none")]
+    assert [call[2].strict_fields for call in served] == [False, True]
+    assert SpeculativeConfig.parse("null") == SpeculativeConfig("none")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max-modl-len: 3", "'max-modl-len' is no flag of parlay serve (did you mean 'max_model_len'?)"),
+        ("max-model-len: 3\nmax_model_len: 4", "gives max-model-len twice"),
+        ("max-model-len: many", "max-model-len must be of type int, not 'many'"),
+        ("enable-prefix-caching: 7", "enable-prefix-caching must be true or false, not 7"),
+        ("dtype: float8", "dtype must be auto or float32"),
+        ("[1, 2]", "must have flags and their values"),
+        ("a: [", "is not valid YAML"),
+        ("!!python/object/apply:os.getcwd []", "is not valid YAML"),
+    ],
+)
+def test_files_that_say_nothing(
+    served: list[Any], tmp_path: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    assert main(["serve", "--config", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+    assert not served
+
+
+def test_no_file_and_no_such_variable(
+    served: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--config", str(tmp_path / "none.yaml")]) == 2
+    assert "cannot be read: No such file" in capsys.readouterr().err
+    monkeypatch.setenv("PARLAY_FLAG_MAX_MODEL_LENGTH", "3")
+    assert main(["serve"]) == 2
+    assert (
+        "PARLAY_FLAG_MAX_MODEL_LENGTH stands for no flag (did you mean 'max_model_len'?)" in capsys.readouterr().err
+    )
+    assert not served
