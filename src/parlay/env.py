@@ -9,6 +9,7 @@ Variables:
     PARLAY_API_KEY   keys of `parlay serve`, separated by commas.
     PARLAY_FLAG_     what variables for flags begin with, such as PARLAY_FLAG_MAX_MODEL_LEN for `--max-model-len`.
     XDG_CACHE_HOME   in its folder `parlay`, results of the self-check are kept (default: ~/.cache).
+    XDG_CONFIG_HOME  in its folder `parlay`, `models.toml` holds the user's short names (default: ~/.config).
 
 Variables of other libraries that may alter the bits of their results are read too, never set: see `ARITHMETIC`.
 """
@@ -94,12 +95,21 @@ def inherited(more: Mapping[str, str]) -> dict[str, str]:
 
 
 def cache_dir() -> Path | None:
-    """Return the folder for what may be computed again, which need not exist; None where there is no home."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
+    """Return the folder for what may be computed or fetched again, which need not exist; None if there is no home."""
+    return _folder("XDG_CACHE_HOME", ".cache")
+
+
+def config_dir() -> Path | None:
+    """Return the folder for what the user settles, which need not exist; None if there is no home."""
+    return _folder("XDG_CONFIG_HOME", ".config")
+
+
+def _folder(variable: str, default: str) -> Path | None:
+    given = os.environ.get(variable, "")
     if Path(given).is_absolute():  # the specification has relative ones ignored
         return Path(given) / "parlay"
     try:
-        return Path.home() / ".cache" / "parlay"
+        return Path.home() / default / "parlay"
     except RuntimeError:
         return None
 

@@ -7,7 +7,7 @@ import pytest
 from parlay.bench.protocol import load_prefixes, params_for, repeated_share
 from parlay.cli.main import main
 from parlay.engine.tokenizer import TextCodec
-from parlay.models.select import ASSETS, find_model
+from parlay.models.find import ASSETS, find_model
 from parlay.proposers.select import embedded_configs
 
 

@@ -15,7 +15,7 @@ from parlay.bench.serving import measure, panels, workload
 from parlay.cli.main import main
 from parlay.config import SpeculativeConfig
 from parlay.engine.tokenizer import TextCodec
-from parlay.models.select import ASSETS
+from parlay.models.find import ASSETS
 
 NGRAM = SpeculativeConfig(method="ngram", lengths="fixed", options={"prompt_lookup_min": 1, "prompt_lookup_max": 2})
 SMALL = {"input_len": 12, "output_len": 6, "num_iters": 3, "num_iters_warmup": 1}

@@ -10,7 +10,7 @@ from parlay.bench.protocol import load_prefixes
 from parlay.bench.workloads import EMBEDDED_ONLY, WORKLOADS, Workload, edit, workload
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
-from parlay.models.select import find_model
+from parlay.models.find import find_model
 
 FROZEN = {
     "completion": "fc69360c6d6698fe",

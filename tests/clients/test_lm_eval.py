@@ -12,7 +12,7 @@ import pytest
 from served import Served
 
 from parlay import LLM, SamplingParams
-from parlay.models.select import ASSETS
+from parlay.models.find import ASSETS
 
 pytestmark = pytest.mark.clients
 pytest_plugins = ["servers"]

@@ -8,7 +8,7 @@ import pytest
 from parlay import StructuredOutputsParams
 from parlay.drafting.shape import shape
 from parlay.engine.tokenizer import TextCodec
-from parlay.models.select import find_model
+from parlay.models.find import find_model
 from parlay.sampling.grammar import Constraint, Grammars
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 

@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 
 from parlay.engine.attribution import Attribution
 from parlay.engine.tokenizer import Detokenizer, TextCodec
-from parlay.models.select import find_model
+from parlay.models.find import find_model
 from parlay.types.output import Rejected
 
 TEXT = "def naïve(☃):\n    return 1"

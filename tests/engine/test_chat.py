@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from parlay import ConfigError, RequestError, SamplingParams
 from parlay.engine.chat import ChatOptions, render
 from parlay.engine.tokenizer import TextCodec
-from parlay.models.select import ASSETS
+from parlay.models.find import ASSETS
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

@@ -18,7 +18,8 @@ from parlay.models.config import read_config
 from parlay.models.gguf import GGUFFile
 from parlay.models.gguf_parts import GGUFModel
 from parlay.models.loader import Checkpoint, digest_weights
-from parlay.models.select import describe_model, find_model
+from parlay.models.find import find_model
+from parlay.models.select import describe_model
 from parlay.runner.footprint import weight_bytes
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}

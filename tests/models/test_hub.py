@@ -18,7 +18,8 @@ from parlay import LLM, ConfigError, ModelError
 from parlay.bench.provenance import provenance
 from parlay.config import EngineConfig
 from parlay.models.hub import Hub
-from parlay.models.select import describe_model, find_model
+from parlay.models.find import find_model
+from parlay.models.select import describe_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLDER = "89abcdef0123456789abcdef0123456789abcdef"

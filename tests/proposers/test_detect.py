@@ -15,7 +15,7 @@ from torch import Tensor
 
 from parlay import LLM, ConfigError, ModelError
 from parlay.config import SpeculativeConfig
-from parlay.models.select import ASSETS
+from parlay.models.find import ASSETS
 from parlay.proposers import detect as module
 from parlay.proposers.detect import detect
 from parlay.proposers.select import embedded_configs, proposers, settle_method

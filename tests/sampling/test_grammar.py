@@ -13,7 +13,7 @@ from schemas import random_schema
 
 from parlay import RequestError, SamplingParams, StructuredOutputsParams
 from parlay.engine.tokenizer import TextCodec
-from parlay.models.select import find_model
+from parlay.models.find import find_model
 from parlay.sampling.grammar import Constraint, Grammars
 from parlay.sampling.schema import check_schema
 

@@ -13,7 +13,8 @@ from parlay.engine.tokenizer import TextCodec
 from parlay.errors import CapacityError, ConfigError, ModelError, nearest, shown
 from parlay.llm import LLM
 from parlay.log import logger
-from parlay.models.select import describe_model, find_model, resolve_dtype
+from parlay.models.find import find_model
+from parlay.models.select import describe_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
 from parlay.proposers.select import embedded_configs, make_proposer, proposers, settle_method
 

@@ -21,7 +21,7 @@ from parlay.bench.options import LoadOptions
 from parlay.bench.protocol import load_prefixes
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, ParlayError, brief
-from parlay.models.select import ASSETS
+from parlay.models.find import ASSETS
 
 _TICK = 0.01  # seconds between looks at how late the event loop is
 

@@ -22,7 +22,8 @@ from parlay.config import SpeculativeConfig
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, nearest, shown
 from parlay.llm import LLM
-from parlay.models.select import describe_model, find_model
+from parlay.models.find import find_model
+from parlay.models.select import describe_model
 from parlay.types.output import CompletionOutput
 
 PLAIN = "plain"

@@ -11,7 +11,7 @@ from parlay import env
 from parlay.bench.protocol import TOKENS, load_prefixes
 from parlay.errors import ConfigError
 from parlay.llm import LLM
-from parlay.models.select import find_model
+from parlay.models.find import find_model
 from parlay.types.params import SamplingParams
 
 _PROMPTS = 5  # long ones that count

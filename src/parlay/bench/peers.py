@@ -23,7 +23,7 @@ from parlay.bench.prompts import name_of, read_prompts
 from parlay.bench.record import Kind, Record
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, nearest, shown
-from parlay.models.select import find_model
+from parlay.models.find import find_model
 
 Tick = Callable[[str], None]
 Row = dict[str, Any]

@@ -18,7 +18,7 @@ from parlay.config import SpeculativeConfig
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
 from parlay.llm import LLM
-from parlay.models.select import ASSETS
+from parlay.models.find import ASSETS
 from parlay.types.output import CompletionOutput
 from parlay.types.params import SamplingParams
 

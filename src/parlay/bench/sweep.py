@@ -15,7 +15,7 @@ from parlay.bench.options import MethodsOptions, SweepOptions
 from parlay.bench.record import SWEEP, Record
 from parlay.bench.workloads import usual_workloads
 from parlay.engine.tokenizer import TextCodec
-from parlay.models.select import find_model
+from parlay.models.find import find_model
 
 _OF_A_MODEL = ("model", "methods", "num_speculative_tokens")  # of what a case is measured under
 

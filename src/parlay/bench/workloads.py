@@ -21,7 +21,7 @@ from random import Random
 from parlay.bench.protocol import TOKENS, Prefix, load_prefixes
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
-from parlay.models.select import ASSETS
+from parlay.models.find import ASSETS
 from parlay.types.params import SamplingParams
 
 _PROMPTS = 512

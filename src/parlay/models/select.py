@@ -1,4 +1,4 @@
-"""From a name to a model: find the files, read its config, pick the family, load."""
+"""From a model's files to a model: read its config, pick the family, load."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from parlay.dist.group import ALONE, Group
-from parlay.errors import ConfigError, ModelError, brief, nearest, shown
+from parlay.errors import ConfigError, ModelError, brief, shown
 from parlay.kernels.base import Kernels
 from parlay.log import logger
 from parlay.models import foreign
 from parlay.models.config import ModelConfig, architecture_of, parse_config, read_raw
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder
-from parlay.models.gguf_parts import model_file
-from parlay.models.hub import DEFAULT, Hub, fetch, is_hub_id
+from parlay.models.find import find_model
+from parlay.models.hub import DEFAULT, Hub
 from parlay.models.loader import Checkpoint, file_format
 from parlay.models.packing import quantization_of
 from parlay.registry import Registry
@@ -25,7 +25,6 @@ from parlay.types.cache import CacheSpec
 from parlay.types.storage import MADE, LoadFormat, Storage
 from parlay.weights.kinds import Kind
 
-ASSETS = Path(__file__).parent.parent / "assets"
 _SUFFIX = "ForCausalLM"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -40,6 +39,8 @@ families = Registry(
             "config",
             "context",
             "decoder",
+            "download",
+            "find",
             "foreign",
             "foreign_attention",
             "foreign_modules",
@@ -59,6 +60,7 @@ families = Registry(
             "layers",
             "loader",
             "moe",
+            "names",
             "packed",
             "packing",
             "pickled",
@@ -68,6 +70,7 @@ families = Registry(
             "select",
             "style",
             "tokenizer",
+            "wheels",
         }
     ),
 )
@@ -111,46 +114,6 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits, `[rows, vocab]`."""
         ...
-
-
-def embedded_models() -> list[str]:
-    """Return the names of the models that come with the package."""
-    return sorted(p.parent.name for p in ASSETS.glob("*/config.json"))
-
-
-def find_model(name: str, hub: Hub = DEFAULT, weights: bool = True) -> Path:
-    """Return the directory or GGUF file of a model: embedded, on disk (`./name` means only that), or from the hub.
-
-    Args:
-        name: of an embedded model, a directory, a GGUF file or any of its parts, or a name on the hub.
-        hub: how to fetch the last.
-        weights: False if only the tokenizer is needed.
-
-    Raises:
-        ModelError: there is none.
-        ConfigError: a revision of what is not on the hub.
-    """
-    path = ASSETS / name if name in embedded_models() else Path(name)
-    if _exists(path):
-        if hub.revision is not None:
-            raise ConfigError(
-                f"revision={shown(hub.revision)} picks a version of a model on a hub, but {shown(name)} is on this "
-                "machine already; leave revision out"
-            )
-        return model_file(path)
-    if is_hub_id(name):
-        return fetch(name, hub, weights)
-    raise ModelError(
-        f"there is no model {shown(name)}: give a directory with a config.json, a GGUF file, the name of an "
-        "embedded model or, as owner/model, of one on the hub" + nearest(name, embedded_models())
-    )
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.is_dir() or path.is_file()
-    except OSError:  # a name that no file can have, or one in a folder that may not be looked into
-        return False
 
 
 def describe_model(name: str, hub: Hub = DEFAULT) -> ModelConfig:

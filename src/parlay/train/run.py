@@ -17,7 +17,7 @@ from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
 from parlay.models.loader import digest_weights
-from parlay.models.select import find_model
+from parlay.models.find import find_model
 from parlay.proposers.select import naming_heads
 from parlay.train.card import card
 from parlay.train.data import Text, digest, read_texts
