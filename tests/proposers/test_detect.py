@@ -243,7 +243,7 @@ shapes = st.lists(st.integers(0, 16), max_size=3).map(tuple)
 
 @given(st.dictionaries(keys | st.text(max_size=6), values, max_size=4), st.dictionaries(names, shapes, max_size=6))
 def test_any_config_and_any_tensors(raw: dict[str, Any], tensors: dict[str, tuple[int, ...]]) -> None:
-    assert isinstance(module._announced(raw), str | None)
+    assert isinstance(module.announced(raw), str | None)
     assert isinstance(module._by_tensors(tensors), str | None)
 
 

@@ -29,7 +29,7 @@ _HELP = (
 )
 _BLOCK = '"""'
 _ARGUMENTS = {"/set": 2, "/save": 1, "/load": 1}
-_MAX_TOKENS = 512
+MAX_TOKENS = 512
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -41,21 +41,26 @@ def add_parser(commands: Any) -> None:
         description="Talk to a model through its chat template. Answers are streamed, coloured by who guessed each "
         f"token. At the prompt, {_HELP}. Without a terminal every line of stdin is one message.",
     )
+    add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a conversation."""
     parser.add_argument("--system", metavar="TEXT", help="what to tell the model before the conversation")
     parser.add_argument("--chat-template", metavar="TEXT", help="a template in place of the model's own")
-    add_model_flags(parser, max_tokens=_MAX_TOKENS)
-    parser.set_defaults(run=run)
+    add_model_flags(parser, max_tokens=MAX_TOKENS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Load the model, then answer message by message."""
     from rich.console import Console
 
-    params = make_params(options, max_tokens=_MAX_TOKENS)
+    params = make_params(options, max_tokens=MAX_TOKENS)
     if params.n != 1:
         raise ConfigError("a conversation goes on from one answer; leave --n at 1")
     llm = make_llm(options)
-    params = make_params(options, **llm.sampling_defaults, max_tokens=_MAX_TOKENS)
+    params = make_params(options, **llm.sampling_defaults, max_tokens=MAX_TOKENS)
     notes = Console(stderr=True, highlight=False)
     talk = Conversation(llm, params, options.system, options.chat_template, notes)
     if sys.stdin.isatty():

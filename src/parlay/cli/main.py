@@ -9,7 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from parlay import __version__, log
-from parlay.cli import bench, chat, demo, explain, generate, quantize, serve, train, verify
+from parlay.cli import (
+    bench,
+    chat,
+    demo,
+    explain,
+    generate,
+    listing,
+    pull,
+    quantize,
+    remove,
+    run,
+    serve,
+    show,
+    train,
+    verify,
+)
 from parlay.cli.flags import Parser, normalise
 from parlay.cli.settings import apply_settings
 from parlay.errors import ParlayError
@@ -26,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"parlay {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (demo, generate, chat, serve, train, quantize, bench, explain, verify):
+    models = pull, listing, show, remove
+    for command in (demo, run, chat, generate, serve, *models, train, quantize, bench, explain, verify):
         command.add_parser(commands)
     try:
         words = normalise(list(sys.argv[1:] if arguments is None else arguments))

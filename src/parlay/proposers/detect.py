@@ -11,8 +11,6 @@ from typing import Any
 
 from parlay.errors import ModelError
 from parlay.models.config import read_json
-from parlay.models.loader import Checkpoint
-from parlay.proposers.medusa import read_layout
 
 _Shapes = Mapping[str, tuple[int, ...]]
 
@@ -46,9 +44,11 @@ def detect(path: Path) -> str | None:
         raw = read_json(path / "config.json")
     except ModelError:
         raw = {}
-    announced = _announced(raw)
-    if announced is not None:
-        return announced
+    said = announced(raw)
+    if said is not None:
+        return said
+    from parlay.models.loader import Checkpoint  # with torch, which what a config says does without
+
     try:
         with Checkpoint(path, head=True) as weights:
             shapes = {name: weights.shape(name) for name in weights.names}
@@ -58,6 +58,11 @@ def detect(path: Path) -> str | None:
     if by_tensors is not None:
         return by_tensors
     return "draft_model" if any(_LANGUAGE_MODEL.fullmatch(name) for name in _class_names(raw)) else None
+
+
+def is_head(path: Path) -> bool:
+    """Whether a checkpoint guesses for a model and is none itself."""
+    return detect(path) not in (None, "draft_model")
 
 
 def _may_be_gguf(file: Path) -> bool:
@@ -70,7 +75,7 @@ def _may_be_gguf(file: Path) -> bool:
         return True  # whoever reads it will say why it cannot be
 
 
-def _announced(raw: Mapping[str, Any]) -> str | None:
+def announced(raw: Mapping[str, Any]) -> str | None:
     """Return what a config says that the checkpoint is."""
     inner = raw.get("speculators_config")
     algorithm = raw.get("speculators_model_type") or (inner.get("algorithm") if isinstance(inner, dict) else None)
@@ -84,6 +89,8 @@ def _announced(raw: Mapping[str, Any]) -> str | None:
 
 
 def _by_tensors(shapes: _Shapes) -> str | None:
+    from parlay.proposers.medusa import read_layout
+
     if _is_eagle3(shapes):
         return "eagle3"
     fused = shapes.get("fc.weight", ())

@@ -1,0 +1,90 @@
+"""`parlay list`: the models on this machine, and the short names of others."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from parlay.cli.pull import add_hub_flags
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parlay.library.local import Local
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "list",
+        help="the models on this machine",
+        description="List the models on this machine: those that come with parlay, those in the hub's cache that "
+        "parlay can read, and those from wheels. Draft heads and draft models are listed apart.",
+    )
+    parser.add_argument("--names", action="store_true", help="list the short names and what they stand for instead")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add_hub_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look, then print."""
+    from parlay.library.local import look
+    from parlay.models.hub import Hub
+
+    if options.names:
+        return _names(options.json)
+    found = look(Hub(cache_dir=options.download_dir))
+    if options.json:
+        print(json.dumps({"models": [as_json(one) for one in found.checkpoints], "unreadable": found.unreadable}))
+        return 0
+    models = [one for one in found.checkpoints if one.role == "model"]
+    _table("model", models)
+    _table("draft head or model", [one for one in found.checkpoints if one.role != "model"])
+    if found.unreadable:
+        many = len(found.unreadable)
+        what = "1 more in the hub's cache is" if many == 1 else f"{many} more in the hub's cache are"
+        print(f"{what} nothing that parlay can read; --json says why", file=sys.stderr)
+    return 0
+
+
+def as_json(one: "Local") -> dict[str, Any]:
+    """Return a checkpoint as JSON has it."""
+    values = asdict(one)
+    changed = datetime.fromtimestamp(one.changed).astimezone().isoformat(timespec="seconds")
+    return {**values, "path": str(one.path), "files": [str(file) for file in one.files], "changed": changed}
+
+
+def _names(as_line: bool) -> int:
+    from parlay.models.names import short_names
+
+    names = short_names()
+    if as_line:
+        print(json.dumps({name: named.model for name, named in names.items()}))
+        return 0
+    width = max(len(name) for name in names)
+    for name, named in names.items():
+        print(f"{name:{width}}  {named.model}")
+    return 0
+
+
+def _table(title: str, found: "Sequence[Local]") -> None:
+    """Print rows of text, which a pipe gets whole."""
+    from parlay.models.download import size_text
+
+    if not found:
+        return
+    rows = [(title, "stored as", "size", "from", "changed")]
+    for one in found:
+        # Of a repository in several revisions each is listed; the name alone means the main branch.
+        several = one.commit is not None and sum(other.name == one.name for other in found) > 1
+        name = f"{one.name} at {str(one.commit)[:7]}" if several else one.name
+        day = datetime.fromtimestamp(one.changed).astimezone().strftime("%Y-%m-%d %H:%M")
+        rows.append((name, one.kind, size_text(one.size), one.place, day))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.rjust(width) if i == 2 else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths))]
+        print("  ".join(cells).rstrip())
+    print()

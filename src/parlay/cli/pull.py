@@ -1,0 +1,43 @@
+"""`parlay pull`: download a model, so that it is there when it is needed."""
+
+import argparse
+import sys
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "pull",
+        help="download a model by a short name or its name on the hub",
+        description="Download a model into the hub's cache, or what is missing of it. A large file that was cut off is "
+        "taken up where it ended. `parlay list --names` shows the short names.",
+    )
+    parser.add_argument("name", help="a short name such as llama3.2:1b, or owner/model, owner/model:KIND")
+    add_hub_flags(parser, fetching=True)
+    parser.set_defaults(run=run)
+
+
+def add_hub_flags(parser: argparse.ArgumentParser, fetching: bool = False) -> None:
+    """Add the flags that say which cache of the hub is meant, and, to fetch, what of which account."""
+    parser.add_argument("--download-dir", metavar="DIR", help="the hub's cache (default: HF_HUB_CACHE, or the hub's)")
+    if fetching:
+        parser.add_argument("--revision", help="branch, tag or commit (default: the main branch)")
+        parser.add_argument("--hf-token", metavar="TOKEN", help="of an account that may read it (default: HF_TOKEN)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Download, and say where it went and how large it is."""
+    from parlay.library.pull import pull
+    from parlay.models.download import size_text
+    from parlay.models.hub import Hub
+
+    hub = Hub(revision=options.revision, token=options.hf_token, cache_dir=options.download_dir)
+    try:
+        pulled = pull(options.name, hub)
+    except KeyboardInterrupt:
+        print(f"\nstopped; `parlay pull {options.name}` goes on from here", file=sys.stderr)
+        raise
+    came = f"{size_text(pulled.came)} downloaded" if pulled.came else "all of it was here"
+    print(f"{options.name}: {size_text(pulled.size)} in {pulled.path} ({came})")
+    return 0

@@ -1,0 +1,90 @@
+"""Removing models: what lies in the hub's cache or in parlay's own, and nothing else."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from parlay.errors import ConfigError, ModelError, shown
+from parlay.library.local import Local, look, on_this_machine
+from parlay.models.download import cache_of
+from parlay.models.find import here, unknown
+from parlay.models.hub import DEFAULT, Hub, is_hub_id
+from parlay.models.names import resolve
+
+_WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt")
+
+
+def removable(name: str, hub: Hub = DEFAULT) -> list[Local]:
+    """Return what a name means that may be removed: all revisions of it.
+
+    Raises:
+        ConfigError: it came with the package, or is a file of the user's own.
+        ModelError: there is nothing of that name here.
+    """
+    path = here(name)
+    if path is None:
+        found = on_this_machine(name, hub)
+        named = None if "/" in name else resolve(name)
+        path = None if named is None else named.path
+    else:  # as everywhere, what a path means comes before what a name means
+        found, named = [one for one in look(hub).checkpoints if one.path == path.absolute()], None
+    if any(one.place == "embedded" for one in found):
+        raise ConfigError(f"{shown(name)} is a part of parlay and cannot be removed")
+    if found:
+        return found
+    if path is not None:
+        raise ConfigError(
+            f"{path} is a file or directory of your own, which parlay does not remove; only models in the hub's "
+            "cache and in parlay's own are removed by name"
+        )
+    if named is None and not is_hub_id(name):
+        raise unknown(name)
+    raise ModelError(f"{shown(name)} is not on this machine; `parlay list` shows what is")
+
+
+def remove(found: Sequence[Local], hub: Hub = DEFAULT) -> int:
+    """Remove checkpoints, and return how many bytes that freed.
+
+    Raises:
+        ModelError: a file cannot be removed.
+    """
+    freed = 0
+    try:
+        for one in found:
+            if one.place == "wheel":
+                freed += one.size
+                one.path.unlink(missing_ok=True)
+            elif one.place == "hub":
+                freed += forget(one.files)
+                _sweep(one, hub)
+    except OSError as error:
+        raise ModelError(f"{error.filename} cannot be removed: {error.strerror}") from None
+    return freed
+
+
+def forget(files: Iterable[Path]) -> int:
+    """Remove files of snapshots in the hub's cache, and what they link to unless others do; return the bytes freed."""
+    freed = 0
+    for file in files:
+        blob = file.resolve()
+        file.unlink(missing_ok=True)
+        snapshots = next((parent for parent in file.parents if parent.name == "snapshots"), None)
+        if blob == file or snapshots is None or blob.parent != (snapshots.parent / "blobs").resolve():
+            continue
+        if not any(other.is_symlink() and other.resolve() == blob for other in snapshots.rglob("*")):
+            freed += blob.stat().st_size
+            blob.unlink()
+    return freed
+
+
+def _sweep(one: Local, hub: Hub) -> None:
+    """Remove a revision that has no weights any more, its configs too, and the repository with its last revision."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    folder = next(parent for parent in (one.path, *one.path.parents) if parent.name == one.commit)
+    if not folder.is_dir() or any(file.suffix in _WEIGHTS for file in folder.rglob("*")):
+        return
+    try:
+        strategy = scan_cache_dir(cache_of(hub)).delete_revisions(str(one.commit))
+    except CacheNotFound:
+        return
+    strategy.execute()
