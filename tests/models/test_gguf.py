@@ -29,9 +29,9 @@ from torch import Tensor
 from parlay import LLM, ModelError, SamplingParams
 from parlay.kernels.select import select_kernels
 from parlay.models.config import read_config
+from parlay.models.find import find_model
 from parlay.models.gguf import GGUFFile
 from parlay.models.loader import digest_weights
-from parlay.models.find import find_model
 from parlay.models.select import describe_model, load_model
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner

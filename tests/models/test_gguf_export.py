@@ -21,10 +21,10 @@ from torch import Tensor
 
 from parlay import LLM, ConfigError, ModelError, SamplingParams
 from parlay.kernels.select import select_kernels
+from parlay.models.find import find_model
 from parlay.models.gguf import GGUFFile
 from parlay.models.gguf_export import FORMS, export
 from parlay.models.loader import Checkpoint
-from parlay.models.find import find_model
 from parlay.models.select import describe_as, describe_model, load_model
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner

@@ -15,10 +15,10 @@ from parlay import LLM, ModelError, SamplingParams
 from parlay.config import EngineConfig
 from parlay.engine.tokenizer import TextCodec
 from parlay.models.config import read_config
+from parlay.models.find import find_model
 from parlay.models.gguf import GGUFFile
 from parlay.models.gguf_parts import GGUFModel
 from parlay.models.loader import Checkpoint, digest_weights
-from parlay.models.find import find_model
 from parlay.models.select import describe_model
 from parlay.runner.footprint import weight_bytes
 

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from parlay import ModelError
 from parlay.engine.tokenizer import TextCodec
-from parlay.models.gguf_tokenizer import read_gguf_tokenizer
 from parlay.models.find import ASSETS, find_model
+from parlay.models.gguf_tokenizer import read_gguf_tokenizer
 
 PREFIXES = [json.loads(line) for line in (ASSETS / "evaluation" / "prefixes.jsonl").read_text().splitlines()]
 ODD = [

@@ -83,8 +83,9 @@ def _table(title: str, found: "Sequence[Local]") -> None:
         name = f"{one.name} at {str(one.commit)[:7]}" if several else one.name
         day = datetime.fromtimestamp(one.changed).astimezone().strftime("%Y-%m-%d %H:%M")
         rows.append((name, one.kind, size_text(one.size), one.place, day))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        cells = [cell.rjust(width) if i == 2 else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, kind, size, *rest in rows:
+        cells = [name.ljust(widths[0]), kind.ljust(widths[1]), size.rjust(widths[2])]
+        cells += [cell.ljust(width) for cell, width in zip(rest, widths[3:], strict=True)]
         print("  ".join(cells).rstrip())
     print()

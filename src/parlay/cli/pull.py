@@ -10,8 +10,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "pull",
         help="download a model by a short name or its name on the hub",
-        description="Download a model into the hub's cache, or what is missing of it. A large file that was cut off is "
-        "taken up where it ended. `parlay list --names` shows the short names.",
+        description="Download a model into the hub's cache, or what is missing of it. A large file that was cut off "
+        "goes on where it ended. `parlay list --names` shows the short names.",
     )
     parser.add_argument("name", help="a short name such as llama3.2:1b, or owner/model, owner/model:KIND")
     add_hub_flags(parser, fetching=True)

@@ -17,7 +17,9 @@ def add_parser(commands: Any) -> None:
         description="Fetch a model unless it is here, load it, and talk to it as `parlay chat` does; with a prompt, "
         "answer that alone. `parlay list --names` shows the short names.",
     )
-    parser.add_argument("name", help="a short name such as llama3.2:1b, a name on the hub, a directory or a GGUF file")
+    parser.add_argument(
+        "name", help="a short name such as llama3.2:1b, a name on the hub, a directory or a GGUF file"
+    )
     parser.add_argument("prompt", nargs="?", help="one message to answer (default: a conversation)")
     chat.add_flags(parser)
     parser.set_defaults(run=run)

@@ -29,9 +29,9 @@ from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.log import logger
 from parlay.models.config import ModelConfig
+from parlay.models.find import find_model
 from parlay.models.generation import sampling_defaults
 from parlay.models.hub import Hub
-from parlay.models.find import find_model
 from parlay.models.select import cache_spec, check_weights, describe_as, load_model, resolve_dtype
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.places import scratch_blocks

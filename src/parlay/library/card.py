@@ -71,7 +71,13 @@ def read_card(name: str, hub: Hub = DEFAULT) -> Card:
         context_length=_count(raw, "max_position_embeddings"),
         shape={
             key: value
-            for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+            for key in (
+                "num_hidden_layers",
+                "hidden_size",
+                "num_attention_heads",
+                "num_key_value_heads",
+                "vocab_size",
+            )
             if (value := _count(raw, key)) is not None
         },
         kinds=dict(sorted(kinds.items(), key=lambda item: -item[1])),

@@ -29,7 +29,7 @@ class Held:
 
 
 def read_tensors(path: Path) -> dict[str, Held]:
-    """Return the tensors of a GGUF file or a directory of safetensors files, by name; none where there are only pickles.
+    """Return the tensors of a GGUF file or of a directory's safetensors files, by name; pickles are not looked into.
 
     Raises:
         ModelError: a file is missing, damaged or shorter than it says.

@@ -40,8 +40,8 @@ class Local:
         role: `model`; `head` or `draft` of one that guesses for another model.
         kind: how most of its numbers are stored.
         size: bytes.
-        changed: when it was written here, in seconds since 1970. (When it was last read, disks seldom know, and looking
-            counts as reading.)
+        changed: when it was written here, in seconds since 1970. (When it was last read disks seldom know, and to
+            look counts as reading.)
         place: where it came from.
         repository: on the hub.
         commit: of the repository.

@@ -62,7 +62,7 @@ def remove(found: Sequence[Local], hub: Hub = DEFAULT) -> int:
 
 
 def forget(files: Iterable[Path]) -> int:
-    """Remove files of snapshots in the hub's cache, and what they link to unless others do; return the bytes freed."""
+    """Remove files of snapshots in the hub's cache, and what only they link to; return how many bytes that freed."""
     freed = 0
     for file in files:
         blob = file.resolve()

@@ -1,12 +1,16 @@
-"""Large files of the hub into its cache: looked at beforehand, resumed where an earlier try ended, compared afterwards.
+"""Large files of the hub into its cache: room is looked for first, an earlier try goes on, the bytes are compared.
 
-The hub's own library drops what came of a file when it is interrupted. Here that is kept beside the place in its cache
-where the whole file will be, under a name that nobody takes for a model; the library then finds the file there.
+The hub's own library drops what came of a file when it is interrupted. Here that is kept, beside the place in its
+cache where the whole file will be, under a name that nobody takes for a model. The library then finds the whole file.
 """
 
 import errno
+import fcntl
 import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -38,11 +42,11 @@ class _File:
 
 def size_text(size: float) -> str:
     """Return a number of bytes for people."""
-    for unit, digits in (("B", 0), ("kB", 0), ("MB", 0), ("GB", 1)):
-        if size < 999.5 or unit == "GB":
-            break
+    for unit in ("B", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}"
         size /= 1000
-    return f"{size:,.{digits}f} {unit}"
+    return f"{size:,.1f} GB"
 
 
 def storage(repository: str, hub: Hub) -> Path:
@@ -106,20 +110,23 @@ def not_written(name: str, folder: Path, variable: str, error: OSError) -> Parla
 def _list(asked: Asked, hub: Hub) -> tuple[str, list[_File]]:
     """Return the commit, and those of its files that are asked for."""
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import filter_repo_objects
 
     info = HfApi(token=hub.token).model_info(asked.repository, revision=hub.revision, files_metadata=True)
     by_path: dict[str, Any] = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     asked.choose(by_path)
-    chosen = filter_repo_objects(by_path, allow_patterns=asked.patterns, ignore_patterns=list(asked.ignored))
     files = []
-    for path in chosen:
-        one = by_path[path]
+    for path, one in by_path.items():
+        if not _fits(path, asked.patterns) or _fits(path, asked.ignored):
+            continue
         digest = one.lfs.sha256 if one.lfs else None
         blob = digest or one.blob_id
         if one.size is not None and blob:
             files.append(_File(path=path, size=one.size, blob=blob, digest=digest))
     return str(info.sha), files
+
+
+def _fits(path: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
 def _partial(home: Path, file: _File) -> Path:
@@ -145,14 +152,9 @@ def _check_room(name: str, folder: Path, needed: int) -> None:
 
 def _fetch(repository: str, commit: str, file: _File, home: Path, hub: Hub) -> int:
     """Fetch one file, or the rest of it, while nobody else does."""
-    from huggingface_hub.utils import WeakFileLock
-
-    # The lock of the hub's library, which may be fetching the same file in another process.
-    lock = home.parent / ".locks" / home.name / f"{file.blob}.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
     whole, partial = home / "blobs" / file.blob, _partial(home, file)
     whole.parent.mkdir(parents=True, exist_ok=True)
-    with WeakFileLock(str(lock)):
+    with _lock(home, file):
         if whole.exists():
             return 0
         began = _partial_size(home, file)
@@ -163,19 +165,30 @@ def _fetch(repository: str, commit: str, file: _File, home: Path, hub: Hub) -> i
         if _digest(partial) != file.digest:
             partial.unlink()
             raise ModelError(
-                f"{repository}/{file.path} came with other bytes than the hub announced, and was dropped; pull it again"
+                f"{repository}/{file.path} came with other bytes than the hub announced, and was dropped; pull it "
+                "again"
             )
         partial.replace(whole)
     return file.size - began
 
 
-def _receive(repository: str, commit: str, file: _File, partial: Path, began: int, hub: Hub) -> None:
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+@contextmanager
+def _lock(home: Path, file: _File) -> Iterator[None]:
+    """Hold the lock of the hub's library, which may be fetching the same file in another process."""
+    lock = home.parent / ".locks" / home.name / f"{file.blob}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
-    headers = build_hf_headers(token=hub.token)
-    headers["Accept-Encoding"] = "identity"  # what is resumed must be counted in the file's own bytes
+
+def _receive(repository: str, commit: str, file: _File, partial: Path, began: int, hub: Hub) -> None:
+    from huggingface_hub import get_token, hf_hub_url
+    from huggingface_hub.file_download import http_get
+
+    headers = {"accept-encoding": "identity"}  # what is resumed must be counted in the file's own bytes
+    if token := hub.token or get_token():
+        headers["authorization"] = f"Bearer {token}"
     try:
         with partial.open("ab") as output:
             http_get(

@@ -75,7 +75,8 @@ def named_model(named: Named, hub: Hub, weights: bool = True) -> Path:
         found = here(str(path))
         if found is None:
             raise ModelError(
-                f"{named.name} stands for {path}, where there is no model; correct the table of short names {named.table}"
+                f"{named.name} stands for {path}, where there is no model; correct the table of short names "
+                f"{named.table}"
             )
         if hub.revision is not None:
             raise one_version(named.name, hub)

@@ -7,8 +7,8 @@ from typing import Any
 
 from parlay.errors import ModelError, shown
 from parlay.models.config import ModelConfig, parse_config, read_json
-from parlay.models.hub import DEFAULT, Hub
 from parlay.models.find import find_model
+from parlay.models.hub import DEFAULT, Hub
 from parlay.models.style import Style
 
 _MOST = (1 << 31) - 1  # of any size; beyond are only damaged files

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from parlay.dist.group import ALONE, Group
-from parlay.errors import ConfigError, ModelError, brief, shown
+from parlay.errors import ConfigError, ModelError, brief, nearest, shown
 from parlay.kernels.base import Kernels
 from parlay.log import logger
 from parlay.models import foreign

@@ -9,8 +9,8 @@ from typing import Any
 from parlay.config import SpeculativeConfig, build
 from parlay.config.speculative import AUTO, PLAIN
 from parlay.errors import ConfigError, ModelError, nearest, shown
-from parlay.models.hub import DEFAULT, Hub
 from parlay.models.find import find_model
+from parlay.models.hub import DEFAULT, Hub
 from parlay.proposers.base import HostProposer, Proposer, TargetInfo
 from parlay.proposers.detect import detect
 from parlay.proposers.heads import Options as CheckpointOptions

@@ -16,8 +16,8 @@ from torch import Tensor
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
-from parlay.models.loader import digest_weights
 from parlay.models.find import find_model
+from parlay.models.loader import digest_weights
 from parlay.proposers.select import naming_heads
 from parlay.train.card import card
 from parlay.train.data import Text, digest, read_texts
