@@ -1,0 +1,229 @@
+"""`parlay list`, `show`, `rm`, `run`: what they print, what they refuse, what they leave alone."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_files import write_gguf
+from stand_in_hub import StandInHub
+
+from parlay.cli.main import main
+from parlay.library.pull import pull
+from parlay.models.hub import Hub
+
+pytestmark = pytest.mark.usefixtures("endpoint", "_own_folders")
+
+Run = Callable[..., tuple[int, str, str]]
+FILE = "m-Q8_0.gguf"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def run(hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    def call(*arguments: str, answer: str | None = None) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO("") if answer is None else Terminal(answer))
+        status = main([*arguments, f"--download-dir={hub.cache_dir}"])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def models(run: Run) -> dict[str, dict[str, Any]]:
+    status, out, _ = run("list", "--json")
+    assert status == 0
+    return {one["name"]: one for one in json.loads(out)["models"]}
+
+
+def test_list(run: Run, own_names: Path, hub: Hub, files: Path) -> None:
+    assert run("pull", "tiny")[0] == 0
+    assert run("pull", "owner/model")[0] == 0
+    status, out, err = run("list")
+    assert status == 0
+    assert err == ""
+    rows = [line.split() for line in out.splitlines() if line]
+    assert [row[0] for row in rows[: rows.index(["draft", *rows[4][1:]]) if ["draft"] in rows else 4]] == [
+        "model",
+        "tiny-code",
+        "owner/model",
+        "tiny",
+    ]
+    assert rows[3][1:4] == ["Q8_0", *f"{(files / FILE).stat().st_size / 1000:.0f} kB".split()]
+    found = models(run)
+    assert {name: one["role"] for name, one in found.items()} == {
+        "tiny-code": "model",
+        "tiny-code-draft": "draft",
+        **{f"tiny-code-{head}": "head" for head in ("eagle", "eagle3", "medusa", "mlp-speculator")},
+        "tiny": "model",
+        "owner/model": "model",
+    }
+    assert (found["owner/model"]["kind"], found["tiny-code"]["kind"]) == ("f32", "bf16")
+    assert (found["tiny"]["place"], found["tiny"]["size"]) == ("hub", (files / FILE).stat().st_size)
+    assert Path(found["tiny"]["path"]).read_bytes() == (files / FILE).read_bytes()
+
+
+def test_the_short_names_are_listed(run: Run, own_names: Path) -> None:
+    assert "tiny:f16" in run("list", "--names")[1]
+    assert json.loads(run("list", "--names", "--json")[1])["tiny"] == "owner/files:Q8_0"
+
+
+def test_heads_and_what_cannot_be_read(run: Run, standing: StandInHub, hub: Hub) -> None:
+    assets = Path(sys.modules["parlay"].__file__ or "").parent / "assets"
+    for head in ("eagle", "medusa"):  # one whose config says so, and one whose tensors do
+        standing.publish(f"owner/{head}", all=assets / f"tiny-code-{head}")
+        pull(f"owner/{head}", hub)
+    standing.publish("owner/words", **{"tokenizer.json": b"{}", "config.json": b'{"architectures": ["BertModel"]}'})
+    subprocess_free = Hub(cache_dir=hub.cache_dir)
+    from parlay.models.find import find_model
+
+    find_model("owner/words", subprocess_free, weights=False)
+    found = models(run)
+    assert (found["owner/eagle"]["role"], found["owner/medusa"]["role"]) == ("head", "head")
+    status, _, err = run("list")
+    assert status == 0
+    assert err == "1 more in the hub's cache is nothing that parlay can read; --json says why\n"
+    assert "owner/words" in json.loads(run("list", "--json")[1])["unreadable"]
+
+
+def test_a_file_in_parts(run: Run, standing: StandInHub, files: Path, tmp_path: Path) -> None:
+    write_gguf(files / "model", tmp_path / "p-Q8_0.gguf", "Q8_0", tensors_each=12)
+    parts = sorted(tmp_path.glob("p-*.gguf"))
+    assert len(parts) == 3
+    standing.publish("owner/parts", **{part.name: part for part in parts})
+    assert run("pull", "owner/parts:Q8_0")[0] == 0
+    name = f"owner/parts/{parts[0].name}"
+    assert models(run)[name]["size"] == sum(part.stat().st_size for part in parts)
+    assert run("rm", "owner/parts:Q8_0", "--yes")[0] == 0
+    assert name not in models(run)
+
+
+def test_show(run: Run, own_names: Path, files: Path) -> None:
+    status, out, _ = run("show", "tiny-code")
+    assert status == 0
+    lines = dict(line.split("  ", 1) for line in out.splitlines())
+    shown = {key.strip(): value.strip() for key, value in lines.items()}
+    assert shown["parameters"] == "6,557,952"
+    assert shown["context"] == "2,048 tokens"
+    assert shown["architecture"] == "LlamaForCausalLM"
+    assert shown["stored as"] == "bf16 100%"
+    assert shown["chat template"] == "yes"
+    status, _, err = run("show", "tiny")
+    assert status == 2
+    assert err == "parlay: 'tiny' is not on this machine; fetch it with `parlay pull tiny`\n"
+    run("pull", "tiny")
+    card = json.loads(run("show", "tiny", "--json")[1])
+    assert (card["license"], card["tokenizer"], card["context_length"]) == ("mit", "gpt2", 512)
+    assert card["local"]["kind"] == "Q8_0"
+    assert set(card["kinds"]) == {"Q8_0", "f32"}
+    assert "draft head" in run("show", "tiny-code-eagle3")[1]
+
+
+def test_show_reads_what_stands_beside_a_model(run: Run, files: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(files / "model", tmp_path / "model")
+    (path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "do_sample": true}')
+    (path / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\nlicense: none\n")
+    card = json.loads(run("show", str(path), "--json")[1])
+    assert card["generation"] == {"temperature": 0.6, "top_k": 20}
+    assert card["license"] == "apache-2.0"
+    assert card["chat_template"] is False
+    assert card["local"]["place"] == "disk"
+
+
+def test_rm_asks(run: Run, own_names: Path, hub: Hub) -> None:
+    path = pull("tiny", hub).path
+    status, _, err = run("rm", "tiny")
+    assert (status, "give --yes" in err) == (2, True)
+    for answer in ("n\n", "\n", ""):
+        assert run("rm", "tiny", answer=answer)[0] == 1
+        assert path.is_file()
+    status, out, _ = run("rm", "tiny", answer="y\n")
+    assert status == 0
+    assert "removed tiny" in out
+    assert not path.exists()
+    assert not (Path(str(hub.cache_dir)) / "models--owner--files").exists(), "configs and refs went with it"
+    status, _, err = run("rm", "tiny", "--yes")
+    assert (status, "'tiny' is not on this machine" in err) == (2, True)
+
+
+def test_rm_leaves_others_alone(run: Run, own_names: Path, hub: Hub) -> None:
+    kept, gone = pull("tiny:f16", hub).path, pull("tiny:q8", hub).path
+    blob = gone.resolve()
+    assert run("rm", f"owner/files/{FILE}", "--yes")[0] == 0
+    assert kept.is_file()
+    assert not gone.exists()
+    assert not blob.exists()
+    assert set(models(run)) >= {"tiny:f16"}
+
+
+def test_rm_keeps_what_another_revision_needs(run: Run, standing: StandInHub, hub: Hub) -> None:
+    first = pull("owner/files:Q8_0", hub).path
+    standing.publish("owner/files", **{"notes.txt": b"new"})
+    second = pull("owner/files:Q8_0", hub).path
+    assert first.resolve() == second.resolve()
+    assert first != second
+    status, out, _ = run("list")
+    assert status == 0
+    assert out.count(f"owner/files/{FILE} at ") == 2
+    assert run("rm", str(first), "--yes")[0] == 0
+    assert second.is_file()
+    assert run("rm", "owner/files:Q8_0", "--yes")[0] == 0
+    assert not second.exists()
+
+
+def test_rm_refuses(run: Run, own_names: Path, files: Path, tmp_path: Path) -> None:
+    copy = shutil.copy(files / FILE, tmp_path / "mine.gguf")
+    own_names.write_text(f'[mine]\nx = "{copy}"\n')
+    for name, words in (
+        ("tiny-code", "is a part of parlay"),
+        ("tiny-code-eagle3", "is a part of parlay"),
+        (str(copy), "a file or directory of your own"),
+        ("mine", "a file or directory of your own"),
+        ("owner/other", "is not on this machine"),
+        ("nonsense", "there is no model"),
+    ):
+        status, out, err = run("rm", name, "--yes")
+        assert (status, out) == (2, "")
+        assert words in err
+        assert err.count("\n") == 1
+    assert copy.is_file()
+
+
+def test_run_answers_once(run: Run, own_names: Path, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--max-tokens", "5", "--temperature", "0", "--max-model-len", "64"]
+    status, once, err = run("run", "tiny", "hello", *options, "--chat-template", "{{ messages[0].content }}")
+    assert status == 0, err
+    assert f"{(files / FILE).stat().st_size / 1000:.0f} kB in " in err
+    status, again, err = run("run", "tiny", "hello", *options, "--chat-template", "{{ messages[0].content }}")
+    assert (status, again) == (0, once)
+    assert " in /" not in err
+    assert main(["generate", "hello", "--model", str(files / FILE), *options]) == 0
+    assert capsys.readouterr().out == once
+
+
+def test_run_talks(run: Run, hub: Hub, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("parlay.cli.chat.run", lambda options: seen.append(options) or 0)
+    assert run("run", "owner/files:Q8_0", "--system", "be brief")[0] == 0
+    assert (seen[0].model, seen[0].system, seen[0].prompt) == ("owner/files:Q8_0", "be brief", None)
+    status, _, err = run("run", "tiny-code", "--model", "other")
+    assert (status, "the model is named twice" in err) == (2, True)
+
+
+def test_none_of_them_needs_torch(hub: Hub, files: Path) -> None:
+    code = (
+        "import sys; from parlay.cli.main import main;"
+        f"[main([*a, '--download-dir', {hub.cache_dir!r}]) for a in (['list'], ['show', {str(files / FILE)!r}],"
+        "['show', 'tiny-code'], ['rm', 'nonsense'], ['pull', 'tiny-code'])]; print('torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "False"
