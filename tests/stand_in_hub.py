@@ -118,7 +118,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(entries)
             return
         siblings = [
-            {"rfilename": e["path"], "size": e["size"], "blobId": e["oid"], **({"lfs": e["lfs"]} if "lfs" in e else {})}
+            {
+                "rfilename": e["path"],
+                "size": e["size"],
+                "blobId": e["oid"],
+                **({"lfs": e["lfs"]} if "lfs" in e else {}),
+            }
             for e in entries
         ]
         self._json({"id": repository, "sha": self.hub.commit(repository), "siblings": siblings})

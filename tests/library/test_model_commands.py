@@ -15,6 +15,7 @@ from stand_in_hub import StandInHub
 
 from parlay.cli.main import main
 from parlay.library.pull import pull
+from parlay.models.find import ASSETS, find_model
 from parlay.models.hub import Hub
 
 pytestmark = pytest.mark.usefixtures("endpoint", "_own_folders")
@@ -52,12 +53,7 @@ def test_list(run: Run, own_names: Path, hub: Hub, files: Path) -> None:
     assert status == 0
     assert err == ""
     rows = [line.split() for line in out.splitlines() if line]
-    assert [row[0] for row in rows[: rows.index(["draft", *rows[4][1:]]) if ["draft"] in rows else 4]] == [
-        "model",
-        "tiny-code",
-        "owner/model",
-        "tiny",
-    ]
+    assert [row[0] for row in rows[:5]] == ["model", "tiny-code", "owner/model", "tiny", "draft"]
     assert rows[3][1:4] == ["Q8_0", *f"{(files / FILE).stat().st_size / 1000:.0f} kB".split()]
     found = models(run)
     assert {name: one["role"] for name, one in found.items()} == {
@@ -78,15 +74,11 @@ def test_the_short_names_are_listed(run: Run, own_names: Path) -> None:
 
 
 def test_heads_and_what_cannot_be_read(run: Run, standing: StandInHub, hub: Hub) -> None:
-    assets = Path(sys.modules["parlay"].__file__ or "").parent / "assets"
     for head in ("eagle", "medusa"):  # one whose config says so, and one whose tensors do
-        standing.publish(f"owner/{head}", all=assets / f"tiny-code-{head}")
+        standing.publish(f"owner/{head}", all=ASSETS / f"tiny-code-{head}")
         pull(f"owner/{head}", hub)
     standing.publish("owner/words", **{"tokenizer.json": b"{}", "config.json": b'{"architectures": ["BertModel"]}'})
-    subprocess_free = Hub(cache_dir=hub.cache_dir)
-    from parlay.models.find import find_model
-
-    find_model("owner/words", subprocess_free, weights=False)
+    find_model("owner/words", hub, weights=False)
     found = models(run)
     assert (found["owner/eagle"]["role"], found["owner/medusa"]["role"]) == ("head", "head")
     status, _, err = run("list")
@@ -135,7 +127,9 @@ def test_show_reads_what_stands_beside_a_model(run: Run, files: Path, tmp_path: 
     card = json.loads(run("show", str(path), "--json")[1])
     assert card["generation"] == {"temperature": 0.6, "top_k": 20}
     assert card["license"] == "apache-2.0"
-    assert card["chat_template"] is False
+    assert card["chat_template"] is True
+    (path / "tokenizer_config.json").write_text("{}")
+    assert json.loads(run("show", str(path), "--json")[1])["chat_template"] is False
     assert card["local"]["place"] == "disk"
 
 

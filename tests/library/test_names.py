@@ -33,7 +33,8 @@ def test_a_tag_may_be_left_out() -> None:
 
 def test_a_table_of_ones_own(own_names: Path, tmp_path: Path) -> None:
     own_names.write_text(
-        own_names.read_text() + '[smollm2]\ndefault = "mine"\nmine = "me/smollm2:Q8_0"\n["a.b"]\nx = "/nowhere/m.gguf"\n'
+        own_names.read_text()
+        + '[smollm2]\ndefault = "mine"\nmine = "me/smollm2:Q8_0"\n["a.b"]\nx = "/nowhere/m.gguf"\n'
     )
     tiny, smol = resolve("tiny"), resolve("smollm2")
     assert tiny is not None
@@ -42,7 +43,9 @@ def test_a_table_of_ones_own(own_names: Path, tmp_path: Path) -> None:
     other = resolve("smollm2:135m")
     assert other is not None
     assert other.wheel is not None
-    with pytest.raises(ModelError, match=rf"a\.b:x stands for /nowhere/m\.gguf, where there is no model; .*{own_names}"):
+    with pytest.raises(
+        ModelError, match=rf"a\.b:x stands for /nowhere/m\.gguf, where there is no model; .*{own_names}"
+    ):
         find_model("a.b")
     path = write_llama(tmp_path / "model")
     own_names.write_text(f'[here]\nx = "{path}"\n')
@@ -68,7 +71,7 @@ def test_a_table_of_ones_own(own_names: Path, tmp_path: Path) -> None:
         ('[x]\na = "m.gguf"', "x.a: 'm.gguf' must be owner/model"),
         ('[x]\na = "o/m"\nb = "o/n"', "lacks the key 'default'; it must be one of a, b"),
         ('[x]\na = "o/m"\ndefault = "c"', "default='c' is no tag; it must be one of a"),
-        ('[smollm2]\ndefault = 3', "default=3 is no tag"),
+        ("[smollm2]\ndefault = 3", "default=3 is no tag"),
         ("\ud800", "cannot be read"),
     ],
 )

@@ -74,7 +74,9 @@ def test_a_cut_connection_is_taken_up(standing: StandInHub, hub: Hub, files: Pat
 
 def test_a_download_goes_on_where_another_try_ended(standing: StandInHub, hub: Hub, files: Path) -> None:
     standing.cuts[FILE] = [5000, *[0] * 20]
-    with pytest.raises(ModelError, match=rf"owner/files/{FILE} was cut off after 5 kB of .*it goes on from there") as e:
+    with pytest.raises(
+        ModelError, match=rf"owner/files/{FILE} was cut off after 5 kB of .*it goes on from there"
+    ) as e:
         pull("owner/files:Q8_0", hub)
     assert "\n" not in str(e.value)
     assert listed(hub) == []
@@ -124,7 +126,9 @@ def test_more_and_fewer_bytes_than_announced(standing: StandInHub, hub: Hub, fil
 def test_a_file_that_is_damaged_on_the_hub(standing: StandInHub, hub: Hub, files: Path) -> None:
     content = (files / FILE).read_bytes()
     standing.repositories["owner/files"][FILE] = content[:-500]
-    with pytest.raises(ModelError, match=r"owner/files:Q8_0 is no sound model on the hub, and was dropped: .*damaged"):
+    with pytest.raises(
+        ModelError, match=r"owner/files:Q8_0 is no sound model on the hub, and was dropped: .*damaged"
+    ):
         pull("owner/files:Q8_0", hub)
     assert listed(hub) == []
     assert look(hub).unreadable == {}
@@ -157,7 +161,7 @@ def test_a_shard_is_missing(standing: StandInHub, hub: Hub) -> None:
         ("owner/files/x.gguf", r"has no file 'x\.gguf'"),
         ("owner/other", "'owner/other'.*could not be fetched"),
         ("owner/other:Q8_0", "could not be fetched"),
-        ("tini", r"there is no model 'tini'.*did you mean"),
+        ("tiny-cod", r"there is no model 'tiny-cod'.*did you mean 'tiny-code'"),
         ("llama3.2:7b", r"'llama3\.2' has no tag '7b'; it has 1b, 3b"),
     ],
 )
@@ -178,7 +182,9 @@ def test_a_file_that_is_listed_and_not_there(standing: StandInHub, hub: Hub) -> 
 
 def test_a_disk_that_is_too_small(standing: StandInHub, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(10**12, 10**12 - 10**5, 10**5))
-    with pytest.raises(CapacityError, match=r"owner/files needs \d+ kB more in .*the disk has 100 kB left.*parlay rm"):
+    with pytest.raises(
+        CapacityError, match=r"owner/files needs \d+ kB more in .*the disk has 100 kB left.*parlay rm"
+    ):
         pull("owner/files:Q8_0", hub)
     assert standing.asked == []
 

