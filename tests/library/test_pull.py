@@ -16,6 +16,7 @@ from stand_in_hub import StandInHub
 from parlay import CapacityError, ConfigError, ModelError
 from parlay.library.local import look
 from parlay.library.pull import pull
+from parlay.library.remove import removable, remove
 from parlay.models.find import find_model
 from parlay.models.hub import Hub
 
@@ -87,6 +88,16 @@ def test_a_download_goes_on_where_another_try_ended(standing: StandInHub, hub: H
     assert pulled.path.read_bytes() == (files / FILE).read_bytes()
     assert bodies(standing) == [5000]
     assert partials(hub) == []
+
+
+def test_what_came_can_be_given_up(standing: StandInHub, hub: Hub) -> None:
+    standing.cuts[FILE] = [5000, *[0] * 20]
+    with pytest.raises(ModelError, match="cut off"):
+        pull("owner/files:Q8_0", hub)
+    assert remove(removable("owner/files:Q8_0", hub), hub) == 5000
+    assert partials(hub) == []
+    with pytest.raises(ModelError, match="is not on this machine"):
+        removable("owner/files:Q8_0", hub)
 
 
 def test_a_server_that_knows_no_ranges(standing: StandInHub, hub: Hub, files: Path) -> None:

@@ -33,8 +33,10 @@ def run(options: argparse.Namespace) -> int:
     if not options.yes:
         if not sys.stdin.isatty():
             raise ConfigError("nobody can be asked whether to remove it, as there is no terminal; give --yes")
-        for one in found:
+        for one in found.checkpoints:
             print(f"{one.path}: {size_text(one.size)}", file=sys.stderr)
+        for path in found.cut_off:
+            print(f"{path}: {size_text(path.stat().st_size)} of a download that was cut off", file=sys.stderr)
         try:
             answer = input(f"Remove {options.name}? [y/N] ")
         except EOFError:

@@ -1,20 +1,34 @@
 """Removing models: what lies in the hub's cache or in parlay's own, and nothing else."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from parlay.errors import ConfigError, ModelError, shown
 from parlay.library.local import Local, look, on_this_machine
-from parlay.models.download import cache_of
+from parlay.models.download import cache_of, cut_off, drop
 from parlay.models.find import here, unknown
-from parlay.models.hub import DEFAULT, Hub, is_hub_id
+from parlay.models.hub import DEFAULT, Hub, is_hub_id, read_id
 from parlay.models.names import resolve
 
 _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt")
 
 
-def removable(name: str, hub: Hub = DEFAULT) -> list[Local]:
-    """Return what a name means that may be removed: all revisions of it.
+@dataclass(frozen=True, slots=True)
+class Removable:
+    """What a name means that may be removed.
+
+    Attributes:
+        checkpoints: of all revisions.
+        cut_off: what came of files of the same repository whose downloads did not end.
+    """
+
+    checkpoints: list[Local]
+    cut_off: list[Path]
+
+
+def removable(name: str, hub: Hub = DEFAULT) -> Removable:
+    """Return what a name means that may be removed.
 
     Raises:
         ConfigError: it came with the package, or is a file of the user's own.
@@ -29,8 +43,13 @@ def removable(name: str, hub: Hub = DEFAULT) -> list[Local]:
         found, named = [one for one in look(hub).checkpoints if one.path == path.absolute()], None
     if any(one.place == "embedded" for one in found):
         raise ConfigError(f"{shown(name)} is a part of parlay and cannot be removed")
-    if found:
-        return found
+    repositories = {one.repository for one in found if one.repository}
+    asked = name if named is None else named.model
+    if path is None and is_hub_id(asked):
+        repositories.add(read_id(asked).repository)
+    partial = [file for repository in repositories for file in cut_off(repository, hub)]
+    if found or partial:
+        return Removable(found, partial)
     if path is not None:
         raise ConfigError(
             f"{path} is a file or directory of your own, which parlay does not remove; only models in the hub's "
@@ -41,15 +60,15 @@ def removable(name: str, hub: Hub = DEFAULT) -> list[Local]:
     raise ModelError(f"{shown(name)} is not on this machine; `parlay list` shows what is")
 
 
-def remove(found: Sequence[Local], hub: Hub = DEFAULT) -> int:
-    """Remove checkpoints, and return how many bytes that freed.
+def remove(what: Removable, hub: Hub = DEFAULT) -> int:
+    """Remove what `removable` returned, and return how many bytes that freed.
 
     Raises:
         ModelError: a file cannot be removed.
     """
-    freed = 0
     try:
-        for one in found:
+        freed = sum(drop(partial) for partial in what.cut_off)
+        for one in what.checkpoints:
             if one.place == "wheel":
                 freed += one.size
                 one.path.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay.errors import CapacityError, ModelError, ParlayError
+from parlay.log import logger
 from parlay.models.hub import Asked, Hub, is_offline, reason_of
 
 _PARTIAL = ".partial"
@@ -94,6 +95,21 @@ def prefetch(asked: Asked, hub: Hub) -> int:
     return came
 
 
+def cut_off(repository: str, hub: Hub) -> list[Path]:
+    """Return what came of files of a repository whose downloads were cut off."""
+    return sorted((storage(repository, hub) / "blobs").glob(f"*{_PARTIAL}"))
+
+
+def drop(partial: Path) -> int:
+    """Remove what came of a file, unless it is being fetched now; return how many bytes that freed."""
+    with _lock(partial.parents[1], partial.name.removesuffix(_PARTIAL)) as mine:
+        if not mine or not partial.exists():
+            return 0
+        size = partial.stat().st_size
+        partial.unlink()
+        return size
+
+
 def not_written(name: str, folder: Path, variable: str, error: OSError) -> ParlayError:
     """Return what to say where a download cannot be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -154,7 +170,7 @@ def _fetch(repository: str, commit: str, file: _File, home: Path, hub: Hub) -> i
     """Fetch one file, or the rest of it, while nobody else does."""
     whole, partial = home / "blobs" / file.blob, _partial(home, file)
     whole.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(home, file):
+    with _lock(home, file.blob, f"{repository}/{file.path}"):
         if whole.exists():
             return 0
         began = _partial_size(home, file)
@@ -173,13 +189,26 @@ def _fetch(repository: str, commit: str, file: _File, home: Path, hub: Hub) -> i
 
 
 @contextmanager
-def _lock(home: Path, file: _File) -> Iterator[None]:
-    """Hold the lock of the hub's library, which may be fetching the same file in another process."""
-    lock = home.parent / ".locks" / home.name / f"{file.blob}.lock"
+def _lock(home: Path, blob: str, waiting: str = "") -> Iterator[bool]:
+    """Hold the lock of the hub's library, which may be fetching the same file in another process.
+
+    Args:
+        home: the repository's folder in the cache.
+        blob: the file's name there.
+        waiting: what is waited for, if somebody holds it; empty gives up, and False.
+    """
+    lock = home.parent / ".locks" / home.name / f"{blob}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not waiting:
+                yield False
+                return
+            logger.warning("another process is fetching %s; waiting for it", waiting)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield True
 
 
 def _receive(repository: str, commit: str, file: _File, partial: Path, began: int, hub: Hub) -> None:
