@@ -56,7 +56,9 @@ def add_parser(commands: Any) -> None:
         description="Complete a few prompts: with the method that measurement chooses (auto), with each method "
         "alone, and plainly. The texts are the same; the colours show who guessed.",
     )
-    parser.add_argument("--model", default="tiny-code", help="name, directory or file (default: tiny-code, embedded)")
+    parser.add_argument(
+        "--model", default="tiny-code", help="short name, directory or file (default: tiny-code, embedded)"
+    )
     add_draft_flag(parser)
     add_dequantize_flag(parser)
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens a prompt (default: 96)")

@@ -13,7 +13,9 @@ def add_parser(commands: Any) -> None:
         description="Write a model as one GGUF file that parlay and llama.cpp load, its matrices in blocks of four "
         "or eight bits or as floats of sixteen. The file appears under its name only when it is complete.",
     )
-    parser.add_argument("model", help="a directory, a GGUF file, a name on the hub, or an embedded model")
+    parser.add_argument(
+        "model", help="a directory, a GGUF file, a short name, a name on the hub, or an embedded model"
+    )
     parser.add_argument("output", type=Path, metavar="OUTPUT.gguf", help="the file to write")
     parser.add_argument(
         "--kind",

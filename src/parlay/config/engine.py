@@ -25,7 +25,8 @@ class EngineConfig:
 
     Attributes:
         model: a directory in Hugging Face format, a GGUF file, `owner/name` on the hub, a GGUF file there as
-            `owner/name/file.gguf` or `owner/name:Q4_K_M`, or the name of an embedded model.
+            `owner/name/file.gguf` or `owner/name:Q4_K_M`, a short name such as `llama3.2:1b`, or the name of an
+            embedded model.
         tokenizer: a model, in any of these forms, whose tokenizer to use instead of the model's own; its chat
             template is taken too.
         revision: branch, tag or commit of a model on the hub; refused for directories, files and embedded models,
