@@ -6,6 +6,7 @@ cache where the whole file will be, under a name that nobody takes for a model. 
 
 import errno
 import fcntl
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from parlay.log import logger
 from parlay.models.hub import Asked, Hub, is_offline, reason_of
 
 _PARTIAL = ".partial"
+_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # what becomes a file's name must be nothing but a digest
 _LARGEST = 50_000_000_000  # bytes; beyond, the hub wants another way, which its library knows
 _RESERVE = 64 << 20  # bytes that a disk keeps free
 
@@ -136,7 +138,7 @@ def _list(asked: Asked, hub: Hub) -> tuple[str, list[_File]]:
             continue
         digest = one.lfs.sha256 if one.lfs else None
         blob = digest or one.blob_id
-        if one.size is not None and blob:
+        if one.size is not None and _BLOB.fullmatch(str(blob)):
             files.append(_File(path=path, size=one.size, blob=blob, digest=digest))
     return str(info.sha), files
 
