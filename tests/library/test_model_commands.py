@@ -200,7 +200,7 @@ def test_run_answers_once(run: Run, own_names: Path, files: Path, capsys: pytest
     status, again, err = run("run", "tiny", "hello", *options, "--chat-template", "{{ messages[0].content }}")
     assert (status, again) == (0, once)
     assert " in /" not in err
-    assert main(["generate", "hello", "--model", str(files / FILE), *options]) == 0
+    assert main(["generate", "hello", "--raw", "--model", str(files / FILE), *options]) == 0
     assert capsys.readouterr().out == once
 
 
