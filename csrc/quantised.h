@@ -211,15 +211,10 @@ PARLAY_INLINE Ints dot(const Ints& total, const Codes<true>& code, int32_t x) {
 }
 
 // Without VNNI products are summed in sixteen bits first, two of each lane's four inputs together. Sums of so many steps
-// fit: codes are below 2^bits, inputs at most 127 in size. Fewer are not worth the registers.
+// fit: codes are below 2^bits, inputs at most 127 in size. In smaller groups there is less to gain than registers take.
 #if (defined(PARLAY_AVX512) || defined(PARLAY_AVX2)) && !defined(__AVX512VNNI__)
-constexpr int kFewestSteps = kParts > 1 ? 4 : 2;
-constexpr int paired_steps(int bits) {
-  const int most = 32767 / (2 * 127 * ((1 << bits) - 1));
-  return most < kFewestSteps ? 0 : most;
-}
 template <class F>
-constexpr int kPairedSteps = F::wide ? 0 : paired_steps(F::bits);
+constexpr int kPairedSteps = F::wide || F::group < kChunk ? 0 : 32767 / (2 * 127 * ((1 << F::bits) - 1));
 
 struct Pairs {
 #if defined(PARLAY_AVX512)
