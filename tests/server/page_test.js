@@ -42,8 +42,8 @@ const tests = {
 
   "positions, where rejected guesses are told"() {
     const p = new page.Positions();
-    p.add([["a", "ngram", true], ["b", "ngram", true], ["x", "ngram", false], ["c", "plain", true], ["d", "target", true]]);
-    p.add([["e", "draft_model", true], ["y", "draft_model", false], ["z", "draft_model", false], ["f", "plain", true]]);
+    p.add([["a", "ngram", true], ["b", "ngram", true], ["x", "ngram", false], ["c", "target", true], ["d", "target", true]]);
+    p.add([["e", "draft_model", true], ["y", "draft_model", false], ["z", "draft_model", false], ["f", "target", true]]);
     assert.strictEqual(p.steps, 3);
     assert.deepStrictEqual(plain(p.guessed), [2, 2, 2]);
     assert.deepStrictEqual(plain(p.confirmed), [2, 1, 0]);
@@ -52,8 +52,8 @@ const tests = {
 
   "positions, where they are not"() {
     const p = new page.Positions();
-    p.add([["a", "ngram", true], ["b", "ngram", true], ["c", "plain", true]]);
-    p.add([["d", "plain", true], ["e", "ngram", true], ["f", "plain", true]]);
+    p.add([["a", "ngram", true], ["b", "ngram", true], ["c", "target", true]]);
+    p.add([["d", "target", true], ["e", "ngram", true], ["f", "target", true]]);
     p.add([["g", "ngram", true]]); // cut off within a draft
     assert.strictEqual(p.steps, 4);
     assert.deepStrictEqual(plain(p.shares()), [0.75, 0.25]);
@@ -104,7 +104,7 @@ const tests = {
   },
 
   "pieces of any server"() {
-    assert.deepStrictEqual(plain(page.piecesOf({ text: "ab", sources: [["a", "plain", true]] })), [["a", "plain", true]]);
+    assert.deepStrictEqual(plain(page.piecesOf({ text: "ab", sources: [["a", "target", true]] })), [["a", "target", true]]);
     assert.deepStrictEqual(plain(page.piecesOf({ text: "ab" })), [["ab", "", true]]);
     assert.deepStrictEqual(plain(page.piecesOf({ delta: { content: "x" } })), [["x", "", true]]);
     assert.deepStrictEqual(plain(page.piecesOf({ delta: { role: "assistant" } })), []);
@@ -133,8 +133,8 @@ const tests = {
       asked.push([path, JSON.parse(options.body), options.headers.authorization]);
       const own = asked.length > 1;
       return response(200, stream([
-        event({ choices: [{ text: "é one", sources: [["é", own ? "plain" : "ngram", true], ["<x>", "ngram", false], [" one", "plain", true]] }] }),
-        event({ choices: [{ text: " two", finish_reason: "length", sources: [[" two", "plain", true]] }] }),
+        event({ choices: [{ text: "é one", sources: [["é", own ? "target" : "ngram", true], ["<x>", "ngram", false], [" one", "target", true]] }] }),
+        event({ choices: [{ text: " two", finish_reason: "length", sources: [[" two", "target", true]] }] }),
         event({ choices: [], usage: { completion_tokens: 3, completion_tokens_details: { accepted_prediction_tokens: 1, rejected_prediction_tokens: 1 }, speculation: { steps: 5, drafts: 2, draft_tokens: 3, without_draft: { unlikely: 2, no_guess: 1 } } } }),
         "data: [DONE]\n\n",
       ].join("")));

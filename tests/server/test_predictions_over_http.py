@@ -160,7 +160,7 @@ def test_rejected_guesses(live: Live, path: str, n: int) -> None:
         text = choice["text"] if "text" in choice else choice["message"]["content"]
         assert "".join(piece for piece, _, accepted in pieces if accepted) == text
         for (_, _, accepted), (_, who, fine) in pairwise(pieces):
-            assert accepted or not fine or who == "plain", "after rejected guesses comes the target's own token"
+            assert accepted or not fine or who == "target", "after rejected guesses comes the target's own token"
     assert rejected.total() == details(whole)[1] > 0
     counted = {
         who: m.drafted - m.accepted - (before[who].drafted - before[who].accepted if who in before else 0)

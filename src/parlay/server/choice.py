@@ -9,8 +9,6 @@ from tokenizers import Tokenizer
 from parlay.engine.attribution import Attribution
 from parlay.types.output import CompletionOutput, Logprob, RequestOutput
 
-_PLAIN = {"target": "plain", None: "plain"}
-
 Sources = list[tuple[str, str, bool]]
 
 
@@ -55,7 +53,7 @@ class Choice:
         if self._pieces is not None:
             finished = one.finish_reason is not None
             new = self._pieces.update(one.token_ids, one.sources, one.text, one.rejected or (), finished=finished)
-            pieces = [(text, _PLAIN.get(source) or str(source), accepted) for text, source, accepted in new]
+            pieces = [(text, source or "target", accepted) for text, source, accepted in new]
         text = one.text[self._characters :]
         logprobs = () if one.logprobs is None else one.logprobs[self._tokens :]
         tokens: tuple[int, ...] = ()
