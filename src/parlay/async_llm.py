@@ -54,8 +54,13 @@ class AsyncLLM:
 
     @property
     def model_name(self) -> str:
-        """What the model is called: `served_model_name`, or else `model`."""
+        """What the model is called: the first `served_model_name`, or else `model`."""
         return self._llm.model_name
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All its names."""
+        return self._llm.model_names
 
     @property
     def codec(self) -> TextCodec:

@@ -51,8 +51,13 @@ class LLM:
 
     @property
     def model_name(self) -> str:
-        """What the model is called: `served_model_name`, or else `model`."""
+        """What the model is called: the first `served_model_name`, or else `model`."""
         return self.engine.config.model_name
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All its names."""
+        return self.engine.config.model_names
 
     @property
     def numerics_id(self) -> str:

@@ -51,6 +51,9 @@ def test_the_device_that_is_found() -> None:
         ({"seed": 1 << 64}, "seed must be between"),
         ({"seed": None}, "seed"),
         ({"served_model_name": ""}, "served_model_name must not be empty"),
+        ({"served_model_name": []}, "served_model_name must not be empty"),
+        ({"served_model_name": ["a", ""]}, "served_model_name must not be empty"),
+        ({"served_model_name": ["a", "b", "a"]}, "one of them twice"),
         ({"kv_cache_memory_bytes": 0}, "kv_cache_memory must be at least 1"),
         ({"kv_cache_memory_byte": 1}, "did you mean 'kv_cache_memory_bytes'"),
         ({"speculative_confg": {}}, "did you mean 'speculative_config'"),
@@ -79,6 +82,9 @@ def test_a_revision_of_what_has_none(models: dict[str, Pair]) -> None:
 def test_the_name_of_the_model(make_llm: MakeLLM, models: dict[str, Pair]) -> None:
     assert make_llm().model_name == str(models["float32"].target)
     assert make_llm(served_model_name="mine").model_name == "mine"
+    llm = make_llm(served_model_name=["mine", "yours"])
+    assert (llm.model_name, llm.model_names) == ("mine", ("mine", "yours"))
+    assert isinstance(hash(llm.engine.config), int)  # nothing in a config can be altered
 
 
 def test_a_tokenizer_from_elsewhere(make_llm: MakeLLM, models: dict[str, Pair], tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ LOCAL = "127.0.0.1:8000"
 class NoEngine:
     """An engine that is never asked for tokens."""
 
-    model_name, numerics_id, max_model_len, state = "none", "none", 8, "ready"
+    model_name, model_names = "none", ("none",)
+    numerics_id, max_model_len, state = "none", 8, "ready"
 
     def generate(self, *args: Any, **more: Any) -> Any:
         raise ParlayError("asked")

@@ -112,6 +112,7 @@ def test_streamed_completions_are_the_whole_ones(live: Live, client: openai.Open
             logprobs[choice.index] += choice.logprobs.token_logprobs  # type: ignore[union-attr,arg-type]
             pieces = choice.sources  # type: ignore[attr-defined]
             assert "".join(text for text, _, accepted in pieces if accepted) == choice.text
+            assert {who for _, who, _ in pieces} <= {"target", "ngram"}  # the names that Python has
             sources[choice.index] += "".join(who[0] for _, who, _ in pieces)
             reasons[choice.index] = choice.finish_reason
         usage = chunk.usage

@@ -20,7 +20,8 @@ HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
 class Endless:
     """An engine that always has another token."""
 
-    model_name, numerics_id, max_model_len, state = "endless", "none", 1 << 20, "ready"
+    model_name, model_names = "endless", ("endless",)
+    numerics_id, max_model_len, state = "none", 1 << 20, "ready"
     codec, sampling_defaults = SimpleNamespace(tokenizer=None), MappingProxyType({})
 
     def __init__(self) -> None:

@@ -66,7 +66,8 @@ class EngineConfig:
             `processed_logprobs` of what a token is drawn from, after penalties, masks, temperature and filters
             (at temperature 0, after penalties and masks). Those of a prompt are always raw.
         seed: from which requests without a seed derive theirs.
-        served_model_name: what the model is called by those who use it, and in reports; None takes `model`.
+        served_model_name: what the model is called by those who use it, and in reports; None takes `model`. Of several
+            names a server takes each, and answers and metrics say the first.
         tensor_parallel_size: ranks a layer is split over; only 1 so far.
         device: `cpu`, which is what `auto` finds; others are not served so far.
     """
@@ -93,7 +94,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     logprobs_mode: LogprobsMode = "raw_logprobs"
     seed: int = 0
-    served_model_name: str | None = None
+    served_model_name: str | tuple[str, ...] | None = None
     tensor_parallel_size: int = field(default=1, metadata={"short": "-tp"})
     device: str = "cpu"
 
@@ -106,9 +107,15 @@ class EngineConfig:
             if value is not None and value > _HIGHEST:
                 raise ConfigError(f"{name} must be at most {_HIGHEST}, not {shown(value)}")
         names = ("model", "tokenizer", "revision", "tokenizer_revision", "hf_token", "download_dir")
-        for name in (*names, "served_model_name"):
+        for name in names:
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty; leave it out")
+        if self.served_model_name is not None:
+            called = self.model_names
+            if not called or "" in called:
+                raise ConfigError("served_model_name must not be empty; leave it out")
+            if len(set(called)) < len(called):
+                raise ConfigError(f"served_model_name has {shown(called)}, one of them twice; give each once")
         if self.hf_token is not None and not re.fullmatch("[!-~]+", self.hf_token):
             # Whoever sends it would quote it in an error.
             raise ConfigError("hf_token must be printable ASCII characters without spaces; copy it again")
@@ -145,8 +152,16 @@ class EngineConfig:
 
     @property
     def model_name(self) -> str:
-        """What the model is called by those who use it."""
-        return self.served_model_name or self.model
+        """What the model is called by those who use it: the first of its names."""
+        return self.model_names[0]
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All its names."""
+        named = self.served_model_name
+        if named is None:
+            return (self.model,)
+        return (named,) if isinstance(named, str) else named
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "EngineConfig":

@@ -109,10 +109,10 @@ def _add_completions(app: FastAPI, front: Front) -> None:
 def _add_facts(app: FastAPI, front: Front) -> None:
     began = front.now()
 
-    def model() -> dict[str, Any]:
+    def model(name: str) -> dict[str, Any]:
         engine = front.engine
         return {
-            "id": engine.model_name,
+            "id": name,
             "object": "model",
             "created": began,
             "owned_by": "parlay",
@@ -125,17 +125,17 @@ def _add_facts(app: FastAPI, front: Front) -> None:
             },
         }
 
-    @app.get("/v1/models", summary="The model that is served", openapi_extra=documents.fact_of("Models"))
+    @app.get("/v1/models", summary="The model that is served, by each of its names", openapi_extra=documents.fact_of("Models"))
     async def models() -> Response:
-        return json_response({"object": "list", "data": [model()]})
+        return json_response({"object": "list", "data": [model(name) for name in front.engine.model_names]})
 
     # Names on the hub have slashes.
     @app.get(
         "/v1/models/{name:path}", summary="One model", openapi_extra=documents.fact_of("Model", e404="no such model")
     )
     async def one_model(name: str) -> Response:
-        check_model(name, front.engine.model_name)
-        return json_response(model())
+        check_model(name, front.engine.model_names)
+        return json_response(model(name))
 
     @app.get(
         "/health", summary="Whether the server lives", openapi_extra=documents.fact_of("Status", e503="it does not")

@@ -15,7 +15,11 @@ class Engine(Protocol):
 
     @property
     def model_name(self) -> str:
-        """What clients call the model."""
+        """What answers call the model."""
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names by which clients may ask for it, that one first."""
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ async def chat(front: Front, request: Request) -> Answer:
 
 def _read(front: Front, body: dict[str, Any]) -> tuple["ChatShape", list[dict[str, Any]], ChatOptions]:
     asked, sampling, warnings = parse(ChatFields, body, sampling=True, strict=front.config.strict_fields)
-    check_model(asked.model, front.engine.model_name)
+    check_model(asked.model, front.engine.model_names)
     tools = read_tools(asked)
     wishes = {"return_sources": asked.return_sources, "return_rejected": sampling.get("return_rejected")}
     for name, wanted in wishes.items():

@@ -91,13 +91,18 @@ class EngineClient:
 
     @property
     def model_name(self) -> str:
-        """What the model is called: `served_model_name`, or else `model`."""
+        """What the model is called: the first `served_model_name`, or else `model`."""
         return self._config.model_name
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:
         """The model's own sampling parameters, for requests that give none."""
         return dict(self.facts.sampling)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All its names."""
+        return self._config.model_names
 
     @property
     def numerics_id(self) -> str:

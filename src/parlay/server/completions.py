@@ -42,7 +42,7 @@ async def complete(front: Front, request: Request) -> Answer:
 
 def _read(front: Front, body: dict[str, Any]) -> tuple["CompletionShape", list[Prompt]]:
     asked, sampling, warnings = parse(CompletionFields, body, sampling=True, strict=front.config.strict_fields)
-    check_model(asked.model, front.engine.model_name)
+    check_model(asked.model, front.engine.model_names)
     without_output = asked.echo and sampling.get("max_tokens") == 0 and type(sampling["max_tokens"]) is int
     if without_output:
         sampling["max_tokens"] = 1  # the least that the engine computes

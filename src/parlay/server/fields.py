@@ -1,7 +1,7 @@
 """The fields of requests: which there are, their types, and what they make of the engine's parameters."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -326,15 +326,19 @@ def _beyond(name: str, what: str, most: int) -> ApiError:
     return ApiError(400, f"{name} {what}, above this server's limit of {most}; ask for less", param=name)
 
 
-def check_model(asked: str | None, served: str) -> None:
-    """Refuse another model than the one that is served; of a path, the file's name and stem are names too.
+def check_model(asked: str | None, served: Sequence[str]) -> None:
+    """Refuse another model than the one that is served, whose names are given.
+
+    Of a path, the file's name and stem are names too.
 
     Raises:
         ApiError: it is another.
     """
-    if asked is not None and asked not in (served, Path(served).name, Path(served).name.removesuffix(".gguf")):
+    files = [Path(one).name for one in served]
+    if asked is not None and asked not in (*served, *files, *(file.removesuffix(".gguf") for file in files)):
+        names = " or ".join(map(repr, served))
         raise ApiError(
-            404, f"there is no model {shown(asked)} here but {served!r}", param="model", code="model_not_found"
+            404, f"there is no model {shown(asked)} here but {names}", param="model", code="model_not_found"
         )
 
 

@@ -26,7 +26,7 @@ async def tokenize(front: Front, request: Request) -> Response:
     """
     read = partial(parse, TokenizeFields, strict=front.config.strict_fields)
     asked, _, warnings = await read_json(request, front.config.max_json_depth, read)
-    check_model(asked.model, front.engine.model_name)
+    check_model(asked.model, front.engine.model_names)
     codec = front.engine.codec
     if asked.messages is not None:
         options = ChatOptions(add_generation_prompt=asked.add_generation_prompt)
@@ -55,7 +55,7 @@ async def detokenize(front: Front, request: Request) -> Response:
     """
     read = partial(parse, DetokenizeFields, strict=front.config.strict_fields)
     asked, _, warnings = await read_json(request, front.config.max_json_depth, read)
-    check_model(asked.model, front.engine.model_name)
+    check_model(asked.model, front.engine.model_names)
     return await apart(len(asked.tokens), lambda: _text(asked.tokens, front.engine.codec, warnings))
 
 
