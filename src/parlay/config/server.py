@@ -56,6 +56,8 @@ class ServerConfig:
         reasoning_parser: the marks between which the model reasons before it answers: `deepseek_r1`, `granite`,
             `mistral` or `qwen3`; `auto` goes by the chat template, `none` leaves reasoning in the answer.
         strict_fields: refuse requests with fields that nobody knows, instead of ignoring these with a warning.
+        per_request_spec_decode_metrics: `summary` gives `metrics.speculative_decoding` with every answer, which tools
+            such as aiperf read; with `none` requests ask for it themselves, by `return_metrics`.
     """
 
     host: str = "127.0.0.1"
@@ -88,6 +90,7 @@ class ServerConfig:
     tool_call_parser: ToolParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
     strict_fields: bool = False
+    per_request_spec_decode_metrics: Literal["none", "summary"] = "none"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from parlay.config import ServerConfig
+from parlay.server.acceptance import request_metrics
 from parlay.server.apart import apart
 from parlay.server.backend import Engine, Metrics
 from parlay.server.choice import usage
@@ -108,6 +109,7 @@ class Answer(Response):
         include_usage: bool = False,
         continuous_usage: bool = False,
         without_output: bool = False,
+        return_metrics: bool = False,
     ) -> None:
         """Describe it; nothing is computed before it is sent.
 
@@ -120,6 +122,7 @@ class Answer(Response):
             include_usage: end them with the usage.
             continuous_usage: each has the usage so far.
             without_output: the prompt alone is wanted.
+            return_metrics: say what speculation did, even where the server says so only if asked.
         """
         self._front = front
         self._prompts = prompts
@@ -129,6 +132,7 @@ class Answer(Response):
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
         self._without_output = without_output
+        self._metrics = return_metrics or front.config.per_request_spec_decode_metrics != "none"
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -175,7 +179,7 @@ class Answer(Response):
         body["usage"] = usage(
             outputs, without_output=self._without_output, reasoning_tokens=self._shape.reasoning_tokens
         )
-        return json_response(warned(body, self._shape.warnings))
+        return json_response(warned(body | self._more(outputs), self._shape.warnings))
 
     async def _events(self, account: Account, send: Send) -> None:
         # No head before the first output: a request that the engine refuses still gets a status of its own.
@@ -196,7 +200,8 @@ class Answer(Response):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
         end = b"data: [DONE]\n\n"
         if self._include_usage:
-            end = _event({**self._shape.closing(), "usage": self._usage(account)}) + end
+            outputs = [account.outputs[i] for i in sorted(account.outputs)]
+            end = _event({**self._shape.closing(), "usage": self._usage(account), **self._more(outputs)}) + end
         await send({"type": "http.response.body", "body": end})
 
     async def _outputs(self, account: Account) -> AsyncGenerator[tuple[int, RequestOutput]]:
@@ -235,6 +240,11 @@ class Answer(Response):
             without_output=self._without_output,
             reasoning_tokens=self._shape.reasoning_tokens,
         )
+
+    def _more(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return what comes beside the usage."""
+        speculates = len(self._front.methods) > 1
+        return {"metrics": request_metrics(outputs, speculates=speculates)} if self._metrics else {}
 
     def _record(self, account: Account) -> None:
         took = self._usage(account)

@@ -45,6 +45,7 @@ async def chat(front: Front, request: Request) -> Answer:
         stream=asked.stream,
         include_usage=asked.include_usage,
         continuous_usage=asked.continuous_usage,
+        return_metrics=asked.return_metrics,
     )
 
 

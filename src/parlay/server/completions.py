@@ -36,6 +36,7 @@ async def complete(front: Front, request: Request) -> Answer:
         stream=asked.stream,
         include_usage=asked.include_usage,
         continuous_usage=asked.continuous_usage,
+        return_metrics=asked.return_metrics,
         without_output=shape.without_output,
     )
 

@@ -65,6 +65,7 @@ class Asked:
             `continuous_usage_stats` too, every chunk has the usage so far.
         return_sources: give `sources`, which says who guessed each piece of the text.
         return_token_ids: give `token_ids` and `prompt_token_ids`.
+        return_metrics: give `metrics.speculative_decoding`, in vLLM's form; of a streamed answer with its usage.
         prediction: a text that the answer will mostly repeat, `{"type": "content", "content": ...}`; it makes the
             answer come faster and changes nothing in it.
         user: a label; nothing depends on it.
@@ -80,6 +81,7 @@ class Asked:
     stream_options: dict[str, bool] | None = None
     return_sources: bool = False
     return_token_ids: bool = False
+    return_metrics: bool = False
     prediction: Prediction | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -96,6 +98,8 @@ class Asked:
                 raise ConfigError(f"unknown key {shown(name)} in stream_options{nearest(name, _STREAM_OPTIONS)}")
             if wanted and name == "include_obfuscation":
                 raise ConfigError("stream_options: chunks are never padded; leave include_obfuscation out")
+        if self.return_metrics and self.stream and not self.include_usage:
+            raise ConfigError("return_metrics comes with the usage; set include_usage in stream_options to true")
         if self.store:
             raise ConfigError("store is not served, since no answer is kept; leave it out")
 

@@ -1,0 +1,40 @@
+"""What speculation did for one request, in the words and the place that vLLM has for it."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from parlay.types.output import RequestMetrics, RequestOutput
+
+
+def speculative_decoding(metrics: RequestMetrics) -> dict[str, Any]:
+    """Return a completion's acceptance, as aiperf and others read it from `metrics.speculative_decoding`.
+
+    The path that a step accepts begins at the root, so depth d is confirmed in just those steps that accept d guesses
+    or more; that holds for trees too.
+    """
+    at_least = (metrics.drafts, *metrics.accepted_per_position, 0)
+    return {
+        "mean_acceptance_length": 1 + metrics.accepted / metrics.drafts if metrics.drafts else 1.0,
+        "draft_acceptance_rate": metrics.accepted / metrics.drafted if metrics.drafted else 0.0,
+        "acceptance_histogram": [steps - further for steps, further in pairwise(at_least)],
+        "num_spec_steps": metrics.drafts,
+        "num_accepted_draft_tokens": metrics.accepted,
+        "num_draft_tokens": metrics.drafted,
+        "num_spec_tokens": None,  # there is no fixed one: lengths are chosen step by step
+    }
+
+
+def request_metrics(outputs: Sequence[RequestOutput], *, speculates: bool) -> dict[str, Any]:
+    """Return a response's `metrics`.
+
+    Args:
+        outputs: of all its prompts.
+        speculates: whether the engine does, unless asked not to.
+    """
+    found = None
+    if len(outputs) == 1 and len(outputs[0].outputs) == 1:  # of several, one figure would mean nothing
+        metrics = outputs[0].metrics
+        if speculates or metrics.drafts:  # a prediction is guessed from whatever the engine loaded
+            found = speculative_decoding(metrics)
+    return {"speculative_decoding": found}
