@@ -66,8 +66,8 @@ class EngineConfig:
             `processed_logprobs` of what a token is drawn from, after penalties, masks, temperature and filters
             (at temperature 0, after penalties and masks). Those of a prompt are always raw.
         seed: from which requests without a seed derive theirs.
-        served_model_name: what the model is called by those who use it, and in reports; None takes `model`. Of several
-            names a server takes each, and answers and metrics say the first.
+        served_model_name: what the model is called by those who use it, and in reports; None takes `model`. A
+            server takes each of several names; answers and metrics say the first.
         tensor_parallel_size: ranks a layer is split over; only 1 so far.
         device: `cpu`, which is what `auto` finds; others are not served so far.
     """

@@ -47,6 +47,8 @@ class ServerConfig:
         max_stop: stop strings, bad words or stop token ids of a request.
         max_stop_chars: characters of a stop string or bad word.
         max_logit_bias: tokens that one request may give a bias.
+        response_store: bytes of memory for responses that `previous_response_id` may name; the oldest are forgotten
+            for newer ones, and with 0 none is kept.
         trust_request_chat_template: let clients send a chat template of their own; it runs in a sandbox.
         log_prompts: write prompts and answers to the log.
         log_format: `json` has a line of JSON for each request, `text` one for people; `auto` is `text` on a terminal.
@@ -83,6 +85,7 @@ class ServerConfig:
     max_stop: int = 32
     max_stop_chars: int = 1024
     max_logit_bias: int = 1024
+    response_store: int = 64 << 20
     trust_request_chat_template: bool = False
     log_prompts: bool = False
     log_format: Literal["auto", "json", "text"] = "auto"
@@ -105,6 +108,8 @@ class ServerConfig:
                 raise ConfigError(f"{name} must be a number of seconds above 0, not {shown(value)}")
         if not 0 <= self.log_interval < 1e8:
             raise ConfigError(f"log_interval must be a number of seconds from 0 on, not {shown(self.log_interval)}")
+        if self.response_store < 0:
+            raise ConfigError(f"response_store must be 0 bytes or more, not {shown(self.response_store)}")
         for key in self.api_key:
             check_key(key)
 

@@ -94,6 +94,22 @@ class Shape(ABC):
     def closing(self) -> dict[str, Any]:
         """Return a chunk without choices."""
 
+    def complete(self, outputs: list[RequestOutput], took: dict[str, Any]) -> dict[str, Any]:
+        """Return the whole answer with its usage, and what comes beside that."""
+        return {**self.whole(outputs), **took}
+
+    def encode(self, chunk: dict[str, Any]) -> bytes:
+        """Return a chunk as an event of a stream."""
+        return _event(chunk)
+
+    def last(self, took: dict[str, Any], *, asked: bool) -> bytes:
+        """Return the events that end a stream; with the usage, if that was asked for."""
+        return (self.encode({**self.closing(), **took}) if asked else b"") + b"data: [DONE]\n\n"
+
+    def failure(self, told: ApiError) -> bytes:
+        """Return the event that ends a stream which cannot go on; clients of OpenAI's raise it as an error."""
+        return _event(told.body)
+
 
 class Answer(Response):
     """Computes an answer while it is sent, so that a client who leaves ends both."""
@@ -160,8 +176,8 @@ class Answer(Response):
             if not began:
                 await told.response()(scope, receive, send)
                 return
-            # The status is out: what is left is an event that clients of OpenAI's raise as an error.
-            await send({"type": "http.response.body", "body": _event(told.body)})
+            # The status is out: what is left is an event.
+            await send({"type": "http.response.body", "body": self._shape.failure(told)})
         finally:
             self._record(account)
 
@@ -175,11 +191,7 @@ class Answer(Response):
         await answer(scope, receive, send)
 
     def _answer(self, outputs: list[RequestOutput]) -> Response:
-        body = self._shape.whole(outputs)
-        body["usage"] = usage(
-            outputs, without_output=self._without_output, reasoning_tokens=self._shape.reasoning_tokens
-        )
-        return json_response(warned(body | self._more(outputs), self._shape.warnings))
+        return json_response(warned(self._shape.complete(outputs, self._took(outputs)), self._shape.warnings))
 
     async def _events(self, account: Account, send: Send) -> None:
         # No head before the first output: a request that the engine refuses still gets a status of its own.
@@ -192,16 +204,14 @@ class Answer(Response):
                 chunks = [chunk | more for chunk in self._shape.events(number, output)]
                 if chunks and not begun:
                     chunks[0], begun = warned(chunks[0], self._shape.warnings), True
-                body = b"".join(map(_event, chunks))
+                body = b"".join(map(self._shape.encode, chunks))
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": list(_EVENT_STREAM)})
                     started = True
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-        end = b"data: [DONE]\n\n"
-        if self._include_usage:
-            outputs = [account.outputs[i] for i in sorted(account.outputs)]
-            end = _event({**self._shape.closing(), "usage": self._usage(account), **self._more(outputs)}) + end
+        took = self._took([account.outputs[i] for i in sorted(account.outputs)])
+        end = self._shape.last(took, asked=self._include_usage)
         await send({"type": "http.response.body", "body": end})
 
     async def _outputs(self, account: Account) -> AsyncGenerator[tuple[int, RequestOutput]]:
@@ -241,10 +251,15 @@ class Answer(Response):
             reasoning_tokens=self._shape.reasoning_tokens,
         )
 
-    def _more(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        """Return what comes beside the usage."""
-        speculates = len(self._front.methods) > 1
-        return {"metrics": request_metrics(outputs, speculates=speculates)} if self._metrics else {}
+    def _took(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return the usage of all, and what comes beside it."""
+        tokens = self._shape.reasoning_tokens
+        took: dict[str, Any] = {
+            "usage": usage(outputs, without_output=self._without_output, reasoning_tokens=tokens)
+        }
+        if self._metrics:
+            took["metrics"] = request_metrics(outputs, speculates=len(self._front.methods) > 1)
+        return took
 
     def _record(self, account: Account) -> None:
         took = self._usage(account)

@@ -1,12 +1,14 @@
 """The application: what is found where."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from parlay import __version__
@@ -23,6 +25,11 @@ from parlay.server.gate import Gate
 from parlay.server.guard import OPEN, Guard
 from parlay.server.keys import Keys
 from parlay.server.logs import Log, log_line
+from parlay.server.page import content_security_policy
+from parlay.server.reference import reference
+from parlay.server.responses import delete, respond, retrieve
+from parlay.server.responses_fields import ResponseFields
+from parlay.server.responses_store import ResponseStore
 from parlay.server.tokens import detokenize, tokenize
 
 
@@ -69,13 +76,14 @@ def create_app(
     if page is not None:
         _add_page(app, *page)
     _describe(app, engine.model_name, OPEN if keys else None)
+    _add_reference(app)
     inner: ASGIApp = app
     guarded: ASGIApp = Guard(inner, config, keys if keys is not None else Keys(()), metrics, log)
     if config.allowed_origins:
         guarded = CORSMiddleware(
             guarded,
             allow_origins=config.allowed_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],  # OpenAI's own client sends a dozen
             expose_headers=["X-Request-Id", "Retry-After"],
         )
@@ -84,6 +92,9 @@ def create_app(
 
 async def _told(request: Request, error: Exception) -> Response:
     told = as_api_error(error)
+    if told.status == 405:  # a path may have a route for each of its methods
+        routes = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+        told.headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods}))
     request.scope["state"]["account"].facts["error"] = str(told)
     return told.response()
 
@@ -97,6 +108,8 @@ def _add_completions(app: FastAPI, front: Front) -> None:
     async def chat_completions(request: Request) -> Response:
         return await chat(front, request)
 
+    _add_responses(app, front)
+
     @app.post("/tokenize", summary="Text to token ids", openapi_extra=documents.body_of(TokenizeFields))
     async def to_tokens(request: Request) -> Response:
         return await tokenize(front, request)
@@ -104,6 +117,26 @@ def _add_completions(app: FastAPI, front: Front) -> None:
     @app.post("/detokenize", summary="Token ids to text", openapi_extra=documents.body_of(DetokenizeFields))
     async def to_text(request: Request) -> Response:
         return await detokenize(front, request)
+
+
+def _add_responses(app: FastAPI, front: Front) -> None:
+    store = ResponseStore(front.config.response_store)
+    stored = documents.fact_of("Response", e404="no such response of this key")
+    deleted = documents.fact_of("Deleted", e404="no such response of this key")
+
+    @app.post(
+        "/v1/responses", summary="Answer, and go on from there", openapi_extra=documents.body_of(ResponseFields)
+    )
+    async def responses(request: Request) -> Response:
+        return await respond(front, store, request)
+
+    @app.get("/v1/responses/{name}", summary="A stored response", openapi_extra=stored)
+    async def response(name: str, request: Request) -> Response:
+        return await retrieve(store, request, name)
+
+    @app.delete("/v1/responses/{name}", summary="Forget a stored response", openapi_extra=deleted)
+    async def forget(name: str, request: Request) -> Response:
+        return await delete(store, request, name)
 
 
 def _add_facts(app: FastAPI, front: Front) -> None:
@@ -125,7 +158,11 @@ def _add_facts(app: FastAPI, front: Front) -> None:
             },
         }
 
-    @app.get("/v1/models", summary="The model that is served, by each of its names", openapi_extra=documents.fact_of("Models"))
+    @app.get(
+        "/v1/models",
+        summary="The model that is served, by each of its names",
+        openapi_extra=documents.fact_of("Models"),
+    )
     async def models() -> Response:
         return json_response({"object": "list", "data": [model(name) for name in front.engine.model_names]})
 
@@ -173,6 +210,18 @@ def _add_page(app: FastAPI, html: str, policy: str) -> None:
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
         headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
+        return Response(html, media_type="text/html", headers=headers)
+
+
+def _add_reference(app: FastAPI) -> None:
+    @cache
+    def made() -> tuple[str, dict[str, str]]:
+        html = reference(app.openapi())
+        return html, {"Content-Security-Policy": content_security_policy(html), "Cache-Control": "no-cache"}
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        html, headers = made()
         return Response(html, media_type="text/html", headers=headers)
 
 

@@ -33,7 +33,7 @@ async def chat(front: Front, request: Request) -> Answer:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    shape, messages, options = await read_json(request, front.config.max_json_depth, partial(_read, front))
+    shape, messages, options = await read_json(request, front.config.max_json_depth, partial(read_chat, front))
     prompt = await chat_prompt(messages, options, front.engine.codec, front.config, front.engine.max_model_len)
     shape.begin(prompt)
     asked = shape.asked
@@ -49,7 +49,12 @@ async def chat(front: Front, request: Request) -> Answer:
     )
 
 
-def _read(front: Front, body: dict[str, Any]) -> tuple["ChatShape", list[dict[str, Any]], ChatOptions]:
+def read_chat(front: Front, body: dict[str, Any]) -> tuple["ChatShape", list[dict[str, Any]], ChatOptions]:
+    """Return what to make of outputs, the messages, and how they become a prompt.
+
+    Raises:
+        ApiError, RequestError: something in the body cannot be served.
+    """
     asked, sampling, warnings = parse(ChatFields, body, sampling=True, strict=front.config.strict_fields)
     check_model(asked.model, front.engine.model_names)
     tools = read_tools(asked)

@@ -7,6 +7,7 @@ import msgspec
 from parlay.config.docs import attribute_docs
 from parlay.server.documents_answers import BODIES, STREAMED, answer_of, examples_of
 from parlay.server.fields import SAMPLING, Asked, ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from parlay.server.responses_fields import RESPONSE_SAMPLING, ResponseFields
 from parlay.types.params import SamplingParams
 
 _REF = "#/components/schemas/{name}"
@@ -84,9 +85,16 @@ _MESSAGES = {
         "required": ["role", "content"],
     },
 }
+_INPUT = {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}
+_SAMPLED: dict[type, frozenset[str]] = {
+    CompletionFields: SAMPLING,
+    ChatFields: SAMPLING,
+    ResponseFields: RESPONSE_SAMPLING,
+}
 _NEEDED: dict[type, dict[str, dict[str, Any]]] = {
     CompletionFields: {"prompt": _PROMPT},
     ChatFields: {"messages": _MESSAGES},
+    ResponseFields: {"input": _INPUT},
     DetokenizeFields: {"tokens": _IDS},
 }
 
@@ -110,15 +118,15 @@ ERROR = {
 
 def schemas() -> dict[str, Any]:
     """Return the schemas that bodies refer to."""
-    classes = [CompletionFields, ChatFields, TokenizeFields, DetokenizeFields]
+    classes = [CompletionFields, ChatFields, ResponseFields, TokenizeFields, DetokenizeFields]
     _, found = msgspec.json.schema_components(classes, ref_template=_REF)
     helps = attribute_docs(SamplingParams)
     for cls in classes:
         schema = found[cls.__name__]
-        own = attribute_docs(Asked) | attribute_docs(cls)
+        own = (attribute_docs(Asked) if issubclass(cls, Asked) else {}) | attribute_docs(cls)
         properties = schema["properties"] | _NEEDED.get(cls, {})
-        if issubclass(cls, Asked):
-            properties = {name: _SAMPLING[name] for name in sorted(SAMPLING)} | _GUIDED | properties
+        if cls in _SAMPLED:
+            properties = {name: _SAMPLING[name] for name in sorted(_SAMPLED[cls])} | _GUIDED | properties
             own |= dict.fromkeys(_GUIDED, "An older name of a part of `structured_outputs`.")
         needed = _NEEDED.get(cls, {})
         schema["properties"] = {

@@ -3,6 +3,7 @@
 from typing import Any
 
 from parlay.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from parlay.server.responses_fields import ResponseFields
 
 _TEXT = {"type": "string"}
 _COUNT = {"type": "integer", "minimum": 0}
@@ -57,6 +58,16 @@ _MODEL = _object(
 ANSWERS: dict[str, dict[str, Any]] = {
     "Completion": _completion("text_completion", {"text": _TEXT}),
     "ChatCompletion": _completion("chat.completion", {"message": _MESSAGE}),
+    "Response": _object(
+        id=_TEXT,
+        object={"const": "response"},
+        created_at=_COUNT,
+        status={"enum": ["completed", "incomplete"]},
+        model=_TEXT,
+        output=_list(_object(type={"enum": ["message", "function_call", "reasoning"]}, id=_TEXT)),
+        usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
+    ),
+    "Deleted": _object(id=_TEXT, object={"const": "response"}, deleted={"const": True}),
     "Tokens": _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
     "Text": _object(prompt=_TEXT),
     "Model": _MODEL,
@@ -67,10 +78,11 @@ ANSWERS: dict[str, dict[str, Any]] = {
 BODIES: dict[type, tuple[str, dict[str, Any]]] = {
     CompletionFields: ("Completion", {"prompt": "def add(a, b):", "max_tokens": 16, "temperature": 0}),
     ChatFields: ("ChatCompletion", {"messages": [{"role": "user", "content": "Write a loop."}], "max_tokens": 16}),
+    ResponseFields: ("Response", {"input": "Write a loop.", "max_output_tokens": 16}),
     TokenizeFields: ("Tokens", {"prompt": "def add(a, b):"}),
     DetokenizeFields: ("Text", {"tokens": [100, 101]}),
 }
-STREAMED = (CompletionFields, ChatFields)
+STREAMED = (CompletionFields, ChatFields, ResponseFields)
 
 
 def answer_of(name: str, *, streamed: bool = False) -> dict[str, Any]:
@@ -79,7 +91,7 @@ def answer_of(name: str, *, streamed: bool = False) -> dict[str, Any]:
     what = "the answer"
     if streamed:
         content["text/event-stream"] = {}
-        what += "; with stream its chunks as the data of events, then [DONE]"
+        what += "; with stream its chunks as the data of events"
     return {"200": {"description": what, "content": content}}
 
 
@@ -88,7 +100,8 @@ def examples_of(cls: type) -> dict[str, Any]:
     _, body = BODIES[cls]
     found = {"whole": {"value": body}}
     if cls in STREAMED:
-        found["streamed"] = {"value": {**body, "stream": True, "stream_options": {"include_usage": True}}}
+        usage = {} if cls is ResponseFields else {"stream_options": {"include_usage": True}}
+        found["streamed"] = {"value": {**body, "stream": True, **usage}}
     return found
 
 
@@ -111,7 +124,7 @@ def complete(made: dict[str, Any], model: str, *, open_paths: frozenset[str] | N
         for operation in operations.values():
             operation["responses"].pop("422", None)  # every refusal has a status of its own
             for parameter in operation.get("parameters", ()):
-                if parameter["name"] == "name":
+                if parameter["name"] == "name" and path.startswith("/v1/models"):
                     parameter["examples"] = {"served": {"value": model}}
             if open_paths is None or path in open_paths:
                 operation["responses"].pop("401", None)

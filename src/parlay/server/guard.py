@@ -18,7 +18,7 @@ from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_
 from parlay.server.keys import ANYONE, Keys
 from parlay.server.logs import Log, log_line
 
-OPEN = frozenset({"/", "/health", "/ready"})  # without a key
+OPEN = frozenset({"/", "/docs", "/health", "/ready"})  # without a key
 _DRAINED = 32  # times the limit: a client that is still sending would not read why its body is refused
 
 

@@ -18,10 +18,12 @@ class Client:
     Attributes:
         name: of the key, for logs.
         tenant: whose caches are used; clients of one tenant share them.
+        owner: whose stored responses are seen; every key's own, whoever shares its caches.
     """
 
     name: str = ""
     tenant: str = ""
+    owner: str = ""
 
 
 ANYONE = Client()
@@ -39,7 +41,8 @@ class Keys:
         """
         self._salt = secrets.token_bytes(16)
         self._clients = [
-            (digest := self._digest(key), Client(name, "" if shared_cache else digest.hex())) for name, key in named
+            (digest := self._digest(key), Client(name, "" if shared_cache else digest.hex(), digest.hex()))
+            for name, key in named
         ]
 
     def __bool__(self) -> bool:

@@ -21,10 +21,11 @@ from parlay.types.output import RequestMetrics
 FINISH_REASONS = ("stop", "length", "abort", "error")
 # Any other path is `other`: what clients make up must not become series.
 ENDPOINTS = (
-    *("/", "/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"),
+    *("/", "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses"),
+    *("/tokenize", "/detokenize", "/docs", "/openapi.json"),
     *("/health", "/ready", "/version", "/metrics"),
 )
-_COMPLETIONS = ("/v1/completions", "/v1/chat/completions")
+_COMPLETIONS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 # vLLM's borders, and below them some for small models on a quick machine.
 _FIRST_TOKEN = (

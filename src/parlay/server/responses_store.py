@@ -1,0 +1,89 @@
+"""Responses that were asked to be kept: in memory, bounded in bytes, each for the key that made it."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import msgspec
+
+from parlay.errors import shown
+from parlay.server.errors import ApiError
+
+_OVERHEAD = 1024  # bytes of an entry besides its texts, generously
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One response.
+
+    Attributes:
+        owner: whose it is.
+        body: what the client got, in JSON.
+        conversation: its messages, the answer's included and the instructions not, in JSON.
+    """
+
+    owner: str
+    body: bytes
+    conversation: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes."""
+        return len(self.body) + len(self.conversation) + _OVERHEAD
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the conversation."""
+        return list(msgspec.json.decode(self.conversation))
+
+
+class ResponseStore:
+    """Keeps the newest; whole conversations, so that no response depends on another one. Threads may share it."""
+
+    def __init__(self, most: int) -> None:
+        """Begin empty; never keep more than `most` bytes."""
+        self._most = most
+        self._held: OrderedDict[str, Stored] = OrderedDict()
+        self._lock = Lock()
+        self.size = 0
+
+    def put(self, name: str, stored: Stored) -> bool:
+        """Keep a response, and forget the oldest ones for it; return whether it is not too large for that."""
+        if stored.size > self._most:
+            return False
+        with self._lock:
+            self._held[name] = stored
+            self.size += stored.size
+            while self.size > self._most:
+                _, oldest = self._held.popitem(last=False)
+                self.size -= oldest.size
+        return True
+
+    def get(self, name: str, owner: str, param: str | None = None) -> Stored:
+        """Return a response of `owner`.
+
+        Raises:
+            ApiError: there is none. Whether another key has one is not said.
+        """
+        with self._lock:
+            return self._find(name, owner, param)
+
+    def delete(self, name: str, owner: str) -> None:
+        """Forget a response of `owner`.
+
+        Raises:
+            ApiError: there is none.
+        """
+        with self._lock:
+            self.size -= self._find(name, owner, None).size
+            del self._held[name]
+
+    def _find(self, name: str, owner: str, param: str | None) -> Stored:
+        found = self._held.get(name)
+        if found is None or found.owner != owner:
+            raise ApiError(
+                404, f"there is no response {shown(name)} of this key: it was not stored, or was deleted, or "
+                "forgotten for newer ones; give the whole conversation as input",
+                param=param, code="response_not_found",
+            )  # fmt: skip
+        return found

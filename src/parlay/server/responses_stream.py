@@ -1,0 +1,109 @@
+"""The output of a response while it grows: its items, and the events that tell of them."""
+
+from typing import Any
+from uuid import uuid4
+
+Event = dict[str, Any]
+Item = dict[str, Any]
+
+# The part of an item that has its text, what else stands in it, and how events about it begin.
+_PARTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "message": ("output_text", {"annotations": [], "logprobs": []}, "response.output_text"),
+    "reasoning": ("reasoning_text", {}, "response.reasoning_text"),
+}
+_PREFIX = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+
+
+class Output:
+    """One item after another, each closed before the next begins.
+
+    Attributes:
+        items: those that are closed.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self._open: Item | None = None  # without its text
+        self._text = ""
+
+    def write(self, text: str, kind: str = "message") -> list[Event]:
+        """Add text to the answer, or to the reasoning before it."""
+        if not text:
+            return []
+        events = []
+        if self._open is None or self._open["type"] != kind:
+            events = self._begin(kind, {"role": "assistant"} if kind == "message" else {"summary": []})
+        _, _, about = _PARTS[kind]
+        self._text += text
+        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        return [*events, {"type": f"{about}.delta", **self._at, "content_index": 0, "delta": text, **more}]
+
+    def call(self, call: dict[str, Any]) -> list[Event]:
+        """Begin a call, or add to the arguments of the one that is open; in the form that chat's chunks have."""
+        function, events = call["function"], []
+        if "id" in call:
+            events = self._begin("function_call", {"call_id": call["id"], "name": function["name"]})
+        arguments = function.get("arguments", "")
+        if arguments:
+            self._text += arguments
+            events.append({"type": "response.function_call_arguments.delta", **self._at, "delta": arguments})
+        return events
+
+    def close(self, status: str = "completed") -> list[Event]:
+        """End the item that is open, if one is."""
+        if self._open is None:
+            return []
+        kind, events = self._open["type"], []
+        if kind in _PARTS:
+            part, more, about = _PARTS[kind]
+            content = {"content_index": 0}
+            extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            events = [
+                {"type": f"{about}.done", **self._at, **content, "text": self._text, **extra},
+                {
+                    "type": "response.content_part.done",
+                    **self._at,
+                    **content,
+                    "part": {"type": part, "text": self._text, **more},
+                },
+            ]
+        else:
+            done = {"arguments": self._text, "name": self._open["name"]}
+            events = [{"type": "response.function_call_arguments.done", **self._at, **done}]
+        item = self._shown(status)
+        events.append({"type": "response.output_item.done", "output_index": len(self.items), "item": item})
+        self.items.append(item)
+        self._open, self._text = None, ""
+        return events
+
+    def end(self, status: str = "completed") -> list[Event]:
+        """End everything; an answer without any item is an empty message."""
+        if self._open is None and not self.items:
+            return [*self._begin("message", {"role": "assistant"}), *self.close(status)]
+        return self.close(status)
+
+    @property
+    def _at(self) -> dict[str, Any]:
+        assert self._open is not None
+        return {"item_id": self._open["id"], "output_index": len(self.items)}
+
+    def _begin(self, kind: str, more: dict[str, Any]) -> list[Event]:
+        events = self.close()
+        self._open = {"id": f"{_PREFIX[kind]}_{uuid4().hex}", "type": kind, **more}
+        item = self._shown("in_progress")
+        if kind in _PARTS:
+            item["content"] = []
+        events.append({"type": "response.output_item.added", "output_index": len(self.items), "item": item})
+        if kind in _PARTS:
+            part, with_it, _ = _PARTS[kind]
+            begun = {"type": part, "text": "", **with_it}
+            events.append({"type": "response.content_part.added", **self._at, "content_index": 0, "part": begun})
+        return events
+
+    def _shown(self, status: str) -> Item:
+        assert self._open is not None
+        shown = {**self._open, "status": status}
+        if self._open["type"] not in _PARTS:
+            return {**shown, "arguments": self._text}
+        part, more, _ = _PARTS[self._open["type"]]
+        return {**shown, "content": [{"type": part, "text": self._text, **more}]}

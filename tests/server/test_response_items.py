@@ -1,0 +1,246 @@
+"""The parts of `/v1/responses` by themselves: items to messages, answers to items and events, and what is kept."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parlay.server.errors import ApiError
+from parlay.server.responses_fields import chat_fields, read_response
+from parlay.server.responses_input import messages_of
+from parlay.server.responses_store import ResponseStore, Stored
+from parlay.server.responses_stream import Output
+
+CALL = {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "f", "arguments": '{"x": 1}', "status": "x"}
+OTHER = {**CALL, "call_id": "b", "name": "g"}
+CALLED = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+OTHER_CALLED = {"id": "b", "type": "function", "function": {"name": "g", "arguments": '{"x": 1}'}}
+
+
+def answer(text: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": []}
+    return {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}
+
+
+@pytest.mark.parametrize(
+    ("items", "messages"),
+    [
+        ("hello", [{"role": "user", "content": "hello"}]),
+        ([{"role": "developer", "content": "be brief"}], [{"role": "system", "content": "be brief"}]),
+        (
+            [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}],
+            [{"role": "user", "content": "x"}],
+        ),
+        (
+            [{"role": "user", "content": [{"type": "input_text", "text": "x"}, {"type": "input_text", "text": "y"}]}],
+            [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]}],
+        ),
+        ([CALL, OTHER], [{"role": "assistant", "content": "", "tool_calls": [CALLED, OTHER_CALLED]}]),
+        ([answer("so"), CALL], [{"role": "assistant", "content": "so", "tool_calls": [CALLED]}]),
+        (
+            [CALL, {"type": "reasoning", "id": "rs_1", "summary": []}, OTHER],
+            [{"role": "assistant", "content": "", "tool_calls": [CALLED, OTHER_CALLED]}],
+        ),
+        (
+            [CALL, {"type": "function_call_output", "call_id": "a", "output": "3"}],
+            [
+                {"role": "assistant", "content": "", "tool_calls": [CALLED]},
+                {"role": "tool", "tool_call_id": "a", "content": "3"},
+            ],
+        ),
+    ],
+)
+def test_items_as_messages(items: Any, messages: Any) -> None:
+    assert messages_of(items) == messages
+
+
+def test_a_conversation_goes_on_without_altering_what_was() -> None:
+    before = [{"role": "assistant", "content": "", "tool_calls": [CALLED]}]
+    after = messages_of([{"type": "function_call_output", "call_id": "a", "output": "3"}, answer("three")], before)
+    assert [message["role"] for message in after] == ["assistant", "tool", "assistant"]
+    assert messages_of([OTHER], before)[0]["tool_calls"] == [CALLED, OTHER_CALLED]
+    assert before == [{"role": "assistant", "content": "", "tool_calls": [CALLED]}]
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ({"type": "web_search_call", "id": "x"}, "not 'web_search_call'"),
+        ({"type": "item_reference", "id": "x"}, "give the item itself"),
+        ({"role": "boss", "content": "x"}, "not 'boss'"),
+        ({"content": "x"}, "not None"),
+        ({"role": "user"}, "not NoneType"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "the model reads text only"),
+        ({"role": "user", "content": [{"type": "input_text"}]}, "a part is"),
+        ({"role": "user", "content": ["x"]}, "a part is"),
+        ({"type": "function_call_output", "call_id": "a", "output": "x"}, "no function call has the call_id 'a'"),
+        ({**CALL, "arguments": {}}, "a text 'arguments'"),
+        ({**CALL, "name": None}, "a text 'name'"),
+        ({"type": []}, "not []"),
+    ],
+    ids=str,
+)
+def test_items_that_are_refused(item: Any, words: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        messages_of([{"role": "user", "content": "x"}, item])
+    assert refused.value.param == "input"
+    assert str(refused.value).startswith("input[1]")
+    assert words in str(refused.value)
+
+
+def asked(**body: Any) -> dict[str, Any]:
+    return chat_fields(read_response({"input": "x", **body})[0])
+
+
+def test_fields_as_chat_completions_have_them() -> None:
+    tool = {"type": "function", "name": "f", "description": None, "parameters": {"type": "object"}, "strict": True}
+    named = {"type": "function", "name": "f"}
+    form = {"type": "json_schema", "name": "n", "schema": {"enum": [1]}, "strict": True}
+    assert asked() == {"stream": False, "parallel_tool_calls": True}
+    assert asked(tool_choice="auto", tools=[]) == asked()  # agents say so without tools too
+    found = asked(tools=[tool], tool_choice=named, text={"format": form, "verbosity": "low"}, max_output_tokens=7)
+    assert found["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    assert found["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    assert found["response_format"] == {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [1]}}}
+    assert found["max_completion_tokens"] == 7
+    meaningless = {
+        "truncation": "disabled", "service_tier": "auto", "user": "u", "include": [], "reasoning": {"effort": "low"},
+        "prompt_cache_key": "k", "safety_identifier": "s", "background": False, "max_tool_calls": 3,
+        "top_logprobs": 0, "metadata": {"a": "b"}, "store": False,
+    }  # fmt: skip
+    assert asked(**meaningless) == asked()
+    assert asked(include=["reasoning.encrypted_content"]) == asked()
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools", "this server runs no tools, 'web_search' neither"),
+        ({"tools": [{"type": "file_search", "vector_store_ids": []}]}, "tools", "'file_search' neither"),
+        ({"tools": [{"type": "computer_use_preview"}]}, "tools", "'computer_use_preview' neither"),
+        ({"tools": [{"name": "f"}]}, "tools", "None neither"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice", "not of type 'web_search'"),
+        ({"text": {"format": {"type": "xml"}}}, "text", "'json_object'"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "'schema': {...}"),
+        ({"text": {"formt": {}}}, "text", "did you mean 'format'"),
+        ({"input": []}, "input", "input is empty"),
+        ({"input": ""}, "input", "input is empty"),
+        ({"input": 3}, "input", "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "at least 1, not 0"),
+        ({"max_tokens": 5}, "max_tokens", "max_output_tokens here"),
+        ({"n": 2}, "n", "leave n out"),
+        ({"background": True}, "background", "leave background out"),
+        ({"truncation": "auto"}, "truncation", "'disabled'"),
+        ({"include": ["message.output_text.logprobs"]}, "include", "leave it out"),
+        ({"top_logprobs": 3}, "top_logprobs", "leave top_logprobs out"),
+        ({"conversation": "c"}, "conversation", "previous_response_id"),
+        ({"prompt": {"id": "x"}}, "prompt", "give instructions and input"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options", "stream to true"),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options", "include_obfuscation alone"),
+        ({"instruction": "x"}, "instruction", "did you mean 'instructions'"),
+    ],
+    ids=str,
+)
+def test_fields_that_are_refused(body: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        asked(**body)
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert words in str(refused.value)
+
+
+def replay(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the items that a client puts together from events alone, which must be in order."""
+    items: list[dict[str, Any]] = []
+    text, open_item = "", None
+    for event in events:
+        what = event["type"].removeprefix("response.")
+        match what:
+            case "output_item.added":
+                assert open_item is None
+                open_item, text = event["item"], ""
+                assert event["output_index"] == len(items)
+                assert open_item["status"] == "in_progress"
+            case "output_item.done":
+                assert open_item is not None
+                assert event["item"]["id"] == open_item["id"]
+                whole = event["item"].get("arguments", event["item"].get("content", [{}])[0].get("text"))
+                assert whole == text
+                items.append(event["item"])
+                open_item = None
+            case _:
+                assert open_item is not None
+                assert (event["item_id"], event["output_index"]) == (open_item["id"], len(items))
+                if what.endswith(".delta"):
+                    text += event["delta"]
+                elif what.endswith("_text.done"):
+                    assert event["text"] == text
+                elif what == "function_call_arguments.done":
+                    assert event["arguments"] == text
+                else:
+                    assert what in ("content_part.added", "content_part.done")
+                    assert event["part"]["text"] == (text if what.endswith("done") else "")
+    assert open_item is None
+    return items
+
+
+PIECES = st.one_of(
+    st.tuples(st.just("text"), st.text(max_size=3)),
+    st.tuples(st.just("reasoning"), st.text(max_size=3)),
+    st.tuples(st.just("call"), st.text(max_size=3)),
+    st.tuples(st.just("more"), st.text(max_size=3)),
+)
+
+
+@given(st.lists(PIECES, max_size=12), st.sampled_from(["completed", "incomplete"]))
+def test_events_tell_of_the_items(pieces: list[tuple[str, str]], status: str) -> None:
+    """Whatever comes in which order: a client that reads events has what the last event says."""
+    output, events, kind = Output(), [], ""
+    expected: list[tuple[str, str]] = []
+    for what, text in pieces:
+        if what == "more":
+            if kind != "function_call":
+                continue
+            events += output.call({"index": 0, "function": {"arguments": text}})
+            expected[-1] = (kind, expected[-1][1] + text)
+        elif what == "call":
+            kind = "function_call"
+            events += output.call({"index": 0, "id": "call_1", "function": {"name": "f", "arguments": text}})
+            expected.append((kind, text))
+        elif text:
+            new = {"text": "message", "reasoning": "reasoning"}[what]
+            events += output.write(text, new)
+            if new == kind:
+                expected[-1] = (kind, expected[-1][1] + text)
+            else:
+                kind = new
+                expected.append((kind, text))
+    events += output.end(status)
+    items = replay(events)
+    assert items == output.items
+    found = [(item["type"], item["arguments"] if "arguments" in item else item["content"][0]["text"]) for item in items]
+    assert found == (expected or [("message", "")])
+    assert [item["status"] for item in items] == ["completed"] * (len(items) - 1) + [status]
+
+
+def test_the_store_is_bounded_and_everybodys_own() -> None:
+    one = Stored("alice", b"x" * 1000, b"[]")
+    store = ResponseStore(3 * one.size)
+    assert all(store.put(f"r{i}", one) for i in range(5))
+    assert store.size == 3 * one.size
+    for name in ("r0", "r1", "other"):
+        with pytest.raises(ApiError, match="there is no response") as unknown:
+            store.get(name, "alice")
+        assert (unknown.value.status, unknown.value.code) == (404, "response_not_found")
+    with pytest.raises(ApiError) as anothers:
+        store.get("r4", "bob")
+    assert str(anothers.value) == str(unknown.value).replace("'other'", "'r4'")  # it does not say that there is one
+    with pytest.raises(ApiError):
+        store.delete("r4", "bob")
+    store.delete("r4", "alice")
+    assert store.size == 2 * one.size
+    with pytest.raises(ApiError):
+        store.get("r4", "alice")
+    assert not store.put("large", Stored("alice", b"x" * 4000, b"[]"))
+    assert store.get("r3", "alice").messages() == []
+    assert not ResponseStore(0).put("r", one)

@@ -1,0 +1,305 @@
+"""`/v1/responses` through OpenAI's own client: the tokens are those of chat completions."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from checkpoints import write_llama
+from serving import Live
+
+from parlay import AsyncLLM
+
+# It shows everything that a conversation may have.
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for c in m.tool_calls or () %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}\n"
+    "{% endfor %}assistant:"
+)
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL: dict[str, Any] = {
+    "type": "function", "name": "weather", "description": "Now.", "parameters": PARAMETERS, "strict": True,
+}  # fmt: skip
+CHAT_TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Now.", "parameters": PARAMETERS},
+}
+NAMED = {"type": "function", "name": "weather"}
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95}
+MORE = {"seed": 4, "top_k": 50}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = write_llama(tmp_path_factory.mktemp("responses") / "target", seed=3, max_position_embeddings=2048)
+    settings = made / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": TEMPLATE}))
+    return made
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[AsyncLLM]:
+    made = AsyncLLM(model, served_model_name=["small", "alias"], speculative_config={"method": "ngram"})
+    yield made
+    made._llm.engine.check()
+    asyncio.run(made.close())
+
+
+@pytest.fixture(scope="module")
+def live(engine: AsyncLLM) -> Iterator[Live]:
+    with Live(engine, log_prompts=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(live: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=live.url + "/v1", api_key="any", max_retries=0, timeout=20) as made:
+        yield made
+
+
+def last_said(live: Live) -> tuple[str, str]:
+    """Return the prompt and the answer of the last request, as the engine had them."""
+    (told,) = live.log[-1]["log"]
+    return told["prompt"], told["texts"][0]
+
+
+def respond(live: Live, **body: Any) -> dict[str, Any]:
+    made = live.post("/v1/responses", {"max_output_tokens": 12, **SAMPLED, **MORE, **body})
+    assert made.status_code == 200, made.text
+    return dict(made.json())
+
+
+def stream(live: Live, **body: Any) -> list[dict[str, Any]]:
+    """Return the events of a stream; each line says the event's type before its data."""
+    made = live.post("/v1/responses", {"max_output_tokens": 12, **SAMPLED, **MORE, "stream": True, **body})
+    assert made.status_code == 200, made.text
+    events = []
+    for block in made.text.split("\n\n")[:-1]:
+        named, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert named == f"event: {events[-1]['type']}"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+CONVERSATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "text": ({"input": "Hello."}, {"messages": [{"role": "user", "content": "Hello."}]}),
+    "instructions": (
+        {"instructions": "Be brief.", "input": [{"role": "user", "content": "Hello."}]},
+        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}]},
+    ),
+    "a tool's answer": (
+        {
+            "tools": [TOOL],
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "Paris?"}]},
+                {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "Paris"}'},
+                {"type": "function_call_output", "call_id": "c", "output": "sun"},
+            ],
+        },
+        {
+            "tools": [CHAT_TOOL],
+            "messages": [
+                {"role": "user", "content": "Paris?"},
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [
+                        {
+                            "id": "c",
+                            "type": "function",
+                            "function": {"name": "weather", "arguments": '{"city": "Paris"}'},
+                        }
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "c", "content": "sun"},
+            ],
+        },
+    ),
+    "a call": (
+        {"input": "Rome?", "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+        {
+            "messages": [{"role": "user", "content": "Rome?"}],
+            "tools": [CHAT_TOOL],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        },
+    ),
+    "a form": (
+        {"input": "?", "text": {"format": {"type": "json_schema", "name": "x", "schema": {"enum": [1, 22]}}}},
+        {
+            "messages": [{"role": "user", "content": "?"}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [1, 22]}}},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_tokens_are_those_of_chat_completions(live: Live, name: str) -> None:
+    asked, chat = CONVERSATIONS[name]
+    tokens = 60 if name == "a call" else 12
+    response = respond(live, **asked, max_output_tokens=tokens)
+    said = last_said(live)
+    events = stream(live, **asked, max_output_tokens=tokens)
+    assert last_said(live) == said
+    made = live.post("/v1/chat/completions", {**chat, "max_tokens": tokens, **SAMPLED, **MORE}).json()
+    assert last_said(live) == said
+    usage, other = response["usage"], made["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"]) == (other["prompt_tokens"], other["completion_tokens"])
+    message, finish = made["choices"][0]["message"], made["choices"][0]["finish_reason"]
+    assert response["status"] == ("incomplete" if finish == "length" else "completed")
+    items = response["output"]
+    if name == "a call":
+        (call,) = message["tool_calls"]
+        assert [(i["type"], i["name"], i["arguments"]) for i in items] == [
+            ("function_call", "weather", call["function"]["arguments"])
+        ]
+        assert json.loads(items[0]["arguments"])["city"] in ("Paris", "Rome")
+    else:
+        assert [(i["type"], i["content"][0]["text"]) for i in items] == [("message", message["content"])]
+    assert events[-1]["type"] == f"response.{response['status']}"
+    last = events[-1]["response"]
+    without_ids = [
+        [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in found]
+        for found in (items, last["output"])
+    ]
+    assert without_ids[0] == without_ids[1]
+    assert last["usage"]["total_tokens"] == usage["total_tokens"]
+
+
+def test_the_events_of_a_text(live: Live) -> None:
+    events = stream(live, input="Hello.")
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert events[0]["response"]["status"] == events[1]["response"]["status"] == "in_progress"
+    text = "".join(event["delta"] for event in events[4:-4])
+    assert text == events[-4]["text"] == events[-1]["response"]["output"][0]["content"][0]["text"]
+    assert len({event["response"]["id"] for event in events if "response" in event}) == 1
+    assert events[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_the_events_of_a_call(live: Live) -> None:
+    """The arguments of a named function come as they grow."""
+    events = stream(live, input="Rome?", tools=[TOOL], tool_choice=NAMED, max_output_tokens=60)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds[2] == "output_item.added"
+    assert kinds[-3:] == ["function_call_arguments.done", "output_item.done", "completed"]
+    assert len(kinds[3:-3]) > 1
+    assert set(kinds[3:-3]) == {"function_call_arguments.delta"}
+    arguments = "".join(event["delta"] for event in events[3:-3])
+    assert arguments == events[-3]["arguments"] == events[-2]["item"]["arguments"]
+    assert json.loads(arguments)["city"] in ("Paris", "Rome")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_conversation_that_is_kept_and_one_that_is_sent(live: Live, client: openai.OpenAI, streamed: bool) -> None:
+    """Three turns, a tool among them: by `previous_response_id`, or with all items, the prompts are the same."""
+    more: dict[str, Any] = {"model": "small", "max_output_tokens": 60, "tools": [TOOL], **SAMPLED}
+
+    def ask(**body: Any) -> Any:
+        if not streamed:
+            return client.responses.create(**more, **body, extra_body=MORE)
+        with client.responses.stream(**more, **body, extra_body=MORE) as events:
+            for _ in events:
+                pass
+            return events.get_final_response()
+
+    items: list[Any] = [{"role": "user", "content": "Rome?"}]
+    prompts: list[list[str]] = [[], []]
+    kept, sent, previous, choices = None, None, openai.omit, [NAMED, "none", "none"]
+    news: list[Any] = list(items)
+    for turn, choice in enumerate(choices):
+        kept = ask(input=news, previous_response_id=previous, instructions="Call.", tool_choice=choice)
+        prompts[0].append(last_said(live)[0])
+        sent = ask(input=items, instructions="Call.", tool_choice=choice, store=False)
+        prompts[1].append(last_said(live)[0])
+        assert kept.output_text == sent.output_text
+        previous = kept.id
+        items += [item.model_dump(mode="json", exclude_none=True) for item in sent.output]
+        if turn == 0:
+            (call,) = sent.output
+            news = [{"type": "function_call_output", "call_id": kept.output[0].call_id, "output": "rain"}]
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": "rain"})
+        else:
+            news = [{"role": "user", "content": "And then?"}]
+            items += news
+    assert prompts[0] == prompts[1]
+    assert [prompt.count("rain") for prompt in prompts[0]] == [0, 1, 1]
+    assert all(prompt.count("system: Call.") == 1 for prompt in prompts[0])
+    assert kept.store
+    assert not sent.store
+
+
+def test_stored_responses_are_found_and_forgotten(live: Live, client: openai.OpenAI) -> None:
+    made = client.responses.create(model="small", input="x", max_output_tokens=4, metadata={"a": "b"})
+    assert client.responses.retrieve(made.id) == made
+    assert made.metadata == {"a": "b"}
+    client.responses.delete(made.id)
+    unstored = client.responses.create(model="small", input="x", max_output_tokens=4, store=False)
+    for name in (made.id, unstored.id, "resp_0"):
+        for ask in (client.responses.retrieve, client.responses.delete):
+            with pytest.raises(openai.NotFoundError, match="there is no response"):
+                ask(name)
+        with pytest.raises(openai.NotFoundError, match="there is no response") as unknown:
+            client.responses.create(model="small", input="x", previous_response_id=name)
+        assert (unknown.value.param, unknown.value.code) == ("previous_response_id", "response_not_found")
+    wrong = live.http.put(f"/v1/responses/{made.id}")
+    assert (wrong.status_code, wrong.headers["Allow"]) == (405, "DELETE, GET")
+
+
+def test_responses_are_of_the_key_that_made_them(engine: AsyncLLM) -> None:
+    """With one cache for all too; and the store is bounded."""
+    keys = {"api_key": ("alice-alice", "bob-bob-bob"), "shared_cache": True, "response_store": 8000}
+    with Live(engine, **keys) as server:
+        alice, bob = ({"Authorization": f"Bearer {key}"} for key in keys["api_key"])  # type: ignore[attr-defined]
+        body = {"input": "x", "max_output_tokens": 2}
+        made = server.post("/v1/responses", body, headers=alice).json()
+        assert made["store"]
+        path = f"/v1/responses/{made['id']}"
+        assert server.http.get(path, headers=alice).json() == made
+        anothers = server.http.get(path, headers=bob)
+        assert anothers.status_code == server.http.delete(path, headers=bob).status_code == 404
+        again = {**body, "previous_response_id": made["id"]}
+        assert server.post("/v1/responses", again, headers=bob).status_code == 404
+        assert server.post("/v1/responses", again, headers=alice).status_code == 200
+        assert server.http.get(path).status_code == 401
+        for _ in range(4):
+            server.post("/v1/responses", body, headers=bob)
+        assert server.post("/v1/responses", again, headers=alice).status_code == 404
+        large = server.post("/v1/responses", {**body, "metadata": {"a": "b" * 9000}}, headers=alice).json()
+        assert not large["store"]
+
+
+def test_refusals_and_names(live: Live) -> None:
+    refused = live.post("/v1/responses", {"input": "x", "tools": [{"type": "web_search"}]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+    assert live.post("/v1/responses", {"input": "x", "model": "large"}).status_code == 404
+    assert live.post("/v1/responses", {"input": "x", "temperature": -1}).json()["error"]["param"] == "temperature"
+    assert live.post("/v1/responses", {"input": "x" * 5000}).json()["error"]["code"] == "context_length_exceeded"
+    assert respond(live, input="x", model="alias")["model"] == "small"
+
+
+def test_a_stream_that_fails_says_so(engine: AsyncLLM) -> None:
+    """Once events are out there is no status any more; the last event says that the response failed."""
+    with Live(engine, request_timeout=0.3) as server:
+        body = {"input": "x", "stream": True, "max_output_tokens": 2000, "ignore_eos": True}
+        made = server.post("/v1/responses", body)
+        assert made.status_code == 200
+        last = json.loads(made.text.strip().rpartition("data: ")[2])
+        assert last["type"] == "response.failed"
+        assert last["response"]["status"] == "failed"
+        assert last["response"]["error"]["code"] == "server_error"
+        assert "took longer" in last["response"]["error"]["message"]
+        gone = server.http.get(f"/v1/responses/{last['response']['id']}")
+        assert gone.status_code == 404
