@@ -88,7 +88,10 @@ def test_a_request_asks_for_it(live: Live) -> None:
 def test_a_server_gives_it_to_everybody(engine: AsyncLLM) -> None:
     chat = {"messages": [{"role": "user", "content": "abcabcabcabc"}], "max_tokens": 5}
     with Live(engine, per_request_spec_decode_metrics="summary") as server:
-        assert "acceptance_histogram" in server.post("/v1/chat/completions", chat).json()["metrics"]["speculative_decoding"]
+        assert (
+            "acceptance_histogram"
+            in server.post("/v1/chat/completions", chat).json()["metrics"]["speculative_decoding"]
+        )
         assert server.post("/v1/completions", REPEATING).json()["metrics"]["speculative_decoding"]["num_spec_steps"]
         several = server.post("/v1/completions", {**REPEATING, "n": 2}).json()
         assert several["metrics"] == {"speculative_decoding": None}

@@ -70,7 +70,10 @@ def test_it_needs_nothing_from_elsewhere(live: Live) -> None:
         ({"type": "integer", "minimum": 1}, "integer from 1"),
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "number above 0 up to 1"),
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "string"),
-        ({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "string"}]}, "list of integer or string"),
+        (
+            {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "string"}]},
+            "list of integer or string",
+        ),
         ({"type": ["string", "null"]}, "string"),
         ({"const": "model"}, "model"),
         ({"enum": ["a", True]}, "a or true"),

@@ -218,7 +218,9 @@ def test_events_tell_of_the_items(pieces: list[tuple[str, str]], status: str) ->
     events += output.end(status)
     items = replay(events)
     assert items == output.items
-    found = [(item["type"], item["arguments"] if "arguments" in item else item["content"][0]["text"]) for item in items]
+    found = [
+        (item["type"], item["arguments"] if "arguments" in item else item["content"][0]["text"]) for item in items
+    ]
     assert found == (expected or [("message", "")])
     assert [item["status"] for item in items] == ["completed"] * (len(items) - 1) + [status]
 
@@ -241,6 +243,6 @@ def test_the_store_is_bounded_and_everybodys_own() -> None:
     assert store.size == 2 * one.size
     with pytest.raises(ApiError):
         store.get("r4", "alice")
-    assert not store.put("large", Stored("alice", b"x" * 4000, b"[]"))
+    assert not store.put("large", Stored("alice", b"x" * 8000, b"[]"))
     assert store.get("r3", "alice").messages() == []
     assert not ResponseStore(0).put("r", one)

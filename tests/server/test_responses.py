@@ -3,13 +3,14 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from checkpoints import write_llama
-from serving import Live
+from serving import Live, wait_for
 
 from parlay import AsyncLLM
 
@@ -65,21 +66,35 @@ def client(live: Live) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def last_said(live: Live) -> tuple[str, str]:
-    """Return the prompt and the answer of the last request, as the engine had them."""
-    (told,) = live.log[-1]["log"]
+NUMBERS = count()
+
+
+def named() -> dict[str, str]:
+    """Return headers by which a request is found in the log."""
+    return {"X-Request-Id": f"test-{next(NUMBERS)}"}
+
+
+def said(live: Live, headers: dict[str, str]) -> tuple[str, str]:
+    """Return the prompt and the answer of a request, as the engine had them."""
+
+    def found() -> list[dict[str, Any]]:
+        return [facts for facts in list(live.log) if facts["request_id"] == headers["X-Request-Id"]]
+
+    wait_for(lambda: bool(found()))  # it is logged after its last byte
+    (told,) = found()[0]["log"]
     return told["prompt"], told["texts"][0]
 
 
-def respond(live: Live, **body: Any) -> dict[str, Any]:
-    made = live.post("/v1/responses", {"max_output_tokens": 12, **SAMPLED, **MORE, **body})
+def respond(live: Live, headers: Any = None, **body: Any) -> dict[str, Any]:
+    made = live.post("/v1/responses", {"max_output_tokens": 12, **SAMPLED, **MORE, **body}, headers=headers)
     assert made.status_code == 200, made.text
     return dict(made.json())
 
 
-def stream(live: Live, **body: Any) -> list[dict[str, Any]]:
+def stream(live: Live, headers: Any = None, **body: Any) -> list[dict[str, Any]]:
     """Return the events of a stream; each line says the event's type before its data."""
-    made = live.post("/v1/responses", {"max_output_tokens": 12, **SAMPLED, **MORE, "stream": True, **body})
+    body = {"max_output_tokens": 12, **SAMPLED, **MORE, "stream": True, **body}
+    made = live.post("/v1/responses", body, headers=headers)
     assert made.status_code == 200, made.text
     events = []
     for block in made.text.split("\n\n")[:-1]:
@@ -147,12 +162,12 @@ CONVERSATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_tokens_are_those_of_chat_completions(live: Live, name: str) -> None:
     asked, chat = CONVERSATIONS[name]
     tokens = 60 if name == "a call" else 12
-    response = respond(live, **asked, max_output_tokens=tokens)
-    said = last_said(live)
-    events = stream(live, **asked, max_output_tokens=tokens)
-    assert last_said(live) == said
-    made = live.post("/v1/chat/completions", {**chat, "max_tokens": tokens, **SAMPLED, **MORE}).json()
-    assert last_said(live) == said
+    one, two, three = named(), named(), named()
+    response = respond(live, one, **asked, max_output_tokens=tokens)
+    events = stream(live, two, **asked, max_output_tokens=tokens)
+    body = {**chat, "max_tokens": tokens, **SAMPLED, **MORE}
+    made = live.post("/v1/chat/completions", body, headers=three).json()
+    assert said(live, one) == said(live, two) == said(live, three)
     usage, other = response["usage"], made["usage"]
     assert (usage["input_tokens"], usage["output_tokens"]) == (other["prompt_tokens"], other["completion_tokens"])
     message, finish = made["choices"][0]["message"], made["choices"][0]["finish_reason"]
@@ -208,22 +223,21 @@ def test_a_conversation_that_is_kept_and_one_that_is_sent(live: Live, client: op
     more: dict[str, Any] = {"model": "small", "max_output_tokens": 60, "tools": [TOOL], **SAMPLED}
 
     def ask(**body: Any) -> Any:
+        body |= {**more, "extra_body": MORE, "extra_headers": named()}
+        prompts[body.get("store", True)].append(body["extra_headers"])
         if not streamed:
-            return client.responses.create(**more, **body, extra_body=MORE)
-        with client.responses.stream(**more, **body, extra_body=MORE) as events:
-            for _ in events:
-                pass
-            return events.get_final_response()
+            return client.responses.create(**body)
+        with client.responses.stream(**body) as events:
+            *_, last = events
+            return last.response  # type: ignore[union-attr]
 
     items: list[Any] = [{"role": "user", "content": "Rome?"}]
-    prompts: list[list[str]] = [[], []]
+    prompts: list[list[dict[str, str]]] = [[], []]
     kept, sent, previous, choices = None, None, openai.omit, [NAMED, "none", "none"]
     news: list[Any] = list(items)
     for turn, choice in enumerate(choices):
         kept = ask(input=news, previous_response_id=previous, instructions="Call.", tool_choice=choice)
-        prompts[0].append(last_said(live)[0])
         sent = ask(input=items, instructions="Call.", tool_choice=choice, store=False)
-        prompts[1].append(last_said(live)[0])
         assert kept.output_text == sent.output_text
         previous = kept.id
         items += [item.model_dump(mode="json", exclude_none=True) for item in sent.output]
@@ -234,9 +248,10 @@ def test_a_conversation_that_is_kept_and_one_that_is_sent(live: Live, client: op
         else:
             news = [{"role": "user", "content": "And then?"}]
             items += news
-    assert prompts[0] == prompts[1]
-    assert [prompt.count("rain") for prompt in prompts[0]] == [0, 1, 1]
-    assert all(prompt.count("system: Call.") == 1 for prompt in prompts[0])
+    texts = [[said(live, headers) for headers in each] for each in prompts]
+    assert texts[0] == texts[1]
+    assert [prompt.count("rain") for prompt, _ in texts[0]] == [0, 1, 1]
+    assert all(prompt.count("system: Call.") == 1 for prompt, _ in texts[0])
     assert kept.store
     assert not sent.store
 
