@@ -266,7 +266,7 @@ def test_what_it_knows_and_counts(house: House) -> None:
     stats, ngram = client.stats(), client.stats().methods["ngram"]
     assert client.state == "ready"
     assert client.max_model_len == 512
-    assert client.methods == ("none", "ngram")
+    assert client.facts.methods == ("none", "ngram")
     assert client.codec.decode(PROMPT)
     assert client.numerics_id.startswith("target-")
     assert stats.emitted - before.emitted == 480

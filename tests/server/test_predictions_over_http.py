@@ -189,7 +189,7 @@ def test_an_engine_in_a_process_of_its_own(live: Live, text: str) -> None:
     async def main() -> list[Any]:
         speculative = {"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 4}
         async with EngineClient("tiny-code", speculative_config=speculative) as engine:
-            app = create_app(engine, ServerConfig(), methods=engine.methods)
+            app = create_app(engine, ServerConfig(), methods=engine.facts.methods)
             async with AsyncClient(transport=ASGITransport(app), base_url="http://localhost") as http:
                 whole = (await http.post("/v1/completions", json=body)).json()
                 streamed = (await http.post("/v1/completions", json={**body, "stream": True})).text

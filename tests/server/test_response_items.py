@@ -104,8 +104,10 @@ def test_fields_as_chat_completions_have_them() -> None:
     assert found["tool_choice"] == {"type": "function", "function": {"name": "f"}}
     assert found["response_format"] == {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [1]}}}
     assert found["max_completion_tokens"] == 7
+    assert found["verbosity"] == "low"
+    assert asked(reasoning={"effort": "low", "summary": "auto"}) == {**asked(), "reasoning_effort": "low"}
     meaningless = {
-        "truncation": "disabled", "service_tier": "auto", "user": "u", "include": [], "reasoning": {"effort": "low"},
+        "truncation": "disabled", "service_tier": "auto", "user": "u", "include": [], "reasoning": {},
         "prompt_cache_key": "k", "safety_identifier": "s", "background": False, "max_tool_calls": 3,
         "top_logprobs": 0, "metadata": {"a": "b"}, "store": False,
     }  # fmt: skip

@@ -33,7 +33,7 @@ def facts(engine: "EngineClient", config: ServerConfig, url: str) -> dict[str, s
         "model": f"{engine.model_name}, {size(memory.weights)} of weights",
         "context": f"{engine.max_model_len:,} tokens",
         "cache": f"up to {size(memory.cache)} for {memory.tokens:,} tokens, taken as it fills (--kv-cache-memory)",
-        "speculation": " + ".join(engine.methods[1:]) or "none",
+        "speculation": " + ".join(said.methods[1:]) or "none",
         "threads": str(env.threads()),
         "sampling": ", ".join(f"{name} {value:g}" for name, value in engine.sampling_defaults.items())
         + " unless a request says otherwise (--generation-config)"

@@ -92,13 +92,14 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
         with _waiting(values["model"]):
             engine = await stack.enter_async_context(client)
         gate = Gate(config.max_open, config.max_open_per_key)
-        method = "+".join(engine.methods[1:]) or engine.methods[0]
+        methods = engine.facts.methods
+        method = "+".join(methods[1:]) or methods[0]
         app = create_app(
             engine,
             config,
             keys=keys,
             gate=gate,
-            methods=engine.methods,
+            methods=methods,
             metrics=PrometheusMetrics(engine.model_name, method, engine.stats, lambda: engine.restarts),
             page=(html, content_security_policy(html)),
             log=log,

@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from asyncio import timeout
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -94,9 +94,13 @@ class Shape(ABC):
     def closing(self) -> dict[str, Any]:
         """Return a chunk without choices."""
 
-    def complete(self, outputs: list[RequestOutput], took: dict[str, Any]) -> dict[str, Any]:
-        """Return the whole answer with its usage, and what comes beside that."""
-        return {**self.whole(outputs), **took}
+    def complete(self, outputs: list[RequestOutput], took: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the whole answer with what `took` gives then: its usage, and what comes beside that."""
+        return {**self.whole(outputs), **took()}
+
+    def warn(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return an answer, or its first chunk, with what the client should be told."""
+        return warned(body, self.warnings)
 
     def encode(self, chunk: dict[str, Any]) -> bytes:
         """Return a chunk as an event of a stream."""
@@ -191,7 +195,7 @@ class Answer(Response):
         await answer(scope, receive, send)
 
     def _answer(self, outputs: list[RequestOutput]) -> Response:
-        return json_response(warned(self._shape.complete(outputs, self._took(outputs)), self._shape.warnings))
+        return json_response(self._shape.warn(self._shape.complete(outputs, partial(self._took, outputs))))
 
     async def _events(self, account: Account, send: Send) -> None:
         # No head before the first output: a request that the engine refuses still gets a status of its own.
@@ -203,7 +207,7 @@ class Answer(Response):
                 )
                 chunks = [chunk | more for chunk in self._shape.events(number, output)]
                 if chunks and not begun:
-                    chunks[0], begun = warned(chunks[0], self._shape.warnings), True
+                    chunks[0], begun = self._shape.warn(chunks[0]), True
                 body = b"".join(map(self._shape.encode, chunks))
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": list(_EVENT_STREAM)})
@@ -254,9 +258,7 @@ class Answer(Response):
     def _took(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return the usage of all, and what comes beside it."""
         tokens = self._shape.reasoning_tokens
-        took: dict[str, Any] = {
-            "usage": usage(outputs, without_output=self._without_output, reasoning_tokens=tokens)
-        }
+        took: dict[str, Any] = {"usage": usage(outputs, without_output=self._without_output, reasoning_tokens=tokens)}
         if self._metrics:
             took["metrics"] = request_metrics(outputs, speculates=len(self._front.methods) > 1)
         return took

@@ -33,9 +33,13 @@ from parlay.types.prompt import Messages, Prompt, content_of, text_of
 State = Literal["starting", "ready", "restarting", "closed"]
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0  # seconds before a restart; doubled after each that fails
-_STEADY = 60.0  # seconds after which an engine counts as healthy again
-_GRACE = 5.0  # seconds for the process to end by itself
+_STEADY, _GRACE = 60.0, 5.0  # seconds after which an engine counts as healthy; for the process to end by itself
 _DIED = "the engine died and is being restarted; send the request again"
+_ABSENT = {
+    "starting": "the engine is being started; send the request again",
+    "restarting": _DIED,
+    "closed": "the engine was closed; start another",
+}
 _LONG = 1 << 15  # characters of a prompt that are encoded beside the event loop instead of on it
 
 
@@ -115,11 +119,6 @@ class EngineClient:
         return self.facts.max_model_len
 
     @property
-    def methods(self) -> tuple[str, ...]:
-        """Speculative methods that a request may name."""
-        return self.facts.methods
-
-    @property
     def codec(self) -> TextCodec:
         """The model's tokenizer and chat template, in this process."""
         if self._codec is None:
@@ -149,11 +148,7 @@ class EngineClient:
 
     def _absence(self) -> str:
         """Say why nothing can be asked now."""
-        return {
-            "starting": "the engine is being started; send the request again",
-            "restarting": _DIED,
-            "closed": "the engine was closed; start another",
-        }[self._state]
+        return _ABSENT[self._state]
 
     # ------------------------------------------------------------------------------------------------ its life
 

@@ -1,6 +1,6 @@
 """`/v1/responses`: OpenAI's newer form of a conversation, answered by what answers chat completions."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -39,6 +39,7 @@ async def respond(front: Front, store: ResponseStore, request: Request) -> Answe
 
     shape, messages, options = await read_json(request, front.config.max_json_depth, read)
     prompt = await chat_prompt(messages, options, front.engine.codec, front.config, front.engine.max_model_len)
+    shape.chat.begin(prompt)
     return Answer(front, [prompt], shape.chat.params, shape, stream=shape.asked.stream)
 
 
@@ -68,7 +69,7 @@ def _owner(request: Request) -> str:
 def _read(
     front: Front, store: ResponseStore, owner: str, body: dict[str, Any]
 ) -> tuple["ResponseShape", list[Message], ChatOptions]:
-    asked, sampling = read_response(body)
+    asked, sampling, warnings = read_response(body, strict=front.config.strict_fields)
     check_model(asked.model, front.engine.model_names)
     chat = chat_fields(asked)
     before: list[Message] = []
@@ -77,7 +78,8 @@ def _read(
     conversation = messages_of(asked.input, before)
     told = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
     shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]})
-    return ResponseShape(front, asked, shape, store, owner, conversation), messages, options
+    warnings = (*warnings, *shape.warnings)
+    return ResponseShape(front, asked, shape, store, owner, conversation, warnings), messages, options
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ class ResponseShape(Shape):
     store: ResponseStore
     owner: str
     conversation: list[Message]
+    warnings: tuple[str, ...]
     output: Output = field(default_factory=Output)
     head: dict[str, Any] = field(init=False)
     sent: int = 0  # events
@@ -124,6 +127,17 @@ class ResponseShape(Shape):
             "safety_identifier": asked.safety_identifier,
             "prompt_cache_key": asked.prompt_cache_key,
         }
+        if self.warnings:
+            self.head["warnings"] = list(self.warnings)
+
+    @property
+    def reasoning_tokens(self) -> int:  # type: ignore[override]
+        """Of the answer so far."""
+        return self.chat.reasoning_tokens
+
+    def warn(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Leave an answer as it is: the response itself has the warnings."""
+        return body
 
     def events(self, number: int, output: RequestOutput) -> Iterator[Event]:
         """Yield the events that tell what is new."""
@@ -144,9 +158,9 @@ class ResponseShape(Shape):
         """Return the response that the last event has, but for its usage."""
         return self._response(self._status)
 
-    def complete(self, outputs: list[RequestOutput], took: dict[str, Any]) -> dict[str, Any]:
+    def complete(self, outputs: list[RequestOutput], took: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the whole response, which is then kept."""
-        return self._kept(self.whole(outputs), took)
+        return self._kept(self.whole(outputs), took())
 
     def encode(self, chunk: Event) -> bytes:
         """Return an event as the stream has it."""

@@ -52,7 +52,7 @@ class ResponseFields:
         parallel_tool_calls: whether `required` may give several calls.
         chat_template_kwargs: further variables that the template reads.
         metadata: labels.
-        reasoning: accepted; nothing depends on it.
+        reasoning: `{"effort": ...}`, a variable that the template reads; the rest changes nothing.
         truncation: `disabled`; a conversation that is too long is refused.
         include: nothing more is given.
         background: false; who asks waits.
@@ -92,8 +92,14 @@ class ResponseFields:
     prompt_cache_retention: str | None = None
 
 
-def read_response(body: Mapping[str, Any]) -> tuple[ResponseFields, dict[str, Any]]:
-    """Return a body's own fields and, apart, its sampling parameters.
+def read_response(
+    body: Mapping[str, Any], *, strict: bool = False
+) -> tuple[ResponseFields, dict[str, Any], tuple[str, ...]]:
+    """Return a body's own fields; apart, its sampling parameters; and what the client should be told.
+
+    Args:
+        body: what the client sent.
+        strict: refuse all unknown fields.
 
     Raises:
         ApiError: something in it is not served, or malformed.
@@ -101,9 +107,9 @@ def read_response(body: Mapping[str, Any]) -> tuple[ResponseFields, dict[str, An
     for name, message in (_REFUSED | _NOT_HERE).items():
         if name in body:
             raise ApiError(400, message, param=name, code="unsupported_parameter")
-    asked, sampling = parse(ResponseFields, body, sampling=True)
+    asked, sampling, warnings = parse(ResponseFields, body, sampling=True, strict=strict)
     _check(asked)
-    return asked, sampling
+    return asked, sampling, warnings
 
 
 def _check(asked: ResponseFields) -> None:
@@ -158,6 +164,11 @@ def chat_fields(asked: ResponseFields) -> dict[str, Any]:
         found["tools"] = [_tool(tool) for tool in asked.tools]
     if asked.tools or asked.tool_choice not in ("auto", "none"):  # agents send "auto" without tools too
         found["tool_choice"] = _choice(asked.tool_choice)
+    wishes = {
+        "reasoning_effort": (asked.reasoning or {}).get("effort"),
+        "verbosity": (asked.text or {}).get("verbosity"),
+    }
+    found |= {name: value for name, value in wishes.items() if value is not None}
     form = _form(asked.text or {})
     return found if form is None else {**found, "response_format": form}
 
