@@ -14,7 +14,7 @@ from parlay import LLM, SamplingParams
 
 KEY = "a-key-for-fuzzing"
 # Left out: positive_data_acceptance, since JSON Schema cannot say what of a body depends on the model or on another
-# field, and ensure_resource_availability and use_after_free, since nothing is ever created.
+# field, and ensure_resource_availability and use_after_free, which need links between operations.
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
     "response_schema_conformance,negative_data_rejection,missing_required_header,unsupported_method,"
@@ -37,7 +37,7 @@ def fuzz(seconds: int, seed: int, folder: Path) -> None:
         assert "failed inside the server" not in log
         assert "Traceback" not in log
         # Some requests were more than refused.
-        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"):
             assert any(f'"path":"{path}","status":200' in line for line in served.log), path
         assert any('"stream":true' in line and '"status":200' in line for line in served.log)
         with openai.OpenAI(base_url=served.url + "/v1", api_key=KEY, max_retries=0) as client:

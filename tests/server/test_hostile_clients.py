@@ -1,6 +1,7 @@
 """Clients that mean harm or have bad luck: they get a clear refusal, and the stream next to them goes on."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -55,13 +56,17 @@ FIELDS = [0, -1, 1 << 62, 1 << 80, -(1 << 80), 1e308, -0.0, "", "x" * 10_000, []
 def test_every_field_with_values_that_are_none(server: ServerProcess) -> None:
     """Neither a failure of the server's, nor an answer that does not come."""
     document = server.http.get("/openapi.json").json()
-    for path in (COMPLETIONS, "/v1/chat/completions"):
+    least: dict[str, dict[str, Any]] = {
+        COMPLETIONS: {"prompt": "x", "max_tokens": 1},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+        "/v1/responses": {"input": "x", "max_output_tokens": 1},
+    }
+    for path, body in least.items():
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         schema = (
             document["components"]["schemas"][content["$ref"].rpartition("/")[2]] if "$ref" in content else content
         )
         for field in schema["properties"]:
             for value in FIELDS:
-                body = {"prompt": "x"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "x"}]}
-                answer = server.post({**body, "max_tokens": 1, field: value}, path)
+                answer = server.post({**body, field: value}, path)
                 assert answer.status_code in (200, 400, 404), (field, value, answer.text)
