@@ -25,7 +25,13 @@ section { margin-bottom: 1rem; padding: 1rem; background: var(--card); border: 1
 table { width: 100%; border-collapse: collapse; font-size: .9rem; }
 th, td { padding: .3rem .6rem .3rem 0; border-top: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { color: var(--quiet); font-weight: 600; }
-td:last-child { min-width: 12rem; }
+td:first-child code { white-space: nowrap; }
+@media (max-width: 40rem) {
+  thead { display: none; }
+  tr { display: block; padding: .4rem 0; border-top: 1px solid var(--line); }
+  td { display: block; padding: 0; border: 0; }
+  td:first-child { font-weight: 600; }
+}
 """
 
 
@@ -74,7 +80,8 @@ def _fields(schema: dict[str, Any], *, described: bool = True) -> str:
     needed = schema.get("required", ()) if described else ()
     rows = []
     for name, value in sorted(schema["properties"].items(), key=lambda pair: (pair[0] not in needed, pair[0])):
-        told = [_text(value.get("description", ""))] if described else []
+        text = value.get("description", "")
+        told = [_text(text[:1].upper() + text[1:])] if described else []
         if name in needed:
             told.insert(0, "<strong>Needed.</strong>")
         if value.get("default") not in (None, [], {}):
