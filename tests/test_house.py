@@ -56,6 +56,7 @@ def test_the_public_surface() -> None:
     assert exported | {"AsyncLLM", "LLM", "__version__"} == set(parlay.__all__)
     assert len(parlay.__all__) == len(set(parlay.__all__))
     assert all(hasattr(parlay, name) for name in parlay.__all__)
+    assert set(parlay.__all__) <= set(dir(parlay))
     with pytest.raises(AttributeError, match="LMM"):
         _ = parlay.LMM
 

@@ -1,6 +1,7 @@
 """A widened head guesses on the widened target what it guessed on the small one."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,7 @@ def test_benchmarks_leave_out_what_does_not_fit(
     heads: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     for name in proposers.names():
         module = proposers.load(name)
@@ -262,6 +264,15 @@ def test_benchmarks_leave_out_what_does_not_fit(
     (said,) = (record.getMessage() for record in caplog.records)
     assert "medusa is left out" in said
     assert f"--output {wide} --head {heads['medusa, first generation']}" in said
+    caplog.clear()
+    foreign = tmp_path / "foreign"
+    shutil.copytree(wide, foreign)
+    (foreign / "README.md").write_text("# Somebody's model\n")
+    assert "medusa" not in contenders(str(foreign), None)
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "medusa is left out" in said
+    assert "given with --draft medusa=PATH" in said
+    assert "widen" not in said  # onto what is the user's own
 
 
 # ---------------------------------------------------------------------------------------------------- bad input

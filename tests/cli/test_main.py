@@ -137,3 +137,10 @@ def test_rejected_guesses_are_struck_through(model: Path) -> None:
     (span,) = [span for span in text.spans if "strike" in str(span.style)]
     assert text.plain[span.start : span.end] == "x"
     assert palette.style("ngram") in str(span.style)
+
+
+def test_what_a_command_needs_is_named_as_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "medusa", "--output", "x"])
+    assert stopped.value.code == 2
+    assert "the following arguments are required: --target;" in capsys.readouterr().err

@@ -105,6 +105,19 @@ def test_messages_of_another_form(messages: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "words"),
+    [("image_url", "an image"), ("input_audio", "audio"), ("video_url", "a video"), ("file", "a file")],
+)
+def test_what_is_no_text_is_named(kind: str, words: str) -> None:
+    content = [{"type": "text", "text": "what is it?"}, {"type": kind, kind: {"url": "a secret"}}]
+    with pytest.raises(
+        RequestError, match=f"a content has {words}, but only text is read here; leave it out"
+    ) as error:
+        render(CHATML, [{"role": "user", "content": content}], {}, ChatOptions())
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("template", "match"),
     [
         ("{{ raise_exception('no system') }}", "refuses these messages: no system"),

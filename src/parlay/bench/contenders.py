@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from parlay.bench.widen import WIDENED
 from parlay.bench.widen_heads import FOLDER
 from parlay.bench.workloads import has_embedded_vocabulary
 from parlay.config import SpeculativeConfig
@@ -139,14 +140,25 @@ def _leave_out(name: str, error: ModelError, model: str, path: Path, how: Specul
     if not has_embedded_vocabulary(TextCodec(path)):  # nobody expects it to fit
         logger.info("%s is left out: %s", name, error)
         return
+    if not _was_widened(path):  # and the user's own model is nothing to write to
+        logger.warning("%s is left out: %s; a head for this model is given with --draft %s=PATH", name, error, name)
+        return
     logger.warning(
-        "%s is left out: %s. For a model that was widened, `parlay bench widen --output %s --head %s`, with "
-        "the model and shape it was made with, adds its head",
+        "%s is left out: %s. `parlay bench widen --output %s --head %s`, with the model and shape that this one was "
+        "made with, adds its head",
         name,
         error,
         model,
         how.options.get("model"),
     )
+
+
+def _was_widened(path: Path) -> bool:
+    """Whether a model's folder says that `parlay bench widen` made it."""
+    try:
+        return WIDENED in (path / "README.md").read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def engines(

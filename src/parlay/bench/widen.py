@@ -43,11 +43,15 @@ _COPIED = (
     "vocab.*",
     "merges.txt",
 )
-_CARD = """# {name}
+WIDENED = "Made by `parlay bench widen`."  # at the end of a card
+_CARD = (
+    """# {name}
 
 A benchmark artefact: {source}, widened to {parameters:,} parameters that compute the same function. It knows nothing
-that {source} does not and is only for measuring speed. Made by `parlay bench widen`.
-"""
+that {source} does not and is only for measuring speed. """
+    + WIDENED
+    + "\n"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,9 +86,10 @@ def _cells(grid: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[float
 def _show(grid: Sequence[Mapping[str, Any]]) -> None:
     """Print speed-ups and best lengths in colours: the greener, the more it pays."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from parlay.cli.report import paper
 
     cells = _cells(grid)
     acceptances = list(next(iter(cells.values())))
@@ -97,7 +98,7 @@ def _show(grid: Sequence[Mapping[str, Any]]) -> None:
         shown.add_row(
             batch, *(Text(text.replace("x\nk = ", "x "), style=_style(value)) for value, text in row.values())
         )
-    Console().print(shown)
+    paper().print(shown)
 
 
 def _style(speed_up: float) -> str:

@@ -56,6 +56,8 @@ def add_flags(
         options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
         text = helps.get(field.name, "").replace("%", "%%").removesuffix(".")
         default = defaults.get(field.name, None if field.default is MISSING else field.default)
+        if field.default is MISSING and field.default_factory is MISSING and field.name not in defaults:
+            options["required"] = True
         options["help"] = f"{text} (default: {default})" if default not in (None, ()) else text
         names = (field.name, *field.metadata.get("aliases", ()))
         flags = ["--" + name.replace("_", "-") for name in names]

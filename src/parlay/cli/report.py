@@ -4,7 +4,12 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ENDLESS = 10_000  # characters
 
 Columns = dict[str, tuple[str, str]]
 
@@ -37,11 +42,18 @@ def report(rows: Sequence[dict[str, Any]], columns: Columns, **more: Any) -> Non
 def table(rows: Sequence[dict[str, Any]], columns: Columns) -> None:
     """Print some columns of rows, each a title and a format; what is None stays empty."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     # Ten columns have to fit a terminal of eighty.
     shown = Table(*(title for title, _ in columns.values()), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for row in rows:
         shown.add_row(*("" if row[key] is None else form.format(row[key]) for key, (_, form) in columns.items()))
-    Console().print(shown)
+    paper().print(shown)
+
+
+def paper(**options: Any) -> "Console":
+    """Return where tables go: a terminal has its width, and a file or a pipe as much as a table needs."""
+    from rich.console import Console
+
+    console = Console(**options)
+    return console if console.is_terminal else Console(width=_ENDLESS, **options)

@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
     from parlay.bench.provenance import provenance
     from parlay.bench.sameness import compare
+    from parlay.cli.report import paper
     from parlay.config import SpeculativeConfig
     from parlay.config.speculative import PLAIN, plain
     from parlay.engine.numerics import inspect
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         config = SpeculativeConfig.parse(options.speculative_config)
         names = [str(one.method) for one in settle_methods(config)]
         speculative = {PLAIN: plain(), "+".join(names): config}
-    console = Console(highlight=False, soft_wrap=True)
+    console = paper(highlight=False, soft_wrap=True)
     with Console(stderr=True).status("loading") as status:
         numerics, findings = inspect(
             options.model,

@@ -140,7 +140,7 @@ class SpeculativeConfig:
             raise ConfigError(f"speculative_config needs a 'method', for example {_EXAMPLE}")
         _check_length(given.get("num_speculative_tokens"))
         tree = parse_tree(given.pop("tree", "auto"))
-        own = {key: given.pop(key) for key in _OWN & given.keys()}
+        own = {key: given.pop(key) for key in KEYS & given.keys()}
         made = build(cls, {"method": None, **own, "options": given}, "speculative_config key")
         return replace(made, tree=tree)
 
@@ -148,7 +148,7 @@ class SpeculativeConfig:
 # What users may give: a config, a mapping in vLLM's form, a list of them, JSON of either, or None for plain decoding.
 Speculation = SpeculativeConfig | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None
 
-_OWN = frozenset(SpeculativeConfig.__dataclass_fields__) - {"options", "several"}
+KEYS = frozenset(SpeculativeConfig.__dataclass_fields__) - {"options", "several"}
 _EACH = {"method", "num_speculative_tokens", "options", "several"}  # which every proposer of a list has its own of
 
 

@@ -149,7 +149,19 @@ def _call(call: Any) -> Any:
         return call
 
 
+# Types of parts that clients send of anything but text.
+_MEDIA = {
+    **dict.fromkeys(("image", "image_url", "image_embeds", "image_pil", "input_image"), "an image"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "a video"),
+    **dict.fromkeys(("file", "input_file"), "a file"),
+}
+
+
 def _part(part: object) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(kind, str) and kind in _MEDIA:
+        raise RequestError(f"messages: a content has {_MEDIA[kind]}, but only text is read here; leave it out")
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
     if not isinstance(text, str):
         raise RequestError(f"messages: a part of a content is {{'type': 'text', 'text': ...}}, not {_kind(part)}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay.config import SpeculativeConfig, build
-from parlay.config.speculative import AUTO, PLAIN
+from parlay.config.speculative import AUTO, KEYS, PLAIN
 from parlay.errors import ConfigError, ModelError, nearest, shown
 from parlay.models.find import find_model
 from parlay.models.hub import DEFAULT, Hub
@@ -85,7 +85,7 @@ def settle_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[Specu
         if not any(key in own for own in keys.values()):
             if key in _MODEL_KEYS:
                 raise ConfigError(f"{key} is about a checkpoint; give one as 'model', or leave {key} out")
-            every = set().union(*keys.values(), _MODEL_KEYS)
+            every = KEYS.union(*keys.values(), _MODEL_KEYS)
             raise ConfigError(f"unknown {AUTO} option {shown(key)}{nearest(key, every)}")
     return tuple(
         replace(config, method=name, options={k: v for k, v in config.options.items() if k in own})
@@ -188,7 +188,7 @@ def _reads_checkpoint(method: str) -> bool:
 
 def _options(config: SpeculativeConfig) -> Any:
     assert config.method is not None
-    return build(proposers.load(config.method).Options, config.options, f"{config.method} option")
+    return build(proposers.load(config.method).Options, config.options, f"{config.method} option", KEYS)
 
 
 def make_proposer(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
