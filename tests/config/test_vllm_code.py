@@ -30,6 +30,7 @@ NEWER = [
     {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4},
     {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5, "prompt_lookup_min": 2},
     {"method": "suffix", "num_speculative_tokens": 32},
+    {"method": "ngram", "disable_padded_drafter_batch": True, "rejection_sample_method": "strict"},
     {"method": "eagle3", "model": "tiny-code-eagle3", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 1},
 ]
 EXAMPLE = {"enforce_eager": True, "enable_chunked_prefill": True, "disable_log_stats": False, "swap_space": 4}
@@ -176,6 +177,15 @@ def test_every_foreign_option(name: str) -> None:
         if known.only:
             with pytest.raises(ConfigError, match=f"{name}=7 is not served, since"):
                 parlay.config.modernise({name: 7}, None)
+
+
+def test_keys_of_a_speculative_config_that_mean_nothing() -> None:
+    asked = {"method": "ngram", "disable_logprobs": False, "enforce_eager": True}
+    with pytest.warns(UserWarning, match=r"without meaning here: swap_space .*, disable_logprobs .*, enforce_eager"):
+        left, speculative = parlay.config.modernise({"swap_space": 4, "seed": 1}, asked)
+    assert (left, speculative) == ({"seed": 1}, {"method": "ngram"})
+    with pytest.raises(ConfigError, match="rejection_sample_method='fly' is not served"):
+        parlay.LLM("tiny-code", speculative_config={"method": "ngram", "rejection_sample_method": "fly"})
 
 
 def test_a_size_that_has_another_name() -> None:

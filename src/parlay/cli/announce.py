@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 
 from parlay import env
 from parlay.config import ServerConfig
+from parlay.models.download import size_text
 from parlay.server.reasoning import marks_of
 from parlay.server.tool_formats import FORMATS, format_of
 
 if TYPE_CHECKING:
     from parlay.server.client import EngineClient
-
-_UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 def facts(engine: "EngineClient", config: ServerConfig, url: str) -> dict[str, str]:
@@ -30,9 +29,10 @@ def facts(engine: "EngineClient", config: ServerConfig, url: str) -> dict[str, s
         tools = "told in the system's message, since the chat template has no place for them; calls as hermes"
     marks = marks_of(config.reasoning_parser, template)
     return {
-        "model": f"{engine.model_name}, {size(memory.weights)} of weights",
+        "model": f"{engine.model_name}, {size_text(memory.weights)} of weights",
         "context": f"{engine.max_model_len:,} tokens",
-        "cache": f"up to {size(memory.cache)} for {memory.tokens:,} tokens, taken as it fills (--kv-cache-memory)",
+        "cache": f"up to {size_text(memory.cache)} for {memory.tokens:,} tokens, taken as it fills; "
+        "--kv-cache-memory changes it",
         "speculation": " + ".join(said.methods[1:]) or "none",
         "threads": str(env.threads()),
         "sampling": ", ".join(f"{name} {value:g}" for name, value in engine.sampling_defaults.items())
@@ -47,14 +47,6 @@ def facts(engine: "EngineClient", config: ServerConfig, url: str) -> dict[str, s
     }
 
 
-def size(count: int) -> str:
-    """Return a number of bytes in a unit that suits it."""
-    value, unit = float(count), 0
-    while value >= 1000 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{value:.3g} {_UNITS[unit]}"
-
-
 def loading(model: str) -> str:
     """Return what is loaded, with the size of its files where they lie on this machine."""
     path = Path(model)
@@ -63,4 +55,4 @@ def loading(model: str) -> str:
         total = sum(one.stat().st_size for one in files)
     except OSError:
         total = 0
-    return f"loading {model}" + (f", {size(total)}" if total else "")
+    return f"loading {model}" + (f", {size_text(total)}" if total else "")

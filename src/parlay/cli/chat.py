@@ -65,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
     talk = Conversation(llm, params, options.system, options.chat_template, notes)
     if sys.stdin.isatty():
         notes.print(f"{llm.model_name}: {_HELP}", style="dim", markup=False)
+        if not llm.engine.codec.prefers_chat:
+            notes.print("this model completes code; `parlay run smollm2` talks", style="yellow", markup=False)
     commands: dict[str, Callable[..., None]] = {
         "/reset": talk.reset,
         "/undo": talk.undo,

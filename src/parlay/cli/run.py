@@ -45,10 +45,12 @@ def run(options: argparse.Namespace) -> int:
 def _answer(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    params = make_params(options, max_tokens=chat.MAX_TOKENS)
+    make_params(options)  # whose mistakes are told before anything is loaded
+    llm = make_llm(options)
+    params = make_params(options, **llm.sampling_defaults, max_tokens=chat.MAX_TOKENS)
     if params.n != 1:
         raise ConfigError("a conversation goes on from one answer; leave --n at 1")
     notes = Console(stderr=True, highlight=False)
-    talk = chat.Conversation(make_llm(options), params, options.system, options.chat_template, notes)
+    talk = chat.Conversation(llm, params, options.system, options.chat_template, notes)
     talk.say(options.prompt)
     return 0

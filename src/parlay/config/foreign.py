@@ -24,6 +24,7 @@ class Foreign:
 
 
 _CUDA, _PARTS = "there is no GPU", "the model runs in one process"
+_DRAWS = "how guesses are drawn and verified changes no token"
 FOREIGN: dict[str, Foreign] = {
     "enforce_eager": Foreign("passes are recorded and replayed without a compiler", flag=True),
     "compilation_config": Foreign("nothing is compiled at run time"),
@@ -51,34 +52,69 @@ FOREIGN: dict[str, Foreign] = {
     "enable_lora": Foreign("adapters are not served", only=(False,), flag=True),
     "mm_processor_kwargs": Foreign("models read text only"),
     "limit_mm_per_prompt": Foreign("models read text only"),
+    "optimization_level": Foreign("nothing is compiled at run time"),
+    "attention_backend": Foreign("there is one kind of attention"),
+    "enable_expert_parallel": Foreign(_PARTS, flag=True),
+    "num_lookahead_slots": Foreign("the scheduler has one way to work"),
+    "disable_async_output_proc": Foreign("the scheduler has one way to work", flag=True),
+    "disable_chunked_mm_input": Foreign("models read text only", flag=True),
+    "speculative_disable_mqa_scorer": Foreign(_DRAWS, flag=True),
+    "disable_logprobs_during_spec_decoding": Foreign("log-probabilities come with each token", flag=True),
+    "spec_decoding_acceptance_method": Foreign(_DRAWS, only=("rejection_sampler",)),
     "hf_overrides": Foreign("configs are read as they are", only=(None, {})),
     "runner": Foreign("models generate text", only=("auto", "generate")),
     "task": Foreign("models generate text", only=("auto", "generate")),
 }
 _RENAMED = {"num_gpu_blocks_override": "num_blocks"}
+# Keys of `speculative_config`.
+INNER: dict[str, Foreign] = {
+    "enforce_eager": FOREIGN["enforce_eager"],
+    "attention_backend": FOREIGN["attention_backend"],
+    "kv_cache_dtype": FOREIGN["kv_cache_dtype"],
+    "disable_padded_drafter_batch": Foreign("batches are never padded"),
+    "use_local_argmax_reduction": Foreign(_PARTS),
+    "disable_mqa_scorer": Foreign(_DRAWS),
+    "disable_logprobs": Foreign("log-probabilities come with each token"),
+    "disable_log_stats": Foreign("counters are always kept"),
+    "draft_sample_method": Foreign(_DRAWS),
+    "acceptance_method": Foreign(_DRAWS, only=("rejection_sampler",)),
+    "rejection_sample_method": Foreign(_DRAWS, only=("strict", "standard", "probabilistic")),
+    "parallel_drafting": Foreign("each proposer drafts in its own way", only=(False,)),
+    "code_revision": Foreign("no Python of a checkpoint is run"),
+}
 
 
 def without_foreign(options: Mapping[str, Any], stacklevel: int = 1) -> dict[str, Any]:
     """Return options without those that mean nothing here, of which one warning tells.
 
     Args:
-        options: keyword arguments of an engine.
+        options: keyword arguments of an engine; a mapping under `speculative_config` loses its own too.
         stacklevel: whose code to blame: 1 for the caller of this function, 2 for the caller's caller, ...
 
     Raises:
         ConfigError: one has a value that would mean something.
     """
+    inner = options.get("speculative_config")
+    told = _told(options, FOREIGN) + (_told(inner, INNER) if isinstance(inner, Mapping) else [])
+    if told:
+        warnings.warn(
+            f"taken from vLLM's options and without meaning here: {', '.join(told)}", stacklevel=stacklevel + 1
+        )
+    left = {_RENAMED.get(name, name): value for name, value in options.items() if name not in FOREIGN}
+    if isinstance(inner, Mapping):
+        left["speculative_config"] = {name: value for name, value in inner.items() if name not in INNER}
+    return left
+
+
+def _told(options: Mapping[str, Any], table: Mapping[str, Foreign]) -> list[str]:
+    """Return which options mean nothing, and why."""
     told = []
     for name, value in options.items():
-        known = FOREIGN.get(name)
+        known = table.get(name)
         if known is None or value is None:
             continue
         if known.only and value not in known.only:
             allowed = " or ".join(shown(one) for one in known.only if one is not None)
             raise ConfigError(f"{name}={shown(value)} is not served, since {known.why}; leave it at {allowed}")
         told.append(f"{name} ({known.why})")
-    if told:
-        warnings.warn(
-            f"taken from vLLM's options and without meaning here: {', '.join(told)}", stacklevel=stacklevel + 1
-        )
-    return {_RENAMED.get(name, name): value for name, value in options.items() if name not in FOREIGN}
+    return told

@@ -53,7 +53,10 @@ def modernise(options: Mapping[str, Any], speculative: Any, stacklevel: int = 1)
             continue
         warnings.warn(f"{key} is an older keyword; {advice}", DeprecationWarning, stacklevel=stacklevel + 1)
     left = {k: v for k, v in options.items() if k not in _RENAMED}
-    return without_foreign(left, stacklevel=stacklevel + 1), speculative
+    if not isinstance(speculative, Mapping):
+        return without_foreign(left, stacklevel=stacklevel + 1), speculative
+    left = without_foreign({**left, "speculative_config": speculative}, stacklevel=stacklevel + 1)
+    return left, left.pop("speculative_config")
 
 
 def _translate(older: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def create_app(
         _add_metrics(app, metrics)
     if page is not None:
         _add_page(app, *page)
-    _describe(app, engine.model_name, OPEN if keys else None)
+    _describe(app, engine.model_name, OPEN if keys else None, strict=config.strict_fields)
     _add_reference(app)
     inner: ASGIApp = app
     guarded: ASGIApp = Guard(inner, config, keys if keys is not None else Keys(()), metrics, log)
@@ -225,14 +225,14 @@ def _add_reference(app: FastAPI) -> None:
         return Response(html, media_type="text/html", headers=headers)
 
 
-def _describe(app: FastAPI, model: str, open_paths: frozenset[str] | None) -> None:
+def _describe(app: FastAPI, model: str, open_paths: frozenset[str] | None, *, strict: bool) -> None:
     """Add to the document that FastAPI makes what it cannot know."""
     make = app.openapi
 
     def document() -> dict[str, Any]:
         made = make()
         documents_answers.complete(made, model, open_paths=open_paths)
-        made["components"]["schemas"].update(documents.schemas())
+        made["components"]["schemas"].update(documents.schemas(strict=strict))
         return made
 
     app.openapi = document  # type: ignore[method-assign]

@@ -116,8 +116,8 @@ ERROR = {
 }
 
 
-def schemas() -> dict[str, Any]:
-    """Return the schemas that bodies refer to."""
+def schemas(*, strict: bool = False) -> dict[str, Any]:
+    """Return the schemas that bodies refer to; where `strict`, unknown fields are refused instead of ignored."""
     classes = [CompletionFields, ChatFields, ResponseFields, TokenizeFields, DetokenizeFields]
     _, found = msgspec.json.schema_components(classes, ref_template=_REF)
     helps = attribute_docs(SamplingParams)
@@ -137,7 +137,8 @@ def schemas() -> dict[str, Any]:
             for name, value in properties.items()
         }
         schema["required"] = sorted(needed)
-        schema["additionalProperties"] = {"type": "null"}  # which counts as left out, whatever the name
+        # Null counts as left out, whatever the name.
+        schema["additionalProperties"] = {"type": "null"} if strict else True
         schema.pop("description", None)
     found["Error"] = ERROR
     return found
