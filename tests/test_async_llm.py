@@ -268,7 +268,7 @@ def test_chat(make: MakeAsync, make_llm: MakeLLM) -> None:
 
 
 def test_older_keywords_blame_the_caller(models: dict[str, Pair]) -> None:
-    with pytest.warns(UserWarning, match="without meaning here: use_v2_block_manager") as caught:
+    with pytest.warns(UserWarning, match="without effect here: use_v2_block_manager") as caught:
         llm = AsyncLLM(models["float32"].target, use_v2_block_manager=True, max_model_len=32)
     asyncio.run(llm.close())
     assert [w.filename for w in caught] == [__file__]

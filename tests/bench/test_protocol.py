@@ -70,6 +70,12 @@ def test_startup(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["seconds_to_first_token"] > 0
 
 
+def test_memory_of_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "startup", "--server"]) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][0]
+    assert 100 << 20 < row["idle"] < row["after_a_request"] + (50 << 20)
+
+
 def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--max-tokens", "8"]) == 0
     out = capsys.readouterr().out

@@ -1,13 +1,15 @@
 """The page at `/`, in Chromium: what a person can do there with a mouse, by keyboard, at night and on a phone."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import Page, start
-from served import KEYS, Served
+from served import KEYS, NGRAM, Served
 
+import parlay
 from parlay import LLM, SamplingParams
 
 pytestmark = pytest.mark.clients
@@ -323,3 +325,24 @@ def test_colours_by_choice(page: Page) -> None:
     assert back() == light  # chosen, whatever the system says
     page.click("theme")
     assert back() == dark
+
+
+def test_a_chat_model_with_a_long_name(visit: Open, tools: Path, tmp_path: Path) -> None:
+    """It opens in chat, fits a phone, and says which rate is which."""
+    model = tmp_path / ("a-chat-model-with-a-name-of-many-words-" * 3 + "instruct")
+    shutil.copytree(Path(parlay.__file__).parent / "assets" / "tiny-code", model)
+    with Served("--speculative-config", NGRAM, model=str(model)) as served:
+        page = visit(served)
+        page.emulate(width=390)
+        page.open()
+        assert page.js("return document.getElementById('chat').checked")
+        assert page.js("return document.getElementById('prompt').value") == ""
+        page.picture(tools / "screenshots" / "phone-long-name.png")
+        assert page.overflow() == []
+        page.fill("prompt", "A function that adds two numbers.")
+        page.fill("max_tokens", 40)
+        page.run()
+        figures = page.text("first-figures")
+        assert "tokens/s end-to-end" in figures
+        assert "decode-only" in figures
+        assert page.overflow() == []

@@ -55,7 +55,7 @@ def test_offline_code(options: dict[str, Any], expected: list[tuple[int, ...]]) 
 
 
 def test_the_example_with_metrics() -> None:
-    with pytest.warns(UserWarning, match="without meaning here: enforce_eager .*, swap_space") as told:
+    with pytest.warns(UserWarning, match="without effect here: enforce_eager .*, swap_space") as told:
         llm = parlay.LLM("tiny-code", speculative_config={"method": "ngram", "lengths": "fixed"}, **EXAMPLE)
     assert len(told) == 1
     assert told[0].filename == __file__
@@ -158,7 +158,7 @@ def test_commands(
     assert (config.host, config.port) == ("0.0.0.0", 8000)
     said = capsys.readouterr().err
     assert ("parlay: speculative_model is an older keyword" in said) == ("speculative_model" in command)
-    assert ("parlay: taken from vLLM's options" in said) == ("block" in command or "eager" in command)
+    assert ("parlay: vLLM options without effect here" in said) == ("block" in command or "eager" in command)
 
 
 def test_the_module_that_documents_start() -> None:
@@ -181,7 +181,7 @@ def test_every_foreign_option(name: str) -> None:
 
 def test_keys_of_a_speculative_config_that_mean_nothing() -> None:
     asked = {"method": "ngram", "disable_logprobs": False, "enforce_eager": True}
-    with pytest.warns(UserWarning, match=r"without meaning here: swap_space .*, disable_logprobs .*, enforce_eager"):
+    with pytest.warns(UserWarning, match=r"without effect here: swap_space .*, disable_logprobs .*, enforce_eager"):
         left, speculative = parlay.config.modernise({"swap_space": 4, "seed": 1}, asked)
     assert (left, speculative) == ({"seed": 1}, {"method": "ngram"})
     with pytest.raises(ConfigError, match="rejection_sample_method='fly' is not served"):

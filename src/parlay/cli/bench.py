@@ -58,6 +58,9 @@ def add_parser(commands: Any) -> None:
     startup = kinds.add_parser("startup", help="from the start of the process to the first token")
     startup.add_argument("--model", default="tiny-code", help="name, directory or file (default: tiny-code)")
     startup.add_argument("--repeats", type=_count, default=5, help="starts that count (default: 5)")
+    startup.add_argument(
+        "--server", action="store_true", help="memory of `parlay serve` instead, idle and after a request"
+    )
     startup.set_defaults(run=_startup)
     widen = kinds.add_parser("widen", help="make a small model big with the same function, to measure on")
     widen.add_argument(
@@ -144,8 +147,14 @@ def _sampling(options: argparse.Namespace) -> int:
 
 
 def _startup(options: argparse.Namespace) -> int:
+    from parlay.bench.server_memory import measure as measure_memory
     from parlay.bench.startup import measure
 
+    if options.server:
+        memory = measure_memory(options.model)
+        rows = [memory | {"idle_mb": memory["idle"] / 1e6, "after_mb": memory["after_a_request"] / 1e6}]
+        _report(rows, {"idle_mb": ("idle, MB", "{:.0f}"), "after_mb": ("after a request, MB", "{:.0f}")})
+        return 0
     with _progress() as tick:
         row = measure(options.model, options.repeats, tick)
     _report([row], {"seconds_to_first_token": ("seconds to first token", "{:.2f}"), "repeats": ("repeats", "{:d}")})

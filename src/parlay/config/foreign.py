@@ -97,9 +97,7 @@ def without_foreign(options: Mapping[str, Any], stacklevel: int = 1) -> dict[str
     inner = options.get("speculative_config")
     told = _told(options, FOREIGN) + (_told(inner, INNER) if isinstance(inner, Mapping) else [])
     if told:
-        warnings.warn(
-            f"taken from vLLM's options and without meaning here: {', '.join(told)}", stacklevel=stacklevel + 1
-        )
+        warnings.warn(f"vLLM options without effect here: {', '.join(told)}", stacklevel=stacklevel + 1)
     left = {_RENAMED.get(name, name): value for name, value in options.items() if name not in FOREIGN}
     if isinstance(inner, Mapping):
         left["speculative_config"] = {name: value for name, value in inner.items() if name not in INNER}

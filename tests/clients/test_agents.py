@@ -1,0 +1,153 @@
+"""Frameworks for agents, unchanged: loops of three turns with a tool, streaming and not."""
+
+import asyncio
+from typing import Any, Literal
+
+import pytest
+from served import Served
+
+# What the frameworks warn of is none of ours.
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
+pytest_plugins = ["servers"]
+
+City = Literal["Paris", "Rome"]
+ASKED = {"temperature": 0, "max_tokens": 40}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No framework asks anybody else."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+
+
+@pytest.fixture
+def url(server: Served) -> str:
+    return server.url + "/v1"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("protocol", ["responses", "chat"])
+def test_openai_agents(url: str, protocol: str, streamed: bool) -> None:
+    from agents import (
+        Agent,
+        ModelSettings,
+        OpenAIChatCompletionsModel,
+        OpenAIResponsesModel,
+        Runner,
+        function_tool,
+    )
+    from openai import AsyncOpenAI
+
+    asked: list[str] = []
+
+    @function_tool
+    def weather(city: City) -> str:
+        """The weather in a city."""
+        asked.append(city)
+        return "sunny"
+
+    async def main() -> Any:
+        async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
+            kind = OpenAIResponsesModel if protocol == "responses" else OpenAIChatCompletionsModel
+            agent = Agent(
+                name="guide",
+                instructions="Answer in words.",
+                model=kind("tiny-code", client),
+                tools=[weather],
+                # After a call the choice is the model's own again. An answer that is cut off would be an error.
+                model_settings=ModelSettings(
+                    tool_choice="required",
+                    parallel_tool_calls=False,
+                    temperature=1.0,
+                    max_tokens=400,
+                    extra_body={"seed": 3, "stop": [" ", "\n"]},
+                ),
+            )
+            turns: Any = "How is the weather in Paris?"
+            for _ in range(2):
+                if streamed:
+                    result = Runner.run_streamed(agent, turns)
+                    events = [event.type async for event in result.stream_events()]
+                    assert "raw_response_event" in events
+                else:
+                    result = await Runner.run(agent, turns)
+                turns = [*result.to_input_list(), {"role": "user", "content": "And in Rome?"}]
+            return result
+
+    result = asyncio.run(main())
+    assert len(asked) == 2
+    assert set(asked) <= {"Paris", "Rome"}
+    assert isinstance(result.final_output, str)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_langchain(url: str, streamed: bool) -> None:
+    from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
+    @tool
+    def weather(city: City) -> str:
+        """The weather in a city."""
+        return f"sunny in {city}"
+
+    model = ChatOpenAI(model="tiny-code", base_url=url, api_key="any", max_retries=0, **ASKED)  # type: ignore[arg-type]
+    bound = model.bind_tools([weather], tool_choice="required", parallel_tool_calls=False)
+
+    def ask(runnable: Any, messages: list[Any]) -> AIMessage:
+        if not streamed:
+            return runnable.invoke(messages)
+        chunks = list(runnable.stream(messages))
+        whole = chunks[0]
+        for chunk in chunks[1:]:
+            whole = whole + chunk
+        return whole
+
+    messages: list[Any] = [HumanMessage("How is the weather in Paris?")]
+    for question in ("And in Rome?", "Thanks."):
+        called = ask(bound, messages)
+        (call,) = called.tool_calls
+        assert call["name"] == "weather"
+        messages += [called, ToolMessage(weather.invoke(call["args"]), tool_call_id=call["id"])]
+        answered = ask(model, messages)
+        assert answered.text
+        messages += [answered, HumanMessage(question)]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_litellm(url: str, streamed: bool) -> None:
+    import litellm
+
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": "weather",
+                "description": "The weather in a city.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+                    "required": ["city"],
+                },
+            },
+        }
+    ]
+
+    def ask(messages: list[Any], **more: Any) -> Any:
+        options = {"model": "openai/tiny-code", "api_base": url, "api_key": "any", **ASKED, **more}
+        if not streamed:
+            return litellm.completion(messages=messages, **options).choices[0].message
+        chunks = list(litellm.completion(messages=messages, stream=True, **options))
+        return litellm.stream_chunk_builder(chunks).choices[0].message
+
+    messages: list[Any] = [{"role": "user", "content": "How is the weather in Paris?"}]
+    for question in ("And in Rome?", "Thanks."):
+        called = ask(messages, tools=tools, tool_choice="required", parallel_tool_calls=False)
+        (call,) = called.tool_calls
+        assert call.function.name == "weather"
+        messages += [called.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+        answered = ask(messages, tools=tools)
+        assert answered.content
+        messages += [answered.model_dump(), {"role": "user", "content": question}]
