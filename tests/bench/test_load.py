@@ -100,6 +100,22 @@ def test_without_options_nothing_foreign_is_sent() -> None:
     assert "/v1/models" not in server.paths
 
 
+def test_prompts_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    lines = [{"prompt": "a"}, {"turns": ["b", "c"]}, {"messages": [{"role": "user", "content": "d"}]}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    options = LoadOptions(num_prompts=30, dataset=str(file))
+    assert {ask.prompt for ask in asks(options)} == {"a", "b", "d"}
+    assert asks(options) == asks(options)
+    for line in ("{}", '{"turns": []}', '{"messages": [1]}', "["):
+        file.write_text(line)
+        with pytest.raises(ConfigError, match=r"own.jsonl, line 1: "):
+            asks(options)
+    file.write_text("")
+    with pytest.raises(ConfigError, match="holds no prompts"):
+        asks(options)
+
+
 def test_no_more_are_open_than_asked_for() -> None:
     with serving(answer) as server:
         run = measure(LoadOptions(**SOME, base_url=server.url, max_concurrency=2), None, quiet)

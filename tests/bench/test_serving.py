@@ -33,9 +33,9 @@ def quiet(label: str) -> None:
 def test_the_seed_decides_the_workload() -> None:
     codec = TextCodec(ASSETS / "tiny-code")
     options = ThroughputOptions(num_prompts=40, input_len=20, range_ratio=0.5, num_iters=2, num_iters_warmup=1)
-    work = workload(codec, options)
-    assert work == workload(codec, options)
-    assert work != workload(codec, ThroughputOptions(**{**_fields(options), "seed": 1}))
+    work = workload(codec, options, 2048)
+    assert work == workload(codec, options, 2048)
+    assert work != workload(codec, ThroughputOptions(**{**_fields(options), "seed": 1}), 2048)
     assert [len(prompts) for prompts, _ in work] == [40] * 3
     lengths = {len(prompt) for prompts, _ in work for prompt in prompts}
     assert min(lengths) >= 10
@@ -46,8 +46,27 @@ def test_the_seed_decides_the_workload() -> None:
     assert all(p.max_tokens == 64 and p.ignore_eos for _, many in work for p in many)
 
 
+def test_prompts_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    codec, file = TextCodec(ASSETS / "tiny-code"), tmp_path / "own.jsonl"
+    texts = ["def f(x):", "class A:", "import os"]
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    options = ThroughputOptions(num_prompts=7, output_len=4, num_iters=2, num_iters_warmup=0, dataset=str(file))
+    work = workload(codec, options, 64)
+    assert work == workload(codec, options, 64)
+    found = [codec.decode(prompt) for prompts, _ in work for prompt in prompts]
+    assert len(found) == 14
+    assert set(found[:3]) == set(found[3:6]) == set(texts)  # all of them before any comes again
+    with pytest.raises(ConfigError, match=r"own\.jsonl, line 1: the prompt has"):
+        workload(codec, options, 5)
+    flags = ["--num-prompts", "3", "--output-len", "4", "--num-iters", "1", "--num-iters-warmup", "0"]
+    assert main(["bench", "throughput", "--dataset", str(file), *flags]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["workload"]["dataset"] == str(file)
+    assert main(["bench", "latency", "--dataset", str(tmp_path / "none.jsonl")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
 def test_latency_of_all_lengths_alike() -> None:
-    work = workload(TextCodec(ASSETS / "tiny-code"), LatencyOptions(batch_size=3, input_len=7))
+    work = workload(TextCodec(ASSETS / "tiny-code"), LatencyOptions(batch_size=3, input_len=7), 2048)
     assert {len(prompt) for prompts, _ in work for prompt in prompts} == {7}
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from parlay.bench.options import HttpOptions
 from parlay.bench.serving import workload
-from parlay.errors import ConfigError, ParlayError, brief
+from parlay.errors import ParlayError, brief
 from parlay.llm import LLM
 from parlay.types.params import SamplingParams
 
@@ -48,11 +48,11 @@ def measure(
     """
     engine = {"enable_prefix_caching": False, "max_num_seqs": options.num_prompts, **engine}
     llm = LLM(**engine, speculative_config=speculative)
-    limit, needed = llm.engine.max_model_len, options.input_len + options.output_len
-    if needed > limit:
-        raise ConfigError(f"prompts and completions of {needed} tokens exceed the context of {limit}; shorten them")
     codec = llm.engine.codec
-    work = [([codec.decode(prompt) for prompt in prompts], params) for prompts, params in workload(codec, options)]
+    work = [
+        ([codec.decode(prompt) for prompt in prompts], params)
+        for prompts, params in workload(codec, options, llm.engine.max_model_len)
+    ]
     with _server(engine, speculative) as (port, pid):
         rounds = [_round(llm, port, pid, prompts, params, options.num_first, tick) for prompts, params in work][
             options.num_iters_warmup :

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import httpx
 
 from parlay.bench.options import LoadOptions
+from parlay.bench.prompts import read_texts
 from parlay.bench.protocol import load_prefixes
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, ParlayError, brief
@@ -108,6 +110,12 @@ def asks(options: LoadOptions) -> list[Ask]:
     tokens = [token for prefix in load_prefixes() for token in prefix.tokens]
     random = Random(f"prompts {options.seed}")
     made = []
+    if options.dataset is not None:
+        texts = read_texts(Path(options.dataset))
+        for due in arrivals(options):
+            length = random.randint(*options.lengths(options.output_len))
+            made.append(Ask(due, random.choice(texts), length, random.getrandbits(31)))
+        return made
     for due in arrivals(options):
         start, length = random.randrange(len(tokens)), random.randint(*options.lengths(options.input_len))
         prompt = codec.decode([tokens[(start + i) % len(tokens)] for i in range(length)])

@@ -101,6 +101,8 @@ class LatencyOptions:
         seed: of the prompts and of the noise.
         num_iters: batches that count, each with other prompts.
         num_iters_warmup: batches before those.
+        dataset: a file of prompts, `.jsonl` or `.jsonl.gz`, in place of texts of `input_len` tokens; its lines have
+            `prompt`, `messages` or `turns`, and come in an order that the seed says.
     """
 
     batch_size: int = 1
@@ -110,6 +112,7 @@ class LatencyOptions:
     seed: int = 0
     num_iters: int = 10
     num_iters_warmup: int = 2
+    dataset: str | None = None
 
     def __post_init__(self) -> None:
         _check(self, "batch_size", "input_len", "output_len", "num_iters")
@@ -137,6 +140,8 @@ class ThroughputOptions:
         seed: of the prompts and of the noise.
         num_iters: rounds that count, each with other prompts.
         num_iters_warmup: rounds before those.
+        dataset: a file of prompts, `.jsonl` or `.jsonl.gz`, in place of texts of `input_len` tokens; its lines have
+            `prompt`, `messages` or `turns`, and come in an order that the seed says.
     """
 
     num_prompts: int = 64
@@ -147,6 +152,7 @@ class ThroughputOptions:
     seed: int = 0
     num_iters: int = 3
     num_iters_warmup: int = 1
+    dataset: str | None = None
 
     def __post_init__(self) -> None:
         _check(self, "num_prompts", "input_len", "output_len", "num_iters")
@@ -177,6 +183,8 @@ class HttpOptions:
         num_iters: rounds that count, each with other prompts.
         num_iters_warmup: rounds before those.
         num_first: single requests a round whose first token is waited for.
+        dataset: a file of prompts, `.jsonl` or `.jsonl.gz`, in place of texts of `input_len` tokens; its lines have
+            `prompt`, `messages` or `turns`, and come in an order that the seed says.
     """
 
     num_prompts: int = 32
@@ -187,6 +195,7 @@ class HttpOptions:
     num_iters: int = 9
     num_iters_warmup: int = 2
     num_first: int = 10
+    dataset: str | None = None
 
     def __post_init__(self) -> None:
         _check(self, "num_prompts", "input_len", "output_len", "num_iters", "num_first")
@@ -221,6 +230,8 @@ class LoadOptions:
         temperature: of sampling; 0 is greedy.
         seed: of arrivals, lengths, prompts and the requests' own seeds.
         num_warmups: requests before those that count, one after the other.
+        dataset: a file of prompts, `.jsonl` or `.jsonl.gz`, in place of texts of `input_len` tokens; its lines have
+            `prompt`, `messages` or `turns`, and come in an order that the seed says.
         timeout: seconds after which a request is given up.
         goodput: limits in milliseconds that make a request a good one, as `ttft:200`: time to first token (ttft),
             mean time of a token after it (tpot), longest pause between events (itl), whole request (e2el).
@@ -241,6 +252,7 @@ class LoadOptions:
     temperature: float = 0.0
     seed: int = 0
     num_warmups: int = 1
+    dataset: str | None = None
     timeout: float = 600.0
     goodput: tuple[str, ...] = ()
 

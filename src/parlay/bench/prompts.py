@@ -60,6 +60,36 @@ def read_prompts(path: Path, codec: TextCodec, longest: int, count: int | None =
     return prompts
 
 
+def read_texts(path: Path) -> list[str]:
+    """Return what each line of a file asks, as text: its prompt, its first turn, or its last message.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is in none of the forms; it names the line.
+    """
+    texts = []
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            texts.append(_question(_object(line)))
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+    if not texts:
+        raise ConfigError(f"{path} holds no prompts; give a file with a JSON object a line")
+    return texts
+
+
+def _question(entry: Mapping[str, Any]) -> str:
+    turns, messages, found = entry.get("turns"), entry.get("messages"), entry.get("prompt")
+    if isinstance(turns, list) and turns:
+        found = turns[0]
+    elif isinstance(messages, list) and messages and isinstance(messages[-1], Mapping):
+        found = messages[-1].get("content")
+    if not isinstance(found, str):
+        raise ConfigError(f"an entry has {_FORMS} with a text; this one has {shown(list(entry))}")
+    return found
+
+
 def _text(path: Path) -> str:
     try:
         data = path.read_bytes()
@@ -74,13 +104,18 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _entry(line: str, codec: TextCodec) -> list[int]:
+def _object(line: str) -> Mapping[str, Any]:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"this is no JSON: {error}") from None
     if not isinstance(entry, Mapping):
         raise ConfigError(f"an entry is an object with {_FORMS}, not {shown(entry)}")
+    return entry
+
+
+def _entry(line: str, codec: TextCodec) -> list[int]:
+    entry = _object(line)
     if "turns" in entry:
         turns = entry["turns"]
         if not isinstance(turns, list) or not turns or not isinstance(turns[0], str):

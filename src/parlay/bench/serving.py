@@ -5,14 +5,17 @@ decides. Every method completes the same prompts with the same noise, turn by tu
 all alike; a speed-up is the median of the turns' ratios.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
 from parlay.bench.options import LatencyOptions, ServingOptions, ThroughputOptions
+from parlay.bench.prompts import read_prompts
 from parlay.bench.protocol import load_prefixes
 from parlay.config import SpeculativeConfig
 from parlay.engine.tokenizer import TextCodec
@@ -54,10 +57,7 @@ def measure(
     if speculative is not None:
         llm = LLM(**{"enable_prefix_caching": False, **engine}, speculative_config=speculative)
         llms["+".join(llm.engine.methods[1:])] = llm
-    limit, needed = llms[PLAIN].engine.max_model_len, options.lengths()[1] + options.output_len
-    if needed > limit:
-        raise ConfigError(f"prompts and completions of {needed} tokens exceed the context of {limit}; shorten them")
-    work = workload(llms[PLAIN].engine.codec, options)
+    work = workload(llms[PLAIN].engine.codec, options, llms[PLAIN].engine.max_model_len)
     runs = {name: Run() for name in llms}
     for i, (prompts, params) in enumerate(work):
         for name, llm in llms.items():
@@ -82,18 +82,26 @@ def measure(
     ]
 
 
-def workload(codec: TextCodec, options: ServingOptions) -> list[tuple[list[list[int]], list[SamplingParams]]]:
-    """Return prompts and parameters of every iteration, warm-up first; equal options give equal workloads."""
-    embedded = TextCodec(ASSETS / "tiny-code")
-    text = "".join(embedded.decode(prefix.tokens) for prefix in load_prefixes())
-    tokens = codec.encode(text, add_special_tokens=False)
-    random, (shortest, longest) = Random(options.seed), options.lengths()
+def workload(
+    codec: TextCodec, options: ServingOptions, limit: int
+) -> list[tuple[list[list[int]], list[SamplingParams]]]:
+    """Return prompts and parameters of every iteration, warm-up first; equal options give equal workloads.
+
+    Args:
+        codec: the model's tokenizer and chat template.
+        options: the workload.
+        limit: tokens of the model's context.
+
+    Raises:
+        ConfigError: prompts and completions do not fit into that, or the dataset cannot be read.
+    """
+    random = Random(options.seed)
+    draw = _from_file(codec, options, limit, random) if options.dataset else _cut(codec, options, limit, random)
     work = []
     for _ in range(options.num_iters_warmup + options.num_iters):
         prompts, params = [], []
         for _ in range(options.requests):
-            start, length = random.randrange(len(tokens)), random.randint(shortest, longest)
-            prompts.append([tokens[(start + j) % len(tokens)] for j in range(length)])
+            prompts.append(next(draw))
             params.append(
                 SamplingParams(
                     temperature=options.temperature,
@@ -104,6 +112,33 @@ def workload(codec: TextCodec, options: ServingOptions) -> list[tuple[list[list[
             )
         work.append((prompts, params))
     return work
+
+
+def _from_file(codec: TextCodec, options: ServingOptions, limit: int, random: Random) -> Iterator[list[int]]:
+    """Yield the prompts of the dataset, in another order each time it is through."""
+    assert options.dataset is not None
+    known = [list(one.tokens) for one in read_prompts(Path(options.dataset), codec, limit - options.output_len)]
+    return (prompt for _ in count() for prompt in random.sample(known, len(known)))
+
+
+def _cut(codec: TextCodec, options: ServingOptions, limit: int, random: Random) -> Iterator[list[int]]:
+    """Yield pieces of the code that comes with the package."""
+    shortest, longest = options.lengths()
+    if longest + options.output_len > limit:
+        raise ConfigError(
+            f"prompts and completions of {longest + options.output_len} tokens exceed the context of {limit}; "
+            "shorten them"
+        )
+    embedded = TextCodec(ASSETS / "tiny-code")
+    text = "".join(embedded.decode(prefix.tokens) for prefix in load_prefixes())
+    tokens = codec.encode(text, add_special_tokens=False)
+
+    def pieces() -> Iterator[list[int]]:
+        while True:
+            start, length = random.randrange(len(tokens)), random.randint(shortest, longest)
+            yield [tokens[(start + j) % len(tokens)] for j in range(length)]
+
+    return pieces()
 
 
 def _latency(run: Run, options: ServingOptions) -> dict[str, Any]:
