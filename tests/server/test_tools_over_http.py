@@ -120,6 +120,18 @@ def test_fields_that_nobody_knows(live: Live, engine: AsyncLLM) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_sessions")
 
 
+def test_a_template_that_is_not_trusted_is_not_run(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    real = engine.codec.shows_tools
+    monkeypatch.setattr(type(engine.codec), "shows_tools", lambda self, template=None: ran.append(template) or real())
+    with Live(engine) as careful:
+        body = {"messages": [ASKED], "tools": [WEATHER], "chat_template": "{{ 'x' * 9 }}", "max_tokens": 2}
+        assert careful.post("/v1/chat/completions", body).status_code == 400
+        assert not ran
+        assert careful.post("/v1/chat/completions", {**body, "chat_template": None}).status_code == 200
+        assert ran == [engine.codec.template]
+
+
 def test_reasoning_comes_apart(live: Live) -> None:
     template = PLACE + "{% if enable_thinking is not defined %}<think>\n{% endif %}"
     found = ask(live, messages=[ASKED], chat_template=template)

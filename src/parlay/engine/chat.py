@@ -82,7 +82,6 @@ def render(
     return text[: end + len(mark)]
 
 
-@lru_cache(maxsize=8)
 def shows_tools(template: str, special: tuple[tuple[str, str], ...]) -> bool:
     """Whether a template tells the model of tools: whether its prompt has the name of one.
 
@@ -93,6 +92,7 @@ def shows_tools(template: str, special: tuple[tuple[str, str], ...]) -> bool:
     return _shows(template, special, "tool")
 
 
+@lru_cache(maxsize=8)
 def _shows(template: str, special: tuple[tuple[str, str], ...], what: str) -> bool:
     function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
     tools = [{"type": "function", "function": function}] if what == "tool" else None

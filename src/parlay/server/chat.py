@@ -57,6 +57,12 @@ def read_chat(front: Front, body: dict[str, Any]) -> tuple["ChatShape", list[dic
     """
     asked, sampling, warnings = parse(ChatFields, body, sampling=True, strict=front.config.strict_fields)
     check_model(asked.model, front.engine.model_names)
+    # Before anything looks into it: to see what a template does it is run.
+    if asked.chat_template is not None and not front.config.trust_request_chat_template:
+        raise ApiError(
+            400, "this server runs no chat template of a client's; leave it out, or start it with "
+            "--trust-request-chat-template", param="chat_template",
+        )  # fmt: skip
     tools = read_tools(asked)
     wishes = {"return_sources": asked.return_sources, "return_rejected": sampling.get("return_rejected")}
     for name, wanted in wishes.items():
@@ -69,11 +75,6 @@ def read_chat(front: Front, body: dict[str, Any]) -> tuple["ChatShape", list[dic
     sampling["prediction"] = predicted(asked, front.engine.codec, front.config)
     params = make_params({**front.engine.sampling_defaults, **sampling}, front.config)
     check_stream(asked.stream, params, scored=params.prompt_logprobs is not None)
-    if asked.chat_template is not None and not front.config.trust_request_chat_template:
-        raise ApiError(
-            400, "this server runs no chat template of a client's; leave it out, or start it with "
-            "--trust-request-chat-template", param="chat_template",
-        )  # fmt: skip
     options = ChatOptions(
         chat_template=asked.chat_template,
         # The next message is begun by default, unless the last one is to be continued.
