@@ -64,7 +64,7 @@ def test_the_turn_after_a_call(live: Live, content: dict[str, Any]) -> None:
 def test_a_template_without_a_place_for_tools(live: Live) -> None:
     without, told = ask(live, messages=[ASKED]), ask(live, messages=[ASKED], tools=[WEATHER])
     assert told["usage"]["prompt_tokens"] > without["usage"]["prompt_tokens"] + len("The weather in a city")
-    assert "the model's chat template has no place for tools" in told["warnings"][0]
+    assert "the model's chat template ignores tools" in told["warnings"][0]
     assert "warnings" not in without
     assert "warnings" not in ask(live, messages=[ASKED], tools=[WEATHER], chat_template=PLACE)
     none = ask(live, messages=[ASKED], tools=[WEATHER], tool_choice="none")
@@ -145,7 +145,7 @@ def test_reasoning_comes_apart(live: Live) -> None:
     (choice,) = found["choices"]
     assert choice["message"]["content"]
     assert "reasoning_content" not in choice["message"]
-    assert found["warnings"] == ["verbosity changes nothing: the model's chat template does not read it"]
+    assert found["warnings"] == ["verbosity has no effect: the model's chat template does not read it"]
     answer = live.post(
         "/v1/chat/completions",
         {"messages": [ASKED], "chat_template": template, "stream": True, "max_tokens": 8, "temperature": 0},

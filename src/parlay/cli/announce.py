@@ -26,7 +26,7 @@ def facts(engine: "EngineClient", config: ServerConfig, url: str) -> dict[str, s
     names = {id(form): name for name, form in FORMATS.items()}
     tools = names[id(format_of(config.tool_call_parser, template))]
     if template is not None and not codec.shows_tools():
-        tools = "told in the system's message, since the chat template has no place for them; calls as hermes"
+        tools = "hermes; the system message describes them, since the chat template ignores tools"
     marks = marks_of(config.reasoning_parser, template)
     return {
         "model": f"{engine.model_name}, {size_text(memory.weights)} of weights",

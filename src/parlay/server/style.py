@@ -9,9 +9,9 @@ from parlay.server.reasoning import Marks, marks_of
 from parlay.server.tool_formats import FORMATS, ToolFormat, format_of
 from parlay.server.tools import Tools
 
-NO_PLACE = (
-    "the model's chat template has no place for tools; a generic prompt in the system's message describes them, and "
-    "calls are expected between <tool_call> tags"
+IGNORED = (
+    "the model's chat template ignores tools: the system message describes them instead, and calls are expected "
+    "between <tool_call> tags"
 )
 
 
@@ -41,7 +41,7 @@ class Style:
         form, warnings = format_of(config.tool_call_parser, template), []
         if tools.mode != "none" and template is not None and not codec.shows_tools(template):
             form = FORMATS["hermes"]
-            warnings.append(NO_PLACE)
+            warnings.append(IGNORED)
         wanted: dict[str, Any] = {}
         for name in ("reasoning_effort", "verbosity"):
             value = getattr(asked, name)
@@ -49,7 +49,7 @@ class Style:
                 variables = {name: value} | ({"enable_thinking": False} if value == "none" else {})
                 wanted |= variables
                 if not any(variable in (template or "") for variable in variables):
-                    warnings.append(f"{name} changes nothing: the model's chat template does not read it")
+                    warnings.append(f"{name} has no effect: the model's chat template does not read it")
         marks = marks_of(config.reasoning_parser, template)
         special = (tools.mode == "auto" and form.special) or (marks is not None and marks.special)
         return cls(form, marks, special, {**wanted, **asked.chat_template_kwargs}, tuple(warnings))
