@@ -21,6 +21,19 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "several": {"temperature": 0.8, "n": 3, "seed": 1, "max_tokens": 20, "stop": ["\n\n"]},
     "ours": {"temperature": 0.9, "seed": 2, "max_tokens": 30, "top_k": 20, "min_p": 0.02, "logit_bias": {"95": 4}},
 }
+# As client.mjs describes it.
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
 CHATS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, "max_tokens": 40, "stop": [" "]},
     "several": {"temperature": 0.7, "n": 2, "seed": 3, "max_tokens": 30},
@@ -33,7 +46,9 @@ def test_npm(server: Served, keyed: Served, offline: LLM, tools: Path) -> None:
     assert scored.prompt_logprobs is not None
     completions = {name: offline.generate(PROMPT, SamplingParams(**asked)) for name, asked in COMPLETIONS.items()}
     chats = {name: offline.chat(MESSAGES, SamplingParams(**asked)) for name, asked in CHATS.items()}
+    (told,) = offline.chat(MESSAGES, SamplingParams(**CHATS["greedy"]), tools=[WEATHER])
     expected = {
+        "told": told.outputs[0].text,
         "prompt": PROMPT,
         "ids": ids,
         "messages": MESSAGES,

@@ -192,8 +192,8 @@ def test_forced_calls(client: openai.OpenAI, choice: Any) -> None:
 def test_calls_of_its_own(client: openai.OpenAI, offline: LLM) -> None:
     """`auto` leaves text alone and finds a call; `none` gives text whatever it is."""
     asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "tools": [WEATHER]}
-    (output,) = offline.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=40))
-    for choice in ("auto", "none"):
+    for choice, tools in (("auto", [WEATHER]), ("none", None)):
+        (output,) = offline.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=40), tools=tools)
         (made,) = client.chat.completions.create(**asked, tool_choice=choice, max_tokens=40).choices
         assert made.message.content == output.outputs[0].text
         assert not made.message.tool_calls

@@ -88,8 +88,8 @@ def test_answers_are_the_offline_ones(
 
 def test_parsed_answers(client: openai.OpenAI) -> None:
     response = client.responses.parse(
-        model=MODEL, input="A point.", text_format=Point, max_output_tokens=60,
-        extra_body={"frequency_penalty": 2},
+        model=MODEL, input="A point.", text_format=Point, temperature=1, max_output_tokens=400,
+        extra_body={"frequency_penalty": 2, "seed": 3},
     )  # fmt: skip
     assert isinstance(response.output_parsed, Point)
 
@@ -119,7 +119,7 @@ def test_three_turns_with_a_tool(client: openai.OpenAI, respond: Callable[..., R
                 news.append({"type": "function_call_output", "call_id": item.call_id, "output": '{"sky": "clear"}'})
         items += news
         assert bool(news) is (choice != "none")
-    assert counts == sorted(counts)
+    assert counts[0] < counts[1]  # the last turn is not told of the function
     assert response.output[0].type == "message"
 
 
