@@ -11,7 +11,7 @@ from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.selfcheck import random_blocks
 from parlay.weights.blocks import unpack
 from parlay.weights.kinds import BY_NAME, COMPUTED, Kind
-from parlay.weights.weight import Weight
+from parlay.weights.weight import Part, Weight
 
 from .helpers import DTYPES, random, same_bits
 from .test_row_invariance import MANY_ROWS, ROWS, check
@@ -36,6 +36,21 @@ def test_the_twins_bits(native: Kernels, reference: ReferenceKernels, kind: Kind
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 29):
         assert same_bits(multiplied(native, x[:rows], weight), expected[:rows]), rows
     assert same_bits(multiplied(native, x, weight, head=True), multiplied(reference, x, weight, head=True))
+
+
+@kinds
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_sums_fit(native: Kernels, reference: ReferenceKernels, kind: Kind, sign: float) -> None:
+    """All codes have all their bits, and all inputs the largest size: sums of sixteen bits must not overflow."""
+    ordinary = random_blocks(kind, 64, 512, seed=1).parts[0].data.view(-1, kind.size)
+    blocks = torch.full_like(ordinary, 255)
+    places = [i for at in kind.factors for i in (at, at + 1)] + ([] if kind.exponent is None else [kind.exponent])
+    blocks[:, places] = ordinary[:, places]
+    weight = Weight((Part(kind, blocks.view(64, -1)),))
+    x = torch.full((8, 512), sign)
+    expected = multiplied(reference, x, weight)
+    for rows in (1, 3, 4, 8):
+        assert same_bits(multiplied(native, x[:rows], weight), expected[:rows]), rows
 
 
 @kinds
