@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # Bytecode is kept whatever the shell says: the suite starts over a hundred processes, which would compile all anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test clients soak check clean
+.PHONY: demo test clients soak check stub clean
 
 # A stamp per set of tools, so that `make demo` installs no test tools. Native sources are part of the package: when
 # they change, it is built again, and nothing else builds it. pip knows dependency groups since 25.1.
@@ -56,6 +56,10 @@ check: $(VENV)/.tools
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Types of the native module, written by nanobind: after a change to what csrc/ offers Python.
+stub: $(VENV)/.tools
+	$(BIN)/python -m nanobind.stubgen --module parlay.kernels._native --output-file src/parlay/kernels/_native.pyi
 
 clean:
 	rm -rf build $(VENV) src/parlay/kernels/*.so

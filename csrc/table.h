@@ -65,7 +65,7 @@ struct AttentionArgs {
   bool bf16;
 };
 
-enum Activation : int { kSilu, kGelu, kGeluTanh, kRelu };  // numbered as in cpu.py
+enum Activation : int { kSilu, kGelu, kGeluTanh, kRelu };  // in the order of tensor.h
 
 struct ActivationArgs {
   const void* gate_up;
@@ -214,31 +214,38 @@ struct BranchArgs {
   int64_t children;  // at most kSeen
 };
 
-// One compiled variant. Row kernels do rows begin..end; attention does adjacent rows of one request against
-// adjacent kv heads; linear does the tasks that it takes and pack panels begin..end; no kernel's result for a row depends on how rows are dealt to threads.
+// Kernels that do rows begin..end: name and arguments. No kernel's result for a row depends on how rows are dealt to
+// threads.
+#define PARLAY_ROW_KERNELS(KERNEL)                                                                                     \
+  KERNEL(norm, NormArgs)                                                                                               \
+  KERNEL(layer_norm, LayerNormArgs)                                                                                    \
+  KERNEL(head_norm, HeadNormArgs)                                                                                      \
+  KERNEL(rotary_store, RotaryArgs)                                                                                     \
+  KERNEL(act_mul, ActivationArgs)                                                                                      \
+  KERNEL(activate, PointwiseArgs)                                                                                      \
+  KERNEL(add_bias, PointwiseArgs)                                                                                      \
+  KERNEL(add_embedding, PointwiseArgs)                                                                                 \
+  KERNEL(scale, PointwiseArgs)                                                                                         \
+  KERNEL(soft_cap, PointwiseArgs)                                                                                      \
+  KERNEL(route, RouteArgs)                                                                                             \
+  KERNEL(mix_experts, MixArgs)                                                                                         \
+  KERNEL(pack, PackArgs) /* panels begin..end */                                                                       \
+  KERNEL(unpack, UnpackArgs)                                                                                           \
+  KERNEL(quantise, QuantiseArgs)                                                                                       \
+  KERNEL(process, ProcessArgs)                                                                                         \
+  KERNEL(draw, DrawArgs)                                                                                               \
+  KERNEL(branch, BranchArgs)
+
+// One compiled variant. Attention does adjacent rows of one request against adjacent kv heads; linear does the tasks
+// that it takes.
 struct Table {
   const char* isa;
-  void (*norm)(const NormArgs&, int64_t begin, int64_t end);
-  void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end);
-  void (*head_norm)(const HeadNormArgs&, int64_t begin, int64_t end);
-  void (*rotary_store)(const RotaryArgs&, int64_t begin, int64_t end);
+#define PARLAY_KERNEL(name, Args) void (*name)(const Args&, int64_t begin, int64_t end);
+  PARLAY_ROW_KERNELS(PARLAY_KERNEL)
+#undef PARLAY_KERNEL
   void (*attention)(const AttentionArgs&, int64_t row, int64_t rows, int64_t kv_head, int64_t kv_heads);
-  void (*act_mul)(const ActivationArgs&, int64_t begin, int64_t end);
-  void (*activate)(const PointwiseArgs&, int64_t begin, int64_t end);
-  void (*add_bias)(const PointwiseArgs&, int64_t begin, int64_t end);
-  void (*add_embedding)(const PointwiseArgs&, int64_t begin, int64_t end);
-  void (*scale)(const PointwiseArgs&, int64_t begin, int64_t end);
-  void (*soft_cap)(const PointwiseArgs&, int64_t begin, int64_t end);
-  void (*route)(const RouteArgs&, int64_t begin, int64_t end);
-  void (*mix_experts)(const MixArgs&, int64_t begin, int64_t end);
   void (*linear)(const LinearArgs&, Shares&, int64_t thread);
   int64_t (*packed_bytes)(int64_t inputs, int kind);  // of a panel
-  void (*pack)(const PackArgs&, int64_t begin, int64_t end);
-  void (*unpack)(const UnpackArgs&, int64_t begin, int64_t end);
-  void (*quantise)(const QuantiseArgs&, int64_t begin, int64_t end);
-  void (*process)(const ProcessArgs&, int64_t begin, int64_t end);
-  void (*draw)(const DrawArgs&, int64_t begin, int64_t end);
-  void (*branch)(const BranchArgs&, int64_t begin, int64_t end);
   void (*gumbel)(uint64_t seed, int64_t position, double* out, int64_t vocab);
   void (*philox)(const uint32_t* counter, const uint32_t* key, uint32_t* out);
   float (*probe_read)(const void* from, int64_t windows, int64_t ahead);
@@ -255,6 +262,9 @@ const Table* table_avx512();
 const Table* table_avx2();
 #endif
 const Table* table_baseline();
+
+// The variant in use.
+extern const Table* table;
 
 // At least `bytes` of this thread's own scratch memory, 64-byte aligned, valid until its next call.
 void* scratch(size_t bytes);

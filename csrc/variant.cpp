@@ -21,34 +21,19 @@
 namespace parlay {
 
 const Table* PARLAY_NAME(PARLAY_VARIANT)() {
+#define PARLAY_KERNEL(name, Args) name,
   static const Table table = {PARLAY_STRING(PARLAY_VARIANT),
-                              norm,
-                              layer_norm,
-                              head_norm,
-                              rotary_store,
+                              PARLAY_ROW_KERNELS(PARLAY_KERNEL)
                               attention,
-                              act_mul,
-                              activate,
-                              add_bias,
-                              add_embedding,
-                              scale,
-                              soft_cap,
-                              route,
-                              mix_experts,
                               linear,
                               packed_bytes,
-                              pack,
-                              unpack,
-                              quantise,
-                              process,
-                              draw,
-                              branch,
                               gumbel,
                               [](const uint32_t* counter, const uint32_t* key, uint32_t* out) {
                                 philox_words(counter, key[0], key[1], out);
                               },
                               probe_read,
                               probe_multiply};
+#undef PARLAY_KERNEL
   return &table;
 }
 

@@ -63,10 +63,10 @@ class Machine:
 
     def rates(self) -> Rates:
         """Measure once; the read by the best of several prefetch distances."""
-        address, native = self._memory.data_ptr(), self._native
+        native = self._native
 
         def read(ahead: int) -> float:
-            native.probe_read(address, self._size, ahead)
+            native.probe_read(self._memory, ahead)
             return self._size
 
         return Rates(

@@ -24,7 +24,7 @@ from parlay.runner.runner import ModelRunner
 from parlay.types.draft import Draft
 from parlay.types.params import SamplingParams
 
-_ROWWISE = ("embedding", "norm", "rotary", "activation")
+_IN_SAMPLING = ("draw", "copy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +133,14 @@ class Rig:
         blocks = batch * -(-(context + room + length + 2) // config.block_size)
         max_rows = config.max_num_batched_tokens + batch
         spare = scratch_blocks(config.block_size) if proposer.borrows else 0
-        runner = ModelRunner(model, kernels, blocks + spare, config.block_size)
+        runner = ModelRunner(model, kernels.kernels, blocks + spare, config.block_size)
         proposer.load(Runtime(kernels.inner, blocks, config.block_size, max_rows, model, runner.cache))
         self._host = _TimedHost(proposer) if isinstance(proposer, HostProposer) else None
         self._model, self._kernels = model, kernels
         methods = [Method("method", self._host or proposer, length)] if length else []
         drafting = Drafting(methods, share_prefixes=False)
         self._scheduler = Scheduler(config, BlockPool(blocks, config.block_size), drafting)
-        self._worker = Worker(kernels, runner, proposer if isinstance(proposer, DeviceProposer) else None)
+        self._worker = Worker(kernels.kernels, runner, proposer if isinstance(proposer, DeviceProposer) else None)
         self._length, self._batch, self._context, self._room = length, batch, context, room
         self._params = SamplingParams(temperature=temperature)
         self._codec = TextCodec(model.config.path)
@@ -207,8 +207,9 @@ class Rig:
         times, kernels = output.times, self._kernels.take()
         guessed = self._host.take() if self._host else 0.0
         config = self._model.config
-        seconds = {name: kernels.get(name, 0.0) for name in (*linear_names(config).values(), "head", "attention")}
-        seconds["norms etc."] = sum(kernels.get(name, 0.0) for name in _ROWWISE)
+        floored = (*linear_names(config).values(), "head", "attention")
+        seconds = {name: kernels.pop(name, 0.0) for name in floored}
+        seconds["norms etc."] = sum(kernels[name] for name in kernels if name not in _IN_SAMPLING)
         seconds["sampling"] = times.verify
         seconds["drafting"] = times.propose + guessed
         seconds["scheduling"] = planned - began + ended - executed - guessed

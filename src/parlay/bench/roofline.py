@@ -92,9 +92,9 @@ def measure(
     machine = Machine()
     torch.set_num_threads(env.threads())
     kernels = TimedKernels(select_kernels(), linear_names(config))
-    kernels.set_threads(env.threads())
+    kernels.inner.set_threads(env.threads())
     tune(kernels.inner, env.threads())
-    loaded = load_model(config, dtype, longest, kernels)
+    loaded = load_model(config, dtype, longest, kernels.kernels)
     kinds = list(_kinds(loaded, kernels, target, context, prompt, temperature))
     if speculative is not None and proposer is not None:
         length = speculative.num_speculative_tokens or proposer.default_length
@@ -123,7 +123,7 @@ def measure(
             | {"median": median(getattr(r, field.name) for r in rates) / 1e9}
             for field in fields(Rates)
         ],
-        "kernels": kernels.name,
+        "kernels": kernels.inner.name,
     }
 
 

@@ -1,214 +1,148 @@
-"""The compiled module (csrc/native.cpp). Addresses are `Tensor.data_ptr()`, unchecked."""
-
 from collections.abc import Sequence
 
+import torch
+
+import parlay.kernels.base
+import parlay.kernels.linear
+import parlay.kernels.views
+
+
 class Tape:
+    def __init__(self) -> None: ...
+
     def run(self) -> None: ...
+
     def __len__(self) -> int: ...
 
 class SuffixTrie:
-    def __init__(self, depth: int, latest: bool = False, /) -> None: ...
+    def __init__(self, depth: int, latest: bool = False) -> None: ...
+
     def begin(self) -> int: ...
-    def append(self, sequence: int, tokens: Sequence[int], /) -> None: ...
-    def end(self, sequence: int, /) -> None: ...
-    def remove(self, sequence: int, count: int, /) -> bool: ...
-    def count(self, tokens: Sequence[int], /) -> int: ...
-    def guess(
-        self, sequence: int, most: int, factor: float, offset: float, min_prob: float, /
-    ) -> tuple[list[int], list[float], float, int]: ...
-    def guess_after(
-        self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float, /
-    ) -> tuple[list[int], list[float], float, int]: ...
-    def branch(
-        self, sequence: int, most: int, factor: float, offset: float, min_prob: float, /
-    ) -> tuple[list[int], list[int], list[float], float]: ...
-    def branch_after(
-        self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float, /
-    ) -> tuple[list[int], list[int], list[float], float]: ...
-    def lookup(self, sequence: int, least: int, most: int, longest: int, /) -> list[int]: ...
+
+    def append(self, sequence: int, tokens: Sequence[int]) -> None: ...
+
+    def end(self, sequence: int) -> None: ...
+
+    def remove(self, sequence: int, count: int) -> bool: ...
+
+    def guess(self, sequence: int, most: int, factor: float, offset: float, min_prob: float) -> tuple[list[int], list[float], float, int]: ...
+
+    def guess_after(self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float) -> tuple[list[int], list[float], float, int]: ...
+
+    def branch(self, sequence: int, most: int, factor: float, offset: float, min_prob: float) -> tuple[list[int], list[int], list[float], float]: ...
+
+    def branch_after(self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float) -> tuple[list[int], list[int], list[float], float]: ...
+
+    def lookup(self, sequence: int, least: int, most: int, longest: int) -> list[int]: ...
+
+    def count(self, tokens: Sequence[int]) -> int: ...
+
     @property
     def bytes(self) -> int: ...
 
-def record(tape: Tape | None, /) -> None: ...
-def embed(weight: int, tokens: int, out: int, rows: int, row_bytes: int, /) -> None: ...
-def rms_norm(
-    x: int,
-    residual: int,
-    weight: int,
-    out: int,
-    rows: int,
-    width: int,
-    eps: float,
-    plus_one: bool,
-    bf16: bool,
-    /,
-) -> None: ...
-def layer_norm(
-    x: int, residual: int, weight: int, bias: int, out: int, rows: int, width: int, eps: float, bf16: bool, /
-) -> None: ...
-def head_norm(
-    qkv: int,
-    q_weight: int,
-    k_weight: int,
-    rows: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    eps: float,
-    plus_one: bool,
-    bf16: bool,
-    /,
-) -> None: ...
-def rotary_store(
-    qkv: int,
-    positions: int,
-    slots: int,
-    cos_sin: int,
-    q_out: int,
-    key_cache: int,
-    value_cache: int,
-    rows: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    rotary_dim: int,
-    block_size: int,
-    bf16: bool,
-    /,
-) -> None: ...
-def attention(
-    q: int,
-    key_cache: int,
-    value_cache: int,
-    tables: int,
-    row_request: int,
-    first: int,
-    last: int,
-    extra_offsets: int,
-    extra_slots: int,
-    out: int,
-    rows: int,
-    max_blocks: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    window: int,
-    scale: float,
-    cap: float,
-    bf16: bool,
-    /,
-) -> None: ...
-def act_mul(gate_up: int, out: int, rows: int, width: int, activation: int, bf16: bool, /) -> None: ...
-def activate(x: int, rows: int, width: int, activation: int, bf16: bool, /) -> None: ...
-def add_bias(x: int, bias: int, rows: int, width: int, bf16: bool, /) -> None: ...
-def add_embedding(x: int, weight: int, index: int, rows: int, width: int, bf16: bool, /) -> None: ...
-def scale(x: int, factor: float, rows: int, width: int, bf16: bool, /) -> None: ...
-def soft_cap(x: int, cap: float, rows: int, width: int, /) -> None: ...
-def route(
-    scores: int, experts: int, weights: int, rows: int, count: int, chosen: int, normalise: bool, /
-) -> None: ...
-def expert_linear(
-    x: int,
-    experts: int,
-    weights: list[int],
-    out: int,
-    rows: int,
-    copies: int,
-    inputs: int,
-    outputs: int,
-    stride: int,
-    kind: int,
-    bf16: bool,
-    /,
-) -> None: ...
-def mix_experts(x: int, weights: int, out: int, rows: int, chosen: int, width: int, bf16: bool, /) -> None: ...
-def linear(
-    x: int,
-    weight: int,
-    out: int,
-    rows: int,
-    inputs: int,
-    outputs: int,
-    stride: int,
-    kind: int,
-    bf16: bool,
-    float_out: bool,
-    /,
-) -> None: ...
-def set_prefetching(few_rows: int, ahead: int, blocks: int, /) -> None: ...
-def packed_bytes(inputs: int, kind: int, /) -> int: ...
-def pack(stored: int, out: int, outputs: int, inputs: int, kind: int, /) -> None: ...
-def quantise(numbers: int, out: int, rows: int, blocks: int, kind: int, numbers_kind: int, /) -> None: ...
-def unpack(weight: int, tokens: int, out: int, rows: int, inputs: int, kind: int, bf16: bool, /) -> None: ...
-def process(scores: int, temperatures: int, min_p: int, top_k: int, top_p: int, rows: int, vocab: int, /) -> None: ...
-def draw(
-    scores: int,
-    temperatures: int,
-    min_p: int,
-    top_k: int,
-    top_p: int,
-    seeds: int,
-    positions: int,
-    out: int,
-    ids: int,
-    probs: int,
-    rows: int,
-    vocab: int,
-    /,
-) -> None: ...
-def branch(
-    scores: int,
-    temperatures: int,
-    min_p: int,
-    top_k: int,
-    top_p: int,
-    seeds: int,
-    positions: int,
-    out: int,
-    ids: int,
-    probs: int,
-    rows: int,
-    vocab: int,
-    children: int,
-    /,
-) -> None: ...
-def grow(
-    tokens: int,
-    probs: int,
-    worth: int,
-    out: int,
-    out_worth: int,
-    origin: int,
-    chosen: int,
-    slots: int,
-    above: int,
-    below: int,
-    drafts: int,
-    rows: int,
-    children: int,
-    wide: int,
-    depth: int,
-    /,
-) -> None: ...
-def gumbel(seed: int, position: int, out: int, vocab: int, /) -> None: ...
-def copy_slots(
-    src_slots: int,
-    dst_slots: int,
-    key_cache: int,
-    value_cache: int,
-    count: int,
-    kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    element_bytes: int,
-    /,
-) -> None: ...
-def philox(counter: list[int], key: list[int], /) -> list[int]: ...
-def probe_read(address: int, bytes: int, ahead: int, /) -> float: ...
-def probe_multiply(bf16: bool, rounds: int, /) -> float: ...
+def record(tape: Tape | None) -> None: ...
+
+class Operations:
+    def __init__(self) -> None: ...
+
+    @staticmethod
+    def embed(weight: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor) -> None: ...
+
+    @staticmethod
+    def embed_packed(weight: parlay.kernels.linear.LinearWeight, tokens: torch.Tensor, out: torch.Tensor) -> None: ...
+
+    @staticmethod
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, plus_one: bool = False) -> None: ...
+
+    @staticmethod
+    def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, plus_one: bool = False) -> None: ...
+
+    @staticmethod
+    def head_norm(qkv: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, heads: int, eps: float, plus_one: bool = False) -> None: ...
+
+    @staticmethod
+    def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, out: torch.Tensor) -> None: ...
+
+    @staticmethod
+    def add_layer_norm(residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, out: torch.Tensor) -> None: ...
+
+    @staticmethod
+    def rotary_store(qkv: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cos_sin: torch.Tensor, q_out: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None: ...
+
+    @staticmethod
+    def attention(q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, view: parlay.kernels.views.AttentionView, scale: float, out: torch.Tensor, window: int = 0, cap: float = 0.0) -> None: ...
+
+    @staticmethod
+    def act_mul(gate_up: torch.Tensor, activation: parlay.kernels.base.Activation, out: torch.Tensor) -> None: ...
+
+    @staticmethod
+    def activate(x: torch.Tensor, activation: parlay.kernels.base.Activation) -> None: ...
+
+    @staticmethod
+    def add_bias(x: torch.Tensor, bias: torch.Tensor) -> None: ...
+
+    @staticmethod
+    def add_embedding(x: torch.Tensor, weight: torch.Tensor, index: torch.Tensor) -> None: ...
+
+    @staticmethod
+    def scale(x: torch.Tensor, factor: float) -> None: ...
+
+    @staticmethod
+    def soft_cap(x: torch.Tensor, cap: float) -> None: ...
+
+    @staticmethod
+    def route(scores: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, normalise: bool) -> None: ...
+
+    @staticmethod
+    def expert_linear(x: torch.Tensor, experts: torch.Tensor, weights: Sequence[parlay.kernels.linear.LinearWeight], out: torch.Tensor) -> None: ...
+
+    @staticmethod
+    def mix_experts(x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None: ...
+
+    @staticmethod
+    def linear(x: torch.Tensor, weight: parlay.kernels.linear.LinearWeight, out: torch.Tensor) -> None: ...
+
+    @staticmethod
+    def logits(x: torch.Tensor, weight: parlay.kernels.linear.LinearWeight, out: torch.Tensor) -> None: ...
+
+    @staticmethod
+    def process(scores: torch.Tensor, temperatures: torch.Tensor, filters: parlay.kernels.views.Filters | None) -> None: ...
+
+    @staticmethod
+    def draw(scores: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, filters: parlay.kernels.views.Filters | None = None, ids: torch.Tensor | None = None, probs: torch.Tensor | None = None) -> None: ...
+
+    @staticmethod
+    def branch(scores: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, probs: torch.Tensor, filters: parlay.kernels.views.Filters | None = None, ids: torch.Tensor | None = None) -> None: ...
+
+    @staticmethod
+    def grow(tokens: torch.Tensor, probs: torch.Tensor, worth: torch.Tensor, out: torch.Tensor, out_worth: torch.Tensor, origin: torch.Tensor, chosen: torch.Tensor, drafts: int, slots: torch.Tensor | None = None, above: torch.Tensor | None = None, below: torch.Tensor | None = None) -> None: ...
+
+    @staticmethod
+    def gumbel(seed: int, position: int, out: torch.Tensor) -> None: ...
+
+    @staticmethod
+    def copy_slots(src_slots: torch.Tensor, dst_slots: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None: ...
+
+def set_prefetching(few_rows: int, ahead: int, blocks: int) -> None: ...
+
+def packed_bytes(inputs: int, kind: int) -> int: ...
+
+def pack(stored: torch.Tensor, out: torch.Tensor, inputs: int, kind: int) -> None: ...
+
+def quantise(plain: torch.Tensor, out: torch.Tensor, kind: int) -> None: ...
+
+def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]: ...
+
+def probe_read(values: torch.Tensor, ahead: int) -> float: ...
+
+def probe_multiply(bf16: bool, rounds: int) -> float: ...
+
 def isa() -> str: ...
+
 def isas() -> list[str]: ...
-def set_isa(name: str, /) -> None: ...
-def set_threads(threads: int, /) -> None: ...
+
+def set_isa(name: str) -> None: ...
+
+def set_threads(threads: int) -> None: ...
+
 def threads() -> int: ...

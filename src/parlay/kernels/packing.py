@@ -32,5 +32,5 @@ def _pack_blocks(part: Part) -> PackedPart:
     stored, outputs = part.data.contiguous(), len(part.data)
     panels = -(-outputs // _PANEL)
     packed = empty_huge((panels, _native.packed_bytes(part.inputs, part.kind.number)), torch.uint8)
-    _native.pack(stored.data_ptr(), packed.data_ptr(), outputs, part.inputs, part.kind.number)
+    _native.pack(stored, packed, part.inputs, part.kind.number)
     return PackedPart(part.kind, packed, outputs)

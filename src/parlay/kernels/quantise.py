@@ -22,5 +22,5 @@ def quantise(numbers: Tensor, kind: Kind) -> Weight:
     (plain,) = Weight.of(numbers.contiguous()).parts
     outputs, blocks = len(plain.data), plain.inputs // kind.block
     data = torch.empty((outputs, blocks * kind.size), dtype=torch.uint8)
-    _native.quantise(plain.data.data_ptr(), data.data_ptr(), outputs, blocks, kind.number, plain.kind.number)
+    _native.quantise(plain.data, data, kind.number)
     return Weight((Part(kind, data),))

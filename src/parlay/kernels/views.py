@@ -1,7 +1,6 @@
 """What kernels are told about rows besides numbers: which keys they see, which tokens they may draw."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from torch import Tensor
 
@@ -30,18 +29,6 @@ class AttentionView:
     last: Tensor
     extra_offsets: Tensor
     extra_slots: Tensor
-
-    @cached_property
-    def addresses(self) -> tuple[int, int, int, int, int, int]:
-        """Addresses of the six tensors, asked for once although every layer uses the view."""
-        return (
-            self.tables.data_ptr(),
-            self.row_request.data_ptr(),
-            self.first.data_ptr(),
-            self.last.data_ptr(),
-            self.extra_offsets.data_ptr(),
-            self.extra_slots.data_ptr(),
-        )
 
 
 @dataclass(frozen=True)
@@ -73,8 +60,3 @@ class Filters:
     def first(self, rows: int) -> "Filters":
         """Return the filters of the first rows."""
         return Filters(self.min_p[:rows], self.top_k[:rows], self.top_p[:rows])
-
-    @cached_property
-    def addresses(self) -> tuple[int, int, int]:
-        """Addresses of the three tensors."""
-        return self.min_p.data_ptr(), self.top_k.data_ptr(), self.top_p.data_ptr()

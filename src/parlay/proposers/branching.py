@@ -95,6 +95,7 @@ class Branching:
         if level:
             tokens, likely = self._of(level - 1, rows if level > 1 else count, width)
             origin = self._origin[level, :rows]
+            slots, above, below = head.paths(level, rows)
             self._kernels.grow(
                 tokens,
                 likely,
@@ -104,7 +105,9 @@ class Branching:
                 origin,
                 self._chosen[level, :rows],
                 count,
-                *head.paths(level, rows),
+                slots,
+                above if above is None else above[: len(tokens)],
+                below,
             )
             head.gather(level, origin)
         head.advance(level, rows, width)

@@ -1,0 +1,499 @@
+// The operations of the contract (`kernels.base`, `kernels.drawing`), which say what each one does: what they are given
+// is checked and handed to the kernels of the chosen instruction set, dealt to threads.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "deal.h"
+#include "operations.h"
+#include "pool.h"
+#include "table.h"
+#include "tape.h"
+#include "tensor.h"
+
+namespace parlay {
+namespace {
+
+using nb::arg;
+
+// Runs a kernel of rows on `rows` of them, at a rough guess of so many nanoseconds in all.
+template <class Args>
+void by_rows(void (*Table::*kernel)(const Args&, int64_t, int64_t), const Args& a, int64_t rows, int64_t cost) {
+  submit([=] {
+    deal_rows(rows, cost, [&](int64_t begin, int64_t end) { (table->*kernel)(a, begin, end); });
+  });
+}
+
+void embed(const Tensor& weight, const Tensor& tokens, const Tensor& out) {
+  all_bf16({&weight, &out});
+  const int64_t rows = tokens.size(0), bytes = weight.size(1) * weight.element_bytes();
+  out.expect({rows, weight.size(1)});
+  const char* from = static_cast<char*>(weight.memory());
+  char* to = static_cast<char*>(out.memory());
+  const int64_t* token = tokens.as<int64_t>({rows});
+  submit([=] {
+    for (int64_t row = 0; row < rows; ++row) std::memcpy(to + row * bytes, from + token[row] * bytes, bytes);
+  });
+}
+
+void embed_packed(const PackedWeight& weight, const Tensor& tokens, const Tensor& out) {
+  if (weight.parts.size() != 1) throw std::invalid_argument("embed_packed takes a weight of one part");
+  const PackedPart& part = weight.parts[0];
+  const int64_t rows = tokens.size(0), inputs = weight.inputs;
+  out.expect({rows, inputs});
+  by_rows(&Table::unpack,
+          UnpackArgs{part.tensor.memory(), tokens.as<int64_t>({rows}), out.memory(), inputs, part.kind, all_bf16({&out})},
+          rows, rows * inputs * 4);
+}
+
+void normalise(const Tensor& x, const Tensor* residual, const Tensor& weight, float eps, const Tensor& out,
+               bool plus_one) {
+  const int64_t rows = x.size(0), width = x.size(1);
+  const bool bf16 = all_bf16({&x, residual ? residual : &x, &weight, &out});
+  weight.expect({width});
+  out.expect({rows, width});
+  if (residual) residual->expect({rows, width});
+  by_rows(&Table::norm,
+          NormArgs{x.memory(), residual ? residual->memory() : nullptr, weight.memory(), out.memory(), width, eps,
+                   plus_one, bf16},
+          rows, rows * width / 2);
+}
+
+void rms_norm(const Tensor& x, const Tensor& weight, float eps, const Tensor& out, bool plus_one) {
+  normalise(x, nullptr, weight, eps, out, plus_one);
+}
+
+void add_rms_norm(const Tensor& residual, const Tensor& delta, const Tensor& weight, float eps, const Tensor& out,
+                  bool plus_one) {
+  normalise(delta, &residual, weight, eps, out, plus_one);
+}
+
+void head_norm(const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, int64_t heads, float eps,
+               bool plus_one) {
+  const int64_t rows = qkv.size(0), head_dim = q_weight.size(0);
+  const int64_t kv_heads = (qkv.size(1) / std::max<int64_t>(head_dim, 1) - heads) / 2;
+  const bool bf16 = all_bf16({&qkv, &q_weight, &k_weight});
+  k_weight.expect({head_dim});
+  qkv.expect({rows, (heads + 2 * kv_heads) * head_dim});
+  by_rows(&Table::head_norm,
+          HeadNormArgs{qkv.memory(), q_weight.memory(), k_weight.memory(), heads, kv_heads, head_dim, eps, plus_one,
+                       bf16},
+          rows, rows * (heads + kv_heads) * head_dim / 2);
+}
+
+void normalise_layer(const Tensor& x, const Tensor* residual, const Tensor& weight, const Tensor& bias, float eps,
+                     const Tensor& out) {
+  const int64_t rows = x.size(0), width = x.size(1);
+  const bool bf16 = all_bf16({&x, residual ? residual : &x, &weight, &bias, &out});
+  weight.expect({width});
+  bias.expect({width});
+  out.expect({rows, width});
+  if (residual) residual->expect({rows, width});
+  by_rows(&Table::layer_norm,
+          LayerNormArgs{x.memory(), residual ? residual->memory() : nullptr, weight.memory(), bias.memory(),
+                        out.memory(), width, eps, bf16},
+          rows, rows * width);
+}
+
+void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, float eps, const Tensor& out) {
+  normalise_layer(x, nullptr, weight, bias, eps, out);
+}
+
+void add_layer_norm(const Tensor& residual, const Tensor& delta, const Tensor& weight, const Tensor& bias, float eps,
+                    const Tensor& out) {
+  normalise_layer(delta, &residual, weight, bias, eps, out);
+}
+
+void rotary_store(const Tensor& qkv, const Tensor& positions, const Tensor& slots, const Tensor& cos_sin,
+                  const Tensor& q_out, const Tensor& key_cache, const Tensor& value_cache) {
+  const int64_t rows = q_out.size(0), heads = q_out.size(1), head_dim = q_out.size(2);
+  const int64_t blocks = key_cache.size(0), kv_heads = key_cache.size(1), block_size = key_cache.size(2);
+  const bool bf16 = all_bf16({&qkv, &q_out, &key_cache, &value_cache});
+  qkv.expect({rows, (heads + 2 * kv_heads) * head_dim});
+  key_cache.expect({blocks, kv_heads, block_size, head_dim});
+  value_cache.expect({blocks, kv_heads, block_size, head_dim});
+  by_rows(&Table::rotary_store,
+          RotaryArgs{qkv.memory(), positions.as<int32_t>({rows}), slots.as<int64_t>({rows}), cos_sin.as<float>(),
+                     q_out.memory(), key_cache.memory(), value_cache.memory(), heads, kv_heads, head_dim,
+                     cos_sin.size(1), block_size, bf16},
+          rows, rows * (heads + 2 * kv_heads) * head_dim / 4);
+}
+
+// Deals attention's rows and heads to threads by what the rows see now: a recording is replayed with other views.
+void attend(const AttentionArgs& a, int64_t rows) {
+  int64_t keys = a.extra_offsets[rows];
+  for (int64_t row = 0; row < rows; ++row) keys += std::min<int64_t>(a.last[row] - a.first[row], a.window);
+  // Adjacent rows of one request share their reading of keys, and few rows take several kv heads, whose keys lie
+  // beside each other; as far as every thread still has a task. Halving leaves tasks of equal size.
+  const int64_t threads = get_threads(), group = a.heads / a.kv_heads;
+  const auto pieces = [](int64_t n, int64_t most) { return (n + most - 1) / most; };
+  int64_t most_rows = std::max<int64_t>(kAttentionQueries / group, 1), most_heads = a.kv_heads;
+  while (most_rows > 1 && pieces(rows, most_rows) * a.kv_heads < threads) most_rows = pieces(most_rows, 2);
+  std::vector<int64_t> starts;
+  for (int64_t row = 0, end; row < rows; row = end) {
+    for (end = row + 1; end < rows && a.row_request[end] == a.row_request[row];) ++end;
+    const int64_t count = pieces(end - row, most_rows);
+    for (int64_t i = 0; i < count; ++i) starts.push_back(row + (end - row) * i / count);
+  }
+  const int64_t groups = static_cast<int64_t>(starts.size());
+  starts.push_back(rows);
+  while (most_heads > 1 && (most_heads * rows * group > kAttentionQueries * groups ||
+                            pieces(a.kv_heads, most_heads) * groups < threads))
+    most_heads = pieces(most_heads, 2);
+  const int64_t parts = pieces(a.kv_heads, most_heads);
+  deal_unequal(groups * parts, keys * a.heads * (a.head_dim + 32) / 48, [&](int64_t task) {
+    const int64_t* row = &starts[task % groups];
+    const int64_t part = task / groups, head = a.kv_heads * part / parts;
+    table->attention(a, row[0], row[1] - row[0], head, a.kv_heads * (part + 1) / parts - head);
+  });
+}
+
+void attention(const Tensor& q, const Tensor& key_cache, const Tensor& value_cache, const View& view, float scale,
+               const Tensor& out, int64_t window, float cap) {
+  const int64_t rows = q.size(0), heads = q.size(1), head_dim = q.size(2);
+  const int64_t blocks = key_cache.size(0), kv_heads = key_cache.size(1), block_size = key_cache.size(2);
+  const bool bf16 = all_bf16({&q, &key_cache, &value_cache, &out});
+  key_cache.expect({blocks, kv_heads, block_size, head_dim});
+  value_cache.expect({blocks, kv_heads, block_size, head_dim});
+  out.expect({rows, heads * head_dim});
+  const AttentionArgs a = {q.memory(),
+                           key_cache.memory(),
+                           value_cache.memory(),
+                           view.tables.as<int32_t>(),
+                           view.row_request.as<int32_t>({rows}),
+                           view.first.as<int32_t>({rows}),
+                           view.last.as<int32_t>({rows}),
+                           view.extra_offsets.as<int32_t>({rows + 1}),
+                           view.extra_slots.as<int32_t>(),
+                           out.memory(),
+                           view.tables.size(1),
+                           heads,
+                           kv_heads,
+                           head_dim,
+                           block_size,
+                           window > 0 ? window : INT64_MAX / 2,
+                           scale,
+                           cap,
+                           bf16};
+  submit([=] { attend(a, rows); });
+}
+
+void act_mul(const Tensor& gate_up, Activation activation, const Tensor& out) {
+  const int64_t rows = out.size(0), width = out.size(1);
+  const bool bf16 = all_bf16({&gate_up, &out});
+  gate_up.expect({rows, 2 * width});
+  by_rows(&Table::act_mul, ActivationArgs{gate_up.memory(), out.memory(), width, activation, bf16}, rows, rows * width);
+}
+
+// The operations on single elements of x `[rows, width]`, which `kernel` names.
+void pointwise(void (*Table::*kernel)(const PointwiseArgs&, int64_t, int64_t), const Tensor& x, const Tensor* other,
+               const int32_t* index, float factor, Activation activation = kSilu) {
+  const int64_t rows = x.size(0), width = x.size(1);
+  const bool bf16 = all_bf16({&x, other ? other : &x});
+  by_rows(kernel,
+          PointwiseArgs{x.memory(), other ? other->memory() : nullptr, index, width, factor, activation, bf16}, rows,
+          rows * width / 2);
+}
+
+void activate(const Tensor& x, Activation activation) { pointwise(&Table::activate, x, nullptr, nullptr, 0, activation); }
+
+void add_bias(const Tensor& x, const Tensor& bias) {
+  bias.expect({x.size(1)});
+  pointwise(&Table::add_bias, x, &bias, nullptr, 0);
+}
+
+void add_embedding(const Tensor& x, const Tensor& weight, const Tensor& index) {
+  weight.expect({weight.size(0), x.size(1)});
+  pointwise(&Table::add_embedding, x, &weight, index.as<int32_t>({x.size(0)}), 0);
+}
+
+void scale(const Tensor& x, float factor) { pointwise(&Table::scale, x, nullptr, nullptr, factor); }
+
+void soft_cap(const Tensor& x, float cap) {
+  x.as<float>();
+  pointwise(&Table::soft_cap, x, nullptr, nullptr, cap);
+}
+
+void route(const Tensor& scores, const Tensor& experts, const Tensor& weights, bool normalise) {
+  const int64_t rows = scores.size(0), count = scores.size(1), chosen = weights.size(1);
+  by_rows(&Table::route,
+          RouteArgs{scores.as<float>(), experts.as<int32_t>({rows, chosen}), weights.as<float>({rows, chosen}), count,
+                    chosen, normalise},
+          rows, rows * count * (chosen + 1));
+}
+
+void mix_experts(const Tensor& x, const Tensor& weights, const Tensor& out) {
+  const int64_t rows = x.size(0), chosen = x.size(1), width = x.size(2);
+  const bool bf16 = all_bf16({&x, &out});
+  out.expect({rows, width});
+  by_rows(&Table::mix_experts,
+          MixArgs{x.memory(), weights.as<float>({rows, chosen}), out.memory(), chosen, width, bf16}, rows,
+          rows * chosen * width / 4);
+}
+
+// Until the machine was asked.
+Prefetching prefetching = {5, 6144, 10240};
+
+void set_prefetching(int64_t few_rows, int64_t ahead, int64_t blocks) { prefetching = {few_rows, ahead, blocks}; }
+
+// Tasks and cost of a product, as `linear` deals them.
+void multiply(const LinearArgs& a) {
+  const int64_t tasks = (a.outputs + kPanel - 1) / kPanel * ((a.rows + kLinearRows - 1) / kLinearRows);
+  Shares shares(tasks, get_threads());
+  deal(tasks, a.outputs * a.inputs * (2 + a.rows) / (a.kind == kF32 ? 25 : 50),
+       [&](int64_t thread, int64_t) { table->linear(a, shares, thread); });
+}
+
+// What the kernels read of a part; plain numbers but float16 have to be of x's type.
+const void* numbers(const PackedPart& part, const Tensor& x) {
+  const Type type = part.tensor.type;
+  if ((part.kind == kF32 || part.kind == kBF16) && type != x.type)
+    throw std::invalid_argument("a weight of another type than x: " + part.tensor.text() + " beside " + x.text());
+  return part.tensor.memory();
+}
+
+// Writes x weight^T, part by part, to columns of `out`.
+void product(const Tensor& x, const PackedWeight& weight, const Tensor& out, bool bf16) {
+  const int64_t rows = x.size(0);
+  x.expect({rows, weight.inputs});
+  out.expect({rows, weight.outputs});
+  char* to = static_cast<char*>(out.memory());
+  for (const PackedPart& part : weight.parts) {
+    const LinearArgs a = {x.memory(),     numbers(part, x), to,   rows,
+                          weight.inputs,  part.outputs,     weight.outputs, part.kind,
+                          bf16,           out.type == Type::kF32, prefetching};
+    submit([=] { multiply(a); });
+    to += part.outputs * out.element_bytes();
+  }
+}
+
+void linear(const Tensor& x, const PackedWeight& weight, const Tensor& out) {
+  product(x, weight, out, all_bf16({&x, &out}));
+}
+
+void logits(const Tensor& x, const PackedWeight& weight, const Tensor& out) {
+  out.as<float>();
+  product(x, weight, out, all_bf16({&x}));
+}
+
+// Rows out[i] = weights[experts[i]] x[i / copies]: each expert's rows are gathered and go through `linear`.
+void multiply_experts(const char* x, const int32_t* expert, const std::vector<const void*>& weights, char* out,
+                      int64_t rows, int64_t copies, int64_t inputs, int64_t outputs, int64_t stride, int kind,
+                      bool bf16) {
+  const int64_t size = bf16 ? 2 : 4;
+  std::vector<int64_t> starts(weights.size() + 1, 0), order(rows);
+  for (int64_t i = 0; i < rows; ++i) ++starts[expert[i] + 1];
+  std::partial_sum(starts.begin(), starts.end(), starts.begin());
+  std::vector<int64_t> next(starts.begin(), starts.end() - 1);
+  for (int64_t i = 0; i < rows; ++i) order[next[expert[i]]++] = i;
+  std::vector<char> gathered(rows * inputs * size), answered(rows * outputs * size);
+  for (int64_t i = 0; i < rows; ++i)
+    std::memcpy(&gathered[i * inputs * size], x + order[i] / copies * inputs * size, inputs * size);
+  for (size_t e = 0; e < weights.size(); ++e) {
+    const int64_t from = starts[e], count = starts[e + 1] - from;
+    if (count)
+      multiply({&gathered[from * inputs * size], weights[e], &answered[from * outputs * size], count, inputs, outputs,
+                outputs, kind, bf16, !bf16, prefetching});
+  }
+  for (int64_t i = 0; i < rows; ++i)
+    std::memcpy(out + order[i] * stride * size, &answered[i * outputs * size], outputs * size);
+}
+
+void expert_linear(const Tensor& x, const Tensor& experts, const std::vector<PackedWeight>& weights,
+                   const Tensor& out) {
+  const bool bf16 = all_bf16({&x, &out});
+  const PackedWeight& first = weights.at(0);
+  const int64_t rows = out.size(0), copies = rows / std::max<int64_t>(x.size(0), 1), stride = first.outputs;
+  const int64_t inputs = first.inputs;
+  x.expect({x.size(0), inputs});
+  out.expect({x.size(0) * copies, stride});
+  const int32_t* expert = experts.as<int32_t>({rows});
+  const char* from = static_cast<char*>(x.memory());
+  char* to = static_cast<char*>(out.memory());
+  for (size_t i = 0; i < first.parts.size(); ++i) {
+    const PackedPart& alike = first.parts[i];
+    std::vector<const void*> parts;
+    for (const PackedWeight& weight : weights) {
+      if (weight.parts.size() != first.parts.size() || weight.parts[i].kind != alike.kind ||
+          weight.parts[i].outputs != alike.outputs || weight.inputs != inputs)
+        throw std::invalid_argument("experts are to have parts of the same kinds and shapes");
+      parts.push_back(numbers(weight.parts[i], x));
+    }
+    submit([=, outputs = alike.outputs, kind = alike.kind] {
+      multiply_experts(from, expert, parts, to, rows, copies, inputs, outputs, stride, kind, bf16);
+    });
+    to += alike.outputs * out.element_bytes();
+  }
+}
+
+FilterArgs filter(const std::optional<Kept>& kept, int64_t rows) {
+  if (!kept) return {nullptr, nullptr, nullptr};
+  return {kept->min_p.as<double>({rows}), kept->top_k.as<int64_t>({rows}), kept->top_p.as<double>({rows})};
+}
+
+void process(const Tensor& scores, const Tensor& temperatures, const std::optional<Kept>& filters) {
+  const int64_t rows = scores.size(0), vocab = scores.size(1);
+  by_rows(&Table::process,
+          ProcessArgs{scores.as<float>(), temperatures.as<float>({rows}), filter(filters, rows), vocab}, rows,
+          rows * vocab);
+}
+
+// What `draw` and `branch` read, and where they write: `out` and `probs` are of this shape.
+DrawArgs drawing(const Tensor& scores, const Tensor& temperatures, const Tensor& seeds, const Tensor& positions,
+                 const Tensor& out, const std::optional<Kept>& filters, const std::optional<Tensor>& ids,
+                 const std::optional<Tensor>& probs, std::initializer_list<int64_t> shape) {
+  const int64_t rows = scores.size(0), vocab = scores.size(1);
+  return {scores.as<float>(),
+          temperatures.as<float>({rows}),
+          filter(filters, rows),
+          reinterpret_cast<const uint64_t*>(seeds.as<int64_t>({rows})),
+          positions.as<int64_t>({rows}),
+          out.as<int64_t>(shape),
+          vocab,
+          ids ? ids->as<int64_t>({vocab}) : nullptr,
+          probs ? probs->as<float>(shape) : nullptr};
+}
+
+void draw(const Tensor& scores, const Tensor& temperatures, const Tensor& seeds, const Tensor& positions,
+          const Tensor& out, const std::optional<Kept>& filters, const std::optional<Tensor>& ids,
+          const std::optional<Tensor>& probs) {
+  const int64_t rows = scores.size(0);
+  by_rows(&Table::draw, drawing(scores, temperatures, seeds, positions, out, filters, ids, probs, {rows}), rows,
+          rows * scores.size(1));
+}
+
+void branch(const Tensor& scores, const Tensor& temperatures, const Tensor& seeds, const Tensor& positions,
+            const Tensor& out, const Tensor& probs, const std::optional<Kept>& filters,
+            const std::optional<Tensor>& ids) {
+  const int64_t rows = scores.size(0), children = out.size(1);
+  by_rows(&Table::branch,
+          BranchArgs{drawing(scores, temperatures, seeds, positions, out, filters, ids, probs, {rows, children}),
+                     children},
+          rows, rows * scores.size(1));
+}
+
+void grow(const Tensor& tokens, const Tensor& probs, const Tensor& worth, const Tensor& out, const Tensor& out_worth,
+          const Tensor& origin, const Tensor& chosen, int64_t drafts, const std::optional<Tensor>& slots,
+          const std::optional<Tensor>& above, const std::optional<Tensor>& below) {
+  const int64_t rows = tokens.size(0), children = tokens.size(1), wide = out.size(0);
+  if (drafts < 1 || rows % drafts || wide % drafts || wide / drafts > rows / drafts * children)
+    throw std::invalid_argument("nodes of " + std::to_string(drafts) + " drafts: " + tokens.text() + " to " + out.text());
+  if (slots.has_value() != above.has_value() || slots.has_value() != below.has_value())
+    throw std::invalid_argument("slots go with those above and below");
+  const int64_t depth = above ? above->size(1) : 0;
+  const int64_t* token = tokens.as<int64_t>();
+  const float* prob = probs.as<float>({rows, children});
+  const float* held = worth.as<float>({rows});
+  int64_t* to_token = out.as<int64_t>({wide});
+  float* to_worth = out_worth.as<float>({wide});
+  int64_t* to_origin = origin.as<int64_t>({wide});
+  int64_t* to_chosen = chosen.as<int64_t>({wide});
+  const int32_t* slot = slots ? slots->as<int32_t>({wide}) : nullptr;
+  const int32_t* path = above ? above->as<int32_t>({rows, depth}) : nullptr;
+  int32_t* to_path = below ? below->as<int32_t>({wide, depth + 1}) : nullptr;
+  submit([=] {
+    const int64_t nodes = rows / drafts, each = wide / drafts;
+    std::vector<std::pair<float, int64_t>> found(nodes * children);
+    for (int64_t draft = 0; draft < drafts; ++draft) {
+      const int64_t first = draft * nodes;
+      for (int64_t i = 0; i < nodes * children; ++i)
+        found[i] = {-held[first + i / children] * prob[first * children + i], i};
+      std::partial_sort(found.begin(), found.begin() + each, found.end());
+      for (int64_t place = 0; place < each; ++place) {
+        const int64_t best = found[place].second, row = first + best / children, to = draft * each + place;
+        to_token[to] = token[first * children + best];
+        to_worth[to] = -found[place].first;
+        to_origin[to] = row;
+        to_chosen[to] = best;
+        if (!slot) continue;
+        std::copy_n(path + row * depth, depth, to_path + to * (depth + 1));
+        to_path[to * (depth + 1) + depth] = slot[to];
+      }
+    }
+  });
+}
+
+void gumbel(uint64_t seed, int64_t position, const Tensor& out) {
+  double* noise = out.as<double>();
+  const int64_t vocab = out.size(0);
+  submit([=] { table->gumbel(seed, position, noise, vocab); });
+}
+
+void copy_slots(const Tensor& src_slots, const Tensor& dst_slots, const Tensor& key_cache, const Tensor& value_cache) {
+  const int64_t count = src_slots.size(0), kv_heads = key_cache.size(1), block_size = key_cache.size(2);
+  const int64_t bytes = key_cache.size(3) * key_cache.element_bytes(), head_stride = block_size * bytes;
+  all_bf16({&key_cache, &value_cache});
+  value_cache.expect({key_cache.size(0), kv_heads, block_size, key_cache.size(3)});
+  const int64_t* from = src_slots.as<int64_t>();
+  const int64_t* to = dst_slots.as<int64_t>({count});
+  char* caches[] = {static_cast<char*>(key_cache.memory()), static_cast<char*>(value_cache.memory())};
+  submit([=] {
+    char* held = static_cast<char*>(scratch(2 * count * kv_heads * bytes));
+    const auto each = [&](const int64_t* slots, auto move) {
+      char* hold = held;
+      for (char* cache : caches)
+        for (int64_t i = 0; i < count; ++i)
+          for (int64_t head = 0; head < kv_heads; ++head, hold += bytes)
+            move(hold, cache + (slots[i] / block_size * kv_heads + head) * head_stride + slots[i] % block_size * bytes);
+    };
+    each(from, [&](char* hold, const char* slot) { std::memcpy(hold, slot, bytes); });
+    each(to, [&](const char* hold, char* slot) { std::memcpy(slot, hold, bytes); });
+  });
+}
+
+// What the contract's operations are methods of.
+struct Operations {};
+
+}  // namespace
+
+void bind_operations(nb::module_& m) {
+  const auto none = nb::none();
+  nb::class_<Operations>(m, "Operations")
+      .def(nb::init<>())
+      .def_static("embed", &embed, arg("weight"), arg("tokens"), arg("out"))
+      .def_static("embed_packed", &embed_packed, arg("weight"), arg("tokens"), arg("out"))
+      .def_static("rms_norm", &rms_norm, arg("x"), arg("weight"), arg("eps"), arg("out"), arg("plus_one") = false)
+      .def_static("add_rms_norm", &add_rms_norm, arg("residual"), arg("delta"), arg("weight"), arg("eps"), arg("out"),
+                  arg("plus_one") = false)
+      .def_static("head_norm", &head_norm, arg("qkv"), arg("q_weight"), arg("k_weight"), arg("heads"), arg("eps"),
+                  arg("plus_one") = false)
+      .def_static("layer_norm", &layer_norm, arg("x"), arg("weight"), arg("bias"), arg("eps"), arg("out"))
+      .def_static("add_layer_norm", &add_layer_norm, arg("residual"), arg("delta"), arg("weight"), arg("bias"),
+                  arg("eps"), arg("out"))
+      .def_static("rotary_store", &rotary_store, arg("qkv"), arg("positions"), arg("slots"), arg("cos_sin"),
+                  arg("q_out"), arg("key_cache"), arg("value_cache"))
+      .def_static("attention", &attention, arg("q"), arg("key_cache"), arg("value_cache"), arg("view"), arg("scale"),
+                  arg("out"), arg("window") = 0, arg("cap") = 0.0)
+      .def_static("act_mul", &act_mul, arg("gate_up"), arg("activation"), arg("out"))
+      .def_static("activate", &activate, arg("x"), arg("activation"))
+      .def_static("add_bias", &add_bias, arg("x"), arg("bias"))
+      .def_static("add_embedding", &add_embedding, arg("x"), arg("weight"), arg("index"))
+      .def_static("scale", &scale, arg("x"), arg("factor"))
+      .def_static("soft_cap", &soft_cap, arg("x"), arg("cap"))
+      .def_static("route", &route, arg("scores"), arg("experts"), arg("weights"), arg("normalise"))
+      .def_static("expert_linear", &expert_linear, arg("x"), arg("experts"), arg("weights"), arg("out"))
+      .def_static("mix_experts", &mix_experts, arg("x"), arg("weights"), arg("out"))
+      .def_static("linear", &linear, arg("x"), arg("weight"), arg("out"))
+      .def_static("logits", &logits, arg("x"), arg("weight"), arg("out"))
+      .def_static("process", &process, arg("scores"), arg("temperatures"), arg("filters").none())
+      .def_static("draw", &draw, arg("scores"), arg("temperatures"), arg("seeds"), arg("positions"), arg("out"),
+                  arg("filters") = none, arg("ids") = none, arg("probs") = none)
+      .def_static("branch", &branch, arg("scores"), arg("temperatures"), arg("seeds"), arg("positions"), arg("out"),
+                  arg("probs"), arg("filters") = none, arg("ids") = none)
+      .def_static("grow", &grow, arg("tokens"), arg("probs"), arg("worth"), arg("out"), arg("out_worth"),
+                  arg("origin"), arg("chosen"), arg("drafts"), arg("slots") = none, arg("above") = none,
+                  arg("below") = none)
+      .def_static("gumbel", &gumbel, arg("seed"), arg("position"), arg("out"))
+      .def_static("copy_slots", &copy_slots, arg("src_slots"), arg("dst_slots"), arg("key_cache"),
+                  arg("value_cache"));
+  m.def("set_prefetching", &set_prefetching, arg("few_rows"), arg("ahead"), arg("blocks"));
+}
+
+}  // namespace parlay
