@@ -379,6 +379,12 @@ void branch(const Tensor& scores, const Tensor& temperatures, const Tensor& seed
           rows, rows * scores.size(1));
 }
 
+void log_softmax(const Tensor& scores, const Tensor& out) {
+  const int64_t rows = scores.size(0), vocab = scores.size(1);
+  by_rows(&Table::log_softmax, LogSoftmaxArgs{scores.as<float>(), out.as<float>({rows, vocab}), vocab}, rows,
+          rows * vocab);
+}
+
 void grow(const Tensor& tokens, const Tensor& probs, const Tensor& worth, const Tensor& out, const Tensor& out_worth,
           const Tensor& origin, const Tensor& chosen, int64_t drafts, const std::optional<Tensor>& slots,
           const std::optional<Tensor>& above, const std::optional<Tensor>& below) {
@@ -487,6 +493,7 @@ void bind_operations(nb::module_& m) {
                   arg("filters") = none, arg("ids") = none, arg("probs") = none)
       .def_static("branch", &branch, arg("scores"), arg("temperatures"), arg("seeds"), arg("positions"), arg("out"),
                   arg("probs"), arg("filters") = none, arg("ids") = none)
+      .def_static("log_softmax", &log_softmax, arg("scores"), arg("out"))
       .def_static("grow", &grow, arg("tokens"), arg("probs"), arg("worth"), arg("out"), arg("out_worth"),
                   arg("origin"), arg("chosen"), arg("drafts"), arg("slots") = none, arg("above") = none,
                   arg("below") = none)

@@ -194,6 +194,12 @@ struct ProcessArgs {
   int64_t vocab;
 };
 
+struct LogSoftmaxArgs {
+  const float* scores;  // [rows, vocab]
+  float* out;
+  int64_t vocab;
+};
+
 // The memory probe reads in windows of this many bytes.
 constexpr int64_t kProbeWindow = 256 * 1024;
 
@@ -234,7 +240,8 @@ struct BranchArgs {
   KERNEL(quantise, QuantiseArgs)                                                                                       \
   KERNEL(process, ProcessArgs)                                                                                         \
   KERNEL(draw, DrawArgs)                                                                                               \
-  KERNEL(branch, BranchArgs)
+  KERNEL(branch, BranchArgs)                                                                                           \
+  KERNEL(log_softmax, LogSoftmaxArgs)
 
 // One compiled variant. Attention does adjacent rows of one request against adjacent kv heads; linear does the tasks
 // that it takes.

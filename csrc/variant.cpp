@@ -5,6 +5,7 @@
 #include "experts.h"
 #include "filter.h"
 #include "formats.h"
+#include "logprobs.h"
 #include "norm.h"
 #include "pointwise.h"
 #include "probe.h"

@@ -5,14 +5,26 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from parlay import LLM, CompletionOutput, RequestOutput, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
+from parlay.kernels.reference import ReferenceKernels
 
 
 def random_seed() -> int:
     """Return the seed of random requests: the same in every run of the suite, another in every `make soak`."""
     return int(os.environ.get("PARLAY_TEST_SEED") or 1)
+
+
+def log_probs(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the log-probabilities of a row by the slow twin, `[vocab]`."""
+    out = torch.empty((1, len(scores)))
+    ReferenceKernels().log_softmax(torch.from_numpy(scores)[None], out)
+    return out[0].numpy()
 
 
 class Ask(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from asking import Ask, accepted, assert_same, run, with_params
+from asking import Ask, accepted, assert_same, log_probs, run, with_params
 from checkpoints import EOS, VOCAB
 from conftest import MakeLLM, Pair, Plain
 from numpy.typing import NDArray
@@ -233,7 +233,7 @@ def test_prompt_logprobs(make_llm: MakeLLM, target: Any, method: str | None) -> 
     prompt = PROMPTS[1]
     expected: list[Any] = [None]
     for end in range(1, len(prompt)):
-        row = torch.log_softmax(torch.from_numpy(target(prompt[:end])), dim=-1)
+        row = log_probs(target(prompt[:end]))
         expected.append((prompt[end], row[prompt[end]].item(), row.max().item()))
     params = SamplingParams(max_tokens=2, prompt_logprobs=1, n=2, logit_bias={1: 5.0}, seed=0)
     for preempted_at in (None, 2, 1):
@@ -271,7 +271,7 @@ def test_processed_logprobs(make_llm: MakeLLM, target: Any, method: str | None) 
             row = oracle.edit(target(ask.prompt + tuple(output)), p, ask.prompt, output, (), frozenset({EOS}))
             if p.temperature:
                 row = oracle.process_row(row, p.temperature, p.min_p, p.top_k, p.top_p).astype(np.float32)
-            expected = torch.log_softmax(torch.from_numpy(row), dim=-1)
+            expected = log_probs(row)
             assert entry[token].logprob == expected[token].item()
             assert max(e.logprob for e in entry.values()) == expected.max().item()
 

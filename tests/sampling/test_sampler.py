@@ -86,10 +86,14 @@ def test_mix_is_splitmix64() -> None:
 
 def test_token_logprobs() -> None:
     row = torch.tensor([0.0, 2.0, 2.0, -1.0])
-    expected = torch.log_softmax(row, dim=-1)
-    entry = token_logprobs(row, 2, 3)
+    kernels = select_kernels()
+    expected = torch.empty((1, 4))
+    kernels.log_softmax(row[None], expected)
+    assert torch.allclose(expected[0], torch.log_softmax(row, dim=-1))
+    expected = expected[0]
+    entry = token_logprobs(kernels, row, 2, 3)
     assert entry.logprob == expected[2].item()
     assert entry.rank == 2, "of equal tokens the lower id is first"
     assert entry.top == tuple((t, expected[t].item()) for t in (1, 2, 0))
-    assert token_logprobs(row, 3, 0).top == ()
-    assert len(token_logprobs(row, 3, 9).top) == 4
+    assert token_logprobs(kernels, row, 3, 0).top == ()
+    assert len(token_logprobs(kernels, row, 3, 9).top) == 4

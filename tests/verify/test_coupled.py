@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asking import log_probs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -166,7 +167,7 @@ def check(prompt: tuple[int, ...], draft: Draft, span: Span, verdict: Verdict) -
         return
     assert verdict.logprobs is not None
     for i, (token, entry) in enumerate(zip(tokens, verdict.logprobs, strict=True)):
-        row = torch.log_softmax(torch.from_numpy(logits_of(prompt + tuple(tokens[:i]))), dim=-1)
+        row = log_probs(logits_of(prompt + tuple(tokens[:i])))
         assert entry.logprob == row[token].item()
         assert len(entry.top) == asked
 

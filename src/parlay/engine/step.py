@@ -118,7 +118,7 @@ class Worker:
             tokens = span.scored[first : first + _SCORED_AT_ONCE]
             logits = self._runner.logits(hidden, [first_row + first + i for i in range(len(tokens))])
             for row, token in zip(logits, tokens, strict=True):
-                yield token_logprobs(row, token, span.params.prompt_logprobs)
+                yield token_logprobs(self._kernels, row, token, span.params.prompt_logprobs)
 
 
 def drive(scheduler: Scheduler, worker: Worker) -> tuple[list[Request], StepTimes | None]:

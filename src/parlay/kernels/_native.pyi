@@ -115,6 +115,9 @@ class Operations:
     def branch(scores: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, probs: torch.Tensor, filters: parlay.kernels.views.Filters | None = None, ids: torch.Tensor | None = None) -> None: ...
 
     @staticmethod
+    def log_softmax(scores: torch.Tensor, out: torch.Tensor) -> None: ...
+
+    @staticmethod
     def grow(tokens: torch.Tensor, probs: torch.Tensor, worth: torch.Tensor, out: torch.Tensor, out_worth: torch.Tensor, origin: torch.Tensor, chosen: torch.Tensor, drafts: int, slots: torch.Tensor | None = None, above: torch.Tensor | None = None, below: torch.Tensor | None = None) -> None: ...
 
     @staticmethod

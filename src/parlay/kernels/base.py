@@ -8,9 +8,9 @@ Rules for every operation, unless its docstring says otherwise:
     - sums run in float32; a result is rounded to T where the docstring says "rounded", and nowhere else.
 
 Torch operations that are row-invariant on a CPU and may be used outside the kernels: embedding, indexing and
-copies; comparisons, maxima and integer arithmetic; single additions, products and quotients; softmax and
-log_softmax over the last dimension; cumsum. Not: matmul, sum or logsumexp over a vocabulary, and any
-transcendental function, whose vector body and scalar tail differ.
+copies; comparisons, maxima and integer arithmetic; single additions, products and quotients; cumsum. Not: matmul, sum
+or logsumexp over a vocabulary, and any transcendental function, whose vector body and scalar tail differ; nor softmax
+and log_softmax, whose bits depend on the instruction set that torch has chosen, which no numerics id names.
 """
 
 from collections.abc import Callable, Sequence

@@ -60,6 +60,18 @@ class Drawing(Protocol):
         """
         ...
 
+    def log_softmax(self, scores: Tensor, out: Tensor) -> None:
+        """`out = score - max - ln(sum of e^(score - max))`, the same bits in all implementations.
+
+        Each e^(score - max) counts as so many units as `Filters` says: the sum is one of integers and depends on no
+        order. NaN counts as -inf. Where a row's highest score is infinite, the tokens that have it share everything.
+
+        Args:
+            scores: float32 `[rows, V]`; V < 2^21.
+            out: float32 `[rows, V]`, written; may be `scores`.
+        """
+        ...
+
     def gumbel(self, seed: int, position: int, out: Tensor) -> None:
         """Write the noise `G(seed, position, token)` of all tokens, the same bits in all implementations.
 

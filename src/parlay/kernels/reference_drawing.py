@@ -144,6 +144,21 @@ class ReferenceDrawing:
             if probs is not None:
                 probs[row] = _share(scores[row].numpy(), place, temperature or 1.0)
 
+    def log_softmax(self, scores: Tensor, out: Tensor) -> None:  # noqa: D102
+        for row, given in enumerate(scores.numpy()):
+            values = np.where(np.isnan(given), np.float32(-np.inf), given)
+            best = values.max()
+            if np.isinf(best):
+                shared = values == best
+                logs = np.where(shared, -ln(np.array([float(shared.sum())])), -np.inf)
+            else:
+                with np.errstate(over="ignore"):
+                    units = np.rint(decay(values - best).astype(np.float64) * 2.0**42).astype(np.int64).sum()
+                shift = ln(np.array([float(units)])) - 42 * float.fromhex("0x1.62e42fefa39efp-1")
+                logs = (values.astype(np.float64) - float(best)) - shift
+            with np.errstate(over="ignore"):
+                out[row] = torch.from_numpy(logs.astype(np.float32))
+
     def gumbel(self, seed: int, position: int, out: Tensor) -> None:  # noqa: D102
         out.copy_(torch.from_numpy(gumbel_noise(seed, position, len(out))))
 

@@ -78,14 +78,17 @@ def filter_tensors(params: Sequence[SamplingParams]) -> Filters | None:
     )
 
 
-def token_logprobs(logits: Tensor, token: int, top: int) -> TokenLogprobs:
+def token_logprobs(kernels: Kernels, logits: Tensor, token: int, top: int) -> TokenLogprobs:
     """Return log-probabilities of one row.
 
     Args:
+        kernels: the operations to run with.
         logits: `[vocab]` float32.
         token: the token to report.
         top: how many of the most likely tokens to report.
     """
-    row = torch.log_softmax(logits, dim=-1).numpy()
+    out = torch.empty((1, len(logits)))
+    kernels.log_softmax(logits.view(1, -1), out)
+    row = out[0].numpy()
     best = tuple((int(t), float(row[t])) for t in largest(row, top)) if top else ()
     return TokenLogprobs(float(row[token]), rank(row, token), best)

@@ -95,7 +95,7 @@ def _walk(
                 break
         if asked is not None:
             scores = _scores(kernels, span, row) if processed_logprobs else raw
-            logprobs.append(token_logprobs(scores, token, asked))
+            logprobs.append(token_logprobs(kernels, scores, token, asked))
         tokens.append(token)
         node = below[node].get(token)
         if node is not None:
