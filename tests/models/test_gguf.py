@@ -31,7 +31,7 @@ from parlay.kernels.select import select_kernels
 from parlay.models.config import read_config
 from parlay.models.find import find_model
 from parlay.models.gguf import GGUFFile
-from parlay.models.loader import digest_weights
+from parlay.models.identity import digest_model
 from parlay.models.select import describe_model, load_model
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
@@ -453,10 +453,10 @@ def test_a_draft_model_with_other_tokens_is_refused(tmp_path: Path, tiny_code: P
 def test_a_digest_names_weights_and_shape(tmp_path: Path) -> None:
     model, other = write_llama(tmp_path / "a"), write_llama(tmp_path / "b", seed=1)
     seen = {
-        digest_weights(write_gguf(model, tmp_path / "a.gguf")),
-        digest_weights(write_gguf(model, tmp_path / "c.gguf")),
-        digest_weights(write_gguf(other, tmp_path / "b.gguf")),
-        digest_weights(write_gguf(model, tmp_path / "d.gguf", "F16")),
-        digest_weights(write_gguf(model, tmp_path / "e.gguf", llama__rope__freq_base=5.0)),
+        digest_model(write_gguf(model, tmp_path / "a.gguf")),
+        digest_model(write_gguf(model, tmp_path / "c.gguf")),
+        digest_model(write_gguf(other, tmp_path / "b.gguf")),
+        digest_model(write_gguf(model, tmp_path / "d.gguf", "F16")),
+        digest_model(write_gguf(model, tmp_path / "e.gguf", llama__rope__freq_base=5.0)),
     }
     assert len(seen) == 4

@@ -14,7 +14,7 @@ from parlay.drafting.remembered import CostFile
 from parlay.drafting.state import DraftState
 from parlay.engine.answers import metrics_of, text_of
 from parlay.engine.memory import Memory, count_blocks
-from parlay.engine.numerics import cases, describe_numerics, trust_model
+from parlay.engine.numerics import cases, describe_numerics, identify, trust_model
 from parlay.engine.request import Counts, Request, check_place
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names
@@ -32,6 +32,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.find import find_model
 from parlay.models.generation import sampling_defaults
 from parlay.models.hub import Hub
+from parlay.models.identity import start_digest
 from parlay.models.select import cache_spec, check_weights, describe_as, load_model, resolve_dtype
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.places import scratch_blocks
@@ -88,12 +89,14 @@ class Engine:
             num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory(), weights)
             check_weights(model_config)
 
+        digest = start_digest(path, self.codec.path)
         torch.set_num_threads(env.threads())
         kernels, trust = settle(select_kernels(config.device), cases(model_config, dtype), env.threads())
         kernels.set_threads(env.threads())
         tune(kernels, env.threads())
         model = load_model(model_config, dtype, self.max_model_len, kernels)
-        trust = trust_model(model, kernels, trust, env.threads())
+        identity = identify(model_config, self.max_model_len, digest.result())
+        trust = trust_model(model, identity, kernels, trust, env.threads())
         # A proposer that follows every row of the target has a token more to run for each request that emits.
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
         spare = scratch_blocks(config.block_size) if any(m.proposer.borrows for m in methods) else 0
@@ -115,7 +118,9 @@ class Engine:
         )
         self._pool = BlockPool(num_blocks, config.block_size)
         self.stats = EngineStats()
-        self.numerics = describe_numerics(model_config, dtype, kernels.name, trust, config.tensor_parallel_size)
+        self.numerics = describe_numerics(
+            identity, model_config, dtype, kernels.name, trust, config.tensor_parallel_size
+        )
         self.numerics_id = str(self.numerics)
         file = CostFile(self.numerics_id, env.threads())
         drafting = make_drafting(

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from pathlib import Path
 
 import torch
 
@@ -16,10 +15,13 @@ from parlay.kernels.selfcheck import ROW_COUNTS, Case, Finding, check, product_c
 from parlay.kernels.trust import Trust, settle
 from parlay.models import foreign
 from parlay.models.config import ModelConfig
-from parlay.models.loader import digest_weights
+from parlay.models.identity import digest_model
+from parlay.models.rotary import frequencies_of
 from parlay.models.select import Model, describe_model, load_model, resolve_dtype, stored_kinds, weight_shapes
 from parlay.types.storage import MADE
 
+_POSITIONS = (0.0, 1.0, 2.0, 3.0, 7.0, 30.0, 99.0, 511.0, 1023.0, 4095.0, 8191.0, 65535.0, 131071.0)
+_ROPES, _BY_LENGTH = ("rope_parameters", "rope_scaling"), ("dynamic", "longrope", "su")  # of another library
 _OUTPUTS = 96  # of a quantised weight: three panels
 _SHORT = 1024  # positions, which the self-check does not nearly use
 _WHOLE = 1 << 22  # elements: all of a small model's weights, slices of a large one's
@@ -30,7 +32,7 @@ class Numerics:
     """Runs with equal ids give equal tokens, bit for bit; `str` gives the id.
 
     Attributes:
-        model: its directory's name with a digest of its config and weights.
+        model: its name with a digest of its files, tokenizer included; see `identify`.
         dtype: of weights and activations; of quantised weights their kinds, and what activations become for them.
         kernels: their name, with the instruction set.
         torch: its version.
@@ -60,16 +62,35 @@ class Numerics:
         return "/".join(parts)
 
 
-def describe_numerics(
-    config: ModelConfig, dtype: torch.dtype, kernels: str, trust: Trust, tensor_parallel_size: int
-) -> Numerics:
-    """Return what the bits of a model's tokens depend on.
+def identify(config: ModelConfig, length: int, digest: str) -> str:
+    """Return a model's name with a digest of all that its numbers are made of.
 
-    Raises:
-        ModelError: a weight file cannot be read.
+    That is its files and the frequencies of its positions, which some kinds of rotary embedding choose by the longest
+    sequence, with their cosines and sines, which a library computes. A class of another library may do so too.
+
+    Args:
+        config: the model.
+        length: the longest sequence.
+        digest: of its files.
     """
+    whole = sha256(digest.encode())
+    if config.foreign is None:
+        frequencies, size = frequencies_of(config, length)
+        angles = torch.tensor(_POSITIONS)[:, None] * frequencies
+        whole.update(torch.cat((frequencies[None] * size, angles.cos(), angles.sin())).numpy().tobytes())
+    elif any(kind in str(config.raw.get(key)) for key in _ROPES for kind in _BY_LENGTH):
+        whole.update(str(length).encode())
+    path = config.path
+    name = path.absolute().name if path.is_file() else path.resolve().name  # a file in the hub's cache is a link
+    return f"{name}-{whole.hexdigest()[:12]}"
+
+
+def describe_numerics(
+    identity: str, config: ModelConfig, dtype: torch.dtype, kernels: str, trust: Trust, tensor_parallel_size: int
+) -> Numerics:
+    """Return what the bits of a model's tokens depend on; `identity` is what `identify` returns."""
     return Numerics(
-        model=_identity(config.path),
+        model=identity,
         dtype="+".join((str(dtype).removeprefix("torch."), *_quantised(config))),
         kernels=kernels if config.foreign is None else f"{kernels}+{config.foreign.library}",
         torch=torch.__version__,
@@ -106,18 +127,19 @@ def inspect(
     kernels, trust = settle(select_kernels(), cases(config, resolved), threads)
     everything = cases(config, resolved, _WHOLE)
     findings = check(kernels, everything, threads, sorted({*range(1, 65), *ROW_COUNTS, 500, 513, 1000}), tick)
+    identity = identify(config, config.max_position, digest_model(config.path))
     loaded = config.foreign and load_model(config, resolved, min(config.max_position, _SHORT), kernels)
     if isinstance(loaded, foreign.Model):
-        trust = trust_model(loaded, kernels, trust, threads)
-        findings |= check_whole(loaded, _identity(config.path), kernels, threads, ROW_COUNTS, tick)
-    return describe_numerics(config, resolved, kernels.name, trust, 1), findings
+        trust = trust_model(loaded, identity, kernels, trust, threads)
+        findings |= check_whole(loaded, identity, kernels, threads, ROW_COUNTS, tick)
+    return describe_numerics(identity, config, resolved, kernels.name, trust, 1), findings
 
 
-def trust_model(model: Model, kernels: Kernels, trust: Trust, threads: int) -> Trust:
+def trust_model(model: Model, identity: str, kernels: Kernels, trust: Trust, threads: int) -> Trust:
     """Return how far a model can be trusted: as far as its kernels, unless another library has a part in it."""
     if not isinstance(model, foreign.Model):
         return trust
-    return judge_whole(model, _identity(model.config.path), kernels, trust, threads)
+    return judge_whole(model, identity, kernels, trust, threads)
 
 
 def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list[Case]:
@@ -151,11 +173,3 @@ def _quantised(config: ModelConfig) -> list[str]:
     made = "-made" if config.storage in MADE else ""  # rounded here, which is not what a file of the same kind holds
     blocks = [f"int8x{CHUNK}"] if any(kind.block > 1 for kind in kinds) else []
     return [*(f"{kind}{made}" for kind in kinds), *blocks]
-
-
-def _identity(path: Path) -> str:
-    # A GGUF file's digest covers the shape of its model too.
-    digest = sha256(b"" if path.is_file() else (path / "config.json").read_bytes())
-    digest.update(digest_weights(path))
-    name = path.absolute().name if path.is_file() else path.resolve().name  # a file in the hub's cache is a link
-    return f"{name}-{digest.hexdigest()[:8]}"

@@ -4,7 +4,6 @@ The memory is one small JSON file. It may be lost, damaged or not writable: then
 """
 
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,7 @@ import numpy
 import torch
 
 from parlay import env
+from parlay.kept import read_kept, write_kept
 from parlay.kernels import selfcheck
 from parlay.kernels.base import Kernels
 from parlay.kernels.selfcheck import Case, Finding
@@ -140,33 +140,18 @@ def _file() -> Path | None:
 def _read(file: Path | None) -> dict[str, dict[str, Finding]]:
     """Return what is remembered: findings by case, by setting."""
     try:
-        raw = json.loads(file.read_text()) if file else {}
         return {
             setting: {
                 case: Finding(tuple(int(count) for count in counts), int(bits)) for case, (counts, bits) in of.items()
             }
-            for setting, of in raw.items()
+            for setting, of in read_kept(file).items()
         }
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         return {}
 
 
 def _write(file: Path | None, setting: str, fresh: dict[str, Finding]) -> None:
-    if file is None:
-        return
     kept = _read(file)  # anew: another process may have written meanwhile
     kept[setting] = kept.pop(setting, {}) | fresh  # the latest is the last
-    plain = {
-        name: {case: (f.row_counts, f.bits) for case, f in of.items()} for name, of in list(kept.items())[-_SETTINGS:]
-    }
-    written: Path | None = None
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=file.name, delete=False) as whole:
-            written = Path(whole.name)
-            json.dump(plain, whole)
-        written.replace(file)
-    except OSError as error:
-        logger.debug("self-check: %s cannot be written (%s)", file, error)
-        if written is not None:
-            written.unlink(missing_ok=True)
+    latest = list(kept.items())[-_SETTINGS:]
+    write_kept(file, {name: {case: (f.row_counts, f.bits) for case, f in of.items()} for name, of in latest})

@@ -5,18 +5,16 @@ of whoever wrote it. Measured once for each processor, instruction set and numbe
 and remembered in one small file. It may be lost or damaged: then it is measured again, no more.
 """
 
-import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from time import perf_counter
 
 import torch
 
 from parlay import env
+from parlay.kept import read_kept, write_kept
 from parlay.kernels.base import Kernels
 from parlay.kernels.huge import empty_huge
 from parlay.kernels.linear import LinearWeight
@@ -64,7 +62,7 @@ def tune(kernels: Kernels, threads: int) -> None:
     if setting not in known:
         known[setting] = measure(kernels)
         logger.info("kernels: %s", known[setting])
-        _write(file, known)
+        write_kept(file, {name: asdict(own) for name, own in known.items()})
     found = known[setting]
     kernels.prefetch(found.few_rows, found.ahead, found.blocks)
 
@@ -128,18 +126,8 @@ def _seconds(kernels: Kernels, weights: Sequence[LinearWeight], rows: int, how: 
 
 def _read(file: Path | None) -> dict[str, Prefetching]:
     try:
-        raw = json.loads(file.read_text()) if file else {}
+        raw = read_kept(file)
         known = {str(setting): Prefetching(**{k: int(v) for k, v in own.items()}) for setting, own in raw.items()}
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         return {}
     return {setting: own for setting, own in known.items() if min(asdict(own).values()) >= 0}
-
-
-def _write(file: Path | None, known: dict[str, Prefetching]) -> None:
-    if file is None:
-        return
-    with suppress(OSError):  # then it is measured again
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=file.parent, prefix=file.name, delete=False) as whole:
-            json.dump({setting: asdict(own) for setting, own in known.items()}, whole)
-        Path(whole.name).replace(file)

@@ -12,7 +12,6 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -41,7 +40,6 @@ _MAX_NAME = 1 << 10  # bytes
 _MAX_DIMS = 4
 _SLAB = 1 << 20  # elements that are dequantised at once; larger slabs leave the caches
 
-_SAMPLE = 256  # bytes
 _U64 = struct.Struct("<Q")
 
 T = TypeVar("T")
@@ -235,14 +233,6 @@ class GGUFFile:
     def header(self) -> bytes:
         """Everything before the tensors."""
         return self._data[: self._at]
-
-    def digest(self) -> bytes:
-        """Return a digest of the whole header and of a sample from within every tensor."""
-        digest = sha256(self.header)
-        for name, stored in self.tensors.items():
-            middle = stored.size // 2
-            digest.update(self.raw(name)[0][middle : middle + _SAMPLE].tobytes())
-        return digest.digest()
 
     def __enter__(self) -> GGUFFile:
         return self

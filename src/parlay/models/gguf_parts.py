@@ -49,6 +49,15 @@ def model_file(path: Path) -> Path:
     return found if found.is_file() else path
 
 
+def part_files(path: Path) -> list[Path]:
+    """Return the files of a model that `path` is one of, as far as they exist, by their names alone."""
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    names = (f"{match[1]}-{number:05}-of-{match[3]}{match[4]}" for number in range(1, int(match[3]) + 1))
+    return [file for file in map(path.with_name, names) if file.is_file()]
+
+
 class GGUFModel(GGUFFile):
     """All files of a model as if they were one; `path` is the first one."""
 

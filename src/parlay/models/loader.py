@@ -5,13 +5,11 @@ Leftovers that a family explains, such as layers that predict further tokens, ar
 
 import json
 import math
-import struct
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
-from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +21,6 @@ from parlay.models.codebook import CodebookLayers
 from parlay.models.compound import CompoundLayers
 from parlay.models.config import dtype_of
 from parlay.models.gguf_names import GGUFWeights
-from parlay.models.gguf_parts import GGUFModel
 from parlay.models.packed import PackedLayers
 from parlay.models.packing import read_packing
 from parlay.models.pickled import Pickled
@@ -33,7 +30,6 @@ from parlay.weights.kinds import COMPUTED, HALF, Kind
 from parlay.weights.quantise import INT4, INT8, fits
 from parlay.weights.weight import Weight
 
-_SAMPLE = 256  # bytes
 _PICKLED = (".bin", ".pt")
 _HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _LAYERS = {"awq": PackedLayers, "gptq": PackedLayers, "scaled": ScaledLayers, "codebook": CodebookLayers}
@@ -64,7 +60,7 @@ class Checkpoint:
         self._stack = ExitStack()
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
-        for file in _weight_files(path, head):
+        for file in weight_files(path, head):
             self._files[file] = handle = self._open(file)
             for name in handle.keys():  # noqa: SIM118 - not a mapping
                 self._where[name] = file
@@ -234,44 +230,6 @@ class Reader:
         return self._prefix + self._renamed.get(name, name)
 
 
-def digest_weights(path: Path) -> bytes:
-    """Return a digest of a model's weights: names, types, shapes, and a sample from within every tensor.
-
-    Weights of another training run get another digest, at the cost of a few hundred small reads.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
-    if path.is_file():
-        with GGUFModel(path) as gguf:
-            return gguf.digest()
-    digest = sha256()
-    for file in _weight_files(path):
-        if file.suffix in _PICKLED:
-            digest.update(Pickled(file).digest())
-            continue
-        try:
-            with file.open("rb") as data:
-                header = _read_header(data, file.stat().st_size)
-                digest.update(header)
-                for entry in json.loads(header).values():
-                    if "data_offsets" in entry:
-                        begin, end = entry["data_offsets"]
-                        data.seek(8 + len(header) + (begin + end) // 2)
-                        digest.update(data.read(min(_SAMPLE, end - (begin + end) // 2)))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-            raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
-    return digest.digest()
-
-
-def _read_header(data: BinaryIO, size: int) -> bytes:
-    """Return the header of a safetensors file of `size` bytes; a damaged length asks for no memory."""
-    (length,) = struct.unpack("<Q", data.read(8))
-    if length > size:
-        raise ValueError("its header is cut off")
-    return data.read(length)
-
-
 def file_format(path: Path) -> str:
     """Return what a model's weights are read from: "gguf", "safetensors" or "pt".
 
@@ -280,10 +238,19 @@ def file_format(path: Path) -> str:
     """
     if path.is_file():
         return "gguf"
-    return "pt" if _weight_files(path)[0].suffix in _PICKLED else "safetensors"
+    return "pt" if weight_files(path)[0].suffix in _PICKLED else "safetensors"
 
 
-def _weight_files(path: Path, head: bool = False) -> list[Path]:
+def weight_files(path: Path, head: bool = False) -> list[Path]:
+    """Return the files of a checkpoint's weights.
+
+    Args:
+        path: a directory, or a GGUF file, of which it is the first part.
+        head: prefer those of a draft head.
+
+    Raises:
+        ModelError: there are none, or the index is damaged or names files elsewhere.
+    """
     if path.is_file():
         return [path]
     own = (

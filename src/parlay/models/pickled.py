@@ -3,7 +3,6 @@
 import pickle
 import warnings
 import zipfile
-from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from parlay.errors import ModelError, brief
 
-_SAMPLE = 256  # elements
 _DTYPES = {  # as safetensors call them
     torch.float32: "F32",
     torch.float16: "F16",
@@ -63,15 +61,6 @@ class Pickled:
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor."""
         return self._tensors[name]
-
-    def digest(self) -> bytes:
-        """Return a digest of names, types, shapes and a sample from within every tensor."""
-        digest = sha256()
-        for name, tensor in self._tensors.items():
-            values = tensor.reshape(-1)
-            sample = values[len(values) // 2 :][:_SAMPLE].contiguous().view(torch.uint8)
-            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode() + sample.numpy().tobytes())
-        return digest.digest()
 
 
 def _plain(value: object) -> bool:

@@ -31,6 +31,22 @@ def cos_sin_table(config: ModelConfig, length: int, rotary: Rotary | None = None
     Raises:
         ModelError: the config's numbers do not fit its heads.
     """
+    frequencies, size = frequencies_of(config, length, rotary)
+    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies[None, :]
+    return torch.cat((angles.cos() * size, angles.sin() * size), dim=1).contiguous()
+
+
+def frequencies_of(config: ModelConfig, length: int, rotary: Rotary | None = None) -> tuple[Tensor, float]:
+    """Return the frequencies of a model's positions, float32 `[R / 2]`, and a factor on cosines and sines.
+
+    Args:
+        config: the model's shape.
+        length: the longest sequence.
+        rotary: another embedding than the config's.
+
+    Raises:
+        ModelError: the config's numbers do not fit its heads.
+    """
     rotary = rotary or config.rotary
     dim = int(config.head_dim * rotary.partial)
     if dim < 2 or dim % 2:
@@ -41,8 +57,7 @@ def cos_sin_table(config: ModelConfig, length: int, rotary: Rotary | None = None
         frequencies, size = torch.tensor(math.nan), 1.0
     if not frequencies.isfinite().all() or not math.isfinite(size):
         raise ModelError(f"{config.path}: the numbers of the rotary embedding ({rotary.kind}) give no frequencies")
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies[None, :]
-    return torch.cat((angles.cos() * size, angles.sin() * size), dim=1).contiguous()
+    return frequencies, size
 
 
 def _frequencies(config: ModelConfig, rotary: Rotary, dim: int, length: int) -> tuple[Tensor, float]:

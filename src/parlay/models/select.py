@@ -57,6 +57,7 @@ families = Registry(
             "gguf_write",
             "heads",
             "hub",
+            "identity",
             "layers",
             "loader",
             "moe",

@@ -17,7 +17,7 @@ from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
 from parlay.models.find import find_model
-from parlay.models.loader import digest_weights
+from parlay.models.identity import digest_model
 from parlay.proposers.select import naming_heads
 from parlay.train.card import card
 from parlay.train.data import Text, digest, read_texts
@@ -125,7 +125,7 @@ def _train(
     watch: Watch,
 ) -> Figures:
     output, work, path = Path(options.output), Path(options.output) / "training", target.path
-    weights = digest_weights(path).hex()[:16]
+    weights = digest_model(path)[:16]
     identity = {
         "method": method,
         "target_weights": weights,
