@@ -21,9 +21,9 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, threads in [("3", 3), ("", default)]:
         monkeypatch.setenv("PARLAY_THREADS", value)
         assert env.threads() == threads
-    for value in ("0", "-1", "many"):
+    for value in ("0", "-1", "many", "99999", "1025", "²", "9" * 5000):
         monkeypatch.setenv("PARLAY_THREADS", value)
-        with pytest.raises(ConfigError, match="PARLAY_THREADS must be a number of at least 1"):
+        with pytest.raises(ConfigError, match="PARLAY_THREADS must be a number from 1 to 1024"):
             env.threads()
 
 

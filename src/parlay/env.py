@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from parlay.errors import ConfigError
+from parlay.errors import ConfigError, shown
 
 ARITHMETIC = (
     "ONEDNN_MAX_CPU_ISA",
@@ -34,6 +34,7 @@ ARITHMETIC = (
 )
 
 
+MOST_THREADS = 1024
 FLAG = "PARLAY_FLAG_"
 _WAITING = "OMP_WAIT_POLICY"
 
@@ -61,12 +62,12 @@ def threads() -> int:
     """Return how many threads compute may use.
 
     Raises:
-        ConfigError: PARLAY_THREADS is no number of at least 1.
+        ConfigError: PARLAY_THREADS is no number from 1 to `MOST_THREADS`.
     """
     asked = os.environ.get("PARLAY_THREADS")
     if asked:
-        if not asked.isdigit() or int(asked) < 1:
-            raise ConfigError(f"PARLAY_THREADS must be a number of at least 1, not {asked!r}")
+        if not (asked.isascii() and asked.isdigit() and len(asked) < 5 and 1 <= int(asked) <= MOST_THREADS):
+            raise ConfigError(f"PARLAY_THREADS must be a number from 1 to {MOST_THREADS}, not {shown(asked)}")
         return int(asked)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

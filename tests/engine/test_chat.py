@@ -134,8 +134,12 @@ def test_templates_that_refuse(template: str, match: str) -> None:
 
 
 def test_a_variable_given_twice() -> None:
-    with pytest.raises(RequestError, match="messages"):
+    with pytest.raises(ConfigError, match="chat_template_kwargs has 'messages', which is an argument of its own"):
         render(CHATML, HELLO, {}, ChatOptions(chat_template_kwargs={"messages": []}))
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    assert (
+        render(template, HELLO, {"bos_token": "<s>"}, ChatOptions(chat_template_kwargs={"bos_token": "-"}))[0] == "-"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from parlay.engine.pieces import Pieces
+from parlay.engine.pieces import DECODING, Pieces
 from parlay.types.output import Rejected
 
 # Text, who supplied it, and whether it is part of the completion or a rejected guess.
@@ -77,8 +77,9 @@ class Attribution:
 
     def _text(self, token: int) -> str:
         """Return a guess's own text; that of half a character is the replacement character."""
-        alone, after = (
-            str(self._tokenizer.decode(tokens, skip_special_tokens=False)) for tokens in ([token], [token, token])
-        )
+        with DECODING:
+            alone, after = (
+                str(self._tokenizer.decode(tokens, skip_special_tokens=False)) for tokens in ([token], [token, token])
+            )
         # Some tokenizers leave out the space before the first word, which no guess is.
         return alone if "\N{REPLACEMENT CHARACTER}" in alone else after[len(alone) :]

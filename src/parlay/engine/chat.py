@@ -13,6 +13,7 @@ from parlay.config import build
 from parlay.engine.tool_prompt import told
 from parlay.errors import ConfigError, RequestError, brief, shown
 
+_OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
 _PROBE = "xyzzy"  # no template has it
 
 
@@ -39,6 +40,8 @@ class ChatOptions:
             raise ConfigError(
                 "continue_final_message goes on with the last message; set add_generation_prompt to False"
             )
+        for name in _OWN & self.chat_template_kwargs.keys():
+            raise ConfigError(f"chat_template_kwargs has {name!r}, which is an argument of its own; give it as such")
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "ChatOptions":
@@ -111,12 +114,14 @@ def _run(
     from parlay.engine.template import render as run  # slow to import
 
     try:
-        variables = dict(
+        variables = {
             **special,
-            **{"tools": options.tools, "documents": None, **options.chat_template_kwargs},
-            messages=messages,
-            add_generation_prompt=options.add_generation_prompt,
-        )
+            "tools": options.tools,
+            "documents": None,
+            **options.chat_template_kwargs,
+            "messages": messages,
+            "add_generation_prompt": options.add_generation_prompt,
+        }
         return run(template, variables)
     except RequestError:
         raise

@@ -3,6 +3,11 @@
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from parlay.errors import RequestError
+from parlay.panics import Contained
+
+DECODING = Contained("the tokenizer cannot decode these tokens")
+
 
 class Pieces:
     """The text of a sequence of tokens as it comes. What was handed out is never taken back."""
@@ -17,7 +22,10 @@ class Pieces:
         """Return the text that has come with a token, which is empty while a character is incomplete."""
         self._pending.append(token)
         try:
-            piece = self._stream.step(self._tokenizer, token) or ""
+            with DECODING:
+                piece = self._stream.step(self._tokenizer, token) or ""
+        except RequestError:
+            raise
         except Exception:
             # A bare one: where bytes are tokens, some that make no character change how bytes before them decode.
             # What was handed out stays, and the stream begins anew behind it.
@@ -30,4 +38,5 @@ class Pieces:
     @property
     def rest(self) -> str:
         """What the tokens of an incomplete character decode to, should nothing follow."""
-        return str(self._tokenizer.decode(self._pending, skip_special_tokens=self._skip))
+        with DECODING:
+            return str(self._tokenizer.decode(self._pending, skip_special_tokens=self._skip))

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from parlay.engine.chat import ChatOptions, render, shows_tools
-from parlay.engine.pieces import Pieces
+from parlay.engine.pieces import DECODING, Pieces
 from parlay.errors import ContextLengthError, RequestError, brief
 from parlay.models.tokenizer import read_texts, token_text
+from parlay.panics import Contained
 from parlay.types.output import Logprob
 from parlay.types.plan import TokenLogprobs
 
 _LONG = 1024  # characters or tokens
+_ENCODING = Contained("its library panics")
 _ASSETS = Path(__file__).parents[1] / "assets"
 
 
@@ -44,11 +46,12 @@ class TextCodec:
             RequestError: the text is not valid Unicode, or the tokenizer has no tokens for it.
         """
         try:
-            if len(text) < _LONG:
-                return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-            # The same tokens, but of the library's calls only those on batches let other threads go on meanwhile.
-            (found,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            return list(found.ids)
+            with _ENCODING:
+                if len(text) < _LONG:
+                    return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+                # The same tokens, but of the library's calls only those on batches let other threads go on meanwhile.
+                (found,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+                return list(found.ids)
         except (TypeError, UnicodeError):
             raise RequestError("the prompt is not valid Unicode text; decode it with the right encoding") from None
         except (
@@ -57,10 +60,15 @@ class TextCodec:
             raise RequestError(f"the tokenizer cannot encode this text: {brief(str(error))}") from None
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `tokens`."""
-        if len(tokens) < _LONG:
-            return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
-        return str(self.tokenizer.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)[0])
+        """Return the text of `tokens`.
+
+        Raises:
+            RequestError: the tokenizer's library fails.
+        """
+        with DECODING:
+            if len(tokens) < _LONG:
+                return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+            return str(self.tokenizer.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)[0])
 
     @cached_property
     def most_characters(self) -> int:

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from parlay.errors import ModelError, brief
 from parlay.models.config import read_json
 from parlay.models.gguf_tokenizer import read_gguf_tokenizer
+from parlay.panics import Contained
 
 
 def tokenizer_file(model: Path) -> Path:
@@ -26,11 +27,14 @@ def read_tokenizer(file: Path) -> Tokenizer:
     if not file.is_file():
         raise ModelError(f"{file} does not exist; text needs a tokenizer in the `tokenizers` format")
     try:
-        return Tokenizer.from_file(str(file))
-    except BaseException as error:  # the library raises bare Exception, and where it panics something beyond that
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
+        with Contained("the library panics", ModelError):
+            tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare ones
         raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
+    # How long a prompt may be is the engine's to say: it refuses what is too long, and cuts nothing.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def read_texts(model: Path) -> tuple[Tokenizer, dict[str, Any]]:

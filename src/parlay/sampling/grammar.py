@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from parlay.errors import RequestError
+from parlay.panics import Contained
 from parlay.sampling.processors import Processor
 from parlay.sampling.schema import check_schema
 from parlay.types.structured import StructuredOutputsParams
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # most engines never need it
 _KEPT = 64  # compiled grammars
 _MOST_FORCED = 64  # tokens guessed at once because nothing else is permitted
 _STACK = 1 << 29  # bytes of address space: the compiler recurses along rules and references
+_COMPILING = Contained("its library panics")
 _STACK_LOCK = threading.Lock()
 
 
@@ -84,7 +86,8 @@ class Grammars:
             from llguidance import LLTokenizer
 
             try:
-                self._tokenizer = LLTokenizer(self._file(), n_vocab=self._vocab_size, eos_token=list(self._ends))
+                with _COMPILING:
+                    self._tokenizer = LLTokenizer(self._file(), n_vocab=self._vocab_size, eos_token=list(self._ends))
             except ValueError as error:
                 raise RequestError(f"structured_outputs does not know this tokenizer's kind: {error}") from None
         return self._tokenizer
@@ -236,9 +239,10 @@ def _compile(tokenizer: "LLTokenizer", asked: StructuredOutputsParams) -> "LLMat
 
     def work() -> None:
         try:
-            matcher = LLMatcher(tokenizer, _grammar(asked), log_level=0, limits=limits)
-            found.append(matcher)
-            found.append(matcher.get_error() or _dead_end(matcher.deep_copy()))
+            with _COMPILING:
+                matcher = LLMatcher(tokenizer, _grammar(asked), log_level=0, limits=limits)
+                found.append(matcher)
+                found.append(matcher.get_error() or _dead_end(matcher.deep_copy()))
         except Exception as error:  # the notation's reader raises bare ones
             found[:] = [None, str(error)]
 
@@ -286,6 +290,10 @@ def _on_a_deep_stack(work: Callable[[], None]) -> None:
         try:
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
+        except RuntimeError:
+            raise RequestError(
+                "structured_outputs cannot be compiled: the system gives no further thread; try again later"
+            ) from None
         finally:
             threading.stack_size(before)
     thread.join()
