@@ -47,7 +47,7 @@ def test_a_template_with_a_place_has_all_as_it_is() -> None:
     template = (
         "{{ tools | tojson if tools else '' }}" + PLAIN + "{{ messages[1].tool_calls[0].function.arguments.a }}"
     )
-    assert shows_tools(template, ())
+    assert shows_tools(template, {})
     assert not shows_tools(PLAIN, ())
     text = render(template, conversation(), {}, ChatOptions(tools=[TOOL]))
     assert text.endswith("1")  # arguments are values

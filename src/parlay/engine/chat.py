@@ -6,13 +6,14 @@ Templates are programs that come with a checkpoint: `template` runs them, and sa
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from parlay.config import build
+from parlay.engine.template_runner import Runner
 from parlay.engine.tool_prompt import told
-from parlay.errors import ConfigError, RequestError, brief, shown
+from parlay.errors import ConfigError, RequestError, shown
 
+HERE = Runner()
 _OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
 _PROBE = "xyzzy"  # no template has it
 
@@ -54,7 +55,11 @@ class ChatOptions:
 
 
 def render(
-    template: str, messages: Sequence[Mapping[str, Any]], special: Mapping[str, str], options: ChatOptions
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special: Mapping[str, str],
+    options: ChatOptions,
+    runner: Runner = HERE,
 ) -> str:
     """Return the prompt that a template makes of a conversation.
 
@@ -64,6 +69,7 @@ def render(
             and none is an empty text.
         special: special tokens by their names in the tokenizer's config.
         options: see `ChatOptions`.
+        runner: where the template is run.
 
     Raises:
         RequestError: messages of another form, a template that is none, or one that refuses the messages.
@@ -74,9 +80,9 @@ def render(
     if not plain:
         raise RequestError("messages is empty; a conversation needs at least one message")
     mark = _continued(plain) if options.continue_final_message else ""
-    if options.tools and not shows_tools(template, tuple(special.items())):
-        plain = told(plain, options.tools, system=_shows(template, tuple(special.items()), "system"))
-    text = _run(template, plain, special, options)
+    if options.tools and not shows_tools(template, special, runner):
+        plain = told(plain, options.tools, system=_shows(template, special, "system", runner))
+    text = runner.run(template, _variables(plain, special, options))
     if not options.continue_final_message:
         return text
     end = text.rfind(mark)
@@ -85,49 +91,44 @@ def render(
     return text[: end + len(mark)]
 
 
-def shows_tools(template: str, special: tuple[tuple[str, str], ...]) -> bool:
+def shows_tools(template: str, special: Mapping[str, str], runner: Runner = HERE) -> bool:
     """Whether a template tells the model of tools: whether its prompt has the name of one.
 
     Args:
         template: in Jinja's language.
-        special: special tokens and their names.
+        special: special tokens by their names.
+        runner: where the template is run.
     """
-    return _shows(template, special, "tool")
+    return _shows(template, special, "tool", runner)
 
 
-@lru_cache(maxsize=8)
-def _shows(template: str, special: tuple[tuple[str, str], ...], what: str) -> bool:
+def _shows(template: str, special: Mapping[str, str], what: str, runner: Runner) -> bool:
     function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
     tools = [{"type": "function", "function": function}] if what == "tool" else None
     messages = [{"role": "user", "content": "?"}]
     if what == "system":
         messages.insert(0, {"role": "system", "content": _PROBE})
-    try:
-        return _PROBE in _run(template, messages, dict(special), ChatOptions(tools=tools))
-    except RequestError:
-        return what == "tool"  # one that wants other messages is left to see to its tools itself
+
+    def find() -> bool:
+        try:
+            return _PROBE in runner.run(template, _variables(messages, special, ChatOptions(tools=tools)))
+        except RequestError:
+            return what == "tool"  # one that wants other messages is left to see to its tools itself
+
+    return runner.remembered((template, what), find)
 
 
-def _run(
-    template: str, messages: Sequence[Mapping[str, Any]], special: Mapping[str, str], options: ChatOptions
-) -> str:
-    from parlay.engine.template import render as run  # slow to import
-
-    try:
-        variables = {
-            **special,
-            "tools": options.tools,
-            "documents": None,
-            **options.chat_template_kwargs,
-            "messages": messages,
-            "add_generation_prompt": options.add_generation_prompt,
-        }
-        return run(template, variables)
-    except RequestError:
-        raise
-    except Exception as error:  # a template's expressions may raise anything
-        reason = brief(str(error).strip().split("\n")[0]) or type(error).__name__
-        raise RequestError(f"the chat template refuses these messages: {reason}") from None
+def _variables(
+    messages: Sequence[Mapping[str, Any]], special: Mapping[str, str], options: ChatOptions
+) -> dict[str, Any]:
+    return {
+        **special,
+        "tools": options.tools,
+        "documents": None,
+        **options.chat_template_kwargs,
+        "messages": messages,
+        "add_generation_prompt": options.add_generation_prompt,
+    }
 
 
 def _message(message: object) -> dict[str, Any]:

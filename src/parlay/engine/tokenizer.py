@@ -8,6 +8,7 @@ from typing import Any
 
 from parlay.engine.chat import ChatOptions, render, shows_tools
 from parlay.engine.pieces import DECODING, Pieces
+from parlay.engine.template_process import TemplateProcess
 from parlay.errors import ContextLengthError, RequestError, brief
 from parlay.models.tokenizer import read_texts, token_text
 from parlay.panics import Contained
@@ -38,6 +39,7 @@ class TextCodec:
         self._texts: dict[int, str] = {}  # of single tokens
         self.tokenizer, self._config = read_texts(path)
         self._template: str | None = self._config.get("chat_template")
+        self._own, self._given = TemplateProcess(), TemplateProcess()  # for the model's template, and for requests'
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`, by default with the special tokens that the tokenizer itself adds.
@@ -117,7 +119,7 @@ class TextCodec:
     def shows_tools(self, template: str | None = None) -> bool:
         """Whether a chat template, by default the model's own, tells the model of tools."""
         own = template or self._template
-        return own is not None and shows_tools(own, tuple(self._special.items()))
+        return own is not None and shows_tools(own, self._special, self._runner(template))
 
     @cached_property
     def _special(self) -> dict[str, str]:
@@ -136,7 +138,16 @@ class TextCodec:
                 "this model has no chat template; "
                 "give one as chat_template, or use generate with a prompt of your own"
             )
-        return render(template, messages, self._special, options)
+        return render(template, messages, self._special, options, self._runner(options.chat_template))
+
+    def _runner(self, given: str | None) -> TemplateProcess:
+        """Return where to run a template, so that nobody's but its giver waits for one that does not end."""
+        return self._own if given is None or given == self._template else self._given
+
+    def close(self) -> None:
+        """End the processes that run chat templates; they would start anew."""
+        self._own.close()
+        self._given.close()
 
 
 class Detokenizer:

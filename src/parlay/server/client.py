@@ -213,11 +213,7 @@ class EngineClient:
                 return
 
     async def close(self, drain_seconds: float = 0.0) -> None:
-        """Accept nothing any more, let open requests finish for a while, then end the process. May be called again.
-
-        Args:
-            drain_seconds: what is open after these fails with `ParlayError`.
-        """
+        """Accept nothing any more, fail what is open after `drain_seconds`, end all processes; any number of times."""
         served, self._state = self._state == "ready", "closed"
         if self._revival is not None:
             self._revival.cancel()
@@ -227,6 +223,8 @@ class EngineClient:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._quiet.wait(), drain_seconds)
         self._fail_all(ParlayError(self._absence()))
+        if self._codec is not None:
+            self._codec.close()
         if (link := self._link) is not None:
             if served:
                 link.send(Stop())
