@@ -213,7 +213,7 @@ class EngineClient:
                 return
 
     async def close(self, drain_seconds: float = 0.0) -> None:
-        """Accept nothing any more, fail what is open after `drain_seconds`, end all processes; any number of times."""
+        """Accept nothing any more, fail what is open after `drain_seconds`, end all processes; may be called again."""
         served, self._state = self._state == "ready", "closed"
         if self._revival is not None:
             self._revival.cancel()
