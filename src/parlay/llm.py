@@ -1,10 +1,12 @@
 """The offline interface: prompts in, completions out."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from os import PathLike, fspath
 from typing import Any
 
+from parlay.bar import loading_bar
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
 from parlay.config.speculative import DEFAULT, Speculation
 from parlay.engine.chat import ChatOptions
@@ -47,7 +49,9 @@ class LLM:
         """
         options, speculative_config = modernise(options, speculative_config, stacklevel=2)
         config = EngineConfig.parse({"model": fspath(model) if isinstance(model, PathLike) else model, **options})
-        self.engine = Engine(config, SpeculativeConfig.parse(speculative_config))
+        speculative = SpeculativeConfig.parse(speculative_config)
+        with loading_bar(show=config.use_tqdm_on_load and sys.stderr.isatty()) as tell:
+            self.engine = Engine(config, speculative, tell)
 
     @property
     def model_name(self) -> str:

@@ -199,6 +199,7 @@ def engines(
                 max_num_seqs=requests,
                 max_model_len=max_model_len,
                 dequantize=dequantize,
+                use_tqdm_on_load=False,
             )
         except CapacityError as error:
             if not made:

@@ -46,7 +46,12 @@ def measure(
         ConfigError: prompts and completions do not fit into the model's context.
         ParlayError: the server does not start, or refuses a request.
     """
-    engine = {"enable_prefix_caching": False, "max_num_seqs": options.num_prompts, **engine}
+    engine = {
+        "use_tqdm_on_load": False,
+        "enable_prefix_caching": False,
+        "max_num_seqs": options.num_prompts,
+        **engine,
+    }
     llm = LLM(**engine, speculative_config=speculative)
     codec = llm.engine.codec
     work = [

@@ -37,7 +37,7 @@ def measure(
     except ImportError:
         raise ConfigError("this comparison needs transformers; pip install 'parlay[transformers]'") from None
     tick("loading")
-    llm = LLM(model, dtype="bfloat16", enable_prefix_caching=False, speculative_config=None)
+    llm = LLM(model, dtype="bfloat16", enable_prefix_caching=False, speculative_config=None, use_tqdm_on_load=False)
     if prompt_length is not None and prompt_length >= llm.engine.max_model_len:
         raise ConfigError(
             f"a prompt of {prompt_length} tokens leaves no room within {llm.engine.max_model_len}; shorten it"

@@ -61,6 +61,7 @@ class Parlay(Engine):
             max_model_len=length,
             max_num_seqs=requests,
             enable_prefix_caching=False,
+            use_tqdm_on_load=False,
         )
         self._rows = import_module("parlay.runner.batch")
 

@@ -90,6 +90,7 @@ def measure(options: PerplexityOptions, tick: Callable[[str], None]) -> list[dic
             speculative_config=None,
             enable_prefix_caching=False,
             max_num_seqs=1,
+            use_tqdm_on_load=False,
             max_model_len=options.context + 1,
         )
         windows = _windows(llm.engine.codec.encode(text), options)

@@ -54,6 +54,7 @@ def compare(
     plain = next(iter(configs))
     length = min(describe_model(model).max_position, _LONGEST)
     options = {"dtype": dtype, "dequantize": dequantize, "max_model_len": length, "max_num_seqs": len(PROMPTS)}
+    options["use_tqdm_on_load"] = False
     expected: dict[float, list[CompletionOutput]] = {}
     for name, config in configs.items():
         tick(f"{name}: loading")

@@ -53,9 +53,10 @@ def measure(
     Raises:
         ConfigError: prompts and completions do not fit into the model's context.
     """
-    llms = {PLAIN: LLM(**{"enable_prefix_caching": False, **engine}, speculative_config=None)}
+    engine = {"enable_prefix_caching": False, "use_tqdm_on_load": False, **engine}
+    llms = {PLAIN: LLM(**engine, speculative_config=None)}
     if speculative is not None:
-        llm = LLM(**{"enable_prefix_caching": False, **engine}, speculative_config=speculative)
+        llm = LLM(**engine, speculative_config=speculative)
         llms["+".join(llm.engine.methods[1:])] = llm
     work = workload(llms[PLAIN].engine.codec, options, llms[PLAIN].engine.max_model_len)
     runs = {name: Run() for name in llms}

@@ -50,5 +50,5 @@ def measure(model: str, repeats: int, tick: Callable[[str], None]) -> dict[str, 
         if i:  # the first start fills the page cache
             seconds.append(elapsed)
     # The starts were other processes; one more engine under the same environment has their numerics.
-    numerics = LLM(model, speculative_config=None).numerics_id
+    numerics = LLM(model, speculative_config=None, use_tqdm_on_load=False).numerics_id
     return {"model": model, "seconds_to_first_token": median(seconds), "repeats": repeats, "numerics": numerics}

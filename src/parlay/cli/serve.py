@@ -5,8 +5,8 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
-    from parlay.cli.announce import facts
+    from parlay.bar import loading_bar
+    from parlay.cli.announce import facts, loading
     from parlay.server.app import create_app
     from parlay.server.browsers import LOOPBACK
     from parlay.server.client import EngineClient
@@ -87,9 +88,12 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
     loop.add_signal_handler(signal.SIGTERM, task.cancel)  # the server's own, once it listens
     people = config.log_format == "text" or (config.log_format == "auto" and sys.stderr.isatty())
     log = log_text if people else log_line
-    client = EngineClient(speculative_config=speculative, engine_timeout=config.engine_timeout, **values)
+    shown = people and sys.stderr.isatty() and values.get("use_tqdm_on_load", True)
     async with AsyncExitStack() as stack:
-        with _waiting(values["model"]):
+        with loading_bar(loading(values["model"]), show=shown) as tell:
+            client = EngineClient(
+                speculative_config=speculative, engine_timeout=config.engine_timeout, on_progress=tell, **values
+            )
             engine = await stack.enter_async_context(client)
         gate = Gate(config.max_open, config.max_open_per_key)
         methods = engine.facts.methods
@@ -113,20 +117,6 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
             speed = asyncio.create_task(report_speed(engine.stats, log, config.log_interval))
             stack.callback(speed.cancel)
         await Server(app, config, gate).serve(sockets)
-
-
-@contextmanager
-def _waiting(model: str) -> Iterator[None]:
-    """Show on a terminal what is loaded, and for how long already."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from parlay.cli.announce import loading
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
-        shown.add_task(loading(model), total=None)
-        yield
 
 
 def _tell(known: dict[str, str], log: Callable[[dict[str, Any]], None], *, people: bool) -> None:

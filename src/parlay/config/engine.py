@@ -68,6 +68,7 @@ class EngineConfig:
         seed: from which requests without a seed derive theirs.
         served_model_name: what the model is called by those who use it, and in reports; None takes `model`. A
             server takes each of several names; answers and metrics say the first.
+        use_tqdm_on_load: show a bar while weights are loaded, if stderr is a terminal.
         tensor_parallel_size: ranks a layer is split over; only 1 so far.
         device: `cpu`, which is what `auto` finds; others are not served so far.
     """
@@ -95,6 +96,7 @@ class EngineConfig:
     logprobs_mode: LogprobsMode = "raw_logprobs"
     seed: int = 0
     served_model_name: str | tuple[str, ...] | None = None
+    use_tqdm_on_load: bool = True
     tensor_parallel_size: int = field(default=1, metadata={"short": "-tp"})
     device: str = "cpu"
 

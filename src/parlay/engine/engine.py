@@ -13,6 +13,7 @@ from parlay.drafting.prediction import Follower, Prediction
 from parlay.drafting.remembered import CostFile
 from parlay.drafting.state import DraftState
 from parlay.engine.answers import metrics_of, text_of
+from parlay.engine.loading import Loading
 from parlay.engine.memory import Memory, count_blocks
 from parlay.engine.numerics import cases, describe_numerics, identify, trust_model
 from parlay.engine.request import Counts, Request, check_place
@@ -46,6 +47,7 @@ from parlay.types.output import CompletionOutput, Logprob
 from parlay.types.params import SamplingParams, SpeculationOverride
 from parlay.types.plan import SpanError, TokenLogprobs
 from parlay.types.processor import RowProcessor
+from parlay.types.progress import OnProgress, ignore
 from parlay.types.structured import StructuredOutputsParams
 
 
@@ -65,8 +67,15 @@ class Engine:
         memory: what weights and cache take.
     """
 
-    def __init__(self, config: EngineConfig, speculative: SpeculativeConfig | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, speculative: SpeculativeConfig | None = None, on_progress: OnProgress = ignore
+    ) -> None:
         """Check everything, then load weights.
+
+        Args:
+            config: of the engine.
+            speculative: how to speculate, if at all.
+            on_progress: told how far the weights are loaded; the last time of all of them.
 
         Raises:
             ConfigError: options that are unknown, out of range or do not fit together.
@@ -89,12 +98,13 @@ class Engine:
             num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory(), weights)
             check_weights(model_config)
 
-        digest = start_digest(path, self.codec.path)
+        digest, loading = start_digest(path, self.codec.path), Loading(config, weights, on_progress)
         torch.set_num_threads(env.threads())
         kernels, trust = settle(select_kernels(config.device), cases(model_config, dtype), env.threads())
         kernels.set_threads(env.threads())
         tune(kernels, env.threads())
-        model = load_model(model_config, dtype, self.max_model_len, kernels)
+        with loading.target(own_bytes) as on_read:
+            model = load_model(model_config, dtype, self.max_model_len, kernels, on_read=on_read)
         identity = identify(model_config, self.max_model_len, digest.result())
         trust = trust_model(model, identity, kernels, trust, env.threads())
         # A proposer that follows every row of the target has a token more to run for each request that emits.
@@ -102,7 +112,9 @@ class Engine:
         spare = scratch_blocks(config.block_size) if any(m.proposer.borrows for m in methods) else 0
         runner = ModelRunner(model, kernels, num_blocks + spare, config.block_size)
         for method in methods:
-            method.proposer.load(Runtime(kernels, num_blocks, config.block_size, max_rows, model, runner.cache))
+            with loading.proposer(method) as on_read:
+                sizes = num_blocks, config.block_size, max_rows
+                method.proposer.load(Runtime(kernels, *sizes, model, runner.cache, on_read))
 
         self.methods = method_names(methods)
         self.sampling_defaults = sampling_defaults(path, config.generation_config)

@@ -26,6 +26,7 @@ from parlay.models.loader import Checkpoint, Reader
 from parlay.models.moe import MixtureOfExperts
 from parlay.models.rotary import cos_sin_table
 from parlay.models.style import Experts
+from parlay.types.progress import OnRead, ignore
 from parlay.weights.weight import Weight
 
 
@@ -257,7 +258,13 @@ class Decoder:
         return weights.expect(weight_shapes(config), cls.ignorable + head, further_tensors(config))
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, max_model_len: int, kernels: Kernels, group: Group
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        max_model_len: int,
+        kernels: Kernels,
+        group: Group,
+        on_read: OnRead = ignore,
     ) -> None:
         """Read the weights.
 
@@ -267,6 +274,7 @@ class Decoder:
             max_model_len: rotary tables are made for this many positions.
             kernels: the operations to run with.
             group: the ranks that share each layer.
+            on_read: told of every tensor that was read.
 
         Raises:
             ModelError: the weights do not fit the config.
@@ -278,7 +286,7 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(style.embedding_scale, dtype=dtype))
         everywhere = cos_sin_table(config, max_model_len)
         local = cos_sin_table(config, max_model_len, style.local_rotary) if style.local_rotary else everywhere
-        with Checkpoint(config.path, storage=config.storage) as weights:
+        with Checkpoint(config.path, storage=config.storage, on_read=on_read) as weights:
             self.leftovers = self.expect(config, weights)
             self._embedding = Embedding(kernels, weights.read_weight("model.embed_tokens.weight", dtype))
             self._norm = weights.read("model.norm.weight", dtype)

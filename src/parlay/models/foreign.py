@@ -26,6 +26,7 @@ from parlay.models.foreign_probe import Layer, Unserved, probe
 from parlay.models.foreign_survey import Survey
 from parlay.models.loader import Checkpoint
 from parlay.models.style import Foreign, Rotary
+from parlay.types.progress import OnRead, ignore
 
 _TRIAL = 13  # tokens
 _BLOCK = 16
@@ -99,7 +100,13 @@ class Model:
         return ()
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, max_model_len: int, kernels: Kernels, group: Group
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        max_model_len: int,
+        kernels: Kernels,
+        group: Group,
+        on_read: OnRead = ignore,
     ) -> None:
         """Read the weights, replace modules, and compare with what the class computes by itself.
 
@@ -109,6 +116,7 @@ class Model:
             max_model_len: rotary tables are made for this many positions.
             kernels: the operations to run with.
             group: of one rank.
+            on_read: told of no tensor, since the library reads all of them at once.
 
         Raises:
             ModelError: the weights do not fit the config, or the rebuilt model computes something else.

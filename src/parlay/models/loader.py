@@ -25,6 +25,7 @@ from parlay.models.packed import PackedLayers
 from parlay.models.packing import read_packing
 from parlay.models.pickled import Pickled
 from parlay.models.scaled import ScaledLayers
+from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import MADE, Storage
 from parlay.weights.kinds import COMPUTED, HALF, Kind
 from parlay.weights.quantise import INT4, INT8, fits
@@ -42,7 +43,9 @@ _OUTERMOST = ("embed_tokens.weight", "lm_head.weight")  # eight bits at least: e
 class Checkpoint:
     """The tensors of a model directory or GGUF file, by name; read one at a time, as asked for. A context manager."""
 
-    def __init__(self, path: Path, *, head: bool = False, storage: Storage = "plain") -> None:
+    def __init__(
+        self, path: Path, *, head: bool = False, storage: Storage = "plain", on_read: OnRead = ignore
+    ) -> None:
         """Open the weights in directory `path`, safetensors or else `.bin`, or GGUF file `path`.
 
         Of safetensors and GGUF files only headers are read here.
@@ -51,12 +54,13 @@ class Checkpoint:
             path: of the weights.
             head: those of a draft head are wanted, beside which its target's may lie; they become the target's dtype.
             storage: how `read_weight` gives matrices.
+            on_read: told of every tensor that was read.
 
         Raises:
             ModelError: there are none, or one is corrupt.
         """
         self._path = path
-        self._storage = storage
+        self._storage, self._on_read = storage, on_read
         self._stack = ExitStack()
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
@@ -143,6 +147,11 @@ class Checkpoint:
         Raises:
             ModelError: some value is not finite, or too large for `dtype`.
         """
+        tensor = self._read(name, dtype)
+        self._on_read(tensor.nbytes)
+        return tensor
+
+    def _read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         stored: Tensor = self._files[self._where[name]].get_tensor(name)
         dtype = dtype or stored.dtype
         tensor = stored.to(dtype).contiguous()
@@ -194,11 +203,12 @@ class Checkpoint:
             return Weight.of(self.read(name, None if kind else dtype))
         weight: Weight
         if self._storage in MADE:
-            weight = quantise(self.read(name), kind)
+            weight = quantise(self._read(name), kind)
         else:
             weight = self._files[self._where[name]].get_blocks(name)
         if not weight.finite():
             raise self._not_finite(name)
+        self._on_read(sum(part.data.nbytes for part in weight.parts))
         return weight
 
     def _not_finite(self, name: str, dtype: str = "") -> ModelError:

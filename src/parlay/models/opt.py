@@ -16,6 +16,7 @@ from parlay.models.context import ForwardContext, LayerCache
 from parlay.models.layers import Attention, ColumnParallelLinear, Embedding, Head, RowParallelLinear
 from parlay.models.loader import Checkpoint, Reader
 from parlay.models.style import Style
+from parlay.types.progress import OnRead, ignore
 
 _EPS = 1e-5  # torch's default, which OPT was trained with
 _OFFSET = 2  # rows of the position table that stand before position 0
@@ -119,7 +120,13 @@ class Model:
         return weights.expect(weight_shapes(config), ("lm_head.weight",) if config.tie_embeddings else ())
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, max_model_len: int, kernels: Kernels, group: Group
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        max_model_len: int,
+        kernels: Kernels,
+        group: Group,
+        on_read: OnRead = ignore,
     ) -> None:
         """Read the weights.
 
@@ -129,13 +136,14 @@ class Model:
             max_model_len: at most the number of positions that were learned.
             kernels: the operations to run with.
             group: the ranks that share each layer.
+            on_read: told of every tensor that was read.
 
         Raises:
             ModelError: the weights do not fit the config.
         """
         self.config = config
         self.dtype = dtype
-        with Checkpoint(config.path, storage=config.storage) as weights:
+        with Checkpoint(config.path, storage=config.storage, on_read=on_read) as weights:
             self.expect(config, weights)
             self._embedding = Embedding(kernels, weights.read_weight("model.decoder.embed_tokens.weight", dtype))
             self._positions = weights.read("model.decoder.embed_positions.weight", dtype)[_OFFSET:].contiguous()

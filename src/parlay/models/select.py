@@ -22,6 +22,7 @@ from parlay.models.loader import Checkpoint, file_format
 from parlay.models.packing import quantization_of
 from parlay.registry import Registry
 from parlay.types.cache import CacheSpec
+from parlay.types.progress import OnRead, ignore
 from parlay.types.storage import MADE, LoadFormat, Storage
 from parlay.weights.kinds import Kind
 
@@ -93,7 +94,13 @@ class Model(Protocol):
     leftovers: tuple[str, ...]
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, max_model_len: int, kernels: Kernels, group: Group
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        max_model_len: int,
+        kernels: Kernels,
+        group: Group,
+        on_read: OnRead = ignore,
     ) -> None:
         """Read the weights."""
         ...
@@ -240,14 +247,19 @@ def lends(config: ModelConfig) -> bool:
 
 
 def load_model(
-    config: ModelConfig, dtype: torch.dtype, max_model_len: int, kernels: Kernels, group: Group = ALONE
+    config: ModelConfig,
+    dtype: torch.dtype,
+    max_model_len: int,
+    kernels: Kernels,
+    group: Group = ALONE,
+    on_read: OnRead = ignore,
 ) -> Model:
-    """Read a model's weights.
+    """Read a model's weights, and tell of every tensor that was read.
 
     Raises:
         ModelError: the weights do not fit the config.
     """
-    return _class(config)(config, dtype, max_model_len, kernels, group)
+    return _class(config)(config, dtype, max_model_len, kernels, group, on_read)
 
 
 def _class(config: ModelConfig) -> type[Model]:

@@ -24,6 +24,7 @@ from parlay.models.select import Model
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, Span, Verdict
+from parlay.types.progress import OnRead, ignore
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Runtime:
         max_rows: rows it may run in one step to catch up.
         target: the target, whose head a proposer may borrow.
         cache: the target's cache layers, for those who borrow them.
+        on_read: told of every tensor of the proposer's own that was read.
     """
 
     kernels: Kernels
@@ -57,6 +59,7 @@ class Runtime:
     max_rows: int
     target: Model
     cache: tuple[LayerCache, ...]
+    on_read: OnRead = ignore
 
 
 class Proposer(ABC):

@@ -57,7 +57,7 @@ class Proposer(Head):
     def load(self, runtime: Runtime) -> None:
         """Read the draft model's weights and allocate its cache layers."""
         kernels, dtype = runtime.kernels, self._target.dtype
-        model = load_model(self._config, dtype, self._target.max_model_len, kernels)
+        model = load_model(self._config, dtype, self._target.max_model_len, kernels, on_read=runtime.on_read)
         blocks = runtime.num_blocks + scratch_blocks(runtime.block_size)
         self._runner = runner = ModelRunner(model, kernels, blocks, runtime.block_size)
         self._max_rows = runtime.max_rows

@@ -102,7 +102,7 @@ class HeadProposer(Head):
         config, kernels = self._target.config, runtime.kernels
         self._kernels = kernels
         self._hidden = torch.zeros((MOST_ROWS, config.hidden_size), dtype=self._target.dtype)
-        with Checkpoint(self.head.path, head=True, storage=self._storage) as weights:
+        with Checkpoint(self.head.path, head=True, storage=self._storage, on_read=runtime.on_read) as weights:
             self.read(weights, runtime)
         self._expander = Expander(self, kernels, Recorder(kernels), self.default_length, config.vocab_size)
 

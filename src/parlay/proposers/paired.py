@@ -153,7 +153,7 @@ class PairedProposer(Head):
         self._layer_caches: tuple[LayerCache, ...] = allocate(
             self.cache, runtime.num_blocks + scratch_blocks(runtime.block_size), runtime.block_size, dtype
         )
-        with Checkpoint(self.head.path, head=True, storage=self._storage) as weights:
+        with Checkpoint(self.head.path, head=True, storage=self._storage, on_read=runtime.on_read) as weights:
             self.read(weights, runtime)
         self._memory = Buffers(MOST_ROWS, dtype)  # of all recordings, for one runs at a time
         self._kept: dict[tuple[int, int], _Kept] = {}

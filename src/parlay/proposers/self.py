@@ -73,7 +73,7 @@ class Proposer(Head):
     def load(self, runtime: Runtime) -> None:
         """Make the copy, and what its passes write to."""
         kernels, config = runtime.kernels, self._config
-        model = load_model(config, self._target.dtype, self._target.max_model_len, kernels)
+        model = load_model(config, self._target.dtype, self._target.max_model_len, kernels, on_read=runtime.on_read)
         self._runner = runner = ModelRunner(model, kernels, runtime.cache, runtime.block_size)
         self._logits, self.recordable = lent_logits(model, MOST_ROWS), records_logits(model)
         self._kernels = kernels

@@ -24,14 +24,14 @@ from parlay.log import logger
 from parlay.sampling.seeds import mix
 from parlay.server.link import EngineLink
 from parlay.server.patience import Patience
-from parlay.server.protocol import Abort, Add, Failure, Outputs, Ready, Report, Stop, plain_params
+from parlay.server.protocol import Abort, Add, Failure, Loading, Outputs, Ready, Report, Stop, plain_params
 from parlay.server.stream import Stream
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
+from parlay.types.progress import OnProgress, ignore
 from parlay.types.prompt import Messages, Prompt, content_of, text_of
 
 State = Literal["starting", "ready", "restarting", "closed"]
-
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0  # seconds before a restart; doubled after each that fails
 _STEADY, _GRACE = 60.0, 5.0  # seconds after which an engine counts as healthy; for the process to end by itself
 _DIED = "the engine died and is being restarted; send the request again"
@@ -58,6 +58,7 @@ class EngineClient:
         *,
         speculative_config: Speculation = DEFAULT,
         engine_timeout: float = 120.0,
+        on_progress: OnProgress = ignore,
         **options: Any,
     ) -> None:
         """Check the options, which are those of `LLM`, and start nothing yet.
@@ -67,6 +68,7 @@ class EngineClient:
             speculative_config: as in `LLM`.
             engine_timeout: seconds without a word, while requests are open, after which the process counts as hung
                 and is replaced; longer than the longest step.
+            on_progress: told how far the weights are loaded, after a restart too.
             **options: as in `LLM`.
 
         Raises:
@@ -88,10 +90,9 @@ class EngineClient:
         self._revival: asyncio.Task[None] | None = None
         self._quiet: asyncio.Event | None = None  # set when the last stream has gone, while closing
         self._delay, self._up_since = _FIRST_DELAY, 0.0
+        self._on_progress = on_progress
         self._patience = Patience(engine_timeout, self._owed, self._give_up)
         self.restarts = 0
-
-    # ------------------------------------------------------------------------------------------------ what it is
 
     @property
     def model_name(self) -> str:
@@ -149,8 +150,6 @@ class EngineClient:
     def _absence(self) -> str:
         """Say why nothing can be asked now."""
         return _ABSENT[self._state]
-
-    # ------------------------------------------------------------------------------------------------ its life
 
     async def start(self) -> None:
         """Start the process and wait until its engine is loaded. To be called once.
@@ -243,8 +242,6 @@ class EngineClient:
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-    # ------------------------------------------------------------------------------------------------ requests
 
     async def generate(
         self,
@@ -367,6 +364,8 @@ class EngineClient:
         self._patience.hear()
         if isinstance(report, Outputs):
             self._take_outputs(report)
+        elif isinstance(report, Loading):
+            self._on_progress(report.progress)
         elif self._came_up is None or self._came_up.done():
             pass  # nobody waits any more
         elif isinstance(report, Ready):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from contextlib import suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from threading import Thread
@@ -14,7 +15,8 @@ from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ParlayError
 from parlay.log import logger
 from parlay.server.garbage import leave_out_what_is_loaded
-from parlay.server.protocol import Failure, Ready, encode
+from parlay.server.protocol import Failure, Loading, Ready, encode
+from parlay.types.progress import Progress
 
 COMMANDS, REPORTS = "commands", "reports"  # the sockets' files
 MESSAGES = 8  # that may be under way to the front, on either side
@@ -42,7 +44,11 @@ def main(folder: str, config: EngineConfig, speculative: SpeculativeConfig) -> N
             from parlay.engine.engine import Engine  # loads torch, by now with the watch set
             from parlay.server.engine_server import EngineServer
 
-            engine = Engine(config, speculative)
+            def tell(progress: Progress) -> None:
+                with suppress(zmq.Again):  # the front is busy
+                    reports.send(encode(Loading(progress)), zmq.NOBLOCK)
+
+            engine = Engine(config, speculative, tell)
         except Exception as error:
             if not isinstance(error, ParlayError):
                 logger.exception("the engine could not start")

@@ -18,6 +18,7 @@ from parlay.errors import ParlayError, RequestError
 from parlay.types.output import FinishReason, Rejected, RequestMetrics
 from parlay.types.params import SamplingParams
 from parlay.types.plan import TokenLogprobs
+from parlay.types.progress import Progress
 
 _DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 
@@ -78,6 +79,12 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     methods: tuple[str, ...]
     sampling: dict[str, int | float]
     memory: Memory
+
+
+class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The engine is being loaded; not every one of these need arrive."""
+
+    progress: Progress
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -152,7 +159,7 @@ class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Command = Add | Abort | Stop
-Report = Ready | Failure | Outputs
+Report = Loading | Ready | Failure | Outputs
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -91,6 +91,7 @@ def _write(
         max_model_len=options.max_model_len,
         max_num_seqs=_AT_ONCE,
         speculative_config=None,
+        use_tqdm_on_load=False,
     )
     tried = given = max(found.values(), default=-1) + 1
     with file.open("a", encoding="utf-8") as out:

@@ -80,7 +80,13 @@ def _write(
     tick: Callable[[int], None],
 ) -> None:
     order = _order(texts, options)
-    llm = LLM(options.target, dtype=options.dtype, max_model_len=options.max_model_len, speculative_config=None)
+    llm = LLM(
+        options.target,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        speculative_config=None,
+        use_tqdm_on_load=False,
+    )
     with file.open("a", encoding="utf-8") as out:
         if not out.tell():
             out.write(header + "\n")

@@ -1,0 +1,55 @@
+"""Counts the bytes of weights while they are loaded, and tells whoever shows it."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from parlay.config import EngineConfig
+from parlay.drafting.hosts import Method
+from parlay.types.progress import OnProgress, OnRead, Progress
+from parlay.types.storage import MADE
+
+_STEPS = 500  # that are worth telling; models of experts have ten thousands of tensors
+
+
+class Loading:
+    """The loading of a target and its proposers, as one count of bytes."""
+
+    def __init__(self, config: EngineConfig, total: int, tell: OnProgress) -> None:
+        """Tell that nothing is loaded yet.
+
+        Args:
+            config: of the engine.
+            total: bytes of all weights.
+            tell: called with progress, the last time when all are loaded.
+        """
+        name = config.model.rstrip("/").rpartition("/")[2]
+        self._name = f"{name} as {config.storage}" if config.storage in MADE else name
+        self._total, self._tell = total, tell
+        self._done = self._told = 0
+        self._say(self._name)
+
+    def target(self, size: int) -> AbstractContextManager[OnRead]:
+        """Load the target within, of `size` bytes; gives what is to be told of every tensor."""
+        return self._part(self._name, size)
+
+    def proposer(self, method: Method) -> AbstractContextManager[OnRead]:
+        """Load what a method guesses with, likewise."""
+        return self._part(f"weights of {method.name}", method.proposer.weight_bytes)
+
+    @contextmanager
+    def _part(self, what: str, size: int) -> Iterator[OnRead]:
+        end = self._done + size
+
+        def on_read(count: int) -> None:
+            self._done = min(self._done + count, end)
+            if self._done - self._told >= self._total / _STEPS:
+                self._say(what)
+
+        yield on_read
+        self._done = end  # what is no tensor, such as a buffer for results, is counted here
+        if self._told < end:
+            self._say(what)
+
+    def _say(self, what: str) -> None:
+        self._told = self._done
+        self._tell(Progress(what, self._done, self._total))

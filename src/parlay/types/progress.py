@@ -1,0 +1,29 @@
+"""How far the weights of models are loaded, as those who load tell those who show it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# Called with the bytes of each tensor once it is in memory, in the form that it stays in.
+OnRead = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far weights are loaded.
+
+    Attributes:
+        what: whose weights are loaded now.
+        done: bytes in memory, those of models before this one included.
+        total: bytes of all models.
+    """
+
+    what: str
+    done: int
+    total: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def ignore(_: object) -> None:
+    """Tell nobody."""
