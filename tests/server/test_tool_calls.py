@@ -1,6 +1,7 @@
 """Calls in answers, however the answer is cut into pieces."""
 
 import json
+from time import process_time
 from typing import Any
 
 import pytest
@@ -10,25 +11,40 @@ from hypothesis import strategies as st
 from parlay.server.errors import ApiError
 from parlay.server.fields import ChatFields
 from parlay.server.tool_formats import FORMATS, format_of
-from parlay.server.tool_readers import FreeReader, ListReader, NamedReader, Reader
+from parlay.server.tool_readers import FreeReader, NamedReader, Reader, reader_of
 from parlay.server.tools import Tools, read_tools
 
 TOOLS = Tools({"f": {"type": "object"}, "g": {"type": "object"}}, "auto")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "<tool_call>"}}\n</tool_call>'
 
 
-def feed(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+def feed(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """Return the text and the calls that a reader makes of pieces, put together as clients do."""
     text = ""
     names: dict[int, str] = {}
     arguments: dict[int, str] = {}
     for i, piece in enumerate(pieces):
-        more, calls = reader.feed(piece, i == len(pieces) - 1)
-        text += more
-        for call in calls:
-            names.setdefault(call["index"], call["function"].get("name", ""))
-            arguments[call["index"]] = arguments.get(call["index"], "") + call["function"]["arguments"]
-    return text, [(names[i], json.loads(arguments[i])) for i in sorted(names)]
+        for new in reader.feed(piece, i == len(pieces) - 1):
+            if isinstance(new, str):
+                assert new
+                text += new
+                continue
+            assert ("id" in new) == ("name" in new["function"]) == (new["index"] not in names)
+            names.setdefault(new["index"], new["function"].get("name", ""))
+            arguments[new["index"]] = arguments.get(new["index"], "") + new["function"]["arguments"]
+    assert list(names) == list(range(reader.called))
+    return text, [(names[i], arguments[i]) for i in names]
+
+
+def read(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+    """Return the same with the arguments' values."""
+    text, calls = feed(reader, pieces)
+    return text, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def cut(answer: str, data: Any) -> list[str]:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
+    return [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -43,13 +59,24 @@ def feed(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]
         ("a < b <tool_ca", "a < b <tool_ca", []),
         ("broken <tool_call>{", "broken <tool_call>{", []),
         ('{"name": "f", "arguments": 3}', '{"name": "f", "arguments": 3}', []),
+        ('{"arguments": {"a": 1}, "id": [2], "name": "f"} ', "", [("f", {"a": 1})]),
+        ('{"x": "}", "name": "f", "arguments": {}, "y": {"z": "]"}}\n', "", [("f", {})]),
+        ('[{"name": "f", "arguments": {}}, {"name": "h", "arguments": {}}]',
+         ', {"name": "h", "arguments": {}}]', [("f", {})]),
+        ("One " + CALL + "\n two " + CALL + " <tool_call>x\n", "One\n two <tool_call>x\n",
+         [("f", {"a": "<tool_call>"})] * 2),
+        ('<tool_call>{"name": "h", "arguments": {}}</tool_call> <tool_call>{"name": "g", "arguments": {}}',
+         '<tool_call>{"name": "h", "arguments": {}}</tool_call>', [("g", {})]),
+        ('<tool_call>{"name": "f", "arguments": {"a": "\\"}"}</tool_call>', "", [("f", {"a": '"}'})]),
+        ('<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}, "b</tool_call>',
+         ', "b</tool_call>', [("f", {"a": 1})]),
+        (" \n ", " \n ", []),
     ],
 )  # fmt: skip
 @given(data=st.data())
 def test_free_answers(answer: str, text: str, calls: Any, data: Any) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
-    pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    assert feed(FreeReader(TOOLS, FORMATS["hermes"]), pieces) == (text, calls)
+    assert read(FreeReader(TOOLS, FORMATS["hermes"]), cut(answer, data)) == (text, calls)
 
 
 PIECES = st.text(max_size=12) | st.sampled_from(
@@ -64,17 +91,94 @@ PIECES = st.text(max_size=12) | st.sampled_from(
         "[",
         "]",
         "{}",
+        "{",
+        "}",
+        ",",
+        ";",
+        '"',
+        "\\",
+        " \n",
+        "f",
+        '{"name": "f", "arguments": ',
+        '{"name": "g", "parameters": {"a": "',
+        '{"arguments": {}, "name": "f"}',
+        '"x": [1, {}]',
+        "</function>",
+        "<parameter=a>",
+        "\n</parameter>",
+        "<|python_start|>",
+        "<|python_end|>",
     ]
 )
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@given(pieces=st.lists(PIECES, max_size=6))
-def test_any_text_comes_whole_or_as_calls(name: str, pieces: list[str]) -> None:
+@given(pieces=st.lists(PIECES, max_size=9), data=st.data())
+def test_the_pieces_change_nothing_and_nothing_is_lost(name: str, pieces: list[str], data: Any) -> None:
+    """Whole, in these pieces, in others and letter by letter: the same text, the same calls."""
     whole = "".join(pieces)
-    text, calls = feed(FreeReader(TOOLS, FORMATS[name]), [*pieces, ""])
-    assert text == whole or calls
-    assert FORMATS[name].find(whole, TOOLS.parameters)[1] == [] or calls
+    expected = feed(FreeReader(TOOLS, FORMATS[name]), [whole])
+    for parts in ([*pieces, ""], cut(whole, data), [*whole, ""]):
+        assert feed(FreeReader(TOOLS, FORMATS[name]), parts) == expected
+    text, calls = expected
+    if not calls:
+        assert text == whole
+    rest = whole
+    for piece in FreeReader(TOOLS, FORMATS[name]).feed(whole, True):
+        found = piece if isinstance(piece, str) else piece["function"]["name"]
+        at = rest.find(found)
+        assert at >= 0, "in the order of the answer"
+        rest = rest[at + len(found) :]
+    if name not in ("qwen3_xml", "pythonic"):  # which have no JSON to be passed on
+        for _, arguments in calls:
+            assert arguments in whole
+
+
+def test_a_call_comes_as_it_grows() -> None:
+    reader = FreeReader(TOOLS, FORMATS["hermes"])
+    assert reader.feed("Look: ", False) == ["Look:"]
+    assert reader.feed('<tool_call>{"name": "f", "arg', False) == []
+    (call,) = reader.feed('uments": {"a": [1', False)
+    assert isinstance(call, dict)
+    assert call["id"].startswith("call_")
+    assert (call["index"], call["type"]) == (0, "function")
+    assert call["function"] == {"name": "f", "arguments": '{"a": [1'}
+    assert reader.feed(", 2]", False) == [{"index": 0, "function": {"arguments": ", 2]"}}]
+    assert reader.feed("}", False) == [{"index": 0, "function": {"arguments": "}"}}]
+    assert reader.feed("}</tool_", False) == []
+    assert reader.feed("call> \n", False) == []
+    assert reader.feed("x", False) == [" \nx"]
+    assert reader.feed(" ", True) == [" "]
+
+
+def test_values_of_texts_come_as_they_grow() -> None:
+    tools = Tools({"f": {"properties": {"a": {"type": "string"}, "b": {}}}}, "auto")
+    reader = FreeReader(tools, FORMATS["qwen3_xml"])
+    texts = []
+    for piece in (
+        "<tool_call><function=f>", "<parameter=a>\nx", '"y\n', "z\n</para", "meter><parameter=b>1", "2</parameter>",
+        "</function>", "</tool_call>",
+    ):  # fmt: skip
+        texts.append("".join(p["function"]["arguments"] for p in reader.feed(piece, False) if isinstance(p, dict)))
+    assert texts == ["", '{"a": "x', '\\"y', "\\nz", '", "b": ', "12", "}", ""]
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "qwen3_xml"])
+def test_a_call_that_is_cut_off_has_its_arguments_so_far(name: str) -> None:
+    mark = FORMATS[name].marks[0]
+    answer = "Yes. " + mark + '{"name": "f", "arguments": {"a": "\\'
+    assert feed(FreeReader(TOOLS, FORMATS[name]), [answer]) == ("Yes.", [("f", '{"a": "\\')])
+
+
+def test_long_answers_take_no_long_time() -> None:
+    """Each letter is looked at about once."""
+    answer = "x" * 100_000 + '<tool_call>{"name": "f", "arguments": {"a": "' + "y " * 100_000 + '"}}</tool_call>'
+    reader = FreeReader(TOOLS, FORMATS["hermes"])
+    pieces = [answer[i : i + 5] for i in range(0, len(answer), 5)]
+    before = process_time()
+    text, ((name, arguments),) = feed(reader, pieces)
+    assert (len(text), name, len(arguments)) == (100_000, "f", 200_000 + 9)
+    assert process_time() - before < 20
 
 
 # As the families' models write them, after their own chat templates.
@@ -124,18 +228,18 @@ RECORDED = [
     ),
     ("pythonic", '[weather(city="Paris", days=2), time()]', ("", [PARIS, NOW])),
     ("pythonic", "<|python_start|>[weather(city='Paris', days=2)]<|python_end|>", ("", [PARIS])),
-    ("pythonic", "[weather(city=__import__('os').getcwd())]", ("[weather(city=__import__('os').getcwd())]", [])),
     ("pythonic", "[time(), 3]", ("[time(), 3]", [])),
-    ("mistral", "[TOOL_CALLS]weather[ARGS]{} and more", ("[TOOL_CALLS]weather[ARGS]{} and more", [])),
+    ("mistral", "[TOOL_CALLS]weather[ARGS]{} and more", (" and more", [("weather", {})])),
+    ("mistral", "[TOOL_CALLS]other[ARGS]{}", ("[TOOL_CALLS]other[ARGS]{}", [])),
+    ("llama3_json", '{"name": "time", "parameters": {}} is it.', (" is it.", [NOW])),
+    ("llama3_json", '{"name": "other", "parameters": {}}', ('{"name": "other", "parameters": {}}', [])),
 ]
 
 
 @pytest.mark.parametrize(("name", "answer", "expected"), RECORDED)
 @given(data=st.data())
 def test_recorded_answers_of_each_family(name: str, answer: str, expected: Any, data: Any) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
-    pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    assert feed(FreeReader(WEATHER, FORMATS[name]), pieces) == expected
+    assert read(FreeReader(WEATHER, FORMATS[name]), cut(answer, data)) == expected
 
 
 @pytest.mark.parametrize(
@@ -155,30 +259,30 @@ def test_the_template_tells_the_format(template: str | None, name: str) -> None:
     assert format_of("mistral", template) is FORMATS["mistral"]
 
 
+def forced() -> Reader:
+    reader = reader_of(Tools(TOOLS.parameters, "required"), FORMATS["mistral"])
+    assert reader is not None
+    return reader
+
+
 @given(st.data())
 def test_forced_lists(data: Any) -> None:
     answer = '[{"name":"f","arguments":{"a":"}]"}},{"name":"g","arguments":{}}]'
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
-    pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    assert feed(ListReader(TOOLS), pieces) == ("", [("f", {"a": "}]"}), ("g", {})])
-    cut = '[{"name":"f","arg'
-    assert feed(ListReader(TOOLS), [cut[:4], cut[4:]]) == (cut, [])
+    assert read(forced(), cut(answer, data)) == ("", [("f", {"a": "}]"}), ("g", {})])
+    start = '[{"name":"f","arg'
+    assert feed(forced(), [start[:4], start[4:]]) == (start, [])
+    assert read(forced(), ['[{"name":"f","arguments":', "3", "}]"]) == ("", [("f", 3)])
 
 
 @pytest.mark.parametrize("end", range(len('[{"name":"f","arguments":'), len('[{"name":"f","arguments":{"a":"}]"}}')))
 def test_a_forced_call_that_is_cut_off_has_its_arguments_so_far(end: int) -> None:
     answer = '[{"name":"f","arguments":{"a":"}]"}}'[:end]
-    reader = ListReader(TOOLS)
-    text, calls = reader.feed(answer, finished=True)
-    assert text == ""
-    assert [(call["function"]["name"], call["function"]["arguments"]) for call in calls] == [
-        ("f", answer.removeprefix('[{"name":"f","arguments":'))
-    ]
+    assert feed(forced(), [answer]) == ("", [("f", answer.removeprefix('[{"name":"f","arguments":'))])
 
 
 def test_arguments_of_the_named_function_come_as_they_grow() -> None:
     named = NamedReader(Tools({"f": {}}, "named", "f"))
-    assert feed(named, ['{"a"', ": 1", "}"]) == ("", [("f", {"a": 1})])
+    assert read(named, ['{"a"', ": 1", "}"]) == ("", [("f", {"a": 1})])
 
 
 def test_references_move_with_their_schema() -> None:

@@ -95,6 +95,56 @@ def test_a_forced_call_that_is_cut_off(live: Live, choice: Any, stream: bool) ->
     assert arguments.startswith('{"city":')
 
 
+# What the model is made to write, as if of its own will.
+WRITTEN = (
+    'Look: <tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "note": "a}b"}}\n</tool_call>\n and '
+    '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>'
+)
+FREE = {"structured_outputs": {"choice": [WRITTEN]}, "max_tokens": 300, "temperature": 0}
+
+
+def events(live: Live, path: str, **body: Any) -> list[dict[str, Any]]:
+    answer = live.post(path, {**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+
+
+def test_a_free_call_is_streamed_as_it_grows(live: Live) -> None:
+    body = {"messages": [ASKED], "tools": [WEATHER], **FREE}
+    (choice,) = ask(live, **body)["choices"]
+    chunks = [chunk["choices"][0] for chunk in events(live, "/v1/chat/completions", **body)]
+    calls = [call for one in chunks for call in one["delta"].get("tool_calls", ())]
+    first, *others = calls
+    assert first["function"]["name"] == "weather"
+    assert len(others) > 5
+    assert all(set(one) == {"index", "function"} and one["index"] == 0 for one in others)
+    arguments = "".join(one["function"]["arguments"] for one in calls)
+    text = "".join(one["delta"].get("content") or "" for one in chunks)
+    (whole,) = choice["message"]["tool_calls"]
+    assert arguments == whole["function"]["arguments"] == '{"city": "Paris", "note": "a}b"}'
+    assert text == choice["message"]["content"]
+    assert text == 'Look:\n and <tool_call>{"name": "nobody", "arguments": {}}</tool_call>'
+    assert choice["finish_reason"] == chunks[-1]["finish_reason"] == "tool_calls"
+    assert [one["finish_reason"] for one in chunks[:-1]] == [None] * (len(chunks) - 1)
+
+
+def test_responses_stream_free_calls_too(live: Live) -> None:
+    tool = {"type": "function", **WEATHER["function"]}  # type: ignore[dict-item]
+    body = {"input": "How is the weather in Paris?", "tools": [tool], "store": False}
+    body |= {name: value for name, value in FREE.items() if name != "max_tokens"} | {"max_output_tokens": 300}
+    whole = live.post("/v1/responses", body).json()["output"]
+    told = events(live, "/v1/responses", **body)
+    streamed = told[-1]["response"]["output"]
+    assert [item["type"] for item in whole] == ["message", "function_call", "message"]
+    changing = ("id", "call_id")
+    assert [{k: v for k, v in item.items() if k not in changing} for item in streamed] == [
+        {k: v for k, v in item.items() if k not in changing} for item in whole
+    ]
+    deltas = [one["delta"] for one in told if one["type"] == "response.function_call_arguments.delta"]
+    assert len(deltas) > 5
+    assert "".join(deltas) == whole[1]["arguments"]
+
+
 def test_objects_have_the_properties_that_are_listed(live: Live) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer", "enum": [1, 2]}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

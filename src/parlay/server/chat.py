@@ -20,7 +20,7 @@ from parlay.server.logprobs import chat_logprobs, prompt_logprobs
 from parlay.server.prompts import chat_prompt, predicted
 from parlay.server.reasoning import ReasoningReader
 from parlay.server.style import Style
-from parlay.server.tool_readers import Reader, reader_of
+from parlay.server.tool_readers import Piece, Reader, reader_of
 from parlay.server.tools import Tools, read_tools
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
@@ -179,14 +179,16 @@ class ChatShape(Shape):
     def events(self, number: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """Yield a chunk for each choice that has grown."""
         for index, news, first in self._news(output):
-            delta: dict[str, Any] = {"role": "assistant"} if first else {}
-            reasoning, text, calls = self._read(index, news)
+            reasoning, pieces = self._read(index, news)
+            head: dict[str, Any] = {"role": "assistant"} if first else {}
             if reasoning:
-                delta["reasoning_content"] = reasoning
-            if text or (first and not calls and not reasoning):
-                delta["content"] = text
-            if calls:
-                delta["tool_calls"] = calls
+                head["reasoning_content"] = reasoning
+            elif first and not pieces:
+                head["content"] = ""
+            *before, delta = _deltas(head, pieces)
+            for earlier in before:
+                bare = {"index": index, "logprobs": None, "finish_reason": None, "stop_reason": None}
+                yield {**self.head, "choices": [{**bare, "delta": earlier}]}
             # Text that is held back is no event of its own; what comes beside it is.
             if delta or news.finish or news.logprobs or (news.tokens and self.asked.return_token_ids):
                 choice = self._choice(index, output, news, first=first)
@@ -197,7 +199,9 @@ class ChatShape(Shape):
         (output,) = outputs
         choices = []
         for index, news, _ in self._news(output):
-            reasoning, text, calls = self._read(index, news)
+            reasoning, pieces = self._read(index, news)
+            text = "".join(piece for piece in pieces if isinstance(piece, str))
+            calls = [piece for piece in pieces if not isinstance(piece, str)]
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
             if reasoning:
                 message["reasoning_content"] = reasoning
@@ -231,14 +235,16 @@ class ChatShape(Shape):
             if not state.finished and ((news := state.update(one)) or first):
                 yield one.index, news, first
 
-    def _read(self, index: int, news: News) -> tuple[str, str, list[dict[str, Any]]]:
-        """Return what is new of the reasoning, the text and the calls."""
+    def _read(self, index: int, news: News) -> tuple[str, list[Piece]]:
+        """Return what is new of the reasoning, and of the text and the calls."""
         reader, thoughts, finished = self.readers[index], self.thoughts[index], news.finish is not None
         reasoning, text = "", news.text
         if thoughts is not None:
             reasoning, text = thoughts.feed(text, finished, len(news.tokens))
             reasoning = reasoning if self.asked.include_reasoning else ""
-        return (reasoning, text, []) if reader is None else (reasoning, *reader.feed(text, finished))
+        if reader is None:
+            return reasoning, [text] if text else []
+        return reasoning, reader.feed(text, finished)
 
     def _choice(self, index: int, output: RequestOutput, news: News, *, first: bool) -> dict[str, Any]:
         reader = self.readers[index]
@@ -255,3 +261,16 @@ class ChatShape(Shape):
             if first:
                 choice["prompt_token_ids"] = output.prompt_token_ids
         return choice
+
+
+def _deltas(head: dict[str, Any], pieces: list[Piece]) -> list[dict[str, Any]]:
+    """Return pieces as chunks have them: one, or more where text comes behind calls."""
+    deltas = [head]
+    for piece in pieces:
+        if not isinstance(piece, str):
+            deltas[-1].setdefault("tool_calls", []).append(piece)
+        elif "tool_calls" in deltas[-1]:
+            deltas.append({"content": piece})
+        else:
+            deltas[-1]["content"] = piece
+    return deltas

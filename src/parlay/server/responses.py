@@ -150,8 +150,9 @@ class ResponseShape(Shape):
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return the whole response, but for its usage."""
-        (choice,) = self.chat.whole(outputs)["choices"]
-        self._take(choice["message"], choice["finish_reason"])
+        for chunk in self.chat.events(0, outputs[0]):
+            for choice in chunk["choices"]:
+                self._take(choice["delta"], choice["finish_reason"])
         return self._response(self._status)
 
     def closing(self) -> dict[str, Any]:

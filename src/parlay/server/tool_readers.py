@@ -1,17 +1,14 @@
 """Calls in an answer while it grows, whether they are forced or of the model's own will."""
 
-import json
-import re
 from typing import Any
 from uuid import uuid4
 
-from parlay.server.tool_formats import ToolFormat
+from parlay.server.tool_formats import FORCED, ToolFormat
+from parlay.server.tool_scanner import Scanner
 from parlay.server.tools import Tools
 
-# What a call begins with, as far as it was written; the grammar of forced calls has the name first.
-_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
-
 Call = dict[str, Any]
+Piece = str | Call  # text, or (a part of) a call in the form of chunks
 
 
 class Reader:
@@ -19,11 +16,10 @@ class Reader:
 
     def __init__(self, tools: Tools) -> None:
         self.tools = tools
-        self.text = ""
         self.called = 0
 
-    def feed(self, text: str, finished: bool) -> tuple[str, list[Call]]:
-        """Return what the next piece of the answer adds: plain text, and (parts of) calls in the form of chunks."""
+    def feed(self, text: str, finished: bool) -> list[Piece]:
+        """Return what the next piece of the answer adds, in order; of one call all that is new is one part."""
         raise NotImplementedError
 
     def _call(self, name: str, arguments: str) -> Call:
@@ -31,70 +27,55 @@ class Reader:
         function = {"name": name, "arguments": arguments}
         return {"index": self.called - 1, "id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
 
+    def _more(self, arguments: str) -> Call:
+        return {"index": self.called - 1, "function": {"arguments": arguments}}
+
 
 class NamedReader(Reader):
     """The answer is the arguments of the one function."""
 
-    def feed(self, text: str, finished: bool) -> tuple[str, list[Call]]:
+    def feed(self, text: str, finished: bool) -> list[Piece]:
         """Pass the arguments on as they come."""
         if not self.called:
-            return "", [self._call(self.tools.named, text)]
-        return "", [{"index": 0, "function": {"arguments": text}}] if text else []
-
-
-class ListReader(Reader):
-    """The answer is a list of calls; each is given once it is complete, the last one also where it was cut off."""
-
-    _at = 0
-
-    def feed(self, text: str, finished: bool) -> tuple[str, list[Call]]:
-        """Give calls; an answer that was cut off within the name of the first is plain text."""
-        self.text += text
-        calls = []
-        while "}" in text or finished:
-            start = re.compile(r"[\s,\[]*").match(self.text, self._at)
-            assert start is not None
-            try:
-                value, self._at = json.JSONDecoder().raw_decode(self.text, start.end())
-            except (ValueError, RecursionError):
-                head = _HEAD.match(self.text, start.end()) if finished else None
-                if head is not None:
-                    calls.append(self._call(json.loads(head[1]), self.text[head.end() :]))
-                break
-            calls.append(self._call(value["name"], json.dumps(value["arguments"], ensure_ascii=False)))
-        return (self.text if finished and not self.called else ""), calls
+            return [self._call(self.tools.named, text)]
+        return [self._more(text)] if text else []
 
 
 class FreeReader(Reader):
-    """The answer is text, and calls where the model makes some; what may become one is held back."""
+    """The answer is text, and calls where there are some; what may become one is held back."""
 
     def __init__(self, tools: Tools, form: ToolFormat) -> None:
         """Begin with nothing shown.
 
         Args:
             tools: what may be called.
-            form: how the model writes calls.
+            form: how calls are written.
         """
         super().__init__(tools)
-        self._form = form
-        self._shown = 0
+        self._answer = Scanner(tools.parameters)
+        self._search = form.search(self._answer, tools.parameters)
 
-    def feed(self, text: str, finished: bool) -> tuple[str, list[Call]]:
-        """Give text up to where a call may begin; at the end, calls."""
-        self.text += text
-        if finished:
-            content, values = self._form.find(self.text, self.tools.parameters)
-            if not values:
-                return self.text[self._shown :], []
-            return content[self._shown :], [self._call(name, arguments) for name, arguments in values]
-        end = self._form.plain_end(self.text)
-        new, self._shown = self.text[self._shown : end], max(self._shown, end)
-        return new, []
+    def feed(self, text: str, finished: bool) -> list[Piece]:
+        """Give text up to where a call may begin, and calls as they grow."""
+        self._answer.text += text
+        self._answer.ended = finished
+        next(self._search, None)
+        pieces: list[Piece] = []
+        for kind, new in self._answer.take():
+            last = pieces[-1] if pieces else None
+            if kind == "name":
+                pieces.append(self._call(new, ""))
+            elif kind == "text":
+                pieces[-1:] = [last + new] if isinstance(last, str) else [*pieces[-1:], new]
+            elif isinstance(last, dict):
+                last["function"]["arguments"] += new
+            else:
+                pieces.append(self._more(new))
+        return pieces
 
 
 def reader_of(tools: Tools, form: ToolFormat) -> Reader | None:
     """Return what finds the calls in one answer; None if none can be there."""
-    if tools.mode == "auto":
-        return FreeReader(tools, form)
-    forced = {"required": ListReader, "named": NamedReader}
-    return forced[tools.mode](tools) if tools.mode in forced else None
+    if tools.mode == "named":
+        return NamedReader(tools)
+    return None if tools.mode == "none" else FreeReader(tools, form if tools.mode == "auto" else FORCED)
