@@ -309,6 +309,18 @@ def test_looks(page: Page, tools: Path, look: str) -> None:
     assert page.complaints(axe) == []
 
 
+@pytest.mark.parametrize("width", [390, None])
+def test_the_way_to_the_reference(page: Page, width: int | None) -> None:
+    """At the end of the page, and nothing lies over it."""
+    page.emulate(width=width)
+    page.load()
+    page.js("scrollTo(0, document.documentElement.scrollHeight)")
+    over = """const box = document.querySelector("footer a").getBoundingClientRect();
+        return document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2).getAttribute("href")"""
+    assert page.js(over) == "/docs"
+    assert page.overflow() == []
+
+
 def test_colours_by_choice(page: Page) -> None:
     def back() -> str:
         return str(page.js("return getComputedStyle(document.body).backgroundColor"))

@@ -49,13 +49,22 @@ def test_it_needs_nothing_from_elsewhere(elements: list[tuple[str, dict[str, str
     for tag, attributes, _ in elements:
         for name in ("src", "href", "action", "srcset", "data"):
             value = attributes.get(name)
-            assert value is None or value.startswith("data:"), (tag, name, value)
+            if (tag, name) != ("a", "href"):  # which is followed only when asked
+                assert value is None or value.startswith("data:"), (tag, name, value)
         assert tag not in {"iframe", "object", "embed", "base", "img"}
     assert not re.findall(r"@import|url\(|import\s*\(|importScripts|WebSocket|EventSource", HTML)
     # The only address is the name of a namespace, which nobody fetches.
     assert re.findall(r"https?://[^\"'` ]*", HTML) == ["http://www.w3.org/2000/svg"]
     assert set(re.findall(r"fetch\((.*?)[,)]", SCRIPT)) == {'"/v1/models"', "path"}
     assert set(re.findall(r'"(/[\w/]*)"', SCRIPT)) == {"/v1/models", "/v1/completions", "/v1/chat/completions"}
+
+
+def test_it_leads_to_the_reference(elements: list[tuple[str, dict[str, str | None], tuple[str, ...]]]) -> None:
+    links = [(attributes, around) for tag, attributes, around in elements if tag == "a"]
+    # In a tab of its own: a conversation would be gone.
+    assert links == [({"href": "/docs", "target": "_blank", "rel": "noopener"}, ("html", "body", "footer"))]
+    app = (Path(module.__file__).parent / "app.py").read_text()
+    assert '@app.get("/docs"' in app
 
 
 def test_ids_are_unique_and_there(elements: list[tuple[str, dict[str, str | None], tuple[str, ...]]]) -> None:
