@@ -1,5 +1,6 @@
 """Checkpoints and engines that many tests share."""
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from heads import FITTED, fitted
 from hypothesis import settings
 
 from parlay import LLM, CompletionOutput
+from parlay.cli import serve
 from parlay.proposers.base import HostProposer
 from parlay.proposers.select import proposers
 
@@ -40,6 +42,19 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"random requests were drawn with PARLAY_TEST_SEED={random_seed()}")
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """With what `parlay serve` would have served, which it does not: options, speculation, the server's config."""
+    calls: list[Any] = []
+
+    async def note(*arguments: Any) -> None:
+        calls.append(arguments)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(serve, "_serve", note)
+    return calls
 
 
 class Pair(NamedTuple):

@@ -1,26 +1,12 @@
 """Flags from a file and from variables, and which of them wins."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parlay.cli import serve
 from parlay.cli.main import main
 from parlay.config import SpeculativeConfig
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    calls: list[Any] = []
-
-    async def note(*arguments: Any) -> None:
-        calls.append(arguments)
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(serve, "_serve", note)
-    return calls
 
 
 def test_a_flag_wins_over_a_variable_and_that_over_the_file(

@@ -1,6 +1,5 @@
 """Code and commands of vLLM's documents on speculation, of either age: only the import and the models are changed."""
 
-import asyncio
 import shlex
 import warnings
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 
 import parlay
 from parlay import ConfigError
-from parlay.cli import serve
 from parlay.cli.main import main
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.foreign import FOREIGN
@@ -104,18 +102,6 @@ def test_a_draft_models_own_limit() -> None:
     assert not guessed or max(guessed) < 40 - 24 + 1
     with pytest.raises(ConfigError, match="max_model_len of what guesses"):
         SpeculativeConfig.parse({"method": "ngram", "max_model_len": 0})
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    calls: list[Any] = []
-
-    async def note(*arguments: Any) -> None:
-        calls.append(arguments)
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(serve, "_serve", note)
-    return calls
 
 
 COMMON = "--host 0.0.0.0 --port 8000 --seed 42 -tp 1 --gpu_memory_utilization 0.8"
