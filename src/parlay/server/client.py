@@ -212,7 +212,7 @@ class EngineClient:
                 return
 
     async def close(self, drain_seconds: float = 0.0) -> None:
-        """Accept nothing any more, fail what is open after `drain_seconds`, end all processes; may be called again."""
+        """Accept nothing any more, fail what is open after `drain_seconds`, end all processes. Idempotent."""
         served, self._state = self._state == "ready", "closed"
         if self._revival is not None:
             self._revival.cancel()
