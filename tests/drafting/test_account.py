@@ -46,6 +46,29 @@ def test_a_text_that_begins_to_repeat_itself_is_noticed() -> None:
     assert account.pays
 
 
+def test_a_long_time_without_gain_is_made_up_for_by_a_single_good_try() -> None:
+    """What is paid for by what was saved up is not owed as well, and little of what went wrong before is."""
+    account = Account()
+    steps(account, 5000, -2 * ASK)
+    assert not account.pays
+    while not account.pay(8):
+        account.save(STEP, 8)
+    account.spend(8 * ASK, 8)
+    account.gain(16 * ASK)
+    assert account.pays
+
+
+def test_a_whole_batch_is_saved_up_for() -> None:
+    account, tries = Account(), 0
+    steps(account, 300, 0.0)
+    for _ in range(10_000):
+        account.save(STEP, 32)
+        if account.pay(32):
+            account.spend(32 * ASK, 32)
+            tries += 1
+    assert 0.0045 < tries * 32 * ASK / (10_000 * STEP) < 0.0051
+
+
 def test_a_text_that_ends_to_repeat_itself_is_noticed() -> None:
     account = Account()
     steps(account, 5000, 50 * ASK)

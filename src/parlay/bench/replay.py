@@ -225,8 +225,8 @@ class Replay:
         if self._device is not None:
             drafting = factor * step.drafting_seconds(self._costs, self._setting.method)
         output = StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), StepTimes(own, 0.0, drafting))
-        scheduler.drafting.timed(plan, output, own + drafting)
         moved = scheduler.commit(plan, output, 0.0)
+        scheduler.drafting.timed(plan, output, own + drafting)
         for request in moved:
             if request.finish_reason is not None:
                 self._ask()

@@ -227,10 +227,10 @@ class Drafting:
         """Whether a step of so many seconds needs no drafting at all, as most do where guesses do not pay."""
         account, device, step = self._account, self._device, self._steps
         if self._hosts:
-            account.save(plain)
+            account.save(plain, len(requests))
         if device is not None and device.thinks(step):
             return False
-        poor = not (account.pays or account.affords)
+        poor = not (account.pays or account.affords(len(requests)))
         for request in requests:
             state = request.drafting
             if state.restless or (state.wake <= step and not poor):
@@ -241,16 +241,15 @@ class Drafting:
     def _gather(self, requests: Sequence[Drafted], room: int, asking: bool, price: float) -> None:
         """Find each request's best draft, of at most `room` nodes; where `asking`, host proposers may be asked."""
         step, account, asked, began = self._steps, self._account, 0, self._clock()
-        pays = account.pays
-        first = 0 if pays or not requests else step % len(requests)
-        for request in requests if pays else (*requests[first:], *requests[:first]):
+        pays = account.pays or (asking and account.pay(len(requests)))
+        for request in requests:
             state = request.drafting
             if state.candidates:
                 state.clear()
             state.why = Why.NO_GUESS if asking else Why.EXPENSIVE
             free = asking and (state.prediction is not None or state.constraint is not None)
             if free or (asking and state.wake <= step):
-                if not (free or pays or state.lucky or account.pay()):
+                if not (free or pays or state.lucky):
                     state.why = Why.NOT_ASKED
                 else:
                     asked += 1
