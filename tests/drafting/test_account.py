@@ -51,7 +51,8 @@ def test_a_long_time_without_gain_is_made_up_for_by_a_single_good_try() -> None:
     account = Account()
     steps(account, 5000, -2 * ASK)
     assert not account.pays
-    while not account.pay(8):
+    account.save(STEP, 8)
+    while not account.pay():
         account.save(STEP, 8)
     account.spend(8 * ASK, 8)
     account.gain(16 * ASK)
@@ -63,10 +64,23 @@ def test_a_whole_batch_is_saved_up_for() -> None:
     steps(account, 300, 0.0)
     for _ in range(10_000):
         account.save(STEP, 32)
-        if account.pay(32):
+        if account.pay():
             account.spend(32 * ASK, 32)
             tries += 1
     assert 0.0045 < tries * 32 * ASK / (10_000 * STEP) < 0.0051
+
+
+def test_what_is_saved_up_for_a_batch_is_not_spent_on_the_few_that_are_left_of_it() -> None:
+    """Batch after batch the tries would fall on its last requests, and say nothing of all together."""
+    account, tries = Account(), dict[int, int]()
+    steps(account, 300, 0.0)
+    for step in range(10_000):
+        requests = 8 if step % 20 < 16 else 1
+        account.save(STEP, requests)
+        if account.pay():
+            account.spend(requests * ASK, requests)
+            tries[requests] = tries.get(requests, 0) + 1
+    assert 8 * tries.get(8, 0) > 2 * tries.get(1, 0)
 
 
 def test_a_text_that_ends_to_repeat_itself_is_noticed() -> None:

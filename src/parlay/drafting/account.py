@@ -28,7 +28,8 @@ class Account:
         self._balance = 0.0  # seconds saved by guesses lately, less those spent on asking that was not saved up for
         self._asked = 0
         self._saved = 0.0  # seconds that may be lost
-        self._paid = False  # whether the next asking is paid for out of these
+        self._most = 0  # requests at once since these were spent last; where few are left less is to be learnt
+        self._paid = False  # whether the next asking is paid for out of what is saved
 
     @property
     def pays(self) -> bool:
@@ -37,16 +38,20 @@ class Account:
 
     def save(self, step: float, requests: int = 1) -> None:
         """Save up a share of the `step` seconds that are about to be spent with so many requests."""
-        self._saved = min(self._saved + _SHARE * step, max(requests, _SAVED) * self._each)
+        self._most = max(self._most, requests)
+        self._saved = min(self._saved + _SHARE * step, max(self._most, _SAVED) * self._each)
         self._paid = False
 
-    def affords(self, requests: int = 1) -> bool:
-        """Whether there is enough saved to ask for so many requests."""
-        return self._saved >= requests * self._each
+    @property
+    def affords(self) -> bool:
+        """Whether there is enough saved to ask for as many requests as there were at once since that was done."""
+        return self._saved >= self._most * self._each
 
-    def pay(self, requests: int = 1) -> bool:
-        """Whether what is saved is enough to ask for so many requests; if so, asking now is paid for out of it."""
-        self._paid = self.affords(requests)
+    def pay(self) -> bool:
+        """Whether there is enough saved for asking; if so, it is spent on the requests asked for next."""
+        self._paid = self.affords
+        if self._paid:
+            self._most = 0
         return self._paid
 
     def spend(self, seconds: float, asked: int) -> None:

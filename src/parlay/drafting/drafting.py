@@ -230,7 +230,7 @@ class Drafting:
             account.save(plain, len(requests))
         if device is not None and device.thinks(step):
             return False
-        poor = not (account.pays or account.affords(len(requests)))
+        poor = not (account.pays or account.affords)
         for request in requests:
             state = request.drafting
             if state.restless or (state.wake <= step and not poor):
@@ -241,7 +241,7 @@ class Drafting:
     def _gather(self, requests: Sequence[Drafted], room: int, asking: bool, price: float) -> None:
         """Find each request's best draft, of at most `room` nodes; where `asking`, host proposers may be asked."""
         step, account, asked, began = self._steps, self._account, 0, self._clock()
-        pays = account.pays or (asking and account.pay(len(requests)))
+        pays = account.pays or (asking and account.pay())
         for request in requests:
             state = request.drafting
             if state.candidates:
