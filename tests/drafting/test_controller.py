@@ -188,6 +188,17 @@ def test_a_batch_comes_back_whose_requests_pay_only_together() -> None:
     assert run.tokens / run.seconds > 1.35 * 8 / run.seconds_of(8)
 
 
+def test_a_step_full_of_prompts_does_not_end_tries() -> None:
+    """It has no room for drafts, so that nothing is known of its like without; saving goes on all the same."""
+    run = Simulation(8)
+    for _ in range(300):
+        run.step(0.02, asking=100e-6)
+    run.requests[0].drafting.lucky = True
+    run.drafting._account._saved = 0.0
+    run.drafting.prepare(run.requests, 8, 512, 0, 0)
+    assert next((step for step in range(1000) if sum(run.step(0.9, asking=100e-6)) >= 8), 1000) < 200
+
+
 def test_without_passes_timed_at_start_it_learns_from_steps() -> None:
     run = Simulation(1, learn=False)
     for _ in range(50):

@@ -35,7 +35,7 @@ class Controller:
     Attributes:
         cost: of steps.
         price: tokens that a plain step emits in the time that one more row takes, at least.
-        plain: seconds of the next step without drafts, but for prompts.
+        plain: seconds of a step without drafts, but for prompts, as of the last one that had room for any.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Controller:
             keys: that these read.
         """
         table = self.cost.table
-        self.price = self.plain = 0.0
+        self.price = 0.0
         self._rows, self._emitting = rows, requests
         self._busy, self._drafted = self._busy + self._drafted, False
         if not requests or rows + 1 >= len(table):
