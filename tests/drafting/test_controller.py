@@ -196,6 +196,7 @@ def test_a_step_full_of_prompts_does_not_end_tries() -> None:
     run.requests[0].drafting.lucky = True
     run.drafting._account._saved = 0.0
     run.drafting.prepare(run.requests, 8, 512, 0, 0)
+    run.requests[0].drafting.lucky = False
     assert next((step for step in range(1000) if sum(run.step(0.9, asking=100e-6)) >= 8), 1000) < 200
 
 
