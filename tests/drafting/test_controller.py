@@ -200,6 +200,23 @@ def test_a_step_full_of_prompts_does_not_end_tries() -> None:
     assert next((step for step in range(1000) if sum(run.step(0.9, asking=100e-6)) >= 8), 1000) < 200
 
 
+@pytest.mark.parametrize("before", [20, 1000])
+def test_a_machine_on_which_rows_no_longer_are_cheap_is_noticed(before: int) -> None:
+    """As when memory has become faster, beside which rows cost more: no step has drafts that could do without, and
+    the steps that are run without them, to see what these cost, are few. They have to count."""
+    run = Simulation(8, noise=0.05, seconds_of=lambda rows: 0.0095 + 0.00125 * rows)
+    for _ in range(before):
+        run.step(0.8)
+    assert sum(sum(run.step(0.8)) for _ in range(50)) > 200
+    run.seconds_of = lambda rows: 0.00095 * rows
+    for _ in range(300):
+        run.step(0.8)
+    run.tokens, run.seconds = 0, 0.0
+    for _ in range(300):
+        run.step(0.8)
+    assert run.tokens / run.seconds > 0.98 * 8 / run.seconds_of(8)
+
+
 def test_without_passes_timed_at_start_it_learns_from_steps() -> None:
     run = Simulation(1, learn=False)
     for _ in range(50):

@@ -20,6 +20,7 @@ _IDLE, _SELDOM = 64, 1024
 # Steps with drafts after which one goes without, at first and at last: what plain steps cost is
 # learnt by running some, and where they seem dearer than they are there would be no other.
 _BUSY, _RARELY = 8, 128
+_SURPRISE = 0.85  # of the seconds expected of such a step: if it took less, they are as frequent as at first again
 _AT_LEAST = 0.7  # of plain decoding's goodput that it must promise then
 _NODES = (1, 2, 4, 8, 16)  # of drafts whose price is looked at
 _HOPELESS = 0.95  # tokens: no guess is that likely to be right
@@ -35,6 +36,7 @@ class Controller:
     Attributes:
         cost: of steps.
         price: tokens that a plain step emits in the time that one more row takes, at least.
+        looks: whether this step is run for what it tells of costs.
         plain: seconds of a step without drafts, but for prompts, as of the last one that had room for any.
     """
 
@@ -66,6 +68,7 @@ class Controller:
         self._steps = self._rows = self._emitting = 0
         self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
         self._verifies = self._drafted = False
+        self.looks = False
         self._busy, self._stamina = 0, _BUSY  # steps with drafts; after how many to go without
         self._idle, self._patience = 0, _IDLE  # steps with nothing worth while; after how many to try all the same
 
@@ -80,7 +83,7 @@ class Controller:
         table = self.cost.table
         self.price = 0.0
         self._rows, self._emitting = rows, requests
-        self._busy, self._drafted = self._busy + self._drafted, False
+        self._busy, self._drafted, self.looks = self._busy + self._drafted, False, False
         if not requests or rows + 1 >= len(table):
             return False
         if table is not self._priced:
@@ -135,12 +138,13 @@ class Controller:
             ahead: whether a device proposer made some of the drafts, the price of which is paid.
         """
         if self._busy >= self._stamina and not ahead:
-            self._busy, self._stamina = 0, min(2 * self._stamina, _RARELY)
+            self._busy, self._stamina, self.looks = 0, min(2 * self._stamina, _RARELY), True
             return [[] for _ in chances]
         margin = 1.0 if ahead else _GO_ON if self._verifies else _BEGIN
         trying = self._idle >= self._patience and bool(chances)
         if trying:
             margin, self._idle, self._patience = _AT_LEAST, -1, min(2 * self._patience, _SELDOM)
+            self.looks = True
         table, last = self.cost.table, len(self.cost.table) - 1
         # What prompts take is spent with drafts or without, and must not make a row of a draft look cheap beside it.
         prompts = table[min(rows, last)] - table[min(requests, rows, last)]
@@ -229,8 +233,8 @@ class Controller:
             behind: tokens that it had to follow first.
             settled: whether `seconds` say what such steps will take; if not, they do not count.
         """
-        if settled:
-            self.cost.observe(rows, keys, seconds)
+        if settled and self.cost.observe(rows, keys, seconds) < _SURPRISE and self.looks:
+            self._stamina, self._patience = _BUSY, _IDLE
         self._ahead.timed(lengths, drafting, behind, settled)
         self._steps += 1
         if self._keep is not None and self._steps >= _KEPT and self._steps.bit_count() == 1:

@@ -35,11 +35,13 @@ KNOTS: tuple[int, ...] = (
 )  # rows
 _PACE = 0.2  # share of what is unexpected of a step that the pace takes
 _TABLE = 0.02  # and the table, where it knows a number of rows
-_RISE, _FALL = 0.2, 0.5  # share that the table takes of a number of rows that it does not know yet
+_AGED = 1 / 400  # or for each step since one of that number, if that is more: what was seen long ago is doubtful
+_RISE, _FALL = 0.2, 0.5  # share that the table takes of a number of rows that it does not know yet, or not any more
 _TRUSTED = 16  # steps of a number of rows after which the table knows it
 _MOST = 2.0  # factor beyond which a step tells no more: clocks jump, processes are stopped
 _LEAST = 1e-9  # seconds: no step is faster, but a clock may be wrong
 _EVERY = 16  # steps between two changes of the table as it is read
+_SOON = 0.08  # share of what is unexpected from which on it is changed at once
 
 
 class StepCost:
@@ -62,7 +64,8 @@ class StepCost:
         self._known: dict[int, float] = {}  # seconds by knot
         self._timed: dict[int, float] = {}  # and those of passes that were timed at start
         self._weights: dict[int, int] = {}  # observations by knot
-        self._news = 0
+        self._seen: dict[int, int] = {}  # and after how many steps the last of them was
+        self._steps = self._news = 0
         self.pace = 1.0
         self.table: Sequence[float] = Curve((1,), (1.0,), most_rows)
 
@@ -99,11 +102,17 @@ class StepCost:
         if self._known:
             self._unfold()
 
-    def observe(self, rows: int, keys: int, seconds: float) -> None:
-        """Take note of a step of so many rows, which read so many keys and took `seconds`."""
+    def observe(self, rows: int, keys: int, seconds: float) -> float:
+        """Take note of a step of so many rows, which read so many keys and took `seconds`.
+
+        Returns:
+            By what factor it took longer than expected; 1 if nothing was known.
+        """
         if not _LEAST < seconds < inf or not 1 <= rows <= self._most_rows:
-            return
-        knot = _knot(rows)
+            return 1.0
+        knot, ratio = _knot(rows), 1.0
+        self._steps += 1
+        age, self._seen[knot] = self._steps - self._seen.get(knot, self._steps), self._steps
         if knot in self._known:
             # Against what this number of rows is known for, not the table: where rows that are more turn out cheaper,
             # the two differ for good, and each step would move them further apart.
@@ -111,15 +120,15 @@ class StepCost:
             own = self._known[knot] * self.table[rows] / self.table[min(knot, self._most_rows)]
             ratio = min(max(seconds / (self.pace * (own + keys * self.key)), 1 / _MOST), _MOST)
             self._weights[knot] += 1
-            if self._weights[knot] < _TRUSTED:
-                # A step may be slow for reasons of its own, and is seldom too fast.
-                self._known[knot] *= ratio ** (_RISE if ratio > 1 else _FALL)
-            else:
+            # A step may be slow for reasons of its own, and is seldom too fast.
+            rate = most = _RISE if ratio > 1 else _FALL
+            if self._weights[knot] >= _TRUSTED:
                 self.pace *= ratio**_PACE
-                self._known[knot] *= ratio**_TABLE
+                rate = min(max(_TABLE, age * _AGED), most)
+            self._known[knot] *= ratio**rate
             self._news += 1
-            if self._weights[knot] >= _TRUSTED and self._news < _EVERY:
-                return
+            if rate < _SOON and self._news < _EVERY:
+                return ratio
         elif self._known:
             own = max(seconds / self.pace - keys * self.key, seconds / self.pace / 2)
             self._known[knot] = own * self.table[min(knot, self._most_rows)] / self.table[rows]
@@ -127,6 +136,7 @@ class StepCost:
         else:
             self._known[knot], self._weights[knot] = seconds, 1
         self._unfold()
+        return ratio
 
     @property
     def _extra(self) -> float:

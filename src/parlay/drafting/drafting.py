@@ -348,7 +348,8 @@ class Drafting:
             self._account.gain(self._plain * (expm1(mean) if self._fair else mean))
         if self.controller is None:
             return
-        if self._steps % _TIMED and not self._drafts and not (self._device and self._device.next_length):
+        plain = not self._drafts and not (self._device and self._device.next_length)
+        if plain and self._steps % _TIMED and not self.controller.looks:
             return  # of plain steps a few tell enough
         self.controller.timed(*measured(plan, output, seconds - self._asking), output.times.settled)
 
