@@ -200,7 +200,7 @@ def test_a_step_full_of_prompts_does_not_end_tries() -> None:
     assert next((step for step in range(1000) if sum(run.step(0.9, asking=100e-6)) >= 8), 1000) < 200
 
 
-@pytest.mark.parametrize("before", [20, 1000])
+@pytest.mark.parametrize("before", [20, 4000])
 def test_a_machine_on_which_rows_no_longer_are_cheap_is_noticed(before: int) -> None:
     """As when memory has become faster, beside which rows cost more: no step has drafts that could do without, and
     the steps that are run without them, to see what these cost, are few. They have to count."""
