@@ -211,6 +211,17 @@ def test_chosen_lengths_of_proposers_with_weights(trace: str, method: str, batch
     check(trace, batch, method)
 
 
+@crossed(trace=TRACES, method=(AUTO, "suffix"))
+def test_more_nodes_to_choose_from_are_never_worse(trace: str, method: str) -> None:
+    requests = load(trace).requests
+    for table in PRESETS.values():
+        few, many = (
+            replay(requests, Setting(method=method, length=most, chosen=True), 8, table).tokens_per_second
+            for most in (4, 16)
+        )
+        assert many > 0.98 * few, (table.name, few, many)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("method", [AUTO, *HEADS, "ngram", "suffix"])
 @pytest.mark.parametrize("trace", TRACES)
