@@ -1,0 +1,261 @@
+"""The oracle of the classical samplers: exact by enumeration, and every known mistake is found out."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from verify.classical import Chance, Law, Model, accepts, block, drawn, law, rejection, rest, several, without
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "goldens" / "verify" / "golden.json").read_text())
+EXACT = 1e-12
+Verify = Callable[[Model, Model, tuple[int, ...], Sequence[int], Chance], tuple[int, ...]]
+
+
+def model(vocab: int, seed: int, zeros: float = 0.0) -> Model:
+    """Return a random law for every context; some tokens may be impossible."""
+
+    def of(known: tuple[int, ...]) -> Law:
+        rng = np.random.default_rng([seed, len(known), *known])
+        weights = rng.gamma(0.7, size=vocab) + 1e-3
+        weights[rng.random(vocab) < zeros] = 0
+        if not weights.any():
+            weights[0] = 1
+        made: Law = weights / weights.sum()
+        return made
+
+    return of
+
+
+def joint(p: Model, length: int) -> dict[tuple[int, ...], float]:
+    """Return the law of `length` tokens of plain decoding."""
+
+    def play(chance: Chance) -> tuple[int, ...]:
+        out: tuple[int, ...] = ()
+        while len(out) < length:
+            out = (*out, chance.token(p(out)))
+        return out
+
+    return law(play)
+
+
+def of_chain(verify: Verify, p: Model, q: Model, length: int) -> dict[tuple[int, ...], float]:
+    """Return the law of the `length + 1` tokens that begin with those of one drafted chain."""
+
+    def play(chance: Chance) -> tuple[int, ...]:
+        draft: tuple[int, ...] = ()
+        while len(draft) < length:
+            draft = (*draft, chance.token(q(draft)))
+        out = verify(p, q, (), draft, chance)
+        while len(out) < length + 1:
+            out = (*out, chance.token(p(out)))
+        return out
+
+    return law(play)
+
+
+def accepted(verify: Verify, p: Model, q: Model, length: int) -> float:
+    """Return how many tokens of a chain are accepted on average."""
+
+    def play(chance: Chance) -> int:
+        draft: tuple[int, ...] = ()
+        while len(draft) < length:
+            draft = (*draft, chance.token(q(draft)))
+        return len(verify(p, q, (), draft, chance)) - 1
+
+    return sum(count * chance for count, chance in law(play).items())
+
+
+def distance(one: dict[Any, float], other: dict[Any, float]) -> float:
+    return max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other})
+
+
+@pytest.mark.parametrize("verify", [rejection, block])
+@pytest.mark.parametrize(("vocab", "length"), [(3, 1), (3, 2), (2, 3)])
+@pytest.mark.parametrize("zeros", [0.0, 0.4])
+def test_chains_keep_the_law(verify: Verify, vocab: int, length: int, zeros: float) -> None:
+    for seed in range(4):
+        p, q = model(vocab, seed, zeros), model(vocab, seed + 100, zeros)
+        assert distance(of_chain(verify, p, q, length), joint(p, length + 1)) < EXACT
+
+
+def test_block_verification_accepts_at_least_as_much() -> None:
+    gains = []
+    for seed in range(40):
+        p, q = model(3, seed), model(3, seed + 100)
+        assert accepted(block, p, q, 1) == pytest.approx(accepted(rejection, p, q, 1), abs=EXACT)
+        gains.append(accepted(block, p, q, 3) - accepted(rejection, p, q, 3))
+    assert min(gains) > -EXACT
+    assert max(gains) > 0.01
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("zeros", [0.0, 0.4])
+def test_several_guesses_keep_the_law(replaced: bool, count: int, zeros: float) -> None:
+    for seed in range(10):
+        p, q = model(4, seed, zeros)(()), model(4, seed + 100, zeros)(())
+
+        def play(chance: Chance, p: Law = p, q: Law = q) -> int:
+            guesses = drawn(q, count, chance, replaced=replaced)
+            token, left = several(p, q, guesses, chance, replaced=replaced)
+            return chance.token(left) if token is None else token
+
+        assert distance(law(play), dict(enumerate(p))) < EXACT
+
+
+# ----------------------------------------------------------------------------------------------- mistakes
+
+
+def at_another_temperature(
+    p: Model, q: Model, known: tuple[int, ...], draft: Sequence[int], chance: Chance
+) -> tuple[int, ...]:
+    def other(context: tuple[int, ...]) -> Law:
+        made: Law = q(context) ** 2 / (q(context) ** 2).sum()
+        return made
+
+    return rejection(p, other, known, draft, chance)
+
+
+def dropping_the_unlikely(
+    p: Model, q: Model, known: tuple[int, ...], draft: Sequence[int], chance: Chance
+) -> tuple[int, ...]:
+    """A guess is left out for what it is, and the target drawn from in its place."""
+    kept: list[int] = []
+    for token in draft:
+        if q((*known, *kept))[token] < 0.3:
+            break
+        kept.append(token)
+    return rejection(p, q, known, kept, chance)
+
+
+def from_the_target_again(
+    p: Model, q: Model, known: tuple[int, ...], draft: Sequence[int], chance: Chance
+) -> tuple[int, ...]:
+    """A rejected guess is replaced by a draw from the whole law."""
+    out = known
+    for token in draft:
+        if not chance.true(accepts(p(out), q(out), token)):
+            break
+        out = (*out, token)
+    return (*out, chance.token(p(out)))[len(known) :]
+
+
+def stopping_early(
+    p: Model, q: Model, known: tuple[int, ...], draft: Sequence[int], chance: Chance
+) -> tuple[int, ...]:
+    """Block verification whose rest forgets how much of the block is left."""
+    kept, length = 1.0, 0
+    for count in range(1, len(draft) + 1):
+        before = (*known, *draft[: count - 1])
+        kept = min(1.0, kept * float(p(before)[draft[count - 1]] / q(before)[draft[count - 1]]))
+        if chance.true(kept):
+            length = count
+    out = (*known, *draft[:length])
+    after = p(out) if length == len(draft) else rest(p(out), q(out))
+    return (*out, chance.token(after))[len(known) :]
+
+
+@pytest.mark.parametrize(
+    "mistake", [at_another_temperature, dropping_the_unlikely, from_the_target_again, stopping_early]
+)
+def test_mistakes_with_chains_are_found_out(mistake: Verify) -> None:
+    p, q = model(3, 1), model(3, 101)
+    assert distance(of_chain(mistake, p, q, 2), joint(p, 3)) > 1e-3
+
+
+def duplicates_skipped(p: Law, q: Law, chance: Chance) -> int:
+    guesses = list(dict.fromkeys(drawn(q, 3, chance, replaced=True)))
+    token, left = several(p, q, guesses, chance, replaced=True)
+    return chance.token(left) if token is None else token
+
+
+def not_renormalised(p: Law, q: Law, chance: Chance) -> int:
+    guesses = drawn(q, 3, chance, replaced=False)
+    left = q
+    for guess in guesses:
+        if chance.true(accepts(p, left, guess)):
+            return guess
+        p, left = rest(p, left), left.copy()
+        left[guess] = 0
+    return chance.token(p)
+
+
+def chosen_as_if_drawn(p: Law, q: Law, chance: Chance) -> int:
+    """The likeliest guesses are certain, and tested as if they had been drawn."""
+    token, left = several(p, q, [int(t) for t in np.argsort(-q)[:2]], chance, replaced=False)
+    return chance.token(left) if token is None else token
+
+
+def zero_is_accepted(p: Law, q: Law, chance: Chance) -> int:
+    """`u <= p / q` accepts what the target forbids where u is 0."""
+    guess = chance.token(q)
+    return guess if p[guess] == 0 or chance.true(accepts(p, q, guess)) else chance.token(rest(p, q))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "zeros"),
+    [(duplicates_skipped, 0.0), (not_renormalised, 0.0), (chosen_as_if_drawn, 0.0), (zero_is_accepted, 0.4)],
+)
+def test_mistakes_with_several_guesses_are_found_out(
+    mistake: Callable[[Law, Law, Chance], int], zeros: float
+) -> None:
+    worst = 0.0
+    for seed in range(10):
+        p, q = model(4, seed, zeros)(()), model(4, seed + 100)(())
+        found = law(lambda chance, p=p, q=q: mistake(p, q, chance))  # type: ignore[misc]
+        worst = max(worst, distance(found, dict(enumerate(p))))
+    assert worst > 1e-3
+
+
+# ------------------------------------------------------------------------------------------------ goldens
+
+
+def recorded(laws: dict[str, list[float]]) -> Model:
+    known = {tuple(int(t) for t in key.split(",") if t): np.array(values) for key, values in laws.items()}
+    return lambda context: known[context]
+
+
+def one_hot(draft: Sequence[int], vocab: int) -> Model:
+    def of(context: tuple[int, ...]) -> Law:
+        made: Law = np.eye(vocab)[draft[len(context)]]
+        return made
+
+    return of
+
+
+@pytest.mark.parametrize("case", GOLDEN["block_verification"], ids=lambda case: case["note"][:40])
+def test_recorded_block_verification(case: dict[str, Any]) -> None:
+    p, q = recorded(case["target_probs_by_prefix"]), recorded(case["draft_probs_by_prefix"])
+    for verify, name in ((block, "block"), (rejection, "token")):
+        expected = case[f"expected_accepted_{name}_verification"]
+        assert accepted(verify, p, q, case["gamma"]) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("case", [c for c in GOLDEN["random"] if "draft_tokens" in c], ids=lambda c: c["draft_kind"])
+def test_recorded_rejections_of_given_drafts(case: dict[str, Any]) -> None:
+    draft = case["draft_tokens"]
+    if -1 in draft or "output_sequence_probs" not in case:
+        pytest.skip("a draft with gaps")
+    p, q = recorded(case["target_probs_by_prefix"]), one_hot(draft, case["vocab"])
+    found = law(lambda chance: rejection(p, q, (), draft, chance))
+    expected = {tuple(map(int, key.split(","))): value for key, value in case["output_sequence_probs"].items()}
+    assert distance(found, expected) < 1e-9
+
+
+@pytest.mark.parametrize("case", GOLDEN["tree_children"], ids=lambda case: str(case["candidates_in_order"]))
+def test_recorded_children(case: dict[str, Any]) -> None:
+    """Certain guesses in order are accepted with what is left of the target's law: the walk's own."""
+    p = np.array(case["target_probs"])
+
+    def play(chance: Chance) -> int:
+        left = p
+        for guess in case["candidates_in_order"]:
+            if chance.true(float(left[guess])):
+                return int(guess)
+            left = without(left, guess)
+        return chance.token(left)
+
+    assert distance(law(play), dict(enumerate(case["output_marginal"]))) < 1e-9
