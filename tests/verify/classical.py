@@ -3,9 +3,9 @@
 Each is written against a `Chance`, which is asked for every random decision. `law` follows all of them and gives the
 exact law of what comes out; a test may as well give a `Chance` that reads uniforms.
 
-Sources: rejection sampling Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) and Chen et al. 2023 (2302.01318); block
-verification Sun et al. 2024 (2403.10444); several guesses for one place, with replacement Miao et al. 2023 (SpecInfer,
-2305.09781), without Chen et al. 2024 (Sequoia, 2402.12374).
+Sources: rejection sampling Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) and Chen et al. 2023 (2302.01318);
+block verification Sun et al. 2024 (2403.10444); several guesses for one place, with replacement Miao et al. 2023
+(SpecInfer, 2305.09781), without Chen et al. 2024 (Sequoia, 2402.12374).
 """
 
 from collections.abc import Callable, Sequence

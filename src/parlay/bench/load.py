@@ -139,7 +139,7 @@ def measure(options: LoadOptions, key: str | None, tick: Callable[[str], None]) 
 
 
 async def _measure(options: LoadOptions, key: str | None, tick: Callable[[str], None]) -> Run:
-    root = _root(options.base_url)
+    root = root_of(options.base_url)
     headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx.Timeout(options.timeout)
@@ -299,7 +299,12 @@ async def _watch(lags: list[float]) -> None:
         lags.append(max(0.0, perf_counter() - asleep - _TICK))
 
 
-def _root(base_url: str) -> str:
+def root_of(base_url: str) -> str:
+    """Return a server's address without a path.
+
+    Raises:
+        ConfigError: it is none.
+    """
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL:

@@ -4,58 +4,87 @@ What must not change is token ids and the bits of their log-probabilities. What 
 decoding of each prompt alone, whole, with nothing cached.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from parlay.bench.sampled_law import check_law
 from parlay.config import SpeculativeConfig
-from parlay.errors import ConfigError, ModelError
+from parlay.errors import ConfigError, ModelError, RequestError
 from parlay.llm import LLM
 from parlay.models.select import describe_model
 from parlay.proposers.select import embedded_configs
 from parlay.types.output import CompletionOutput
 from parlay.types.params import SamplingParams
 
-TEMPERATURES = (0.0, 0.8)
-PROMPTS = (
+PROMPTS: tuple[str | tuple[int, ...], ...] = (
     "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n\n\ndef multiply(a, b):\n",
     "one two three four one two three four one two three four one two",
     'import json\n\n\ndef load(path):\n    """Read a file.\n',
     "The",
 )
+KINDS: Mapping[str, SamplingParams] = {
+    "temperature 0": SamplingParams(temperature=0.0),
+    "temperature 0.8": SamplingParams(temperature=0.8),
+    "penalties": SamplingParams(
+        temperature=1.1, presence_penalty=0.4, frequency_penalty=0.2, repetition_penalty=1.1, top_p=0.95, min_p=0.01
+    ),
+    "stop strings": SamplingParams(temperature=0.8, stop=["\n\n", " the "], top_k=40),
+    "grammar": SamplingParams(temperature=0.8, structured_outputs={"regex": "[a-z]+(, [a-z]+){3,30}"}),
+}
+QUICK = ("temperature 0", "temperature 0.8", "penalties")
 _LONGEST = 1024  # tokens a sequence: a cache for more would only take memory
+_EVERY = 3  # steps between two preemptions
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is compared.
+
+    Attributes:
+        prompts: texts or token ids.
+        kinds: parameters by name.
+        max_tokens: length of each completion.
+        draws: tokens that the sampled law is tested with; 0 for no test.
+    """
+
+    prompts: Sequence[str | tuple[int, ...]] = PROMPTS
+    kinds: Mapping[str, SamplingParams] | None = None
+    max_tokens: int = 32
+    draws: int = 2000
 
 
 def compare(
     model: str,
+    asked: Comparison,
     *,
     dtype: str = "auto",
     dequantize: bool = False,
-    max_tokens: int = 32,
     speculative: Mapping[str, SpeculativeConfig] | None = None,
     tick: Callable[[str], None] = lambda label: None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each method, way and temperature: whether all completions are those of plain decoding.
+    """Yield a row for each method, way and kind of parameters: whether all completions are those of plain decoding.
 
     Of all proposers, one that this model cannot be served with gives one row that says why.
 
     Args:
         model: a directory or the name of an embedded model.
+        asked: prompts and parameters.
         dtype: as in `EngineConfig`.
         dequantize: likewise.
-        max_tokens: length of each completion.
         speculative: configs by name, plain decoding's first; None takes every proposer with the embedded model's
-            options.
+            options, and `auto`.
         tick: called with a label before every row.
 
     Raises:
         ConfigError, ModelError, CapacityError: the model cannot be served, plainly or as `speculative` says.
     """
-    configs = embedded_configs() if speculative is None else speculative
+    configs = embedded_configs() | {"auto": SpeculativeConfig()} if speculative is None else speculative
     plain = next(iter(configs))
     length = min(describe_model(model).max_position, _LONGEST)
-    options = {"dtype": dtype, "dequantize": dequantize, "max_model_len": length, "max_num_seqs": len(PROMPTS)}
+    options: dict[str, Any] = {"dtype": dtype, "dequantize": dequantize, "max_model_len": length}
     options["use_tqdm_on_load"] = False
-    expected: dict[float, list[CompletionOutput]] = {}
+    expected: dict[str, list[CompletionOutput]] = {}
     for name, config in configs.items():
         tick(f"{name}: loading")
         label = "plain" if name == plain else name
@@ -67,33 +96,45 @@ def compare(
             yield {"method": label, "skipped": str(error)}
             continue
         if name == plain:
-            expected = {t: _alone(llm, _params(t, max_tokens)) for t in TEMPERATURES}
-        ways = [("alone", llm, _alone), ("together", llm, _together)]
+            for kind, params in _asks(asked).items():
+                try:
+                    expected[kind] = _alone(llm, asked.prompts, params)
+                except RequestError as error:  # a tokenizer that no grammar fits
+                    yield {"method": label, "skipped": f"{kind}: {error}"}
         # Steps of 24 rows cut the longer prompts, and blocks of 5 tokens the rest.
         chunks = LLM(model, speculative_config=config, max_num_batched_tokens=24, block_size=5, **options)
-        ways += [("in chunks", chunks, _together), ("from the cache", chunks, _together)]
-        for way, engine, complete in ways:
-            for temperature in TEMPERATURES:
-                tick(f"{name}: {way}, temperature {temperature:g}")
-                found = complete(engine, _params(temperature, max_tokens))
-                difference = first_difference(found, expected[temperature])
+        for way, engine, complete in (
+            ("alone", llm, _alone),
+            ("together", llm, _together),
+            ("in chunks", chunks, _together),
+            ("from the cache", chunks, _together),
+            ("preempted", chunks, _preempted),
+        ):
+            for kind in expected:
+                tick(f"{name}: {way}, {kind}")
+                found = complete(engine, asked.prompts, _asks(asked)[kind])
+                difference = first_difference(found, expected[kind])
                 yield {
                     "method": label,
                     "way": way,
-                    "temperature": temperature,
+                    "parameters": kind,
                     "same": difference is None,
                     "difference": difference,
                     "tokens": sum(len(c.token_ids) for c in found),
                     "accepted": sum(c.metrics.accepted for c in found),
                 }
+        if asked.draws:
+            tick(f"{name}: {asked.draws} draws")
+            for row in check_law(llm, asked.prompts[len(asked.prompts) // 2], asked.draws):
+                yield {"method": label, "way": "sampled law", **row}
 
 
 def first_difference(found: list[CompletionOutput], expected: list[CompletionOutput]) -> str | None:
-    """Return where two lists of completions part, or None."""
+    """Return where two lists of completions part, or None: prompt, token, and by how much its logit was behind."""
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
         for j, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)):
             if x != y:
-                return f"prompt {i}, token {j}: {x} instead of {y}"
+                return f"prompt {i}, token {j}: {x} instead of {y}, {_gap(b, j, x, y)}"
             if _bits(a, j) != _bits(b, j):
                 return f"prompt {i}, token {j}: log-probabilities"
         if len(a.token_ids) != len(b.token_ids):
@@ -101,22 +142,49 @@ def first_difference(found: list[CompletionOutput], expected: list[CompletionOut
     return None
 
 
+def _gap(expected: CompletionOutput, position: int, found: int, right: int) -> str:
+    """Say how far apart the logits of two tokens are, as far as log-probabilities were asked for."""
+    assert expected.logprobs is not None
+    table = expected.logprobs[position]
+    if found in table and right in table:
+        return f"whose logit is {abs(table[right].logprob - table[found].logprob):.3g} away"
+    return "whose logit is not among the highest"
+
+
 def _bits(completion: CompletionOutput, position: int) -> list[tuple[int, str]]:
     assert completion.logprobs is not None
     return [(token, entry.logprob.hex()) for token, entry in completion.logprobs[position].items()]
 
 
-def _params(temperature: float, max_tokens: int) -> list[SamplingParams]:
-    return [
-        SamplingParams(temperature=temperature, seed=i, max_tokens=max_tokens, ignore_eos=True, logprobs=3)
-        for i in range(len(PROMPTS))
-    ]
+def _asks(asked: Comparison) -> dict[str, list[SamplingParams]]:
+    """Return the parameters of each prompt, by kind."""
+    kinds = KINDS if asked.kinds is None else asked.kinds
+    return {
+        kind: [
+            replace(params, seed=i, max_tokens=asked.max_tokens, logprobs=3, ignore_eos=not params.structured_outputs)
+            for i in range(len(asked.prompts))
+        ]
+        for kind, params in kinds.items()
+    }
 
 
-def _alone(llm: LLM, params: list[SamplingParams]) -> list[CompletionOutput]:
-    pairs = zip(PROMPTS, params, strict=True)
+def _alone(llm: LLM, prompts: Sequence[Any], params: list[SamplingParams]) -> list[CompletionOutput]:
+    pairs = zip(prompts, params, strict=True)
     return [llm.generate(prompt, own, use_tqdm=False)[0].outputs[0] for prompt, own in pairs]
 
 
-def _together(llm: LLM, params: list[SamplingParams]) -> list[CompletionOutput]:
-    return [output.outputs[0] for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+def _together(llm: LLM, prompts: Sequence[Any], params: list[SamplingParams]) -> list[CompletionOutput]:
+    return [output.outputs[0] for output in llm.generate(list(prompts), params, use_tqdm=False)]
+
+
+def _preempted(llm: LLM, prompts: Sequence[Any], params: list[SamplingParams]) -> list[CompletionOutput]:
+    """Take all blocks of one request after another while they run."""
+    engine, steps = llm.engine, 0
+    requests = [engine.add(prompt, own)[0] for prompt, own in zip(prompts, params, strict=True)]
+    while engine.busy:
+        engine.step()
+        steps += 1
+        victim = requests[steps // _EVERY % len(requests)]
+        if steps % _EVERY == 0 and victim.finish_reason is None and victim.table.blocks:
+            engine.preempt(victim)
+    return [engine.completion(request, 0) for request in requests]

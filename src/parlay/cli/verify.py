@@ -2,9 +2,12 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 from parlay.cli.flags import add_dequantize_flag
+
+_LONGEST = 1024  # tokens of a prompt and its completion
 
 
 def add_parser(commands: Any) -> None:
@@ -14,8 +17,9 @@ def add_parser(commands: Any) -> None:
         help="check on this machine that a model's tokens depend on nothing but the request",
         description="Print the numerics id, which names everything that the bits of a token depend on besides the "
         "request; run the kernels' self-check in full; then decode a few prompts plainly and with every proposer, "
-        "alone, together, in chunks and from the cache, and compare token ids and the bits of log-probabilities. "
-        "The exit status is 0 if all of it holds, 1 if not.",
+        "alone, together, in chunks, from the cache and preempted, with several kinds of parameters, and compare "
+        "token ids and the bits of log-probabilities; and test whether tokens are drawn as likely as the model says. "
+        "It ends at the first difference. The exit status is 0 if all of it holds, 1 if not.",
     )
     kinds = "a directory, a GGUF file or an embedded model (default: tiny-code)"
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=kinds)
@@ -27,7 +31,23 @@ def add_parser(commands: Any) -> None:
         help="of weights (default: the model's)",
     )
     add_dequantize_flag(parser)
+    parser.add_argument(
+        "--url",
+        help="ask a running server of OpenAI's protocol instead, parlay's or another: the same requests alone, "
+        "again, together, among others and streamed; a key is taken from OPENAI_API_KEY",
+    )
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="your own prompts: JSON lines with 'turns', 'messages' or 'prompt', .jsonl or .jsonl.gz",
+    )
     parser.add_argument("--max-tokens", type=int, default=32, help="tokens a completion (default: 32)")
+    parser.add_argument(
+        "--draws", type=int, default=2000, help="completions to test the sampled law with, 0 for none (default: 2000)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer kinds of parameters, at most 16 tokens and 400 draws"
+    )
     parser.add_argument(
         "--speculative-config",
         metavar="JSON",
@@ -35,6 +55,7 @@ def add_parser(commands: Any) -> None:
         "by default with every proposer that can serve the model",
     )
     parser.add_argument("--json", action="store_true", help="print everything once more as a last line of JSON")
+    parser.add_argument("--junit", metavar="FILE.xml", help="write the results as JUnit's XML, for CI")
     parser.set_defaults(run=run)
 
 
@@ -44,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
     from parlay.bench.provenance import provenance
     from parlay.bench.sameness import compare
+    from parlay.cli.junit import write_junit
     from parlay.cli.report import paper
     from parlay.config import SpeculativeConfig
     from parlay.config.speculative import PLAIN, plain
@@ -53,6 +75,13 @@ def run(options: argparse.Namespace) -> int:
 
     if options.max_tokens < 1:
         raise ConfigError(f"--max-tokens must be at least 1, not {options.max_tokens}")
+    if options.draws < 0:
+        raise ConfigError(f"--draws must be at least 0, not {options.draws}")
+    if options.junit is not None and not Path(options.junit).absolute().parent.is_dir():
+        raise ConfigError(f"--junit {options.junit} cannot be written: there is no such directory")
+    if options.url is not None:
+        return _server(options)
+    asked = _comparison(options)
     speculative = None
     if options.speculative_config is not None:
         config = SpeculativeConfig.parse(options.speculative_config)
@@ -73,16 +102,18 @@ def run(options: argparse.Namespace) -> int:
             for case, found in findings.items()
         ]
         _print_checks(console, checks)
-        rows = list(
-            compare(
-                options.model,
-                dtype=options.dtype,
-                dequantize=options.dequantize,
-                max_tokens=options.max_tokens,
-                speculative=speculative,
-                tick=status.update,
-            )
-        )
+        rows: list[dict[str, Any]] = []
+        for row in compare(
+            options.model,
+            asked,
+            dtype=options.dtype,
+            dequantize=options.dequantize,
+            speculative=speculative,
+            tick=status.update,
+        ):
+            rows.append(row)
+            if not row.get("same", True):
+                break
     _print_rows(console, rows)
     holds = all(c["same"] for c in checks) and all(r.get("same", True) for r in rows)
     console.print(
@@ -90,9 +121,64 @@ def run(options: argparse.Namespace) -> int:
         if holds
         else "[bold red]promise 1 does NOT hold here to the bit[/]"
     )
+    if options.junit is not None:
+        write_junit(options.junit, checks, rows)
     if options.json:
         print(json.dumps({"holds": holds, "checks": checks, "rows": rows, "provenance": facts}))
     return 0 if holds else 1
+
+
+def _server(options: argparse.Namespace) -> int:
+    """Compare what a server says with what it says."""
+    from importlib.util import find_spec
+
+    from rich.console import Console
+
+    from parlay import env
+    from parlay.bench.prompts import read_texts
+    from parlay.bench.sameness import PROMPTS
+    from parlay.cli.junit import write_junit
+    from parlay.cli.report import paper
+    from parlay.errors import ConfigError
+
+    if find_spec("httpx") is None:
+        raise ConfigError("asking a server needs httpx; pip install 'parlay[load]'")
+    from parlay.bench.sameness_http import compare_server
+
+    texts = [str(one) for one in PROMPTS] if options.prompts is None else read_texts(Path(options.prompts))
+    rows: list[dict[str, Any]] = []
+    with Console(stderr=True).status("asking") as status:
+        for row in compare_server(options.url, env.api_key(), texts, options.max_tokens, status.update):
+            rows.append(row)
+            if not row["same"]:
+                break
+    console = paper(highlight=False, soft_wrap=True)
+    _print_rows(console, rows)
+    holds = all(row["same"] for row in rows)
+    said = "[green]one request, one answer[/]" if holds else "[bold red]one request has several answers[/]"
+    console.print(f"{options.url}: {said}")
+    if options.junit is not None:
+        write_junit(options.junit, [], rows)
+    if options.json:
+        print(json.dumps({"holds": holds, "rows": rows}))
+    return 0 if holds else 1
+
+
+def _comparison(options: argparse.Namespace) -> Any:
+    """Return what is to be compared; a model's tokenizer is read if prompts have to be."""
+    from parlay.bench.prompts import read_prompts
+    from parlay.bench.sameness import KINDS, PROMPTS, QUICK, Comparison
+    from parlay.engine.tokenizer import TextCodec
+    from parlay.models.find import find_model
+
+    prompts: Any = PROMPTS
+    if options.prompts is not None:
+        codec = TextCodec(find_model(options.model))
+        prompts = [one.tokens for one in read_prompts(Path(options.prompts), codec, _LONGEST - options.max_tokens)]
+    if options.quick:
+        kinds = {name: KINDS[name] for name in QUICK}
+        return Comparison(prompts, kinds, min(options.max_tokens, 16), min(options.draws, 400))
+    return Comparison(prompts, KINDS, options.max_tokens, options.draws)
 
 
 def _machine() -> dict[str, Any]:
@@ -124,17 +210,25 @@ def _print_checks(console: Any, checks: list[dict[str, Any]]) -> None:
 
 
 def _print_rows(console: Any, rows: list[dict[str, Any]]) -> None:
-    temperatures = sorted({row["temperature"] for row in rows if "temperature" in row})
-    table = _table("method", "prompts", *(f"temperature {t:g}" for t in temperatures))
+    kinds = list(dict.fromkeys(row["parameters"] for row in rows if "tokens" in row))
+    table = _table("method", "prompts", *kinds)
     lines: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if "way" in row:
+        if "tokens" in row:
             guessed = f" [dim]{row['accepted']} of {row['tokens']} guessed[/]" if row["accepted"] else ""
             cell = _mark(row["same"], row["difference"]) + guessed
             lines.setdefault((row["method"], row["way"]), []).append(cell)
     for key, cells in lines.items():
         table.add_row(*key, *cells)
     console.print(table)
+    laws = _table("method", "sampled law", "draws", "cells", "standard deviations from what is expected")
+    for row in rows:
+        if "draws" in row:
+            mark = _mark(row["same"], row["difference"])
+            figures = f"{row['draws']:,}", str(row["cells"]), f"{mark} {row['deviation']:+.1f}"
+            laws.add_row(row["method"], row["parameters"], *figures)
+    if laws.row_count:
+        console.print(laws)
     for row in rows:
         if "skipped" in row:
             console.print(f"{row['method']} was not tried: {row['skipped']}", style="yellow", markup=False)

@@ -97,7 +97,7 @@ class Drafting:
         self._account, self._clock = Account(), clock
         self._plain, self._drafts = 0.0, False  # seconds of the step without drafts; whether it has any
         # Of the step: requests that emit; by which of their means to count; the sum of what guesses have gained them.
-        self._emitting, self._fair, self._gained = 1, False, 0.0
+        self._emitting, self._fair, self._gained, self._looks, self._free = 1, False, 0.0, False, False
         self._asking = 0.0  # seconds of asking for them, which are the account's
         self._steps = 0
 
@@ -184,6 +184,7 @@ class Drafting:
         self._calibration.step = self._steps
         self._emitting, self._gained = emitting, 0.0
         control, self._drafts, self._asking, device = self.controller, False, 0.0, self._device
+        self._looks, self._free = False, bool(requests)
         if device is not None:
             device.begin(requests)
         if control is None:
@@ -205,7 +206,7 @@ class Drafting:
                 self._take(state, nodes)
             guessed = sum(state.best.guessed(state.taken) for state in some if state.best is not None)
             self._account.gain(-control.extra(rows, guessed))
-            self._plain, self._drafts = control.plain, any(chosen)
+            self._plain, self._drafts, self._looks = control.plain, any(chosen), control.looks
         if device is not None and requests and device.thinks(self._steps):
             device.choose(requests, [self.limit(request) for request in requests], emitting, keys)
 
@@ -348,8 +349,8 @@ class Drafting:
             self._account.gain(self._plain * (expm1(mean) if self._fair else mean))
         if self.controller is None:
             return
-        plain = not self._drafts and not (self._device and self._device.next_length)
-        if plain and self._steps % _TIMED and not self.controller.looks:
+        plain = not self._drafts and not (self._free and self._device and self._device.next_length)
+        if plain and self._steps % _TIMED and not self._looks:
             return  # of plain steps a few tell enough
         self.controller.timed(*measured(plan, output, seconds - self._asking), output.times.settled)
 

@@ -1,6 +1,7 @@
 """The process in which `template_process` has templates run: it renders what it is sent until its input ends."""
 
 import json
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -51,4 +52,5 @@ def _limit_time(seconds: float) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides when this ends
     serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -41,6 +41,13 @@ class TextCodec:
         self._template: str | None = self._config.get("chat_template")
         self._own, self._given = TemplateProcess(), TemplateProcess()  # for the model's template, and for requests'
 
+    @classmethod
+    def ready(cls, path: Path) -> "TextCodec":
+        """Return a codec whose chat template has run once, so that nobody waits for its process."""
+        codec = cls(path)
+        codec.shows_tools()
+        return codec
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`, by default with the special tokens that the tokenizer itself adds.
 

@@ -173,7 +173,7 @@ class EngineClient:
         self._link = EngineLink(self._config, self._speculative, self._take, self._ended)
         await self._came_up
         if self._codec is None:
-            self._codec = await asyncio.to_thread(TextCodec, Path(self.facts.tokenizer))
+            self._codec = await asyncio.to_thread(TextCodec.ready, Path(self.facts.tokenizer))
         if self._link is None:
             raise EngineDeadError("the engine's process died as soon as it had started; see what it wrote to stderr")
 

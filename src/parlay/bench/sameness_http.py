@@ -1,0 +1,169 @@
+"""The first promise on a running server of OpenAI's protocol, whoever wrote it: one request has one answer.
+
+The server is asked the same things alone, again, together, among others and as a stream. What must not change is the
+text, and the tokens and log-probabilities as far as it tells them. Greedy requests, and sampled ones with a seed.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from parlay.bench.load import root_of
+from parlay.errors import ParlayError, brief
+
+TEMPERATURES = (0.0, 0.8)
+_OTHERS = 12  # requests that run beside
+_SECONDS = 600.0  # for one answer
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer.
+
+    Attributes:
+        text: of it.
+        tokens: each one's text; empty where the server tells none.
+        logprobs: of these, exactly as sent.
+    """
+
+    text: str
+    tokens: tuple[str, ...] = ()
+    logprobs: tuple[str, ...] = ()
+
+
+def compare_server(
+    url: str, key: str | None, texts: Sequence[str], max_tokens: int, tick: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each way of asking and temperature: whether all answers are those to each prompt alone.
+
+    Args:
+        url: of the server, with or without `/v1`.
+        key: for it, if it wants one.
+        texts: prompts.
+        max_tokens: length of each answer.
+        tick: called with a label before every row.
+
+    Raises:
+        ConfigError: the address cannot be used.
+        ParlayError: the server cannot be reached, or refuses a request.
+    """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    client = httpx.Client(base_url=f"{root_of(url)}/v1", headers=headers, timeout=_SECONDS, trust_env=False)
+    with client, ThreadPoolExecutor(len(texts) + _OTHERS) as pool:
+        asking = _Asking(client, max_tokens)
+        for temperature in TEMPERATURES:
+            tick(f"alone, temperature {temperature:g}")
+            bodies = [asking.body(text, temperature, seed) for seed, text in enumerate(texts)]
+            expected = [asking.ask(body) for body in bodies]
+            others = [asking.body(text[: len(text) // 2 + 1], 0.9, 100 + i) for i, text in enumerate(texts)]
+            ways: dict[str, Callable[[], list[Said]]] = {
+                "again": lambda bodies=bodies: [asking.ask(body) for body in bodies],  # type: ignore[misc]
+                "together": lambda bodies=bodies: list(pool.map(asking.ask, bodies)),  # type: ignore[misc]
+                "among others": lambda bodies=bodies, others=others: list(  # type: ignore[misc]
+                    pool.map(asking.ask, [*bodies, *(others[i % len(others)] for i in range(_OTHERS))])
+                )[: len(bodies)],
+                "streamed": lambda bodies=bodies: list(pool.map(asking.stream, bodies)),  # type: ignore[misc]
+            }
+            for way, answers in ways.items():
+                tick(f"{way}, temperature {temperature:g}")
+                found = answers()
+                difference = first_difference(found, expected)
+                yield {
+                    "method": asking.model,
+                    "way": way,
+                    "parameters": f"temperature {temperature:g}",
+                    "same": difference is None,
+                    "difference": difference,
+                    "tokens": sum(len(one.tokens) for one in found),
+                    "accepted": 0,
+                }
+
+
+def first_difference(found: Sequence[Said], expected: Sequence[Said]) -> str | None:
+    """Return where two lists of answers part, or None."""
+    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+        for j, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)):
+            if x != y:
+                return f"prompt {i}, token {j}: {x!r} instead of {y!r}"
+            if a.logprobs[j : j + 1] != b.logprobs[j : j + 1]:
+                return f"prompt {i}, token {j}: log-probabilities"
+        if a.text != b.text:
+            place = next((j for j, (x, y) in enumerate(zip(a.text, b.text, strict=False)) if x != y), None)
+            where = min(len(a.text), len(b.text)) if place is None else place
+            return f"prompt {i}, character {where}: {a.text[where : where + 9]!r}, not {b.text[where : where + 9]!r}"
+    return None
+
+
+class _Asking:
+    """One server."""
+
+    def __init__(self, client: httpx.Client, max_tokens: int) -> None:
+        self._client = client
+        self._max_tokens = max_tokens
+        try:
+            listed = self._checked(client.get("/models"))
+            self.model = str(listed["data"][0]["id"])
+        except (KeyError, IndexError, TypeError):
+            raise ParlayError("the server's /v1/models names no model") from None
+        except httpx.HTTPError as error:
+            raise ParlayError(f"the server cannot be reached: {error}; start it, or give its --url") from None
+
+    def body(self, text: str, temperature: float, seed: int) -> dict[str, Any]:
+        """Return a request."""
+        return {
+            "model": self.model,
+            "prompt": text,
+            "max_tokens": self._max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "logprobs": 1,
+        }
+
+    def ask(self, body: dict[str, Any]) -> Said:
+        """Return the answer as a whole."""
+        try:
+            answer = self._checked(self._client.post("/completions", json=body))
+        except httpx.HTTPError as error:
+            raise ParlayError(f"the server has failed: {error}") from None
+        return _said([answer])
+
+    def stream(self, body: dict[str, Any]) -> Said:
+        """Return the answer, read piece by piece."""
+        events = []
+        try:
+            with self._client.stream("POST", "/completions", json={**body, "stream": True}) as response:
+                if response.status_code != httpx.codes.OK:
+                    response.read()
+                    self._checked(response)
+                for line in response.iter_lines():
+                    data = line.removeprefix("data:").strip()
+                    if line.startswith("data:") and data != "[DONE]":
+                        events.append(json.loads(data))
+        except (httpx.HTTPError, ValueError) as error:
+            raise ParlayError(f"the server has failed: {error}") from None
+        return _said(events)
+
+    def _checked(self, response: httpx.Response) -> dict[str, Any]:
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if response.status_code != httpx.codes.OK or not isinstance(answer, dict):
+            raise ParlayError(f"the server refuses a request ({response.status_code}): {brief(response.text)}")
+        return answer
+
+
+def _said(events: Sequence[dict[str, Any]]) -> Said:
+    """Return what the choices of one answer, or of the events of one, say together."""
+    text, tokens, logprobs = "", list[str](), list[str]()
+    for event in events:
+        for choice in event.get("choices") or ():
+            text += choice.get("text") or ""
+            told = choice.get("logprobs") or {}
+            tokens += told.get("tokens") or ()
+            logprobs += (float(p).hex() for p in told.get("token_logprobs") or () if p is not None)
+    return Said(text, tuple(tokens), tuple(logprobs))

@@ -1,0 +1,72 @@
+"""Whether tokens are drawn as likely as the model says: chi-square tests of what an engine samples.
+
+The exact law comes from log-probabilities that the engine reports for one request alone. Under speculation the tokens
+of the second test are verified guesses, where the model finds them likely.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import exp, sqrt
+from typing import Any
+
+from parlay.llm import LLM
+from parlay.types.params import SamplingParams
+
+_LENGTH = 4  # tokens of each completion, so that there is something to guess
+_LEAST = 10.0  # expected draws of a cell; rarer tokens are one cell together
+_FEW = 100  # draws that are not worth a test
+_TOP = 20  # tokens whose probability is asked for
+_MOST = 4.0  # standard deviations from what is expected; one test in thirty thousand exceeds it by chance
+
+
+def check_law(llm: LLM, prompt: str | Sequence[int], draws: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for the first token after a prompt, and one for the third after the likeliest first two.
+
+    Args:
+        llm: who draws, at temperature 1.
+        prompt: text or token ids.
+        draws: completions with a seed each.
+    """
+    tokens = llm.engine.encode(prompt)
+    params = [
+        SamplingParams(temperature=1.0, seed=seed, max_tokens=_LENGTH, ignore_eos=True) for seed in range(draws)
+    ]
+    found = [output.outputs[0].token_ids for output in llm.generate([list(tokens)] * draws, params, use_tqdm=False)]
+    ((begins, _),) = Counter(drawn[:2] for drawn in found).most_common(1)
+    for known in ((), begins):
+        counts = Counter(drawn[len(known)] for drawn in found if drawn[: len(known)] == known)
+        if counts.total() >= _FEW:
+            yield {"parameters": f"token {len(known) + 1}", **_test(counts, _law(llm, (*tokens, *known)))}
+
+
+def _law(llm: LLM, context: Sequence[int]) -> dict[int, float]:
+    """Return the probabilities of the likeliest next tokens."""
+    asked = SamplingParams(temperature=0.0, max_tokens=1, logprobs=_TOP, ignore_eos=True)
+    (output,) = llm.generate(list(context), asked, use_tqdm=False)
+    assert output.outputs[0].logprobs is not None
+    return {token: exp(entry.logprob) for token, entry in output.outputs[0].logprobs[0].items()}
+
+
+def _test(counts: Counter[int], law: dict[int, float]) -> dict[str, Any]:
+    """Compare counts with a law, of which only some tokens are known."""
+    draws = counts.total()
+    cells = {token: p for token, p in law.items() if p * draws >= _LEAST}
+    expected = [p * draws for p in cells.values()]
+    seen = [counts[token] for token in cells]
+    others = draws - sum(expected)
+    if others >= _LEAST:
+        expected.append(others)
+        seen.append(draws - sum(seen))
+    square = sum((a - b) ** 2 / b for a, b in zip(seen, expected, strict=True))
+    free = max(len(expected) - 1, 1)
+    # Wilson and Hilferty 1931: the cube root of chi-square over its degrees of freedom is nearly normal.
+    deviation = ((square / free) ** (1 / 3) - (1 - 2 / (9 * free))) / sqrt(2 / (9 * free))
+    good = deviation < _MOST
+    return {
+        "draws": draws,
+        "cells": len(expected),
+        "chi_square": square,
+        "deviation": deviation,
+        "same": good,
+        "difference": None if good else f"chi-square {square:.1f} of {free} degrees of freedom",
+    }
