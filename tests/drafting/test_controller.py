@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -233,6 +234,25 @@ def test_the_time_of_asking_is_no_part_of_what_rows_cost() -> None:
     assert run.drafting.controller is not None
     for rows, (seconds, _) in run.drafting.controller.cost.known.items():
         assert seconds == pytest.approx(seconds_of(rows), rel=0.02)
+
+
+def test_few_steps_that_need_no_drafting_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at what rows cost is one step long, whatever comes after it."""
+    run, timed = Simulation(4), 0
+    real = Controller.timed
+
+    def counting(self: Controller, *given: Any) -> None:
+        nonlocal timed
+        timed += 1
+        real(self, *given)
+
+    monkeypatch.setattr(Controller, "timed", counting)
+    for _ in range(3000):
+        run.step(0.0)
+    timed, drafted = 0, 0
+    for _ in range(2000):
+        drafted += any(run.step(0.0))
+    assert timed <= 2000 / 8 + drafted + 20
 
 
 def test_what_guesses_gain_is_counted_as_lengths_are_chosen() -> None:

@@ -21,7 +21,8 @@ from parlay.engine.tokenizer import TextCodec
 from parlay.kernels.select import select_kernels
 from parlay.models.config import read_config
 from parlay.models.gguf import GGUFFile
-from parlay.models.loader import Checkpoint, digest_weights
+from parlay.models.identity import digest_model
+from parlay.models.loader import Checkpoint
 from parlay.models.select import describe_model, load_model
 
 HUGE = (1 << 63) + 5
@@ -162,7 +163,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def use(path: Path) -> None:
     """All that is done with a file, up to running it; anything but a ModelError is a failure."""
-    for read in (read_config, digest_weights, TextCodec, read_tensors):
+    for read in (read_config, digest_model, TextCodec, read_tensors):
         try:
             read(path)
         except ModelError as error:
@@ -184,7 +185,7 @@ def read_tensors(path: Path) -> None:
 
 def test_the_good_ones_are_good(good: Path, pieces: Path) -> None:
     for path in (good, pieces):
-        for read in (read_config, digest_weights, TextCodec, read_tensors):
+        for read in (read_config, digest_model, TextCodec, read_tensors):
             read(path)
         LLM(path, max_model_len=32).generate("abc")
 

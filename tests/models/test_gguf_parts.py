@@ -18,7 +18,8 @@ from parlay.models.config import read_config
 from parlay.models.find import find_model
 from parlay.models.gguf import GGUFFile
 from parlay.models.gguf_parts import GGUFModel
-from parlay.models.loader import Checkpoint, digest_weights
+from parlay.models.identity import digest_model
+from parlay.models.loader import Checkpoint
 from parlay.models.select import describe_model
 from parlay.runner.footprint import weight_bytes
 
@@ -69,21 +70,21 @@ def test_readers_of_a_path_find_the_other_parts_too(folder: Path) -> None:
     last = folder / NAMES[2]
     assert read_config(last).num_layers == 2
     assert TextCodec(last).encode("abc") == TextCodec(folder.parent / "whole.gguf").encode("abc")
-    assert digest_weights(last) == digest_weights(folder / NAMES[0])
+    assert digest_model(last) == digest_model(folder / NAMES[0])
     assert EngineConfig(model=str(folder)).model
 
 
 def test_the_digest_sees_every_part(folder: Path) -> None:
-    seen = {digest_weights(folder / NAMES[0])}
+    seen = {digest_model(folder / NAMES[0])}
     for name in NAMES:
         with GGUFFile(folder / name) as file:
             stored = list(file.tensors.values())[-1]
         data = bytearray((folder / name).read_bytes())
         data[stored.offset + stored.size // 2] ^= 1
         (folder / name).write_bytes(data)
-        seen.add(digest_weights(folder / NAMES[0]))
+        seen.add(digest_model(folder / NAMES[0]))
     patch(folder / NAMES[1], "split.tensors.count", "i", 99)  # only the first one's counts
-    seen.add(digest_weights(folder / NAMES[0]))
+    seen.add(digest_model(folder / NAMES[0]))
     assert len(seen) == 5
 
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, ModelError
-from parlay.models.loader import Checkpoint, digest_weights
+from parlay.models.identity import digest_model
+from parlay.models.loader import Checkpoint
 
 Tensors = dict[str, Tensor]
 Edit = Callable[[Tensors], None]
@@ -169,7 +170,7 @@ def test_an_index_stays_in_its_directory(path: Path, reads: list[str], kind: str
     (path / "model.safetensors").unlink()
     index = {"safetensors": "model.safetensors.index.json", "bin": "pytorch_model.bin.index.json"}[kind]
     (path / index).write_text(json.dumps({"weight_map": dict.fromkeys(tensors, name)}))
-    for use in (load, digest_weights):
+    for use in (load, digest_model):
         with pytest.raises(ModelError, match="which is no file in the model's directory"):
             use(path)
     assert reads == []
@@ -218,8 +219,8 @@ def test_a_damaged_head_or_draft_model_is_refused(path: Path, tmp_path: Path) ->
 
 
 def test_a_digest_names_weights(path: Path) -> None:
-    whole = digest_weights(path)
-    assert digest_weights(path) == whole
+    whole = digest_model(path)
+    assert digest_model(path) == whole
     seen = {whole}
     for change in (
         lambda t: t.update({K_PROJ: t[K_PROJ] * 1.01}),
@@ -227,12 +228,8 @@ def test_a_digest_names_weights(path: Path) -> None:
         lambda t: t.update({"another": torch.zeros(0)}),
     ):
         edit(path, change)
-        seen.add(digest_weights(path))
+        seen.add(digest_model(path))
     assert len(seen) == 4
-    for damaged in (b"short", b"\xff" * 64, (1 << 60).to_bytes(8, "little") + b"{}"):
-        (path / "model.safetensors").write_bytes(damaged)
-        with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
-            digest_weights(path)
 
 
 def as_bin(path: Path, content: object = None, **options: bool) -> Path:
@@ -252,7 +249,7 @@ def test_bin_files(path: Path, archive: bool) -> None:
     with Checkpoint(path) as checkpoint:
         assert checkpoint.shape(K_PROJ) == (32, 64)
         assert torch.equal(checkpoint.read(K_PROJ, torch.float32), expected)
-    assert digest_weights(path) == digest_weights(path)
+    assert digest_model(path) == digest_model(path)
 
 
 def test_shards_of_bin_files(path: Path) -> None:
@@ -263,7 +260,7 @@ def test_shards_of_bin_files(path: Path) -> None:
         torch.save({n: tensors[n] for n in names if weight_map[n] == file}, path / file)
     (path / "model.safetensors").unlink()
     (path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    before = digest_weights(path)
+    before = digest_model(path)
     load(path)
     (path / "pytorch_model-00002-of-00002.bin").unlink()
     with pytest.raises(ModelError, match="pytorch_model-00002-of-00002"):
@@ -301,6 +298,6 @@ def test_damaged_bin_files(path: Path, kept: float) -> None:
 def test_another_tensor_of_a_bin_file_gives_another_digest(path: Path) -> None:
     tensors = load_file(path / "model.safetensors")
     file = as_bin(path)
-    before = digest_weights(path)
+    before = digest_model(path)
     torch.save(tensors | {K_PROJ: tensors[K_PROJ] * 1.01}, file)
-    assert digest_weights(path) != before
+    assert digest_model(path) != before

@@ -9,7 +9,7 @@ from blake3 import blake3
 from parlay import env
 from parlay.errors import ModelError, brief
 from parlay.kept import read_kept, write_kept
-from parlay.models.gguf_parts import part_files
+from parlay.models.gguf_parts import first_part, part_files
 from parlay.models.loader import weight_files
 
 _SMALL = ("config.json", "generation_config.json")
@@ -43,7 +43,7 @@ def digest_model(model: Path, tokenizer: Path | None = None) -> str:
     if model.is_dir():
         files |= {name: model / name for name in _SMALL}
     texts = tokenizer or model
-    files |= {"tokenizer": texts} if texts.is_file() else {name: texts / name for name in _TEXTS}
+    files |= {"tokenizer": first_part(texts)} if texts.is_file() else {name: texts / name for name in _TEXTS}
     return digest_files(files)
 
 
