@@ -385,6 +385,25 @@ void log_softmax(const Tensor& scores, const Tensor& out) {
           rows * vocab);
 }
 
+void law(const Tensor& scores, const Tensor& temperatures, const Tensor& out, const std::optional<Kept>& filters) {
+  const int64_t rows = scores.size(0), vocab = scores.size(1);
+  by_rows(&Table::law,
+          LawArgs{scores.as<float>(), temperatures.as<float>({rows}), filter(filters, rows),
+                  out.as<float>({rows, vocab}), vocab},
+          rows, rows * vocab * 2);
+}
+
+void excess(const Tensor& target, const Tensor& draft, const Tensor& scales, const Tensor& mass,
+            const std::optional<Tensor>& out, const std::optional<Tensor>& ids) {
+  const int64_t rows = target.size(0), vocab = target.size(1), drafted = draft.size(1);
+  if (!ids && drafted != vocab) throw std::invalid_argument("without ids both laws have the same tokens");
+  by_rows(&Table::excess,
+          ExcessArgs{target.as<float>(), draft.as<float>({rows, drafted}), scales.as<double>({rows}),
+                     ids ? ids->as<int64_t>({drafted}) : nullptr, out ? out->as<float>({rows, vocab}) : nullptr,
+                     mass.as<double>({rows}), vocab, drafted},
+          rows, rows * vocab * 4);
+}
+
 void grow(const Tensor& tokens, const Tensor& probs, const Tensor& worth, const Tensor& out, const Tensor& out_worth,
           const Tensor& origin, const Tensor& chosen, int64_t drafts, const std::optional<Tensor>& slots,
           const std::optional<Tensor>& above, const std::optional<Tensor>& below) {
@@ -494,6 +513,9 @@ void bind_operations(nb::module_& m) {
       .def_static("branch", &branch, arg("scores"), arg("temperatures"), arg("seeds"), arg("positions"), arg("out"),
                   arg("probs"), arg("filters") = none, arg("ids") = none)
       .def_static("log_softmax", &log_softmax, arg("scores"), arg("out"))
+      .def_static("law", &law, arg("scores"), arg("temperatures"), arg("out"), arg("filters") = none)
+      .def_static("excess", &excess, arg("target"), arg("draft"), arg("scales"), arg("mass"), arg("out") = none,
+                  arg("ids") = none)
       .def_static("grow", &grow, arg("tokens"), arg("probs"), arg("worth"), arg("out"), arg("out_worth"),
                   arg("origin"), arg("chosen"), arg("drafts"), arg("slots") = none, arg("above") = none,
                   arg("below") = none)

@@ -200,6 +200,24 @@ struct LogSoftmaxArgs {
   int64_t vocab;
 };
 
+struct LawArgs {
+  const float* scores;  // [rows, vocab]
+  const float* temperatures;
+  FilterArgs filters;
+  float* out;
+  int64_t vocab;
+};
+
+struct ExcessArgs {
+  const float* target;   // log-probabilities [rows, vocab]
+  const float* draft;    // [rows, drafted]
+  const double* scales;  // a row, 0 to 1
+  const int64_t* ids;    // the token of each of the draft's, or null where these are the target's
+  float* out;            // [rows, vocab], may be null
+  double* mass;          // a row
+  int64_t vocab, drafted;
+};
+
 // The memory probe reads in windows of this many bytes.
 constexpr int64_t kProbeWindow = 256 * 1024;
 
@@ -241,7 +259,9 @@ struct BranchArgs {
   KERNEL(process, ProcessArgs)                                                                                         \
   KERNEL(draw, DrawArgs)                                                                                               \
   KERNEL(branch, BranchArgs)                                                                                           \
-  KERNEL(log_softmax, LogSoftmaxArgs)
+  KERNEL(log_softmax, LogSoftmaxArgs)                                                                                  \
+  KERNEL(law, LawArgs)                                                                                                 \
+  KERNEL(excess, ExcessArgs)
 
 // One compiled variant. Attention does adjacent rows of one request against adjacent kv heads; linear does the tasks
 // that it takes.

@@ -72,6 +72,47 @@ class Drawing(Protocol):
         """
         ...
 
+    def law(self, scores: Tensor, temperatures: Tensor, out: Tensor, filters: Filters | None = None) -> None:
+        """Write the law that `draw` draws from, as log-probabilities: what `log_softmax` makes of `process`.
+
+        The same bits in all implementations; at temperature 0 one token has everything.
+
+        Args:
+            scores: float32 `[rows, V]`, logits before temperature; V < 2^21.
+            temperatures: float32 `[rows]`, not negative, finite.
+            out: float32 `[rows, V]`, written; not `scores`.
+            filters: of these rows; None keeps all tokens.
+        """
+        ...
+
+    def excess(
+        self,
+        target: Tensor,
+        draft: Tensor,
+        scales: Tensor,
+        mass: Tensor,
+        out: Tensor | None = None,
+        ids: Tensor | None = None,
+    ) -> None:
+        """`out = ln(max(scale e^target - e^draft, 0))`, and `mass` the sum of what the logarithm is taken of.
+
+        That is what is left of the target's law where the draft's was tried in vain, not normalised. What has less
+        than e^-29 counts as nothing, and sums are of units (see `Filters`), so that all implementations give the same
+        bits.
+
+        Source: Leviathan, Kalman, Matias 2023 (arXiv 2211.17192), the adjusted distribution; with a scale Sun et al.
+        2024 (arXiv 2403.10444).
+
+        Args:
+            target: float32 `[rows, V]`, log-probabilities; V < 2^21.
+            draft: float32 `[rows, D]`, likewise.
+            scales: float64 `[rows]`, 0 to 1, of which float32 is used.
+            mass: float64 `[rows]`, written.
+            out: float32 `[rows, V]`, written unless None; -inf where nothing is left.
+            ids: int64 `[D]`, the target's tokens that the draft's are; None where D = V and they are the same.
+        """
+        ...
+
     def gumbel(self, seed: int, position: int, out: Tensor) -> None:
         """Write the noise `G(seed, position, token)` of all tokens, the same bits in all implementations.
 

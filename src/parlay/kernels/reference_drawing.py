@@ -102,6 +102,12 @@ def _lead(values: npt.NDArray[np.float64], own: float) -> float:
     return float(np.exp(_SHARPNESS * (own - values[0])) / powers.sum())
 
 
+def _probabilities(logs: Tensor) -> FloatArray:
+    """Return e^x of log-probabilities; less than a unit counts as nothing."""
+    row = logs.numpy()
+    return np.where(row > np.float32(-29), decay(np.minimum(row, np.float32(0))), np.float32(0))
+
+
 def _noise(seed: Tensor, position: Tensor, tokens: Tensor) -> npt.NDArray[np.float64]:
     """Return the noise of tokens `[V]`."""
     noise = gumbel_noise(int(seed) % 2**64, int(position), int(tokens.max()) + 1)
@@ -158,6 +164,33 @@ class ReferenceDrawing:
                 logs = (values.astype(np.float64) - float(best)) - shift
             with np.errstate(over="ignore"):
                 out[row] = torch.from_numpy(logs.astype(np.float32))
+
+    def law(  # noqa: D102
+        self, scores: Tensor, temperatures: Tensor, out: Tensor, filters: Filters | None = None
+    ) -> None:
+        out.copy_(scores)
+        self.process(out, temperatures, filters)
+        self.log_softmax(out, out)
+
+    def excess(  # noqa: D102
+        self,
+        target: Tensor,
+        draft: Tensor,
+        scales: Tensor,
+        mass: Tensor,
+        out: Tensor | None = None,
+        ids: Tensor | None = None,
+    ) -> None:
+        spread = torch.full_like(target, -math.inf)
+        spread[:, torch.arange(target.shape[1]) if ids is None else ids] = draft
+        for row, scale in enumerate(scales.float().numpy()):
+            left = np.maximum(scale * _probabilities(target[row]) - _probabilities(spread[row]), np.float32(0))
+            units = np.rint(left.astype(np.float64) * 2.0**42).astype(np.int64)
+            mass[row] = float(units.sum()) / 2.0**42
+            if out is not None:
+                some = left > 0
+                out[row] = -math.inf
+                out[row, torch.from_numpy(some)] = torch.from_numpy(ln(left[some].astype(np.float64))).float()
 
     def gumbel(self, seed: int, position: int, out: Tensor) -> None:  # noqa: D102
         out.copy_(torch.from_numpy(gumbel_noise(seed, position, len(out))))
