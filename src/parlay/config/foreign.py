@@ -24,7 +24,7 @@ class Foreign:
 
 
 _CUDA, _PARTS = "there is no GPU", "the model runs in one process"
-_DRAWS = "how guesses are drawn and verified changes no token"
+_DRAWS = "how guesses are scored changes no token"
 FOREIGN: dict[str, Foreign] = {
     "enforce_eager": Foreign("passes are recorded and replayed without a compiler", flag=True),
     "compilation_config": Foreign("nothing is compiled at run time"),
@@ -60,7 +60,6 @@ FOREIGN: dict[str, Foreign] = {
     "disable_chunked_mm_input": Foreign("models read text only", flag=True),
     "speculative_disable_mqa_scorer": Foreign(_DRAWS, flag=True),
     "disable_logprobs_during_spec_decoding": Foreign("log-probabilities come with each token", flag=True),
-    "spec_decoding_acceptance_method": Foreign(_DRAWS, only=("rejection_sampler",)),
     "hf_overrides": Foreign("configs are read as they are", only=(None, {})),
     "runner": Foreign("models generate text", only=("auto", "generate")),
     "task": Foreign("models generate text", only=("auto", "generate")),
@@ -76,9 +75,6 @@ INNER: dict[str, Foreign] = {
     "disable_mqa_scorer": Foreign(_DRAWS),
     "disable_logprobs": Foreign("log-probabilities come with each token"),
     "disable_log_stats": Foreign("counters are always kept"),
-    "draft_sample_method": Foreign(_DRAWS),
-    "acceptance_method": Foreign(_DRAWS, only=("rejection_sampler",)),
-    "rejection_sample_method": Foreign(_DRAWS, only=("strict", "standard", "probabilistic")),
     "parallel_drafting": Foreign("each proposer drafts in its own way", only=(False,)),
     "code_revision": Foreign("no Python of a checkpoint is run"),
 }

@@ -17,6 +17,9 @@ OLDER = _RENAMED = {
     "ngram_prompt_lookup_min": "prompt_lookup_min",
     "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
     "speculative_disable_by_batch_size": "disable_by_batch_size",
+    "spec_decoding_acceptance_method": "acceptance_method",
+    "typical_acceptance_sampler_posterior_threshold": "posterior_threshold",
+    "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
 }
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from parlay.config.strict import build
+from parlay.config.verification import COUPLED, TYPICAL, VERIFICATIONS, in_own_words
 from parlay.errors import ConfigError, shown
 
 PLAIN = "none"
@@ -59,6 +60,11 @@ class SpeculativeConfig:
             means yes, except in a server without API keys, which cannot tell its clients apart.
         max_model_len: of what guesses: sequences that are longer than this are decoded without drafts; None for no
             such limit.
+        verification: what decides which guesses stand. "coupled": the token that plain decoding would emit, whatever
+            was guessed. "rejection" and "block": the classical samplers, which keep the target's law but not a seed's
+            tokens; for one proposer with weights, "block" for chains alone. "typical": Medusa's rule, which is lossy.
+        posterior_threshold: of "typical": a guess stands whose probability is above it; None for 0.09.
+        posterior_alpha: of "typical": or above this times e^-entropy, if that is lower; None for 0.3.
         options: keys that the proposers' `Options` declare; checked when the proposers are found.
         several: configs of several proposers, whose guesses become one draft; method and options are theirs then.
             With "auto" among them, all those that need no weights guess too.
@@ -72,6 +78,9 @@ class SpeculativeConfig:
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
     remember_responses: bool | None = None
     max_model_len: int | None = None
+    verification: str = COUPLED
+    posterior_threshold: float | None = None
+    posterior_alpha: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     several: tuple["SpeculativeConfig", ...] = ()
 
@@ -87,6 +96,26 @@ class SpeculativeConfig:
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ConfigError(f"max_model_len of what guesses must be at least 1, not {self.max_model_len}")
         _check_ranges(self.num_speculative_tokens_per_batch_size or ())
+        self._check_verification()
+
+    def _check_verification(self) -> None:
+        if self.verification not in VERIFICATIONS:
+            raise ConfigError(
+                f"verification must be {', '.join(VERIFICATIONS[:-1])} or {VERIFICATIONS[-1]}, "
+                f"not {shown(self.verification)}"
+            )
+        if self.method == PLAIN and self.verification != COUPLED:
+            raise ConfigError(
+                f"verification={self.verification!r} is about guesses, and method {PLAIN!r} makes none; leave it out"
+            )
+        for name in ("posterior_threshold", "posterior_alpha"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if self.verification != TYPICAL:
+                raise ConfigError(f"{name} is for verification={TYPICAL!r}; leave it out, or write that")
+            if not 0 < value <= 1:
+                raise ConfigError(f"{name} must be above 0 and at most 1, not {value}")
 
     def most_nodes(self, batch_size: int) -> int | None:
         """Return how many nodes a draft may have at most with so many requests at once; None for no such limit."""
@@ -134,7 +163,7 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"speculative_config must be a mapping such as {_EXAMPLE}, or a list of them, not {shown(value)}"
             )
-        given = dict(value)
+        given = in_own_words(value)
         method = given.get("method")
         if not isinstance(method, str) and (method is not None or given.get("model") is None):
             raise ConfigError(f"speculative_config needs a 'method', for example {_EXAMPLE}")

@@ -78,7 +78,8 @@ class Calibration:
             self._refine(model)
             probs = tuple(model.estimates(odds, least))
             n = len(probs)
-            return Draft(draft.tokens[:n], draft.parents[:n], draft.source[:n], probs, draft.q, odds[:n])
+            q = draft.q and draft.q[:n]
+            return Draft(draft.tokens[:n], draft.parents[:n], draft.source[:n], probs, q, odds[:n])
         return self.estimate(Draft(draft.tokens, draft.parents, draft.source, None, draft.q, odds), params)
 
     def estimate(self, draft: Draft, params: SamplingParams) -> Draft:

@@ -31,7 +31,7 @@ from parlay.drafting.union import best_of, union
 from parlay.proposers.base import DeviceProposer, HostProposer
 from parlay.types.draft import NO_DRAFT, ROOT
 from parlay.types.plan import CatchUp, Plan, Proposal, Span, StepOutput, Verdict
-from parlay.verify.tree import height, levels, walk
+from parlay.verify.tree import height, in_order, levels, walk
 
 _TIMED = 8  # steps
 _PAUSE = 16  # steps between refinements of what guesses are worth, each of which takes a tenth of a millisecond
@@ -383,6 +383,7 @@ class Drafting:
     def _take(self, state: DraftState, nodes: Sequence[int]) -> None:
         """Choose nodes of a request's best draft."""
         assert state.best is not None
+        nodes = in_order(state.best.draft, nodes)
         state.taken, state.chosen = nodes, state.best.draft.select(nodes)
         state.why = Why.NO_ROOM if nodes else state.why
         tree, joined = state.best.draft, state.best.joined is not None

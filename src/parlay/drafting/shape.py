@@ -22,6 +22,8 @@ def shape(draft: Draft, constraint: Constraint, known: Sequence[int], room: int)
     Returns:
         The new draft, and how many of its first nodes are the old one's, unchanged.
     """
+    if draft.q is not None:
+        return _lengthened(draft.cut(room), constraint, known, room)
     paths: list[list[int]] = []  # tokens from the root to each kept node
     parents: list[int] = []
     sources: list[str] = []
@@ -54,3 +56,29 @@ def shape(draft: Draft, constraint: Constraint, known: Sequence[int], room: int)
         probs.append(1.0)
     tokens = tuple(path[-1] for path in paths)
     return Draft(tokens, tuple(parents), tuple(sources), None if draft.probs is None else tuple(probs)), intact
+
+
+def _lengthened(draft: Draft, constraint: Constraint, known: Sequence[int], room: int) -> tuple[Draft, int]:
+    """Return a draft of drawn tokens with all its nodes, and what must follow if it is a chain that may stand.
+
+    What it was drawn from was masked already. A node that is forbidden all the same is left to verification: left out
+    for its token, it would bias what is drawn in its place.
+    """
+    n = len(draft)
+    if not draft.is_chain or not all(
+        constraint.permits([*known, *draft.tokens[:i]], token) for i, token in enumerate(draft.tokens)
+    ):
+        return draft, n
+    forced = constraint.forced([*known, *draft.tokens])[: max(0, room - n)]
+    assert draft.q is not None
+    more = len(forced)
+    return (
+        Draft(
+            (*draft.tokens, *forced),
+            (*draft.parents, *range(n - 1, n + more - 1)),
+            (*draft.source, *(SOURCE,) * more),
+            None if draft.probs is None else (*draft.probs, *(1.0,) * more),
+            (*draft.q, *(None,) * more),
+        ),
+        n,
+    )

@@ -36,4 +36,5 @@ def metrics_of(request: Request) -> RequestMetrics:
         first_token=counts.first_token,
         finished=counts.finished,
         undrafted=tuple(counts.undrafted.items()),
+        verification=counts.verification,
     )

@@ -9,6 +9,7 @@ import torch
 from parlay import env
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import plain
+from parlay.config.verification import DRAWN
 from parlay.drafting.prediction import Follower, Prediction
 from parlay.drafting.remembered import CostFile
 from parlay.drafting.state import DraftState
@@ -49,6 +50,7 @@ from parlay.types.plan import SpanError, TokenLogprobs
 from parlay.types.processor import RowProcessor
 from parlay.types.progress import OnProgress, ignore
 from parlay.types.structured import StructuredOutputsParams
+from parlay.verify.select import make_verifier
 
 
 class Engine:
@@ -114,7 +116,8 @@ class Engine:
         for method in methods:
             with loading.proposer(method) as on_read:
                 sizes = num_blocks, config.block_size, max_rows
-                method.proposer.load(Runtime(kernels, *sizes, model, runner.cache, on_read))
+                laws = speculative.verification in DRAWN
+                method.proposer.load(Runtime(kernels, *sizes, model, runner.cache, on_read, laws))
 
         self.methods = method_names(methods)
         self.sampling_defaults = sampling_defaults(path, config.generation_config)
@@ -126,13 +129,14 @@ class Engine:
             kernels,
             runner,
             device_proposer(methods),
+            make_verifier(speculative),
             processed_logprobs=config.logprobs_mode == "processed_logprobs",
         )
         self._pool = BlockPool(num_blocks, config.block_size)
         self.stats = EngineStats()
-        self.numerics = describe_numerics(
-            identity, model_config, dtype, kernels.name, trust, config.tensor_parallel_size
-        )
+        ranks, self._verification = config.tensor_parallel_size, speculative.verification
+        numerics = describe_numerics(identity, model_config, dtype, kernels.name, trust, ranks)
+        self.numerics = replace(numerics, verification=self._verification)
         self.numerics_id = str(self.numerics)
         file = CostFile(self.numerics_id, env.threads())
         drafting = make_drafting(
@@ -219,7 +223,7 @@ class Engine:
                     include_stop=params.include_stop_str_in_output,
                     min_tokens=params.min_tokens,
                 ),
-                counts=Counts(arrival=now),
+                counts=Counts(arrival=now, verification=self._verification),
             )
             self._next_id += 1
             self._scheduler.add(request)

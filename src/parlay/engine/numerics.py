@@ -7,6 +7,7 @@ from hashlib import sha256
 import torch
 
 from parlay import env
+from parlay.config.verification import COUPLED, LOSSY
 from parlay.engine.whole import check_whole, judge_whole
 from parlay.kernels.base import Kernels
 from parlay.kernels.quantised import CHUNK
@@ -39,6 +40,7 @@ class Numerics:
         tensor_parallel_size: ranks a layer is split over.
         bits: a digest of what the kernels made of the self-check's numbers.
         exact: whether the self-check found rows independent of each other.
+        verification: of drafts, where it is not the coupled one: tokens then depend on what was guessed too.
     """
 
     model: str
@@ -48,9 +50,10 @@ class Numerics:
     tensor_parallel_size: int
     bits: str
     exact: bool
+    verification: str = COUPLED
 
     def __str__(self) -> str:
-        parts = (
+        parts: tuple[str, ...] = (
             self.model,
             self.dtype,
             self.kernels,
@@ -59,6 +62,8 @@ class Numerics:
             f"bits-{self.bits}",
             "exact" if self.exact else "up-to-floating-point",
         )
+        if self.verification != COUPLED:
+            parts += (f"{self.verification}{'-lossy' if self.verification in LOSSY else ''}",)
         return "/".join(parts)
 
 

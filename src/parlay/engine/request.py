@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import NamedTuple
 
+from parlay.config.verification import COUPLED
 from parlay.drafting.state import DraftState
 from parlay.engine.tokenizer import Detokenizer
 from parlay.errors import RequestError, shown
@@ -44,6 +45,7 @@ class Counts:
     first_token: float = 0.0
     finished: float = 0.0
     undrafted: Counter[str] = field(default_factory=Counter)
+    verification: str = COUPLED
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -1,9 +1,11 @@
 """From what a user asks of speculation to proposers, and to what decides how much they draft."""
 
+from collections.abc import Sequence
 from time import perf_counter
 
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import PLAIN, TreeShape
+from parlay.config.verification import BLOCK, DRAWN
 from parlay.drafting.ahead import Ahead
 from parlay.drafting.controller import Controller
 from parlay.drafting.cost import StepCost
@@ -27,7 +29,7 @@ def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[Method,
         ConfigError: an unknown method or option, or options that do not fit.
         ModelError: a model of a proposer's own cannot be found or does not fit.
     """
-    found = []
+    found: list[Method] = []
     for one in settle_methods(config, target.hub):
         assert one.method is not None
         proposer = make_proposer(one, target)
@@ -35,11 +37,33 @@ def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[Method,
             found.append(_method(one, proposer, target))
         elif config.num_speculative_tokens is not None:
             raise ConfigError(f"method {one.method!r} drafts nothing; leave num_speculative_tokens out")
+    _check_verification(config, found)
     if isinstance(config.tree, TreeShape) and device_proposer(tuple(found)) is None:
         raise ConfigError(
             "a tree's shape is for a proposer with weights, and there is none; leave it out, or name one"
         )
     return tuple(found)
+
+
+def _check_verification(config: SpeculativeConfig, found: Sequence[Method]) -> None:
+    """Make sure that drafts can be verified as asked.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    asked = f"verification={config.verification!r}"
+    if config.verification not in DRAWN or not found:
+        return
+    names = ", ".join(repr(method.name) for method in found)
+    if not all(isinstance(one.proposer, DeviceProposer) and one.proposer.draws for one in found):
+        raise ConfigError(
+            f"{asked} is for guesses that are drawn from a law, which {names} cannot tell; name one proposer with "
+            "weights alone, such as a draft model, or leave verification out"
+        )
+    if any(one.proposer.choices is not None for one in found if isinstance(one.proposer, DeviceProposer)):
+        raise ConfigError(f"{asked} takes no branches chosen by rank; leave out the option that lists them")
+    if config.verification == BLOCK and isinstance(config.tree, TreeShape):
+        raise ConfigError(f"{asked} takes chains; leave tree out, or write verification='rejection'")
 
 
 def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -> Method:
@@ -51,7 +75,7 @@ def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -
     assert config.method is not None
     most, tree, name = config.num_speculative_tokens, config.tree, config.method
     length = most or proposer.default_length
-    chains = tree == "off" or (tree == "auto" and config.lengths == "fixed")
+    chains = tree == "off" or config.verification == BLOCK or (tree == "auto" and config.lengths == "fixed")
     if not isinstance(proposer, DeviceProposer):
         return Method(name, proposer, length, nodes=0 if chains else most or _NODES)
     choices = proposer.choices

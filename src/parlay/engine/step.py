@@ -28,7 +28,8 @@ from parlay.types.plan import (
     TokenLogprobs,
     Verdict,
 )
-from parlay.verify.coupled import verify
+from parlay.verify import coupled
+from parlay.verify.select import Verifier
 
 _SCORED_AT_ONCE = 64  # rows of a prompt: logits of a whole prompt might not fit into memory
 
@@ -41,11 +42,12 @@ class Worker:
         kernels: Kernels,
         runner: ModelRunner,
         proposer: DeviceProposer | None,
+        verify: Verifier = coupled.verify,
         *,
         processed_logprobs: bool = False,
     ) -> None:
         self._processed_logprobs = processed_logprobs
-        self._kernels = kernels
+        self._kernels, self._verify = kernels, verify
         self._runner = runner
         self._proposer = proposer
         if proposer is not None:
@@ -73,7 +75,7 @@ class Worker:
         ]
         logits = self._runner.logits(hidden, rows) if rows else hidden[:0].float()
         forwarded = perf_counter()
-        verdicts = verify(self._kernels, spans, logits, processed_logprobs=self._processed_logprobs)
+        verdicts = self._verify(self._kernels, spans, logits, processed_logprobs=self._processed_logprobs)
         for i, span in enumerate(spans):
             if span.scored:
                 scores = tuple(self._score_prompt(span, batch.offsets[i], hidden))

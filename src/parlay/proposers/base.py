@@ -51,6 +51,8 @@ class Runtime:
         target: the target, whose head a proposer may borrow.
         cache: the target's cache layers, for those who borrow them.
         on_read: told of every tensor of the proposer's own that was read.
+        laws: whether sampled requests' guesses are drawn with noise that nobody shares, each with a handle on the law
+            that it was drawn from (`Draft.q`), and branch in ways that no guess decides.
     """
 
     kernels: Kernels
@@ -60,6 +62,7 @@ class Runtime:
     target: Model
     cache: tuple[LayerCache, ...]
     on_read: OnRead = ignore
+    laws: bool = False
 
 
 class Proposer(ABC):
@@ -135,12 +138,14 @@ class DeviceProposer(Proposer):
         deepest: most tokens that it guesses one after another; None for no limit of its own.
         choices: the branches of its drafts, as paths of ranks: `(0, 2)` is the third likeliest token after the
             likeliest one. A parent comes before its children. None for as many as pay, where drafts branch at all.
+        draws: whether it can do what `Runtime.laws` asks for.
     """
 
     taps: tuple[int, ...] = ()
     pairs: bool = False
     deepest: int | None = None
     choices: tuple[tuple[int, ...], ...] | None = None
+    draws: bool = False
 
     def forget(self, request_ids: Iterable[int]) -> None:
         """Drop the states that are held for some requests; unknown ones are ignored."""

@@ -14,7 +14,7 @@ target's noise; without noise the two are the same.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,10 +25,15 @@ from parlay.config.speculative import MOST_DEPTH, MOST_WIDTH
 from parlay.kernels.base import Kernels
 from parlay.proposers.draws import Draws
 from parlay.runner.graphs import MOST_ROWS
+from parlay.sampling.law import Law
 from parlay.types.draft import ROOT, Draft
 
 if TYPE_CHECKING:
     from parlay.proposers.expander import Head, Start
+
+
+# What guesses are taken to be worth where only their ranks may count, given their parents.
+_FIRST_RANK, _NEXT_RANK = 0.7, 0.25
 
 
 class Guess(NamedTuple):
@@ -39,12 +44,14 @@ class Guess(NamedTuple):
         parent: the number of another guess, `ROOT` for none.
         token: its own.
         prob: given its parent.
+        origin: which node of its level its parent is.
     """
 
     worth: float
     parent: int
     token: int
     prob: float
+    origin: int = 0
 
 
 class Branching:
@@ -63,23 +70,31 @@ class Branching:
         self._children = torch.zeros((levels, MOST_ROWS * MOST_WIDTH), dtype=torch.int64)
         self._likely = torch.zeros((levels, MOST_ROWS * MOST_WIDTH))
         self._worth = torch.ones((levels, MOST_ROWS))
+        self._unused = torch.zeros(MOST_ROWS * MOST_WIDTH)
+        self._ranked: dict[int, Tensor] = {}  # by width
         self._origin, self._chosen = torch.zeros((2, levels, MOST_ROWS), dtype=torch.int64)
         # Requests draw at level 0, each of its nodes with the same noise from then on.
         self._first, self._later = Draws(levels, MOST_ROWS), Draws(levels, MOST_ROWS)
 
-    def prepare(self, turn: Sequence["Start"], width: int) -> None:
-        """Take note of who drafts, deepest first."""
+    def prepare(self, turn: Sequence["Start"], width: int, *, private: bool = False) -> None:
+        """Take note of who drafts, deepest first, and whether laws are kept.
+
+        Where they are, no guess may decide what becomes of it: drafts then branch by ranks alone.
+        """
         spans, positions = [start.span for start in turn], [start.position for start in turn]
-        self._first.prepare(spans, positions)
+        self._first.prepare(spans, positions, private=private)
         if not self._head.path_free:
             self._later.prepare(
-                [span for span in spans for _ in range(width)], [at for at in positions for _ in range(width)]
+                [span for span in spans for _ in range(width)],
+                [at for at in positions for _ in range(width)],
+                private=private,
             )
 
     def passes(self, counts: Sequence[int], width: int) -> Iterator[tuple[Hashable, Callable[[], None]]]:
         """Yield the passes of all levels, of which the i-th has nodes of `counts[i]` requests."""
         for level, count in enumerate(counts):
-            yield ("tree", self._first.filtered, level, count, width), partial(self.level, level, count, width)
+            kind = self._first.filtered, self._first.private
+            yield ("tree", *kind, level, count, width), partial(self.level, level, count, width)
 
     def level(self, level: int, count: int, width: int) -> None:
         """Guess the children of a level's nodes, for the leading requests, by kernels alone."""
@@ -93,7 +108,7 @@ class Branching:
             return head.score(level, count)
         rows = count * width if level else count
         if level:
-            tokens, likely = self._of(level - 1, rows if level > 1 else count, width)
+            tokens, likely = self._of(level - 1, rows if level > 1 else count, width, read=True)
             origin = self._origin[level, :rows]
             slots, above, below = head.paths(level, rows)
             self._kernels.grow(
@@ -127,7 +142,8 @@ class Branching:
         for places in torch.split(made, MOST_ROWS):
             found = self._first.branch_at(self._kernels, places, self._head.score_at(places), width)
             level, row = places // MOST_ROWS, places % MOST_ROWS
-            tokens[level, row], likely[level, row] = found
+            tokens[level, row] = found[0]
+            likely[level, row] = self._ranks(width)[:width] if self._first.private else found[1]
 
     def drafts(self, turn: Sequence["Start"], width: int) -> list[Draft]:
         """Return what was guessed, as drafts of the most worthy nodes."""
@@ -135,6 +151,8 @@ class Branching:
         rows, size = len(turn) * width, len(turn) * width * width
         children, likely = self._children[:depth, :size].tolist(), self._likely[:depth, :size].tolist()
         worth, chosen = self._worth[:depth, :rows].tolist(), self._chosen[:depth, :rows].tolist()
+        if self._first.private and not self._head.at_once:
+            likely = [self._ranks(width)[:size].tolist()] * depth
         made = []
         for row, start in enumerate(turn):
             levels = []
@@ -149,13 +167,36 @@ class Branching:
                 guesses = _products([(tokens, probs) for tokens, probs, _, _ in levels], start.nodes)
             else:
                 guesses = _grown(levels, width)
-            made.append(_draft(guesses, start.nodes, self._head.source))
+            made.append(_draft(guesses, start.nodes, self._head.source, self._laws(row, width)))
         return made
 
-    def _of(self, level: int, rows: int, width: int) -> tuple[Tensor, Tensor]:
+    def _laws(self, row: int, width: int) -> "Callable[[int, int], Law] | None":
+        """Return what finds the law that a request's guesses were drawn from, by level and parent there."""
+        if not self._first.private:
+            return None
+        free, ids = self._head.path_free, self._head.ids
+
+        @cache
+        def law(level: int, origin: int) -> Law:
+            if level == 0 or free:
+                return self._first.law(level, row, ids)
+            return self._later.law(level, row * width + origin, ids)
+
+        return law
+
+    def _ranks(self, width: int) -> Tensor:
+        """Return what children are worth by their ranks alone, `[MOST_ROWS * width]`."""
+        if width not in self._ranked:
+            own = torch.tensor([_FIRST_RANK * _NEXT_RANK**rank for rank in range(width)])
+            self._ranked[width] = own.repeat(MOST_ROWS)
+        return self._ranked[width]
+
+    def _of(self, level: int, rows: int, width: int, *, read: bool = False) -> tuple[Tensor, Tensor]:
         """Return the children of a level's nodes, tokens `[rows, width]` and how likely they are."""
-        size = rows * width
-        return self._children[level, :size].view(rows, width), self._likely[level, :size].view(rows, width)
+        size, likely = rows * width, self._likely[level]
+        if self._first.private:
+            likely = self._ranks(width) if read else self._unused
+        return self._children[level, :size].view(rows, width), likely[:size].view(rows, width)
 
 
 def _grown(levels: Sequence[tuple[list[int], list[float], list[float], list[int]]], width: int) -> list[Guess]:
@@ -166,7 +207,8 @@ def _grown(levels: Sequence[tuple[list[int], list[float], list[float], list[int]
         first = len(guesses)
         for place, (token, prob) in enumerate(zip(tokens, probs, strict=True)):
             node = place // width
-            guesses.append(Guess(worth[node] * prob, before + chosen[node] if level else ROOT, token, prob))
+            parent = before + chosen[node] if level else ROOT
+            guesses.append(Guess(worth[node] * prob, parent, token, prob, node))
         before = first
     return guesses
 
@@ -205,7 +247,7 @@ def _products(levels: Sequence[tuple[list[int], list[float]]], most: int) -> lis
     return guesses
 
 
-def _draft(guesses: Sequence[Guess], most: int, source: str) -> Draft:
+def _draft(guesses: Sequence[Guess], most: int, source: str, law: Callable[[int, int], "Law"] | None = None) -> Draft:
     """Return the draft of the `most` most worthy guesses, the best path first.
 
     A parent comes before its children in `guesses` and is worth no less, so whatever is taken is a tree.
@@ -218,6 +260,8 @@ def _draft(guesses: Sequence[Guess], most: int, source: str) -> Draft:
     tokens: list[int] = []
     parents: list[int] = []
     probs: list[float] = []
+    laws: list[Law] = []
+    depths: dict[int, int] = {ROOT: -1}
     left = [(i, ROOT) for i in reversed(below.get(ROOT, ()))]
     while left:
         i, parent = left.pop()
@@ -225,5 +269,11 @@ def _draft(guesses: Sequence[Guess], most: int, source: str) -> Draft:
         tokens.append(guesses[i].token)
         parents.append(parent)
         probs.append(guesses[i].prob)
+        depths[place] = depths[parent] + 1
+        if law is not None:
+            laws.append(law(depths[place], guesses[i].origin))
         left += [(child, place) for child in reversed(below.get(i, ()))]
-    return Draft(tuple(tokens), tuple(parents), (source,) * len(tokens), tuple(probs))
+    sources = (source,) * len(tokens)
+    if law is not None:
+        return Draft(tuple(tokens), tuple(parents), sources, None, tuple(laws))
+    return Draft(tuple(tokens), tuple(parents), sources, tuple(probs))

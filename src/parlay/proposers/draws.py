@@ -4,6 +4,8 @@ A guess is right if the target draws the same token. So a head draws as the targ
 distribution, at the request's temperature and under its filters, with the noise of the request and place (Daliri,
 Musco, Suresh 2024, arXiv 2408.07978). Taking its likeliest token instead would be right only as often as the target
 takes its own likeliest; at temperature 0 the two are the same.
+
+Classical verification wants the opposite: noise that nobody shares, and the law that each guess was drawn from.
 """
 
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import Filters, Kernels
+from parlay.sampling.law import Law, Purpose, noise_key
 from parlay.sampling.sampler import filter_tensors, seed_tensor, temperature_tensor
 from parlay.types.plan import Span
 
@@ -22,27 +25,32 @@ class Draws:
 
     Attributes:
         filtered: whether any of them filters. Passes are recorded once with filters and once without.
+        private: whether they draw with noise of their own, and laws are kept. Recorded apart too.
     """
 
     def __init__(self, steps: int, rows: int) -> None:
         """Allocate for drafts of so many tokens and so many requests."""
-        self.filtered = False
+        self.filtered = self.private = False
+        self._steps, self._laws = steps, torch.empty(0)
         self._rows = rows
         self._temperatures, self._seeds = torch.zeros(rows), torch.zeros(rows, dtype=torch.int64)
         self._positions = torch.zeros((steps, rows), dtype=torch.int64)
         self._ahead = np.arange(steps)[:, None]
+        self._streams = np.array([noise_key(0, Purpose.DRAFT, step + 1) for step in range(steps)])[:, None]
         self._filters = Filters(
             torch.zeros(rows, dtype=torch.float64),
             torch.zeros(rows, dtype=torch.int64),
             torch.ones(rows, dtype=torch.float64),
         )
 
-    def prepare(self, spans: Sequence[Span], positions: Sequence[int]) -> None:
-        """Take note of who drafts, and of the position of each one's first guess."""
+    def prepare(self, spans: Sequence[Span], positions: Sequence[int], *, private: bool = False) -> None:
+        """Take note of who drafts, of the position of each one's first guess, and whether laws are kept."""
+        self.private = private
         params, rows = [span.params for span in spans], len(spans)
         self._temperatures[:rows] = temperature_tensor(params)
         self._seeds[:rows] = seed_tensor([span.seed for span in spans])
-        self._positions[:, :rows] = torch.from_numpy(np.array(positions)[None] + self._ahead)
+        keys = np.array(positions)[None] + self._ahead
+        self._positions[:, :rows] = torch.from_numpy(keys + self._streams if private else keys)
         filters = filter_tensors(params)
         self.filtered = filters is not None
         if filters is not None:
@@ -66,6 +74,8 @@ class Draws:
         rows = len(logits)
         filters = self._filters.first(rows) if self.filtered else None
         noise = self._temperatures[:rows], self._seeds[:rows], self._positions[step, :rows]
+        if self.private:
+            kernels.law(logits, noise[0], self._kept(logits.shape[1])[step, :rows], filters)
         kernels.draw(logits, *noise, tokens, filters, ids, probs)
 
     def branch(
@@ -75,11 +85,14 @@ class Draws:
         rows = len(logits)
         filters = self._filters.first(rows) if self.filtered else None
         noise = self._temperatures[:rows], self._seeds[:rows], self._positions[step, :rows]
+        if self.private:
+            kernels.law(logits, noise[0], self._kept(logits.shape[1])[step, :rows], filters)
         kernels.branch(logits, *noise, tokens, probs, filters, ids)
 
     def branch_at(self, kernels: Kernels, places: Tensor, logits: Tensor, children: int) -> tuple[Tensor, Tensor]:
         """Choose several guesses a row where `draw_at` takes one; returns both `[n, children]`."""
         tokens, probs = torch.empty((len(places), children), dtype=torch.int64), torch.empty((len(places), children))
+        self._keep_at(kernels, places, logits)
         kernels.branch(logits, *self._noise_at(places), tokens, probs, self._filters_at(places))
         return tokens, probs
 
@@ -95,8 +108,25 @@ class Draws:
             Tokens int64 `[n]`, and how likely they are to the head, float32 `[n]`.
         """
         tokens, probs = torch.empty(len(places), dtype=torch.int64), torch.empty(len(places))
+        self._keep_at(kernels, places, logits)
         kernels.draw(logits, *self._noise_at(places), tokens, self._filters_at(places), None, probs)
         return tokens, probs
+
+    def law(self, step: int, row: int, ids: Tensor | None = None) -> Law:
+        """Return what guesses of a row were drawn from at a step; `ids` as in `draw`."""
+        return Law(self._laws[step, row].clone(), ids)
+
+    def _kept(self, vocab: int) -> Tensor:
+        """Return where laws lie, `[steps, rows, D]`; the system gives memory only for what is written."""
+        if not len(self._laws):
+            self._laws = torch.empty((self._steps, self._rows, vocab))
+        return self._laws
+
+    def _keep_at(self, kernels: Kernels, places: Tensor, logits: Tensor) -> None:
+        if self.private:
+            laws = torch.empty_like(logits)
+            kernels.law(logits, self._temperatures[places % self._rows], laws, self._filters_at(places))
+            self._kept(logits.shape[1])[places // self._rows, places % self._rows] = laws
 
     def _noise_at(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rows = places % self._rows

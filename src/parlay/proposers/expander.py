@@ -72,6 +72,7 @@ class Head(DeviceProposer):
 
     source: ClassVar[str]
     recordable: bool = True
+    draws = True
     path_free: ClassVar[bool] = False
     at_once: bool = False
     ids: Tensor | None = None
@@ -118,7 +119,9 @@ class Expander:
         likely: float32 `[levels, MOST_ROWS]`, how likely each guess is to the head.
     """
 
-    def __init__(self, head: Head, kernels: Kernels, recorder: Recorder, levels: int, vocab_size: int) -> None:
+    def __init__(
+        self, head: Head, kernels: Kernels, recorder: Recorder, levels: int, vocab_size: int, *, laws: bool = False
+    ) -> None:
         """Allocate for drafts of `levels` tokens.
 
         Args:
@@ -127,7 +130,9 @@ class Expander:
             recorder: of the head's passes.
             levels: most tokens of a draft.
             vocab_size: of the target.
+            laws: see `Runtime`.
         """
+        self._laws = laws
         self._head, self._kernels, self._recorder, self._vocab_size = head, kernels, recorder, vocab_size
         self.tokens = torch.zeros((levels + 1, MOST_ROWS), dtype=torch.int64)
         self.likely = torch.zeros((levels, MOST_ROWS))
@@ -144,21 +149,23 @@ class Expander:
         Raises:
             SpanError: a request's processor failed.
         """
-        alike: dict[int, list[Start]] = {}  # by width
+        alike: dict[tuple[int, bool], list[Start]] = {}  # by width, and by whether laws are kept
         for start in sorted(starts, key=lambda start: -start.length):
             # A processor is shown one path.
-            alike.setdefault(1 if start.span.processor is not None else start.width, []).append(start)
-        turns = [(width, turn) for width, own in alike.items() for turn in _turns(own, MOST_ROWS // width)]
+            width, sampled = start.width, start.span.params.temperature > 0
+            kind = 1 if start.span.processor is not None else width, self._laws and sampled
+            alike.setdefault(kind, []).append(start)
+        turns = [(*kind, turn) for kind, own in alike.items() for turn in _turns(own, MOST_ROWS // kind[0])]
         if len(turns) > 1:  # the passes of one may write where the states lie
             states = states.clone()
-        for width, turn in turns:
-            drafts = self._drafts(turn, states) if width == 1 else self._trees(turn, width, states)
+        for width, private, turn in turns:
+            drafts = self._trees(turn, width, states, private) if width > 1 else self._drafts(turn, states, private)
             yield from zip(turn, drafts, strict=True)
 
-    def _trees(self, turn: list[Start], width: int, states: Tensor) -> list[Draft]:
+    def _trees(self, turn: list[Start], width: int, states: Tensor, private: bool) -> list[Draft]:
         head, branching = self._head, self._branching
         counts = self._begin(turn, width, states)
-        branching.prepare(turn, width)
+        branching.prepare(turn, width, private=private)
         if head.at_once:
             self._recorder.run((("advance", *at), partial(head.advance, *at)) for at in enumerate(counts))
             branching.choose_at_once(counts, width)
@@ -175,10 +182,10 @@ class Expander:
         self._head.begin(turn, states, width)
         return [sum(start.length > level for start in turn) for level in range(turn[0].length)]
 
-    def _drafts(self, turn: list[Start], states: Tensor) -> list[Draft]:
+    def _drafts(self, turn: list[Start], states: Tensor, private: bool) -> list[Draft]:
         head, rows = self._head, len(turn)
         counts = self._begin(turn, 1, states)
-        self._draws.prepare([start.span for start in turn], [start.position for start in turn])
+        self._draws.prepare([start.span for start in turn], [start.position for start in turn], private=private)
         lengths = [start.length for start in turn]
         if any(start.span.processor is not None for start in turn):
             lengths = self._guided(turn, counts)
@@ -187,11 +194,18 @@ class Expander:
             self._draw_at_once(counts)
         elif head.recordable:
             filtered = self._draws.filtered
-            self._recorder.run(((filtered, *at), partial(self._level, *at)) for at in enumerate(counts))
+            self._recorder.run(((filtered, private, *at), partial(self._level, *at)) for at in enumerate(counts))
         else:
             for level, count in enumerate(counts):
                 self._draw(level, self._scored(level, count))
         tokens = self.tokens[1 : len(counts) + 1, :rows].T.tolist()
+        if private:  # a guess's own probability may decide nothing, so nothing is said of it
+            return [
+                Draft.chain(
+                    own[:length], head.source, None, [self._draws.law(i, row, head.ids) for i in range(length)]
+                )
+                for row, (own, length) in enumerate(zip(tokens, lengths, strict=True))
+            ]
         likely = self.likely[: len(counts), :rows].T.tolist()
         return [
             Draft.chain(own[:length], head.source, sure[:length])

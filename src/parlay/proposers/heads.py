@@ -104,7 +104,9 @@ class HeadProposer(Head):
         self._hidden = torch.zeros((MOST_ROWS, config.hidden_size), dtype=self._target.dtype)
         with Checkpoint(self.head.path, head=True, storage=self._storage, on_read=runtime.on_read) as weights:
             self.read(weights, runtime)
-        self._expander = Expander(self, kernels, Recorder(kernels), self.default_length, config.vocab_size)
+        self._expander = Expander(
+            self, kernels, Recorder(kernels), self.default_length, config.vocab_size, laws=runtime.laws
+        )
 
     @abstractmethod
     def describe(self, weights: Checkpoint) -> int:

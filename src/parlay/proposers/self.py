@@ -80,7 +80,7 @@ class Proposer(Head):
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=self._target.dtype)
         self._every = torch.arange(MOST_ROWS)
         recorder = Recorder(kernels, runner.recordable())
-        self._expander = Expander(self, kernels, recorder, MOST_LEVELS, config.vocab_size)
+        self._expander = Expander(self, kernels, recorder, MOST_LEVELS, config.vocab_size, laws=runtime.laws)
         self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size, newest=True)
 
     def propose(

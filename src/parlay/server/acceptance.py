@@ -21,6 +21,8 @@ def speculative_decoding(metrics: RequestMetrics) -> dict[str, Any]:
         "num_spec_steps": metrics.drafts,
         "num_accepted_draft_tokens": metrics.accepted,
         "num_draft_tokens": metrics.drafted,
+        "verification": metrics.verification,
+        "lossless": metrics.lossless,
         "num_spec_tokens": None,  # there is no fixed one: lengths are chosen step by step
     }
 

@@ -19,7 +19,9 @@ class Draft(msgspec.Struct, frozen=True):
         source: who guessed each node.
         probs: how likely a node is to be accepted given that its parent is; never used for correctness. From a
             proposer they are its own estimates, if it has any; in a plan they are calibrated, and every node has one.
-        q: a handle on the draft distributions, kept only when a verifier asks for it.
+        q: of each node a handle on the law that it was drawn from, None if it was not drawn; kept only where a
+            verifier asks for it. Such a node may be left out for what its ancestors and its law say, never for its
+            own token, and of siblings only the last: then what is emitted has the target's law.
         odds: log-odds of the proposer's own estimates where `probs` is calibrated, which is what it learns from.
     """
 
@@ -27,17 +29,24 @@ class Draft(msgspec.Struct, frozen=True):
     parents: tuple[int, ...] = ()
     source: tuple[str, ...] = ()
     probs: tuple[float, ...] | None = None
-    q: Any = None
+    q: tuple[Any, ...] | None = None
     odds: tuple[float, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], source: str, probs: Sequence[float] | None = None) -> "Draft":
+    def chain(
+        cls,
+        tokens: Sequence[int],
+        source: str,
+        probs: Sequence[float] | None = None,
+        q: Sequence[Any] | None = None,
+    ) -> "Draft":
         """Return the draft in which every token is the only child of the one before it."""
         n = len(tokens)
-        return cls(tuple(tokens), _chain(n), (source,) * n, None if probs is None else tuple(probs))
+        estimates, laws = None if probs is None else tuple(probs), None if q is None else tuple(q)
+        return cls(tuple(tokens), _chain(n), (source,) * n, estimates, laws)
 
     @property
     def is_chain(self) -> bool:
@@ -50,7 +59,8 @@ class Draft(msgspec.Struct, frozen=True):
             return self
         probs = None if self.probs is None else self.probs[:n]
         odds = None if self.odds is None else self.odds[:n]
-        return Draft(self.tokens[:n], self.parents[:n], self.source[:n], probs, self.q, odds)
+        q = None if self.q is None else self.q[:n]
+        return Draft(self.tokens[:n], self.parents[:n], self.source[:n], probs, q, odds)
 
     def select(self, chosen: Sequence[int]) -> "Draft":
         """Return only the nodes `chosen`, ascending, with each of which its parent must be."""
@@ -64,7 +74,7 @@ class Draft(msgspec.Struct, frozen=True):
             tuple(place[self.parents[node]] for node in chosen),
             tuple(self.source[node] for node in chosen),
             None if self.probs is None else tuple(self.probs[node] for node in chosen),
-            self.q,
+            None if self.q is None else tuple(self.q[node] for node in chosen),
             None if self.odds is None else tuple(self.odds[node] for node in chosen),
         )
 

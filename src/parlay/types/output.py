@@ -32,6 +32,7 @@ class RequestMetrics:
         cached_tokens: prompt tokens found in the prefix cache on admission.
         arrival, admitted, first_token, finished: clock readings; 0 while not reached.
         undrafted: of the steps without a draft, why there was none, and how often.
+        verification: what decided which guesses stand; see `SpeculativeConfig`.
     """
 
     drafts: int = 0
@@ -47,6 +48,12 @@ class RequestMetrics:
     first_token: float = 0.0
     finished: float = 0.0
     undrafted: tuple[tuple[str, int], ...] = ()
+    verification: str = "coupled"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether what was emitted has the law of plain decoding."""
+        return self.verification != "typical"
 
     @property
     def acceptance_length(self) -> float:

@@ -50,6 +50,23 @@ def walk(draft: Draft, tokens: Sequence[int]) -> tuple[int, ...]:
     return tuple(path[1:])
 
 
+def in_order(draft: Draft, nodes: Sequence[int]) -> Sequence[int]:
+    """Return which of some nodes may be verified: of drawn siblings none without those before it, nor what follows.
+
+    They were drawn one after another without replacement, and are judged in this order.
+    """
+    if draft.q is None or draft.is_chain:
+        return nodes
+    kept: set[int] = set()
+    skipped: set[int] = set()  # parents of which a child was left out
+    for node, parent in enumerate(draft.parents):
+        if node in nodes and parent not in skipped and (parent == ROOT or parent in kept):
+            kept.add(node)
+        else:
+            skipped.add(parent)
+    return sorted(kept)
+
+
 def height(draft: Draft) -> int:
     """Return how many nodes the longest path has."""
     return len(draft) if draft.is_chain else max(depths(draft))

@@ -1,0 +1,56 @@
+"""How drafts are verified, in vLLM's words of both ages."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from parlay.errors import ConfigError, shown
+
+COUPLED, REJECTION, BLOCK, TYPICAL = VERIFICATIONS = ("coupled", "rejection", "block", "typical")
+DRAWN = frozenset({REJECTION, BLOCK})  # which ask for the laws of guesses
+LOSSY = frozenset({TYPICAL})
+
+# What vLLM's words mean; "strict" keeps a guess where the target draws the same token, as coupled verification does.
+_WORDS: dict[str, dict[str, str]] = {
+    "rejection_sample_method": {
+        "strict": COUPLED,
+        "standard": REJECTION,
+        "probabilistic": REJECTION,
+        "block": BLOCK,
+    },
+    "acceptance_method": {"rejection_sampler": REJECTION, "typical_acceptance_sampler": TYPICAL},
+    "draft_sample_method": {"greedy": COUPLED, "probabilistic": REJECTION, "gumbel": REJECTION},
+}
+
+
+def in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a speculative config with `verification` for vLLM's words.
+
+    A guess that is its proposer's likeliest (`draft_sample_method="greedy"`) is verified by drawing the target's
+    token, which is coupled verification; whoever asks for block verification asks for drawn guesses.
+
+    Raises:
+        ConfigError: an unknown word, or words that contradict each other or `verification`.
+    """
+    left = {key: value for key, value in given.items() if key not in _WORDS}
+    asked: dict[str, str] = {}
+    for key, meanings in _WORDS.items():
+        value = given.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, str) or value not in meanings:
+            known = ", ".join(map(repr, meanings))
+            raise ConfigError(f"{key}={shown(value)} is not served; write one of {known}, or leave it out")
+        asked[key] = meanings[value]
+    if asked.get("draft_sample_method") == COUPLED and asked.get("rejection_sample_method") == REJECTION:
+        asked["rejection_sample_method"] = COUPLED
+    if asked.get("rejection_sample_method") == BLOCK and asked.get("draft_sample_method") == REJECTION:
+        del asked["draft_sample_method"]
+    own = given.get("verification")
+    everything = ({"verification": own} if isinstance(own, str) else {}) | asked
+    if len(set(everything.values())) > 1:
+        (one, _), (other, _), *_ = everything.items()
+        raise ConfigError(
+            f"{one}={shown(given[one])} and {other}={shown(given[other])} contradict each other; "
+            "write verification alone"
+        )
+    return left | ({"verification": next(iter(asked.values()))} if asked else {})

@@ -1,0 +1,69 @@
+"""Laws that guesses are drawn from, and noise that no other decision shares: what classical verification needs.
+
+Coupled verification has one stream of noise, in which proposer and target draw the same token. The classical samplers
+are exact only if no decision sees another's noise. So a word of noise is keyed by the seed, the position, the purpose
+and, for guesses, how far the draft had come: a guess that a step threw away is drawn anew when its place comes again.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from math import exp
+
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import Kernels
+
+
+class Purpose(IntEnum):
+    """What a draw decides. Streams of different purposes have no word in common."""
+
+    TARGET = 0  # a token, from the target's own law; what coupled drafting shares
+    DRAFT = 1  # a guess
+    ACCEPT = 2  # whether guesses stand
+    RESIDUAL = 3  # a token, from what is left of the target's law
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """What a guess was drawn from.
+
+    Attributes:
+        logs: float32 `[D]`, log-probabilities.
+        ids: int64 `[D]`, the target's tokens that they are of; None where these are the same.
+    """
+
+    logs: Tensor
+    ids: Tensor | None = None
+
+    def place(self, token: int) -> int | None:
+        """Return where a token of the target's stands; None if it does not."""
+        if self.ids is None:
+            return token
+        found = (self.ids == token).nonzero()
+        return int(found[0]) if len(found) else None
+
+
+def noise_key(position: int, purpose: Purpose, index: int = 0) -> int:
+    """Return what the kernels take for a position, for a draw of some purpose.
+
+    Args:
+        position: of the token in question, below 2^32.
+        purpose: of the draw; the target's own have index 0 and keys that are their positions.
+        index: which token of the step's draft it is about, the first is 1.
+    """
+    return position | (purpose + len(Purpose) * index) << 32
+
+
+def uniforms(kernels: Kernels, seed: int, key: int, count: int) -> list[float]:
+    """Return independent uniforms between 0 and 1.
+
+    Args:
+        kernels: the operations to run with.
+        seed: of the request, unsigned.
+        key: from `noise_key`.
+        count: how many.
+    """
+    noise = torch.empty(count, dtype=torch.float64)
+    kernels.gumbel(seed, key, noise)
+    return [exp(-exp(-value)) for value in noise.tolist()]

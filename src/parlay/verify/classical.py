@@ -1,0 +1,147 @@
+"""Classical verification: guesses that were drawn from a law are kept with the probability that makes up for it.
+
+What is emitted has the target's law, like plain decoding's, but it is no longer plain decoding's token: it depends on
+what was guessed, and so on lengths, which follow a clock. Log-probabilities are the target's, as ever.
+
+A guess may be dropped before it is verified only for reasons known before it was drawn. Whatever decides that (the
+controller, grammars, the rows there are) sees laws and ancestors, never the guess; see `Draft.q`.
+
+Drafts that were not drawn (a user's prediction), and requests at temperature 0, are verified by the coupled walk: a
+guess that is certain has no law to make up for, and the walk accepts as much as any exact rule can.
+
+Sources: rejection sampling Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) and Chen et al. 2023 (2302.01318);
+several children without replacement Miao et al. 2023 (SpecInfer, 2305.09781) and Chen et al. 2024 (Sequoia,
+2402.12374); block verification Sun et al. 2024 (2403.10444).
+"""
+
+from math import exp, inf
+
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import Kernels
+from parlay.sampling.law import Law, Purpose, noise_key, uniforms
+from parlay.types.draft import ROOT, Draft
+from parlay.types.plan import Span, Verdict
+from parlay.verify.rows import Emission, TargetRows
+
+
+def rejection(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
+    """Verify a span's draft node by node, in multiple rounds where a node has several children.
+
+    Children of a node are drawn one after another without replacement, in the order of their indices. Each is
+    accepted with the probability that the rest of the target's law gives it over the law that it was drawn from;
+    rejected, it takes its law's share from the target's, and leaves the law.
+    """
+    draft, made = span.draft, Emission(span, rows)
+    below: list[list[int]] = [[] for _ in range(len(draft) + 1)]
+    for node, parent in enumerate(draft.parents):
+        below[parent].append(node)
+    node = ROOT
+    while (law := made.law(node)) is not None:
+        children, position = below[node], span.end + len(made.tokens)
+        index = len(made.tokens) + 1
+        accepted, left = _round(kernels, span, draft, children, law, noise_key(position, Purpose.ACCEPT, index))
+        if accepted is None:
+            key = noise_key(position, Purpose.RESIDUAL, index) if children else position
+            made.draw(left, key, node)
+            break
+        if made.accept(draft.tokens[accepted], accepted, node):
+            break
+        node = accepted
+    return made.verdict
+
+
+def block(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
+    """Verify a chain as a whole, which keeps at least as much of it on average as token by token.
+
+    Requests with a processor are verified token by token: it may not be shown what is not emitted.
+    """
+    if span.processor is not None:
+        return rejection(kernels, span, rows)
+    draft, made = span.draft, Emission(span, rows)
+    laws: list[Law] = [*draft.q] if draft.q is not None else []
+    # A guess that ends the request ends the block: nothing after it can be emitted.
+    count = next((i + 1 for i, token in enumerate(draft.tokens) if token in span.stop_ids), len(draft))
+    kept = [1.0]  # the probability that the first i guesses stand as far as their own laws say
+    for node in range(count):
+        before, token = rows.law(node - 1), draft.tokens[node]
+        ratio = exp(_log_ratio(before, laws[node], token))
+        kept.append(min(1.0, kept[-1] * ratio))
+    length = 0
+    for i in range(1, count + 1):
+        wanted = kept[i]
+        if i < count:
+            more, _ = _excess(kernels, rows.law(i - 1), laws[i], kept[i])
+            wanted = more / (more + 1 - kept[i]) if more + 1 - kept[i] > 0 else 1.0
+        key = noise_key(span.end + i - 1, Purpose.ACCEPT, i)
+        if uniforms(kernels, span.seed, key, 1)[0] < wanted:  # all are asked, whatever became of earlier ones
+            length = i
+    for node in range(length):
+        if made.accept(draft.tokens[node], node, node - 1):
+            return made.verdict
+    law, key = rows.law(length - 1), noise_key(span.end + length, Purpose.RESIDUAL, length + 1)
+    if length < count:
+        mass, left = _excess(kernels, law, laws[length], kept[length])
+        law = left if mass > 0 else law
+    made.draw(law, key, length - 1)
+    return made.verdict
+
+
+def _round(
+    kernels: Kernels, span: Span, draft: Draft, children: list[int], left: Tensor, key: int
+) -> tuple[int | None, Tensor]:
+    """Return which of a node's children is accepted, None for none, and what is left of the target's law `[V]`."""
+    coins = uniforms(kernels, span.seed, key, len(children)) if children else []
+    law: Law | None = None  # of the next child, without those before it
+    for child, coin in zip(children, coins, strict=True):
+        token, own = draft.tokens[child], draft.q[child] if draft.q is not None else None
+        if own is None:  # not drawn: certain
+            if coin < exp(float(left[token])):
+                return child, left
+            left = _without(kernels, left, token)
+            continue
+        law = law or own
+        assert law is not None
+        place = law.place(token)
+        if place is None or float(law.logs[place]) == -inf:
+            break  # the law had no further token, and what stands here was not drawn
+        if coin < exp(min(_log_ratio(left, law, token), 0.0)):
+            return child, left
+        mass, rest = _excess(kernels, left, law, 1.0)
+        if not mass > 0:  # the laws are the same
+            return child, left
+        left = _normalised(kernels, rest)
+        law = Law(_without(kernels, law.logs, place), law.ids)
+        if float(law.logs.max()) == -inf:
+            break
+    return None, left
+
+
+def _log_ratio(target: Tensor, law: Law, token: int) -> float:
+    """Return by how much likelier a drawn token is to the target; -inf where it cannot come."""
+    place = law.place(token)
+    own = -inf if place is None else float(law.logs[place])
+    wanted = float(target[token])
+    return wanted - own if wanted > -inf and own > -inf else -inf
+
+
+def _excess(kernels: Kernels, target: Tensor, law: Law, scale: float) -> tuple[float, Tensor]:
+    """Return what is left of the target's law `[V]` times `scale` where a law was tried in vain: its sum and logs."""
+    out, mass = torch.empty((1, len(target))), torch.empty(1, dtype=torch.float64)
+    scales = torch.tensor([scale], dtype=torch.float64)
+    kernels.excess(target[None], law.logs[None], scales, mass, out, law.ids)
+    return float(mass[0]), out[0]
+
+
+def _without(kernels: Kernels, logs: Tensor, place: int) -> Tensor:
+    """Return a law that never gives the token at `place`; all -inf where it gives no other."""
+    rest = logs.clone()
+    rest[place] = -inf
+    return _normalised(kernels, rest) if float(rest.max()) > -inf else rest
+
+
+def _normalised(kernels: Kernels, logs: Tensor) -> Tensor:
+    out = torch.empty((1, len(logs)))
+    kernels.log_softmax(logs[None], out)
+    return out[0]

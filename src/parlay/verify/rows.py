@@ -1,0 +1,110 @@
+"""What the rules that verify guesses by their probabilities share: the target's laws, and what they emit."""
+
+import torch
+from torch import Tensor
+
+from parlay.errors import RequestError
+from parlay.kernels.base import Kernels
+from parlay.sampling.sampler import draw, filter_tensors, seed_tensor, temperature_tensor, token_logprobs
+from parlay.types.plan import Span, TokenLogprobs, Verdict
+
+
+class TargetRows:
+    """The target's laws at the root and the nodes of one span's draft."""
+
+    def __init__(self, kernels: Kernels, span: Span, logits: Tensor, *, processed_logprobs: bool) -> None:
+        """Make those of all rows at once, unless they depend on the path.
+
+        Args:
+            kernels: the operations to run with.
+            span: one that samples.
+            logits: `[1 + nodes, V]`, the root's row and one row a node.
+            processed_logprobs: report log-probabilities after processing instead of before.
+        """
+        self._kernels, self._span, self._logits = kernels, span, logits
+        self._processed = processed_logprobs
+        self._laws: Tensor | None = None
+        if span.processor is None:
+            self._laws = self._make(logits)
+
+    def law(self, node: int, path: tuple[int, ...] = ()) -> Tensor:
+        """Return the log-probabilities `[V]` from which the token after a node is drawn.
+
+        Args:
+            node: `ROOT` for the root.
+            path: the tokens that lead to it, for the request's processor, which is to be called once a token.
+
+        Raises:
+            RequestError: a processor of the user's own fails.
+        """
+        if self._laws is not None:
+            return self._laws[1 + node]
+        row = self._logits[1 + node].clone()
+        assert self._span.processor is not None
+        self._span.processor.process(self._span.output, path, row)
+        return self._make(row[None])[0]
+
+    def choose(self, law: Tensor, key: int) -> int:
+        """Draw a token from log-probabilities `[V]`, with the noise of `key` (see `parlay.sampling.law`)."""
+        noise = torch.ones(1), seed_tensor([self._span.seed]), torch.tensor([key])
+        return int(draw(self._kernels, law[None], *noise)[0])
+
+    def scores(self, node: int, law: Tensor, token: int, top: int) -> TokenLogprobs:
+        """Return how likely a token was."""
+        return token_logprobs(self._kernels, law if self._processed else self._logits[1 + node], token, top)
+
+    def _make(self, logits: Tensor) -> Tensor:
+        params, out = [self._span.params] * len(logits), torch.empty_like(logits)
+        self._kernels.law(logits.contiguous(), temperature_tensor(params), out, filter_tensors(params))
+        return out
+
+
+class Emission:
+    """What a rule emits for one span, token by token.
+
+    Attributes:
+        tokens: so far.
+    """
+
+    def __init__(self, span: Span, rows: TargetRows) -> None:
+        self.tokens: list[int] = []
+        self._span, self._rows = span, rows
+        self._path: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._error: RequestError | None = None
+        self._law: tuple[int, Tensor] | None = None
+
+    def law(self, node: int) -> Tensor | None:
+        """Return the target's law after a node on the path; None if the request's processor failed there."""
+        try:
+            law = self._rows.law(node, tuple(self.tokens))
+        except RequestError as failure:
+            self._error = failure
+            return None
+        self._law = node, law
+        return law
+
+    def accept(self, token: int, child: int, node: int) -> bool:
+        """Emit a child of a node; return whether the request ends with it."""
+        self._path.append(child)
+        return self._emit(token, node)
+
+    def draw(self, law: Tensor, key: int, node: int) -> None:
+        """Emit a token that comes after a node, drawn from log-probabilities `[V]`."""
+        self._emit(self._rows.choose(law, key), node)
+
+    @property
+    def verdict(self) -> Verdict:
+        """All of it."""
+        asked = self._span.params.scored
+        logprobs = None if asked is None else tuple(self._logprobs)
+        return Verdict(tuple(self.tokens), tuple(self._path), logprobs, error=self._error)
+
+    def _emit(self, token: int, node: int) -> bool:
+        span, asked = self._span, self._span.params.scored
+        if asked is not None:
+            known = self._law[1] if self._law is not None and self._law[0] == node else None
+            law = self._rows.law(node) if known is None else known
+            self._logprobs.append(self._rows.scores(node, law, token, asked))
+        self.tokens.append(token)
+        return token in span.stop_ids or len(self.tokens) == span.remaining

@@ -1,0 +1,90 @@
+"""Which rule decides what stands of a draft: coupled unless the user asks for another."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from parlay.config.speculative import SpeculativeConfig
+from parlay.kernels.base import Kernels
+from parlay.types.plan import Span, SpanError, Verdict
+from parlay.verify import coupled
+from parlay.verify.classical import block, rejection
+from parlay.verify.rows import TargetRows
+from parlay.verify.typical import ALPHA, THRESHOLD, typical
+
+Rule = Callable[[Kernels, Span, TargetRows], Verdict]
+
+
+class Verifier(Protocol):
+    """Decides every span of a step; see `parlay.verify.coupled.verify`."""
+
+    def __call__(
+        self, kernels: Kernels, spans: Sequence[Span], logits: Tensor, *, processed_logprobs: bool = False
+    ) -> list[Verdict]:
+        """Return one verdict a span."""
+        ...
+
+
+def make_verifier(config: SpeculativeConfig) -> Verifier:
+    """Return what verifies drafts as a config says."""
+    rules: dict[str, Rule] = {
+        "rejection": rejection,
+        "block": block,
+        "typical": partial(
+            typical,
+            threshold=THRESHOLD if config.posterior_threshold is None else config.posterior_threshold,
+            alpha=ALPHA if config.posterior_alpha is None else config.posterior_alpha,
+        ),
+    }
+    if config.verification == "coupled":
+        return coupled.verify
+    return partial(verify, rules[config.verification], config.verification == "typical")
+
+
+def verify(
+    rule: Rule,
+    any_draft: bool,
+    kernels: Kernels,
+    spans: Sequence[Span],
+    logits: Tensor,
+    *,
+    processed_logprobs: bool = False,
+) -> list[Verdict]:
+    """Decide every span of a step, by a rule where it applies and else by the coupled walk.
+
+    Args:
+        rule: for sampled requests with a draft.
+        any_draft: whether it applies to drafts that were not drawn too.
+        kernels: the operations to run with.
+        spans: as for `coupled.verify`, like what follows.
+        logits: `[rows, vocab]` float32.
+        processed_logprobs: report log-probabilities after processing instead of before.
+
+    Raises:
+        SpanError: one span could not be decided.
+    """
+    verdicts: list[Verdict | None] = []
+    rest: list[Span] = []
+    others: list[Tensor] = []
+    first = 0
+    for span in spans:
+        own = logits[first : first + 1 + len(span.draft)] if span.sample else logits[:0]
+        first += len(own)
+        if span.sample and span.params.temperature > 0 and (span.draft.q if not any_draft else span.draft.tokens):
+            try:
+                rows = TargetRows(kernels, span, own, processed_logprobs=processed_logprobs)
+                verdicts.append(rule(kernels, span, rows))
+            except Exception as error:
+                raise SpanError(span.request_id) from error
+        else:
+            verdicts.append(None)
+            rest.append(span)
+            others.append(own)
+    if not rest:
+        return [one for one in verdicts if one is not None]
+    kept = logits if len(rest) == len(spans) else torch.cat(others)
+    walked = iter(coupled.verify(kernels, rest, kept, processed_logprobs=processed_logprobs))
+    return [next(walked) if one is None else one for one in verdicts]

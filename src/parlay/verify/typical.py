@@ -1,0 +1,59 @@
+"""Typical acceptance: guesses stand that the target finds likely enough. Lossy: what comes out has another law.
+
+A guess is kept if its probability is above min(threshold, alpha e^-entropy) of the target's law there; of all paths
+of such guesses the longest is emitted, and after it one token from the target's own law. At temperature 0 it is the
+coupled walk, and nothing is lost.
+
+Source: Cai et al. 2024 (Medusa, arXiv 2401.10774), section 2.3.1, with its posterior threshold and alpha.
+"""
+
+from math import log
+
+import torch
+
+from parlay.kernels.base import Kernels
+from parlay.types.draft import ROOT
+from parlay.types.plan import Span, Verdict
+from parlay.verify.rows import Emission, TargetRows
+from parlay.verify.tree import children
+
+THRESHOLD, ALPHA = 0.09, 0.3
+
+
+def typical(
+    kernels: Kernels, span: Span, rows: TargetRows, *, threshold: float = THRESHOLD, alpha: float = ALPHA
+) -> Verdict:
+    """Verify a span's draft; see above.
+
+    A request with a processor takes the first likely child of each node: it may not be shown what is not emitted.
+    """
+    draft, made = span.draft, Emission(span, rows)
+    below = children(draft)
+
+    def likely(node: int, law: torch.Tensor) -> list[int]:
+        entropy = float(torch.special.entr(law.double().exp()).sum())
+        least = min(log(threshold), log(alpha) - entropy)
+        return [child for token, child in below[node].items() if float(law[token]) > least]
+
+    def longest(node: int) -> list[int]:
+        paths = [[child, *longest(child)] for child in likely(node, rows.law(node))]
+        return max(paths, key=len, default=[])
+
+    if span.processor is None:
+        ahead, node = longest(ROOT), ROOT
+        for child in ahead:
+            if made.accept(draft.tokens[child], child, node):
+                return made.verdict
+            node = child
+        made.draw(rows.law(node), span.end + len(made.tokens), node)
+        return made.verdict
+    node = ROOT
+    while (law := made.law(node)) is not None:
+        found = likely(node, law)
+        if not found:
+            made.draw(law, span.end + len(made.tokens), node)
+            break
+        if made.accept(draft.tokens[found[0]], found[0], node):
+            break
+        node = found[0]
+    return made.verdict
