@@ -10,6 +10,7 @@ from parlay.bench.widen_heads import FOLDER
 from parlay.bench.workloads import has_embedded_vocabulary
 from parlay.config import SpeculativeConfig
 from parlay.config.speculative import AUTO, PLAIN, TreeShape, together
+from parlay.config.verification import COUPLED
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import CapacityError, ConfigError, ModelError, nearest, shown
 from parlay.llm import LLM
@@ -103,8 +104,26 @@ def budgeted(
     return chosen
 
 
+def verified(chosen: Mapping[str, SpeculativeConfig], verifications: Sequence[str]) -> dict[str, SpeculativeConfig]:
+    """Return contenders with each kind of verification by a label of both; those without weights are left as they are.
+
+    Args:
+        chosen: what `contenders` found.
+        verifications: see `SpeculativeConfig`.
+    """
+    if tuple(verifications) == (COUPLED,):
+        return dict(chosen)
+    found: dict[str, SpeculativeConfig] = {}
+    for name, how in chosen.items():
+        if _has_weights(how):
+            found |= {f"{name} {kind}": _with(how, verification=kind) for kind in verifications}
+        else:
+            found[name] = how
+    return found
+
+
 def method_of(label: str) -> str:
-    """Return the method, or the methods, of a label that `contenders` or `budgeted` gave."""
+    """Return the method, or the methods, of a label that `contenders`, `budgeted` or `verified` gave."""
     return label.partition(" ")[0]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from parlay.bench.contenders import contenders, engines, method_of
+from parlay.bench.contenders import contenders, engines, method_of, verified
 from parlay.bench.options import MethodsOptions
 from parlay.bench.paired import StopRule, Turns, estimate
 from parlay.bench.prompts import name_of, read_prompts
@@ -19,6 +19,7 @@ from parlay.bench.record import Record
 from parlay.bench.tally import Tally
 from parlay.bench.workloads import REMEMBERED, WORKLOADS, Workload, usual_workloads, workload
 from parlay.config import SpeculativeConfig
+from parlay.config.verification import COUPLED
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, nearest, shown
 from parlay.llm import LLM
@@ -63,7 +64,8 @@ def measure(options: MethodsOptions, output: Path | None, tick: Tick) -> list[di
         CapacityError: the engines do not fit into memory side by side.
     """
     asked = gather(options)
-    chosen = contenders(options.model, options.num_speculative_tokens, options.methods, options.drafts)
+    found = contenders(options.model, options.num_speculative_tokens, options.methods, options.drafts)
+    chosen = verified(found, options.verifications)
     question = question_of(options) | {"methods": list(chosen)}
     record = Record(output, question, {"workloads": {one.name: one.digest for one in asked}})
     measure_cases(options, asked, chosen, record, tick)
@@ -232,6 +234,7 @@ class _Measurement:
             "temperature": case.temperature,
             "method": PLAIN if name == plain else method_of(name),
             "budget": how.num_speculative_tokens,
+            "verification": how.verification,
             "speed_up": whole.median,
             "interval": [whole.low, whole.high],
             "precise": self._whole and self._rule.precise([whole], len(self._turns)),
@@ -241,6 +244,7 @@ class _Measurement:
             "passes": self._passes,
             "seconds": [round(seconds, 6) for seconds in self._turns.seconds[name]],
             **tally.row(self._turns.seconds[name], self._tallies[plain]),
+            **({} if how.verification == COUPLED or not case.temperature else {"same_tokens": None}),
             "numerics": self._numerics[name],
         }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from parlay.config.speculative import TreeShape
+from parlay.config.verification import COUPLED, VERIFICATIONS
 from parlay.errors import ConfigError, nearest, shown
 
 
@@ -22,6 +23,7 @@ class MethodsOptions:
         drafts: checkpoints by their methods' names, in place of those that come with the model.
         lengths: of drafts, see `SpeculativeConfig`.
         tree: likewise; a shape is for the methods with weights, and leaves the others as they are.
+        verifications: likewise; every method with weights takes part once with each, the others with the first alone.
         dequantize: see `EngineConfig`.
         num_speculative_tokens: most nodes a draft; None takes each method's own default.
         batch_sizes: how many prompts run at once.
@@ -40,6 +42,7 @@ class MethodsOptions:
     drafts: Mapping[str, str] = field(default_factory=dict)
     lengths: str = "goodput"
     tree: str | TreeShape = "auto"
+    verifications: tuple[str, ...] = (COUPLED,)
     dequantize: bool = False
     num_speculative_tokens: int | None = None
     batch_sizes: tuple[int, ...] = (1, 8)
@@ -57,6 +60,9 @@ class MethodsOptions:
         for name in ("precision", "minutes"):
             if not 0 < getattr(self, name) < inf:
                 raise ConfigError(f"{name} must be a number above 0, not {getattr(self, name)}")
+        for verification in self.verifications:
+            if verification not in VERIFICATIONS:
+                raise ConfigError(f"unknown verification {shown(verification)}{nearest(verification, VERIFICATIONS)}")
         for temperature in self.temperatures:
             if not 0 <= temperature < inf:
                 raise ConfigError(f"a temperature must be at least 0, not {temperature}")

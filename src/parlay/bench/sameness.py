@@ -4,12 +4,13 @@ What must not change is token ids and the bits of their log-probabilities. What 
 decoding of each prompt alone, whole, with nothing cached.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from parlay.bench.sampled_law import check_law
 from parlay.config import SpeculativeConfig
+from parlay.config.verification import COUPLED
 from parlay.errors import ConfigError, ModelError, RequestError
 from parlay.llm import LLM
 from parlay.models.select import describe_model
@@ -110,7 +111,7 @@ def compare(
             ("from the cache", chunks, _together),
             ("preempted", chunks, _preempted),
         ):
-            for kind in expected:
+            for kind in _comparable(expected, asked, config):
                 tick(f"{name}: {way}, {kind}")
                 found = complete(engine, asked.prompts, _asks(asked)[kind])
                 difference = first_difference(found, expected[kind])
@@ -166,6 +167,12 @@ def _asks(asked: Comparison) -> dict[str, list[SamplingParams]]:
         ]
         for kind, params in kinds.items()
     }
+
+
+def _comparable(kinds: Iterable[str], asked: Comparison, config: SpeculativeConfig) -> list[str]:
+    """Return the kinds of parameters of which verification promises the same tokens: all, or the greedy ones."""
+    known = KINDS if asked.kinds is None else asked.kinds
+    return [kind for kind in kinds if config.verification == COUPLED or not known[kind].temperature]
 
 
 def _alone(llm: LLM, prompts: Sequence[Any], params: list[SamplingParams]) -> list[CompletionOutput]:

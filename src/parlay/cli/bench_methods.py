@@ -12,6 +12,7 @@ from parlay.cli.drafts import add_draft_flag, given_drafts
 from parlay.cli.flags import add_dequantize_flag
 from parlay.cli.report import Columns, count, progress, report
 from parlay.config.speculative import LENGTHS, TreeShape, parse_tree
+from parlay.config.verification import COUPLED, VERIFICATIONS
 
 _DEFAULT = MethodsOptions()
 
@@ -23,6 +24,7 @@ COLUMNS: Columns = {
     "temperature": ("temp", "{:g}"),
     "method": ("method", "{}"),
     "budget": ("nodes", "{:d}"),
+    "verification": ("verified", "{}"),
     "tokens_per_s": ("tok/s", "{:,.0f}"),
     "speed_up": ("ratio", "{:.2f}"),
     "interval": ("95 %", "{0[0]:.2f}-{0[1]:.2f}"),
@@ -43,6 +45,13 @@ def add_parser(kinds: Any) -> None:
     add = parser.add_argument
     add("--model", default=_DEFAULT.model, help="the target: a directory, a GGUF file, a name (default: %(default)s)")
     add("--num-speculative-tokens", type=count, help="nodes a draft (default: each method's own)")
+    add(
+        "--verifications",
+        nargs="+",
+        choices=VERIFICATIONS,
+        default=[COUPLED],
+        help="methods with weights take part once with each (default: coupled); only coupled keeps a seed's tokens",
+    )
     add_case_flags(parser)
     parser.set_defaults(run=_run)
 
@@ -165,11 +174,16 @@ def show(
         draw(options.plot, rows)
     columns = {key: column for key, column in COLUMNS.items() if key not in without}
     report([dict(row) for row in rows], columns)
-    return 0 if all(row["same_tokens"] for row in rows) else 1
+    return 1 if any(row["same_tokens"] is False for row in rows) else 0
 
 
 def _run(options: argparse.Namespace) -> int:
-    asked = case_options(options, model=options.model, num_speculative_tokens=options.num_speculative_tokens)
+    asked = case_options(
+        options,
+        model=options.model,
+        num_speculative_tokens=options.num_speculative_tokens,
+        verifications=tuple(options.verifications),
+    )
 
     def measure(tick: Callable[[str], None]) -> list[dict[str, Any]]:
         from parlay.bench import methods
@@ -181,4 +195,5 @@ def _run(options: argparse.Namespace) -> int:
 
         draw_heatmap(path, f"parlay bench methods, {Path(options.model).name}", rows)
 
-    return show(options, measure, draw, without=("model", "budget"))
+    usual = asked.verifications == (COUPLED,)
+    return show(options, measure, draw, without=("model", "budget", *(("verification",) if usual else ())))

@@ -69,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.cli.report import paper
     from parlay.config import SpeculativeConfig
     from parlay.config.speculative import PLAIN, plain
+    from parlay.config.verification import COUPLED, LOSSY
     from parlay.engine.numerics import inspect
     from parlay.errors import ConfigError
     from parlay.proposers.select import settle_methods
@@ -116,11 +117,13 @@ def run(options: argparse.Namespace) -> int:
                 break
     _print_rows(console, rows)
     holds = all(c["same"] for c in checks) and all(r.get("same", True) for r in rows)
-    console.print(
-        "[green]promise 1 holds here: the same tokens, bit for bit[/]"
-        if holds
-        else "[bold red]promise 1 does NOT hold here to the bit[/]"
-    )
+    kind = COUPLED if speculative is None else config.verification
+    if kind == COUPLED:
+        good, bad = "promise 1 holds here: the same tokens, bit for bit", "promise 1 does NOT hold here to the bit"
+    else:
+        good = f"verification={kind!r}: greedy tokens are the same, bit for bit; sampled ones have the target's law"
+        bad = f"verification={kind!r}: " + ("lossy, as it must be" if kind in LOSSY else "NOT what it promises")
+    console.print(f"[green]{good}[/]" if holds else f"[bold red]{bad}[/]")
     if options.junit is not None:
         write_junit(options.junit, checks, rows)
     if options.json:
