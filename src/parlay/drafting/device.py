@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from parlay.drafting.controller import Controller
 from parlay.drafting.hosts import Faults, Method, check_draft
-from parlay.drafting.offers import NOTHING, Offer
+from parlay.drafting.offers import HOLD, NOTHING, Offer
 from parlay.drafting.state import Drafted
 from parlay.proposers.base import DeviceProposer
 from parlay.types.draft import NO_DRAFT, Draft
@@ -140,8 +140,8 @@ class Device:
         follow = self._follows and (limit if self._pairs and not self._control else budget) > 0
         # States are only to be had now, so they are held while there is no draft.
         hold = self._pairs and not follow and limit > 0 and self._holds(request, end - request.computed)
-        if not (draft.tokens or budget or follow or hold):
-            return NOTHING
+        if not (draft.tokens or budget or follow):
+            return HOLD if hold else NOTHING
         if end < len(request.tokens) or limit < 1:
             # Of a pair's token the slot is written too.
             return Offer(NO_DRAFT, budget, follow, hold, int(self._pairs and follow))

@@ -191,12 +191,14 @@ class Drafting:
             for place, request in enumerate(requests):
                 room -= self._take_all(request, room // (len(requests) - place))
             return
-        self._fair = control.fair(waiting=waiting)
-        if self._idle(requests, control.plain):
+        thinks = device is not None and bool(requests) and device.thinks(self._steps)
+        idle = self._idle(requests, control.plain)
+        if idle and not thinks:
             return
         asking = control.asks(emitting, rows, keys)
-        self._branches = self._tree and control.branches
-        self._gather(requests, room, asking, control.price)
+        if not idle:
+            self._fair, self._branches = control.fair(waiting=waiting), self._tree and control.branches
+            self._gather(requests, room, asking, control.price)
         some = [request.drafting for request in requests if request.drafting.best is not None]
         if some:
             best = [state.best for state in some if state.best is not None]
@@ -207,7 +209,7 @@ class Drafting:
             guessed = sum(state.best.guessed(state.taken) for state in some if state.best is not None)
             self._account.gain(-control.extra(rows, guessed))
             self._plain, self._drafts, self._looks = control.plain, any(chosen), control.looks
-        if device is not None and requests and device.thinks(self._steps):
+        if device is not None and thinks:
             device.choose(requests, [self.limit(request) for request in requests], emitting, keys)
 
     def _take_all(self, request: Drafted, room: int) -> int:
@@ -225,12 +227,10 @@ class Drafting:
         return len(state.chosen)
 
     def _idle(self, requests: Sequence[Drafted], plain: float) -> bool:
-        """Whether a step of so many seconds needs no drafting at all, as most do where guesses do not pay."""
-        account, device, step = self._account, self._device, self._steps
+        """Whether a step of so many seconds has nothing to draft from, as most where guesses do not pay."""
+        account, step = self._account, self._steps
         if self._hosts:
             account.save(plain, len(requests))
-        if device is not None and device.thinks(step):
-            return False
         poor = not (account.pays or account.affords)
         for request in requests:
             state = request.drafting

@@ -30,3 +30,4 @@ class Offer:
 
 
 NOTHING = Offer()  # plain decoding; a proposer's gap grows
+HOLD = Offer(hold=True)  # the same, but that states are kept

@@ -184,7 +184,7 @@ class Scheduler:
             offer = self.drafting.draft(request, end, left, next_share)
             if offer.slots and not request.table.grow(min(end + offer.slots, request.longest)):
                 offer = NOTHING
-            if offer is not NOTHING and request in sharing:
+            if (offer.draft.tokens or offer.states) and request in sharing:
                 left -= len(offer.draft)
                 # One request after another catches up: by a row a step none would, as the target goes on too.
                 missing, room = max(offer.states - again, 0), min(left, catching)

@@ -207,11 +207,17 @@ class PairedProposer(Head):
         """Hold rows of a step's states for some requests, which share a copy until there are many of them."""
         if not holding:
             return
-        count = sum(len(rows) for _, rows in holding)
+        # Plain loops, for this runs in every step in which nothing is drafted.
+        count, gapless = 0, True
+        for _, rows in holding:
+            count += len(rows)
+            gapless = gapless and rows[-1] - rows[0] < len(rows)
         # One copy of all rows is quickest, and is made if most of them are to be held.
-        whole = 2 * count >= len(sources[0]) and all(rows[-1] - rows[0] < len(rows) for _, rows in holding)
-        index = None if whole else torch.tensor([row for _, rows in holding for row in rows])
-        states = torch.stack([source if index is None else source[index] for source in sources])
+        whole = gapless and 2 * count >= sources[0].shape[0]
+        if not whole:
+            index = torch.tensor([row for _, rows in holding for row in rows])
+            sources = [source[index] for source in sources]
+        states = torch.stack(tuple(sources))
         end = 0
         for request_id, rows in holding:
             first = rows[0] if whole else end
@@ -310,10 +316,12 @@ def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple
 
     Rows that run once more come first. If some of those are still missing, the span's own are of no use yet.
     """
-    row, again = 0, sum(len(span.tokens) + len(span.draft) for span in spans)
+    row = again = 0
+    for span in spans:
+        again += len(span.tokens) + len(span.draft.tokens)
     for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
         first, node = row, row + len(span.tokens)
-        row, ask = node + len(span.draft), span.catch_up
+        row, ask = node + len(span.draft.tokens), span.catch_up
         rows: Sequence[int] = range(again, again + len(ask.again))
         again += len(rows)
         if not (ask.follow or ask.hold) or (span.sample and draft_room(span, verdict) < 1):

@@ -34,7 +34,7 @@ class ProposerState:
     @property
     def next_state(self) -> int:
         """Position of the first state that the proposer has not seen."""
-        return self.next_pair - 1 + self.held
+        return max(self.computed, 1) - 1 + self.held
 
     @property
     def next_pair(self) -> int:
