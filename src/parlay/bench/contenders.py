@@ -105,7 +105,7 @@ def budgeted(
 
 
 def verified(chosen: Mapping[str, SpeculativeConfig], verifications: Sequence[str]) -> dict[str, SpeculativeConfig]:
-    """Return contenders with each kind of verification by a label of both; those without weights are left as they are.
+    """Return contenders with each kind of verification by a label of both; those without weights stay.
 
     Args:
         chosen: what `contenders` found.
