@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from parlay import env
 from parlay.config import ServerConfig
+from parlay.config.verification import LOSSY, VERIFICATIONS
 from parlay.models.download import size_text
 from parlay.server.reasoning import marks_of
 from parlay.server.tool_formats import FORMATS, format_of
@@ -33,7 +34,7 @@ def facts(engine: "EngineClient", config: ServerConfig, url: str) -> dict[str, s
         "context": f"{engine.max_model_len:,} tokens",
         "cache": f"up to {size_text(memory.cache)} for {memory.tokens:,} tokens, taken as it fills; "
         "--kv-cache-memory changes it",
-        "speculation": " + ".join(said.methods[1:]) or "none",
+        "speculation": (" + ".join(said.methods[1:]) or "none") + _verified(engine.numerics_id),
         "threads": str(env.threads()),
         "sampling": ", ".join(f"{name} {value:g}" for name, value in engine.sampling_defaults.items())
         + " unless a request says otherwise (--generation-config)"
@@ -45,6 +46,15 @@ def facts(engine: "EngineClient", config: ServerConfig, url: str) -> dict[str, s
         "numerics": engine.numerics_id,
         "page": url,
     }
+
+
+def _verified(numerics_id: str) -> str:
+    """Return how drafts are verified, where it is not the usual way."""
+    kind = numerics_id.rsplit("/", 1)[-1].removesuffix("-lossy")
+    if kind not in VERIFICATIONS:
+        return ""
+    promise = "lossy" if kind in LOSSY else "the target's law, not a seed's tokens"
+    return f", verified by {kind!r}: {promise}"
 
 
 def loading(model: str) -> str:
