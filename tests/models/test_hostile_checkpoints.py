@@ -1,4 +1,4 @@
-"""Checkpoints with one wrong file each, tried in processes of their own: a model, or an error of ours, and no harm."""
+"""Checkpoints with one wrong file each, tried in processes of their own: a model or an error of ours, and no harm."""
 
 import json
 import os
