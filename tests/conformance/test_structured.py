@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import llguidance
 import pytest
 from asking import Ask, accepted, assert_same, assert_whole, run
 from jsonschema import validate
@@ -223,3 +224,44 @@ def test_a_form_that_cannot_be_kept_costs_nobody_else(engines: Engines) -> None:
     assert outputs[2].outputs[0].text == "ab"
     with pytest.raises(RequestError, match="uniqueItems"):
         llm.generate(PROMPT, bad)
+
+
+NEAR_LIMITS: list[dict[str, Any]] = [
+    {"step_lexer_fuel": 100},
+    {"step_lexer_fuel": 300},
+    {"step_lexer_fuel": 1000},
+    {"step_max_items": 30},
+    {"max_lexer_states": 80},
+]
+
+
+@pytest.mark.parametrize("limits", NEAR_LIMITS, ids=str)
+def test_requests_at_the_grammars_limits_fail_alike(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any]
+) -> None:
+    """Copies of a matcher share their lexer: guesses, and other answers, once decided which request runs into limits.
+
+    So one failed with speculation and not without, or at another token, and all after it failed at once.
+    """
+    real = llguidance.LLParserLimits
+    monkeypatch.setattr(llguidance, "LLParserLimits", lambda **others: real(**{**others, **limits}))
+    asked: list[dict[str, Any]] = [*forms(), {"regex": "(a|b)*a(a|b){12}"}, {"regex": r"[a-z]{1,9}\(\):"}]
+    found: dict[tuple[str, bool], list[tuple[Any, str]]] = {}
+    for method in METHODS:
+        llm = engines(str(method), seed=1)
+        for again in (False, True):  # the second time among what was compiled before
+            if not again:
+                llm.engine._grammars._compiled.clear()
+            asks = asks_of(llm, asked, temperature=0.9, logprobs=None)
+            prompts, params = [{"prompt_token_ids": a.prompt} for a in asks], [a.params for a in asks]
+            if again:
+                prompts, params = prompts[::-1], params[::-1]
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            answers = [(o.outputs and o.outputs[0].token_ids, str(o.error)) for o in outputs]
+            found[str(method), again] = answers[::-1] if again else answers
+        llm.engine._grammars._compiled.clear()
+    expected = found["none", False]
+    assert any("None" not in error for _, error in expected)
+    assert any("None" in error for _, error in expected)
+    for key, answers in found.items():
+        assert answers == expected, key

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -389,3 +390,17 @@ def test_a_long_forced_text_is_asked_for_once(grammars: Grammars) -> None:
         assert len(run) == 64
         path += run[:10]
     assert asked == 1
+
+
+def test_no_thread_to_compile_in(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine out of threads once gave a bare RuntimeError, and nothing could be compiled after it."""
+
+    def refuse(thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    form = StructuredOutputsParams(regex="no thread [a-z]")
+    with monkeypatch.context() as patch:
+        patch.setattr(Thread, "start", refuse)
+        with pytest.raises(RequestError, match="the system gives no further thread; try again later"):
+            grammars.start(form)
+    assert grammars.start(form).permits([], next(iter(allowed(grammars.start(form), [], []))))

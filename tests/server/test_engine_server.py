@@ -178,8 +178,8 @@ def test_a_grammar_is_compiled_beside_the_steps(front: Front, monkeypatch: pytes
 def test_what_one_tenant_has_compiled_is_not_at_hand_for_another(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled, compile_one = [], grammar._compile
-    monkeypatch.setattr(grammar, "_compile", lambda *args: compiled.append(args) or compile_one(*args))
+    compiled, compile_one = [], grammar.Compiled
+    monkeypatch.setattr(grammar, "Compiled", lambda *args: compiled.append(args) or compile_one(*args))
     params = plain_params(SamplingParams(structured_outputs={"regex": "[a-f]{7}"}, n=2))
     for key, tenant in enumerate(("one", "one", "other")):
         front.send(Add(key, PROMPT, params, tenant=tenant))

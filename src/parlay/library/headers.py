@@ -87,7 +87,7 @@ def _read_safetensors(file: Path) -> dict[str, Held]:
             tensors[name] = Held(kind=kind, shape=shape, size=stop - begin)
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         raise ModelError(f"{file} is damaged: its header is no description of tensors") from None
     if 8 + length + end != file.stat().st_size:
         raise ModelError(f"{file} is damaged: it has not the bytes that its header says")

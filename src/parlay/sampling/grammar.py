@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # most engines never need it
     from llguidance import LLMatcher, LLTokenizer
 
 _KEPT = 64  # compiled grammars
+_SPARE = 4  # matchers of each that wait for an answer
 _MOST_FORCED = 64  # tokens guessed at once because nothing else is permitted
 _STACK = 1 << 29  # bytes of address space: the compiler recurses along rules and references
 _COMPILING = Contained("its library panics")
@@ -45,7 +46,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._ends = tuple(sorted(ends))
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[tuple[str, StructuredOutputsParams], LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, StructuredOutputsParams], Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
     def start(self, asked: StructuredOutputsParams, tenant: str = "") -> "Constraint":
@@ -60,22 +61,24 @@ class Grammars:
         """
         return Constraint(self.compile(asked, tenant), self._ends)
 
-    def compile(self, asked: StructuredOutputsParams, tenant: str = "") -> "LLMatcher":
-        """Return a matcher that stands at the beginning of an answer, to be copied; any thread may ask. See `start`.
+    def compile(self, asked: StructuredOutputsParams, tenant: str = "") -> "Compiled":
+        """Return a form whose next answer can begin at once; any thread may ask. See `start`.
 
         Raises:
             RequestError: as `start`.
         """
         with self._lock:
-            if (tenant, asked) in self._compiled:
+            compiled = self._compiled.get((tenant, asked))
+            if compiled is not None:
                 self._compiled.move_to_end((tenant, asked))
-                return self._compiled[tenant, asked]
-        matcher = _compile(self._tokens(), asked)
-        with self._lock:
-            self._compiled[tenant, asked] = matcher
-            if len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        return matcher
+        if compiled is None:
+            compiled = Compiled(self._tokens(), asked)
+            with self._lock:
+                self._compiled[tenant, asked] = compiled
+                if len(self._compiled) > _KEPT:
+                    self._compiled.popitem(last=False)
+        compiled.stock()
+        return compiled
 
     def _tokens(self) -> "LLTokenizer":
         if not self._ends:
@@ -93,6 +96,81 @@ class Grammars:
         return self._tokenizer
 
 
+class Compiled:
+    """A form in the library's notation, and matchers that stand at the beginning of an answer.
+
+    Copies of a matcher share its lexer: what one looks into costs the others no more steps, and where one runs into a
+    limit all of them fail. So a matcher that decides what is emitted is made anew, and a request fails or not by
+    itself alone; those of guesses are copies, which at worst guess nothing.
+    """
+
+    def __init__(self, tokenizer: "LLTokenizer", asked: StructuredOutputsParams) -> None:
+        """Compile and check.
+
+        Raises:
+            RequestError: the form is malformed, holds what is not served, is out of bounds, or no text has it.
+        """
+        self._tokenizer, self._what = tokenizer, asked.form
+        self._text = ""
+        self._spare: list[LLMatcher] = []
+        self._root: LLMatcher | None = self._made(asked)
+
+    def stock(self) -> None:
+        """Make what `fresh` and `guesses` return next, so that they need not."""
+        if self._root is None:
+            self._root = self._made()
+        if len(self._spare) < _SPARE:
+            self._spare.append(self._made())
+
+    def fresh(self) -> "LLMatcher":
+        """Return a matcher that shares nothing with any other."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return self._made()
+
+    def guesses(self) -> "LLMatcher | None":
+        """Return a matcher that is shared with other guesses; None while there is none."""
+        root = self._root
+        return None if root is None else root.deep_copy()
+
+    def spent(self) -> None:
+        """Have guesses of later answers begin with another lexer, since this one is at its limits."""
+        self._root = None
+
+    def _made(self, asked: StructuredOutputsParams | None = None) -> "LLMatcher":
+        """Return a new matcher; the first one makes the notation, and is checked."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        found: list[Any] = []  # the matcher, and what is wrong with it
+        # Steps of the lexer (about 14 a microsecond) and items of the parser, to begin with and for each token.
+        limits = LLParserLimits(
+            initial_lexer_fuel=1_000_000,
+            step_lexer_fuel=500_000,
+            step_max_items=50_000,
+            max_items_in_row=4_000,
+            max_grammar_size=100_000,
+            verbose_errors=False,
+        )
+
+        def work() -> None:
+            try:
+                with _COMPILING:
+                    if asked is not None:
+                        self._text = _grammar(asked)
+                    matcher = LLMatcher(self._tokenizer, self._text, log_level=0, limits=limits)
+                    found.append(matcher)
+                    found.append(matcher.get_error() or (_dead_end(matcher.deep_copy()) if asked is not None else ""))
+            except Exception as error:  # the notation's reader raises bare ones
+                found[:] = [None, str(error)]
+
+        _on_a_deep_stack(work)
+        if trouble := found[1]:
+            raise RequestError(f"structured_outputs cannot serve this {self._what}: {_one_line(trouble)}")
+        matcher: LLMatcher = found[0]
+        return matcher
+
+
 class Constraint(Processor):
     """One completion's place in its grammar.
 
@@ -102,16 +180,16 @@ class Constraint(Processor):
 
     pure: ClassVar[bool] = True
 
-    def __init__(self, matcher: "LLMatcher", ends: Sequence[int]) -> None:
+    def __init__(self, compiled: Compiled, ends: Sequence[int]) -> None:
         """Begin an answer.
 
         Args:
-            matcher: one that stands at the beginning; it is copied.
+            compiled: its form.
             ends: end-of-sequence tokens.
         """
         self._ends = tuple(ends)
-        self._emitting = _Track(matcher)
-        self._guessing = _Track(matcher)
+        self._emitting = _Track(compiled.fresh)
+        self._guessing = _Track(compiled.guesses, compiled.spent)
 
     def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         """Leave the permitted tokens.
@@ -169,9 +247,10 @@ class Constraint(Processor):
 class _Track:
     """A matcher and the tokens that it was taken along."""
 
-    def __init__(self, start: "LLMatcher") -> None:
-        self._start = start
-        self.matcher: Any = start.deep_copy()
+    def __init__(self, begin: "Callable[[], LLMatcher | None]", spent: Callable[[], None] | None = None) -> None:
+        """Begin with the matcher that `begin` gives; `spent` is told when it cannot go on, and ends all of it."""
+        self._begin, self._spent = begin, spent
+        self.matcher: Any = begin()
         self._taken: list[int] = []
         self._ahead: list[int] = []  # tokens from the beginning to where something is left to choose
 
@@ -179,8 +258,12 @@ class _Track:
         """Go to the place after `tokens`; False, somewhere before, if the grammar does not permit them."""
         tokens = list(tokens)
         taken = self._taken
-        if self.matcher.is_error():
-            self.matcher, taken = self._start.deep_copy(), []
+        if self.matcher is not None and self.matcher.is_error():
+            if self._spent is not None:
+                self._spent()
+            self.matcher, taken = self._begin() if self._spent is None else None, []
+        if self.matcher is None:
+            return False
         common = len(taken)
         if tokens[:common] != taken:
             common = next(i for i, t in enumerate(taken) if i == len(tokens) or tokens[i] != t)
@@ -216,41 +299,6 @@ class _Track:
     @property
     def trouble(self) -> str:
         return _one_line(self.matcher.get_error()) or "a token was emitted that the form does not permit"
-
-
-def _compile(tokenizer: "LLTokenizer", asked: StructuredOutputsParams) -> "LLMatcher":
-    """Return a matcher at the beginning of the asked form.
-
-    Raises:
-        RequestError: it is malformed, holds what is not served, is out of bounds, or no text has it.
-    """
-    from llguidance import LLMatcher, LLParserLimits
-
-    found: list[Any] = []  # the matcher, and what is wrong with it
-    # Steps of the lexer (about 14 a microsecond) and items of the parser, to begin with and for each token.
-    limits = LLParserLimits(
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=500_000,
-        step_max_items=50_000,
-        max_items_in_row=4_000,
-        max_grammar_size=100_000,
-        verbose_errors=False,
-    )
-
-    def work() -> None:
-        try:
-            with _COMPILING:
-                matcher = LLMatcher(tokenizer, _grammar(asked), log_level=0, limits=limits)
-                found.append(matcher)
-                found.append(matcher.get_error() or _dead_end(matcher.deep_copy()))
-        except Exception as error:  # the notation's reader raises bare ones
-            found[:] = [None, str(error)]
-
-    _on_a_deep_stack(work)
-    matcher: LLMatcher = found[0]
-    if trouble := found[1]:
-        raise RequestError(f"structured_outputs cannot serve this {asked.form}: {_one_line(trouble)}")
-    return matcher
 
 
 def _grammar(asked: StructuredOutputsParams) -> str:
