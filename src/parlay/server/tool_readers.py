@@ -87,7 +87,8 @@ class ForcedReader(FreeReader):
         if self.called:
             return [piece for piece in pieces if isinstance(piece, dict)]
         if finished and len(self.tools.parameters) == 1:
-            return [self._call(*self.tools.parameters, "")]
+            (name,) = self.tools.parameters
+            return [self._call(name, "")]
         return pieces
 
 
