@@ -209,6 +209,7 @@ def test_the_command(
         (["--draft", "ngram=/no/such/head"], "unknown ngram option 'model'"),
         (["--draft", "medusa=a", "--draft", "medusa=b"], "names a method twice"),
         (["--prompts", "/no/such/file.jsonl"], "cannot be read"),
+        (["--dataset", "/no/such/file.jsonl"], "cannot be read"),
         (["--prefixes", "4", "--batch-sizes", "8"], "agent has 4 prompts, too few for a batch of 8"),
     ],
     ids=str,

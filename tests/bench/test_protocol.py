@@ -1,6 +1,7 @@
 """The evaluation protocol's data and arithmetic; the benchmarks themselves on a handful of prefixes."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,14 @@ def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "same tokens" in out
     assert out.count("yes") == len(embedded_configs()) + 1  # and auto
+
+
+def test_transformers_on_prompts_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"prompt": "def first(a, b):"}\n{"prompt": "class Second:\\n    pass\\n\\nsecond ="}\n')
+    arguments = ["bench", "transformers", "--dataset", str(file), "--batch-sizes"]
+    assert main([*arguments, "2"]) == 0
+    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert (row["batch"], row["prompt"]) == (2, 6)
+    assert main([*arguments, "4"]) == 2
+    assert "own.jsonl has 2 prompts, too few for a batch of 4" in capsys.readouterr().err

@@ -195,3 +195,10 @@ def test_what_is_no_conversation(make_llm: MakeLLM, messages: Any) -> None:
 
     with pytest.raises(RequestError, match="a conversation is a list of messages, not"):
         ask()
+
+
+@pytest.mark.parametrize("calls", ["x", 3, {"name": "f"}, ["f"], [None]], ids=str)
+def test_calls_that_are_none(calls: Any) -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    with pytest.raises(RequestError, match="tool_calls is a list of"):
+        render("{{ messages }}", [message], {}, ChatOptions())

@@ -30,6 +30,12 @@ def test_all_of_it_stands_in_the_prompt() -> None:
     assert "<user><tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>\n" in text
 
 
+def test_a_call_as_templates_documents_write_it_is_told_too() -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {"a": 1}}]}
+    text = render(PLAIN, [*conversation()[:1], call], {}, ChatOptions(tools=[TOOL]))
+    assert '<assistant><tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n' in text
+
+
 def test_words_of_a_system_come_first() -> None:
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "go"}]
     text = render(PLAIN, messages, {}, ChatOptions(tools=[TOOL]))

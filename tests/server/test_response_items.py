@@ -126,6 +126,7 @@ def test_fields_as_chat_completions_have_them() -> None:
         ({"text": {"format": {"type": "xml"}}}, "text", "'json_object'"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "'schema': {...}"),
         ({"text": {"formt": {}}}, "text", "did you mean 'format'"),
+        ({"reasoning": {"efort": "low"}}, "reasoning", "did you mean 'effort'"),
         ({"input": []}, "input", "input is empty"),
         ({"input": ""}, "input", "input is empty"),
         ({"input": 3}, "input", "input"),

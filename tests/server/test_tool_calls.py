@@ -280,6 +280,20 @@ def test_a_forced_call_that_is_cut_off_has_its_arguments_so_far(end: int) -> Non
     assert feed(forced(), [answer]) == ("", [("f", answer.removeprefix('[{"name":"f","arguments":'))])
 
 
+def test_a_forced_call_that_is_cut_off_before_its_name_is_one_if_there_is_one_function() -> None:
+    answer = '[{"name":"f","arguments":'
+    for end in range(len(answer)):
+        one = reader_of(Tools({"f": {}}, "required"), FORMATS["mistral"])
+        assert one is not None
+        assert feed(one, [answer[:end]]) == ("", [("f", "")])
+
+
+def test_what_stands_around_forced_calls_is_no_text() -> None:
+    first, answer = '[{"name":"f","arguments":{"a":"1"}}', '[{"name":"f","arguments":{"a":"1"}}, {"name":"g","arg'
+    for end in range(len(first), len(answer) + 1):
+        assert feed(forced(), [answer[:end]]) == ("", [("f", '{"a":"1"}')])
+
+
 def test_arguments_of_the_named_function_come_as_they_grow() -> None:
     named = NamedReader(Tools({"f": {}}, "named", "f"))
     assert read(named, ['{"a"', ": 1", "}"]) == ("", [("f", {"a": 1})])

@@ -1,6 +1,7 @@
 """Plain parlay against transformers' `generate`, interleaved."""
 
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 
 from parlay import env
+from parlay.bench.prompts import read_prompts
 from parlay.bench.protocol import TOKENS, load_prefixes
 from parlay.errors import ConfigError
 from parlay.llm import LLM
@@ -18,7 +20,13 @@ _PROMPTS = 5  # long ones that count
 
 
 def measure(
-    model: str, batch_sizes: tuple[int, ...], prefixes: int, prompt_length: int | None, tick: Callable[[str], None]
+    model: str,
+    batch_sizes: tuple[int, ...],
+    prefixes: int,
+    prompt_length: int | None,
+    tick: Callable[[str], None],
+    *,
+    dataset: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Return one row a batch size: greedy, bfloat16, 32 tokens after each 128-token prefix, prompts included.
 
@@ -28,9 +36,11 @@ def measure(
         prefixes: how many prefixes to complete for each batch size.
         prompt_length: add a row for one prompt of this many tokens (prefixes one after another) and one new token.
         tick: called with a label before every round.
+        dataset: a file of prompts in place of the prefixes; all are cut to the length of the shortest.
 
     Raises:
-        ConfigError: transformers is not installed, or the model is too short for the prompt.
+        ConfigError: the dataset cannot be read or is too small, transformers is not installed, or the model is too
+            short for the prompt.
     """
     try:
         from transformers import AutoModelForCausalLM
@@ -42,10 +52,11 @@ def measure(
         raise ConfigError(
             f"a prompt of {prompt_length} tokens leaves no room within {llm.engine.max_model_len}; shorten it"
         )
+    asked = None if dataset is None else _cut(dataset, llm, prefixes, max(batch_sizes))
     # Its own default is evaluation mode already.
     peer = AutoModelForCausalLM.from_pretrained(find_model(model), dtype=torch.bfloat16)
     torch.set_num_threads(env.threads())
-    chosen = [p.tokens for p in load_prefixes(prefixes)]
+    chosen = [p.tokens for p in load_prefixes(prefixes)] if asked is None else asked
     rows = [
         _compare(llm, peer, [chosen[i : i + n] for i in range(0, len(chosen), n)], TOKENS, tick) for n in batch_sizes
     ]
@@ -55,6 +66,15 @@ def measure(
         prompts = [[tuple((endless * _PROMPTS)[i : i + prompt_length])] for i in starts]
         rows.append(_compare(llm, peer, prompts, 1, tick))
     return rows
+
+
+def _cut(dataset: Path, llm: LLM, count: int, batch: int) -> list[tuple[int, ...]]:
+    """Return whole batches of prompts of one length, since transformers gets them without padding."""
+    prompts = read_prompts(dataset, llm.engine.codec, llm.engine.max_model_len - TOKENS, count)
+    if len(prompts) < batch:
+        raise ConfigError(f"{dataset} has {len(prompts)} prompts, too few for a batch of {batch}")
+    shortest = min(len(one.tokens) for one in prompts)
+    return [one.tokens[:shortest] for one in prompts[: len(prompts) // batch * batch]]
 
 
 def _compare(

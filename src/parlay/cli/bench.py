@@ -49,6 +49,12 @@ def add_parser(commands: Any) -> None:
     peer.add_argument("--model", default="tiny-code", help="name or directory (default: tiny-code), same vocabulary")
     peer.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
     peer.add_argument("--prefixes", type=_count, default=64, help="prefixes for each batch size (default: 64)")
+    peer.add_argument(
+        "--dataset",
+        type=Path,
+        metavar="FILE",
+        help="complete these prompts, JSON lines, all cut to the shortest's length",
+    )
     peer.add_argument("--prompt-length", type=_count, help="also compare one prompt of this many tokens")
     peer.set_defaults(run=_transformers)
     sampling = kinds.add_parser("sampling", help="choosing one token from a big vocabulary")
@@ -121,7 +127,14 @@ def _transformers(options: argparse.Namespace) -> int:
     from parlay.bench.peer import measure
 
     with _progress() as tick:
-        rows = measure(options.model, tuple(options.batch_sizes), options.prefixes, options.prompt_length, tick)
+        rows = measure(
+            options.model,
+            tuple(options.batch_sizes),
+            options.prefixes,
+            options.prompt_length,
+            tick,
+            dataset=options.dataset,
+        )
     _report(
         rows,
         {

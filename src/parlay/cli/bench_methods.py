@@ -69,6 +69,7 @@ def add_case_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--prompts",
+        "--dataset",
         type=Path,
         action="append",
         default=[],

@@ -45,7 +45,13 @@ def add_parser(kinds: Any) -> None:
         help="llama.cpp, openvino, transformers, vllm (default: all)",
     )
     add(
-        "--prompts", type=Path, action="append", default=[], metavar="FILE", help="JSON lines to complete; repeatable"
+        "--prompts",
+        "--dataset",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="JSON lines to complete; repeatable",
     )
     add_draft_flag(parser)
     add("--rows", type=count, nargs="+", default=[1, 4, 8], help="of steps (default: 1 4 8)")

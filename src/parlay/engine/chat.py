@@ -140,7 +140,12 @@ def _message(message: object) -> dict[str, Any]:
     elif not isinstance(content, str | None):
         raise RequestError(f"messages: a content is text or a list of text parts, not {_kind(content)}")
     calls = message.get("tool_calls")
-    if isinstance(calls, list):  # templates want the arguments of earlier calls as values, not as JSON's text
+    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, Mapping) for call in calls)):
+        raise RequestError(
+            "messages: tool_calls is a list of {'type': 'function', 'function': {'name': ..., 'arguments': ...}}, "
+            f"not {_kind(calls)}"
+        )
+    if calls is not None:  # templates want the arguments of earlier calls as values, not as JSON's text
         return {**message, "content": content or "", "tool_calls": [_call(call) for call in calls]}
     return {**message, "content": content or ""}
 

@@ -58,7 +58,7 @@ def _plain(message: Message) -> Message:
         return message
     texts = [content] if content else []
     for call in calls:
-        function = call.get("function") if isinstance(call, Mapping) else None
+        function = call.get("function", call) if isinstance(call, Mapping) else None
         if isinstance(function, Mapping):
             made = {"name": function.get("name"), "arguments": function.get("arguments")}
             texts.append(f"<tool_call>\n{json.dumps(made, ensure_ascii=False)}\n</tool_call>")

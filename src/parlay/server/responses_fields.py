@@ -23,6 +23,7 @@ _REFUSED = {
     "context_management": "nothing is left out of a conversation; leave context_management out",
     "moderation": "nothing is moderated; leave moderation out",
 }
+_REASONING = ("effort", "summary", "generate_summary")
 _FORM = (
     "text is {'format': FORMAT}, FORMAT being {'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', "
 )
@@ -134,6 +135,9 @@ def _check(asked: ResponseFields) -> None:
     for name, message in wrong.items():
         if message is not None:
             raise ApiError(400, message, param=name)
+    for name in (asked.reasoning or {}).keys() - set(_REASONING):
+        if guess := nearest(name, _REASONING):
+            raise ApiError(400, f"unknown key {shown(name)} in reasoning{guess}", param="reasoning")
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(
             400, "stream_options is about streamed answers; leave it out or set stream to true",

@@ -74,8 +74,28 @@ class FreeReader(Reader):
         return pieces
 
 
+class ForcedReader(FreeReader):
+    """The answer is a list of calls and nothing else: what stands around them is no text for anybody to read."""
+
+    def __init__(self, tools: Tools) -> None:
+        """Begin with nothing shown."""
+        super().__init__(tools, FORCED)
+
+    def feed(self, text: str, finished: bool) -> list[Piece]:
+        """Give calls as they grow; one that is cut off before its name is told if there is one function to call."""
+        pieces = super().feed(text, finished)
+        if self.called:
+            return [piece for piece in pieces if isinstance(piece, dict)]
+        if finished and len(self.tools.parameters) == 1:
+            (name,) = self.tools.parameters
+            return [self._call(name, "")]
+        return pieces
+
+
 def reader_of(tools: Tools, form: ToolFormat) -> Reader | None:
     """Return what finds the calls in one answer; None if none can be there."""
     if tools.mode == "named":
         return NamedReader(tools)
-    return None if tools.mode == "none" else FreeReader(tools, form if tools.mode == "auto" else FORCED)
+    if tools.mode == "required":
+        return ForcedReader(tools)
+    return None if tools.mode == "none" else FreeReader(tools, form)
