@@ -100,6 +100,14 @@ def test_unknown_workloads_are_refused() -> None:
         list(record("tiny-code", ["edits"], [0.0], 1, 4, 2, lambda _: None))
 
 
+def test_own_prompts_are_recorded(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "def f("}\n{"prompt": "import os"}\n')
+    [trace] = record("tiny-code", [], [0.0], 2, tokens=4, length=2, tick=lambda _: None, datasets=[file])
+    assert trace.workload == "mine"
+    assert [len(request.output) for request in trace.requests] == [4, 4]
+
+
 # ---------------------------------------------------------------------------------------------------------- clock
 
 

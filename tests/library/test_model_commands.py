@@ -14,6 +14,8 @@ from gguf_files import write_gguf
 from stand_in_hub import StandInHub
 
 from parlay.cli.main import main
+from parlay.errors import ModelError
+from parlay.library.headers import read_tensors
 from parlay.library.pull import pull
 from parlay.models.find import ASSETS, find_model
 from parlay.models.hub import Hub
@@ -221,3 +223,11 @@ def test_none_of_them_needs_torch(hub: Hub, files: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("size", ["1e999", "-1e999", "NaN", "null", "{}"])
+def test_a_header_whose_sizes_are_none(size: str, tmp_path: Path) -> None:
+    header = f'{{"x": {{"dtype": "F32", "shape": [{size}], "data_offsets": [0, 4]}}}}'.encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ModelError, match="damaged"):
+        read_tensors(tmp_path)

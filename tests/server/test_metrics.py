@@ -291,3 +291,15 @@ def test_each_completion_has_its_own_time_between_tokens() -> None:
         ones = tuple(CompletionOutput(i, "", (1,) * n, ()) for i, n in enumerate(lengths))
         _measure(Watcher(), account, before, 0, RequestOutput(0, None, (1,), ones))  # type: ignore[arg-type]
     assert seen == ["first", "first", 2, "first", 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("numerics_id", "kind", "lossless"),
+    [("m/exact", "coupled", "true"), ("m/exact/block", "block", "true"), ("m/exact/typical-lossy", "typical", "false")],
+)
+def test_how_drafts_are_verified(numerics_id: str, kind: str, lossless: str) -> None:
+    metrics = PrometheusMetrics("tiny", "ngram", Snapshot, numerics_id=numerics_id)
+    (line,) = [one for one in metrics.expose()[0].decode().splitlines() if one.startswith("parlay:engine_info{")]
+    assert f'numerics_id="{numerics_id}"' in line
+    assert f'verification="{kind}"' in line
+    assert f'lossless="{lossless}"' in line

@@ -6,15 +6,20 @@ are what a draft of any smaller length begins with. That each proposer's run giv
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from parlay.bench.contenders import contenders
+from parlay.bench.prompts import name_of, read_prompts
 from parlay.bench.protocol import Prefix
 from parlay.bench.traces import Recorded, Trace
 from parlay.bench.workloads import WORKLOADS, workload
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.engine.engine import Engine
 from parlay.engine.step import Worker
+from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, ParlayError, nearest
+from parlay.models.find import find_model
+from parlay.models.select import describe_model
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.params import SamplingParams
 from parlay.types.plan import Plan, StepOutput
@@ -65,6 +70,7 @@ def record(
     tokens: int,
     length: int,
     tick: Callable[[str], None],
+    datasets: Sequence[Path] = (),
 ) -> Iterator[Trace]:
     """Yield one trace a workload and temperature.
 
@@ -76,17 +82,21 @@ def record(
         tokens: of each answer; end-of-sequence is ignored.
         length: most tokens of a chain.
         tick: called with a label before every run.
+        datasets: files of prompts to ask besides, see `parlay.bench.prompts`.
 
     Raises:
-        ConfigError: an unknown workload, or a proposer that drafts trees.
+        ConfigError: an unknown workload, a file without prompts that fit, or a proposer that drafts trees.
         ModelError: the target cannot be found or read.
         ParlayError: a proposer's run gave other tokens than plain decoding.
     """
     for name in workloads:
         if name not in WORKLOADS:
             raise ConfigError(f"there is no workload {name!r}{nearest(name, WORKLOADS)}")
-    asked = {name: workload(name, prompts) for name in workloads}
-    cases = [(name, temperature) for name in workloads for temperature in temperatures]
+    asked: dict[str, Sequence[Prefix]] = {name: workload(name, prompts) for name in workloads}
+    if datasets:
+        codec, room = TextCodec(find_model(model)), describe_model(model).max_position - tokens
+        asked |= {name_of(path): read_prompts(path, codec, room, prompts) for path in datasets}
+    cases = [(name, temperature) for name in asked for temperature in temperatures]
     answers: dict[tuple[str, float], list[Recorded]] = {}
     numerics = ""
     for method, config in contenders(model, length).items():

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from parlay import env
 from parlay.config import ServerConfig
-from parlay.config.verification import LOSSY, VERIFICATIONS
+from parlay.config.verification import COUPLED, LOSSY, verification_of
 from parlay.models.download import size_text
 from parlay.server.reasoning import marks_of
 from parlay.server.tool_formats import FORMATS, format_of
@@ -50,8 +50,8 @@ def facts(engine: "EngineClient", config: ServerConfig, url: str) -> dict[str, s
 
 def _verified(numerics_id: str) -> str:
     """Return how drafts are verified, where it is not the usual way."""
-    kind = numerics_id.rsplit("/", 1)[-1].removesuffix("-lossy")
-    if kind not in VERIFICATIONS:
+    kind = verification_of(numerics_id)
+    if kind == COUPLED:
         return ""
     promise = "lossy" if kind in LOSSY else "the target's law, not a seed's tokens"
     return f", verified by {kind!r}: {promise}"

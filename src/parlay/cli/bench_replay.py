@@ -20,6 +20,8 @@ _COLUMNS: Columns = {
     "drafted_share": ("drafted", "{:.0%}"),
 }
 
+_WORKLOADS = ("completion", "edit", "agent", "random")
+
 
 def add_parsers(kinds: Any) -> None:
     """Register both commands."""
@@ -33,8 +35,15 @@ def add_parsers(kinds: Any) -> None:
     recording.add_argument(
         "--workloads",
         nargs="+",
-        default=["completion", "edit", "agent", "random"],
-        help="what to ask (default: completion, edit, agent and random)",
+        help="what to ask (default: completion, edit, agent and random, none with --dataset)",
+    )
+    recording.add_argument(
+        "--dataset",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="ask these prompts: JSON lines with 'turns', 'messages' or 'prompt'; may be given several times",
     )
     recording.add_argument(
         "--temperatures", type=float, nargs="+", default=[0.0, 0.8], help="of sampling (default: 0 and 0.8)"
@@ -79,12 +88,13 @@ def _record(options: argparse.Namespace) -> int:
     with progress() as tick:
         for trace in record(
             options.model,
-            tuple(options.workloads),
+            tuple(options.workloads or (() if options.dataset else _WORKLOADS)),
             tuple(options.temperatures),
             options.prompts,
             options.tokens,
             options.num_speculative_tokens,
             tick,
+            options.dataset,
         ):
             path = options.output / f"{trace.workload}-{trace.temperature:g}.jsonl.gz"
             write(path, trace)

@@ -38,12 +38,13 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     make_params(options)  # whose mistakes are told before anything is loaded
+    notes = Console(stderr=True, highlight=False)
+    typed = options.prompt in (None, "-")
+    if typed and sys.stdin.isatty():
+        notes.print("reading the prompt from the keyboard; Ctrl-D after a line's end ends it", style="dim")
     llm = make_llm(options)
     params = make_params(options, **llm.sampling_defaults, max_tokens=_MAX_TOKENS)
-    notes = Console(stderr=True, highlight=False)
-    if options.prompt in (None, "-") and sys.stdin.isatty():
-        notes.print("reading the prompt from the keyboard; Ctrl-D after a line's end ends it", style="dim")
-    prompt: Prompt = _read_stdin() if options.prompt in (None, "-") else options.prompt
+    prompt: Prompt = _read_stdin() if typed else options.prompt
     if options.chat or (not options.raw and llm.engine.codec.prefers_chat):
         prompt = llm.chat_prompt([{"role": "user", "content": str(prompt)}])
     printer = Printer(llm, params)

@@ -104,7 +104,9 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
             keys=keys,
             gate=gate,
             methods=methods,
-            metrics=PrometheusMetrics(engine.model_name, method, engine.stats, lambda: engine.restarts),
+            metrics=PrometheusMetrics(
+                engine.model_name, method, engine.stats, lambda: engine.restarts, engine.numerics_id
+            ),
             page=(html, content_security_policy(html)),
             log=log,
         )

@@ -22,6 +22,12 @@ _WORDS: dict[str, dict[str, str]] = {
 }
 
 
+def verification_of(numerics_id: str) -> str:
+    """Return how an engine with this numerics id verifies drafts."""
+    kind = numerics_id.rsplit("/", 1)[-1].removesuffix("-lossy")
+    return kind if kind in VERIFICATIONS else COUPLED
+
+
 def in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a speculative config with `verification` for vLLM's words.
 

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from parlay.config.verification import LOSSY, verification_of
 from parlay.server.observed import Ended, EngineCounts
 from parlay.types.output import RequestMetrics
 
@@ -85,6 +86,7 @@ _GAUGES = {
     "vllm:kv_cache_usage_perc": "Share of the cache blocks that requests hold, 0 to 1.",
 }
 
+_INFO = "parlay:engine_info"
 _RESTARTS = "parlay:engine_restarts"
 _SUCCESS = "vllm:request_success"
 _HTTP = "parlay:http_requests"
@@ -102,6 +104,7 @@ class PrometheusMetrics:
         method: str,
         snapshot: Callable[[], EngineCounts],
         restarts: Callable[[], int] = lambda: 0,
+        numerics_id: str = "",
     ) -> None:
         """Start at zero.
 
@@ -110,7 +113,10 @@ class PrometheusMetrics:
             method: the proposer that is loaded; labels what is nobody's guess in particular.
             snapshot: gives the engine's newest counters.
             restarts: gives how often the engine was started anew.
+            numerics_id: of the engine.
         """
+        kind = verification_of(numerics_id)
+        self._info = (numerics_id, kind, str(kind not in LOSSY).lower())
         self._labels = (model_name, "0")
         self._method = method
         self._read = snapshot
@@ -183,6 +189,13 @@ class PrometheusMetrics:
             gauge = GaugeMetricFamily(name, text, labels=labels)
             gauge.add_metric(self._labels, value)
             yield gauge
+        info = GaugeMetricFamily(
+            _INFO,
+            "Always 1: the engine's numerics id, how drafts are verified, and whether that keeps the target's law.",
+            labels=(*labels, "numerics_id", "verification", "lossless"),
+        )
+        info.add_metric((*self._labels, *self._info), 1)
+        yield info
         counts = Counter(self._carried)
         counts.update(self._counts)
         for name, (text, further) in _COUNTERS.items():
@@ -211,7 +224,11 @@ class PrometheusMetrics:
 def names() -> set[str]:
     """Return the names of all series, as queries use them."""
     counters = {f"{name}_total" for name in (*_COUNTERS, _RESTARTS, _SUCCESS, _HTTP)}
-    return counters | set(_GAUGES) | {f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "sum", "count")}
+    return (
+        counters
+        | {*_GAUGES, _INFO}
+        | {f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "sum", "count")}
+    )
 
 
 class _Histogram:
