@@ -295,7 +295,7 @@ def test_each_completion_has_its_own_time_between_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("numerics_id", "kind", "lossless"),
-    [("m/exact", "coupled", "true"), ("m/exact/block", "block", "true"), ("m/exact/typical-lossy", "typical", "false")],
+    [("m", "coupled", "true"), ("m/exact/block", "block", "true"), ("m/exact/typical-lossy", "typical", "false")],
 )
 def test_how_drafts_are_verified(numerics_id: str, kind: str, lossless: str) -> None:
     metrics = PrometheusMetrics("tiny", "ngram", Snapshot, numerics_id=numerics_id)
