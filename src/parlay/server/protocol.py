@@ -25,7 +25,7 @@ _DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 # In the order of the fields of `TokenLogprobs` and of `RequestMetrics`.
 Scores = tuple[float, int, tuple[tuple[int, float], ...]]
 Metrics = tuple[
-    int, int, int, tuple[int, ...], int, int, int, int, float, float, float, float, tuple[tuple[str, int], ...]
+    int, int, int, tuple[int, ...], int, int, int, int, float, float, float, float, tuple[tuple[str, int], ...], str
 ]
 
 
