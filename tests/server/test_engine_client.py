@@ -274,7 +274,8 @@ def test_what_it_knows_and_counts(house: House) -> None:
     assert (
         sum(stats.undrafted.values()) - sum(before.undrafted.values()) == output.metrics.steps - output.metrics.drafts
     )
-    assert ngram.accepted - before.methods["ngram"].accepted == output.metrics.accepted
+    earlier = before.methods.get("ngram")  # unless this test is the first
+    assert ngram.accepted - (earlier.accepted if earlier else 0) == output.metrics.accepted
     assert ngram.drafted - before.methods["ngram"].drafted == output.metrics.drafted
     assert sum(ngram.accepted_per_position) == ngram.accepted
     assert min(stats.forward, stats.verify, stats.propose, stats.schedule) > 0
@@ -330,7 +331,7 @@ def test_closing_drains(house: House) -> None:
     async def main() -> None:
         short, endless = asyncio.create_task(last(client, PROMPT, ENDLESS)), client.generate(PROMPT, ENDLESS)
         await anext(endless)  # and nobody reads on
-        closing = asyncio.create_task(client.close(1.0))
+        closing = asyncio.create_task(client.close(30.0))  # a slow machine may need some of them
         await asyncio.sleep(0)
         assert client.state == "closed"
         with pytest.raises(ParlayError, match="the engine was closed"):
