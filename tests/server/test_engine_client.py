@@ -20,6 +20,7 @@ from asking import essence, random_seed
 from conftest import MakeLLM, Pair
 
 from parlay import ConfigError, EngineDeadError, ModelError, ParlayError, RequestError, RequestOutput, SamplingParams
+from parlay.engine.stats import MethodSnapshot
 from parlay.server.client import EngineClient
 
 PROMPT = list(range(40, 52)) * 2
@@ -263,7 +264,7 @@ def test_what_it_knows_and_counts(house: House) -> None:
     before = client.stats()
     output = house.run(last(client, PROMPT, ENDLESS))
     house.run(until(lambda: client.stats().finished["length"] > before.finished.get("length", 0)))
-    stats, ngram = client.stats(), client.stats().methods["ngram"]
+    stats = client.stats()
     assert client.state == "ready"
     assert client.max_model_len == 512
     assert client.facts.methods == ("none", "ngram")
@@ -274,9 +275,11 @@ def test_what_it_knows_and_counts(house: House) -> None:
     assert (
         sum(stats.undrafted.values()) - sum(before.undrafted.values()) == output.metrics.steps - output.metrics.drafts
     )
-    earlier = before.methods.get("ngram")  # unless this test is the first
-    assert ngram.accepted - (earlier.accepted if earlier else 0) == output.metrics.accepted
-    assert ngram.drafted - before.methods["ngram"].drafted == output.metrics.drafted
+    # A method whose guesses did not seem to pay may have no counters yet.
+    nothing = MethodSnapshot()
+    earlier, ngram = (of.methods.get("ngram", nothing) for of in (before, stats))
+    assert ngram.accepted - earlier.accepted == output.metrics.accepted
+    assert ngram.drafted - earlier.drafted == output.metrics.drafted
     assert sum(ngram.accepted_per_position) == ngram.accepted
     assert min(stats.forward, stats.verify, stats.propose, stats.schedule) > 0
     assert stats.blocks == 256
@@ -331,7 +334,7 @@ def test_closing_drains(house: House) -> None:
     async def main() -> None:
         short, endless = asyncio.create_task(last(client, PROMPT, ENDLESS)), client.generate(PROMPT, ENDLESS)
         await anext(endless)  # and nobody reads on
-        closing = asyncio.create_task(client.close(30.0))  # a slow machine may need some of them
+        closing = asyncio.create_task(client.close(5.0))  # a slow machine may need some of them
         await asyncio.sleep(0)
         assert client.state == "closed"
         with pytest.raises(ParlayError, match="the engine was closed"):
