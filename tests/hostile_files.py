@@ -214,6 +214,9 @@ def late(*_: object) -> None:
 def main(good: Path, work: Path, seed: int, first: int, end: int) -> None:
     for name in ("llama", "pickled", "model.gguf"):  # imports everything, which no alarm may break off
         assert not use(good / name, True), f"{name} is refused"
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    assert AutoConfig and AutoModelForCausalLM  # which are read when asked for
     signal.signal(signal.SIGALRM, late)
     for case in range(first, end):
         rng = Rng(f"{seed} {case}")
