@@ -4,6 +4,7 @@ Its arguments are the folder of good checkpoints, a folder to work in, the seed,
 last. It says on a line which case begins, then `ok`, `refused` or `WRONG` and why, and in the end its memory in KiB.
 """
 
+import importlib
 import json
 import pickle
 import random
@@ -214,9 +215,9 @@ def late(*_: object) -> None:
 def main(good: Path, work: Path, seed: int, first: int, end: int) -> None:
     for name in ("llama", "pickled", "model.gguf"):  # imports everything, which no alarm may break off
         assert not use(good / name, True), f"{name} is refused"
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    assert AutoConfig and AutoModelForCausalLM  # which are read when asked for
+    transformers = importlib.import_module("transformers")
+    for part in ("AutoConfig", "AutoModelForCausalLM"):  # which it imports when asked for
+        getattr(transformers, part)
     signal.signal(signal.SIGALRM, late)
     for case in range(first, end):
         rng = Rng(f"{seed} {case}")
