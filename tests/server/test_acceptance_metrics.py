@@ -37,6 +37,14 @@ def test_the_histogram_counts_steps(accepted: list[int], more: int) -> None:
         assert (found["mean_acceptance_length"], found["draft_acceptance_rate"]) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("mode", "lossless"), [("coupled", True), ("rejection", True), ("block", True), ("typical", False)]
+)
+def test_what_decided_is_said(mode: str, lossless: bool) -> None:
+    found = speculative_decoding(RequestMetrics(drafts=1, drafted=2, accepted_per_position=(), verification=mode))
+    assert (found["verification"], found["lossless"]) == (mode, lossless)
+
+
 def test_of_several_completions_there_is_none() -> None:
     one = CompletionOutput(0, "", (), (), metrics=RequestMetrics(drafts=1, drafted=2, accepted_per_position=()))
     alone = RequestOutput(0, None, (), (one,))

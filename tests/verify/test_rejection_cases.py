@@ -1,0 +1,207 @@
+"""The cases that vLLM publishes for its rejection sampler, as facts about the classical rules."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from verify.test_coupled import GOLDENS, span_of
+
+from parlay import SamplingParams
+from parlay.kernels.select import select_kernels
+from parlay.sampling.law import Law, Purpose, noise_key
+from parlay.types.draft import Draft
+from parlay.types.plan import Span, Verdict
+from parlay.verify.classical import block, rejection
+from parlay.verify.select import Rule, verify
+
+RULES = [rejection, block]
+VOCAB = 10
+
+
+def decide(rule: Rule, spans: Sequence[Span], logits: torch.Tensor) -> list[Verdict]:
+    return verify(rule, False, select_kernels(), spans, logits)
+
+
+def law(probs: Any) -> Law:
+    return Law(torch.as_tensor(np.asarray(probs, dtype=np.float64)).log().float())
+
+
+def sure(tokens: Sequence[int], vocab: int = 64) -> torch.Tensor:
+    """Return logits of a target that is all but certain of these tokens, one a row."""
+    return 100 * torch.nn.functional.one_hot(torch.tensor(tokens), vocab).float()
+
+
+def chain(tokens: Sequence[int], vocab: int = 64) -> Draft:
+    """Return guesses that were drawn from the flat law."""
+    return Draft.chain(tokens, "test", None, (law(np.full(vocab, 1 / vocab)),) * len(tokens))
+
+
+def warm(draft: Draft, seed: int = 0, **params: Any) -> Span:
+    return span_of((0,), draft, SamplingParams(**{"temperature": 1.0, **params}), seed)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("guesses", "target", "out"),
+    [
+        ([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4]),  # a perfect match, and one more
+        ([1, 2, 3], [1, 5, 3, 4], [1, 5]),  # an early mismatch
+        ([1, 2, 3], [7, 2, 3, 4], [7]),
+        ([1], [1, 6], [1, 6]),  # a single token
+        ([1], [2, 6], [2]),
+        ([], [5], [5]),  # no guess
+    ],
+)
+def test_a_target_that_is_certain(
+    rule: Rule, temperature: float, guesses: list[int], target: list[int], out: list[int]
+) -> None:
+    (verdict,) = decide(rule, [warm(chain(guesses), temperature=temperature)], sure(target))
+    assert list(verdict.tokens) == out
+    assert verdict.path == tuple(range(len(out) - 1))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("case", GOLDENS["greedy"], ids=lambda case: case["note"])
+def test_recorded_greedy_batches(rule: Rule, case: dict[str, Any]) -> None:
+    """Drawn guesses too: at temperature 0, and at temperature 1 where the target is certain, it is the same."""
+    for temperature in (0.0, 1.0):
+        spans, rows = [], []
+        for request in case["requests"]:
+            guesses = [token if token >= 0 else 63 for token in request["draft"]]  # a gap matches nothing
+            spans.append(warm(chain(guesses), temperature=temperature))
+            rows.append(sure([*request["target_argmax"], request["bonus"]]))
+        for request, verdict in zip(case["requests"], decide(rule, spans, torch.cat(rows)), strict=True):
+            assert list(verdict.tokens) == request["output"]
+            assert len(verdict.path) == request["num_accepted"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_batch_of_greedy_and_sampled_requests(rule: Rule) -> None:
+    """What each emits is what it emits alone."""
+    rng = np.random.default_rng(1)
+    spans, rows = [], []
+    for i in range(12):
+        guesses = rng.integers(0, VOCAB, size=i % 4).tolist()
+        spans.append(warm(chain(guesses, VOCAB), seed=i, temperature=float(i % 3) / 2))
+        rows.append(torch.from_numpy(rng.normal(size=(len(guesses) + 1, VOCAB)).astype(np.float32)))
+    together = decide(rule, spans, torch.cat(rows))
+    alone = [decide(rule, [span], own)[0] for span, own in zip(spans, rows, strict=True)]
+    assert together == alone
+    for span, own, verdict in zip(spans, rows, together, strict=True):
+        if span.params.temperature == 0:
+            assert list(verdict.tokens) == own.argmax(-1).tolist()[: len(verdict.tokens)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_seeds_are_each_requests_own(rule: Rule) -> None:
+    """A request's tokens follow from its seed, whoever else is there; without acceptance they are all sorts."""
+    logits = torch.from_numpy(np.random.default_rng(2).normal(size=(4, 100)).astype(np.float32))
+    draft = chain([3, 4, 5], 100)
+    one = decide(rule, [warm(draft, seed) for seed in (7, 8, 9)], logits.repeat(3, 1))
+    other = decide(rule, [warm(draft, seed) for seed in (9, 1, 7)], logits.repeat(3, 1))
+    assert (one[0], one[2]) == (other[2], other[0])
+    many = decide(rule, [warm(draft, seed) for seed in range(200)], logits.repeat(200, 1))
+    assert len({verdict.tokens for verdict in many}) > 25
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_flat_laws(rule: Rule) -> None:
+    """Where both laws are flat every guess stands, and what follows is flat."""
+    draws = 3000
+    guesses = np.random.default_rng(3).integers(0, VOCAB, size=(draws, 2)).tolist()
+    spans = [warm(chain(own, VOCAB), seed) for seed, own in enumerate(guesses)]
+    verdicts = decide(rule, spans, torch.zeros((3 * draws, VOCAB)))
+    assert [list(verdict.tokens[:2]) for verdict in verdicts] == guesses
+    last = Counter(verdict.tokens[2] for verdict in verdicts)
+    assert chisquare([last[token] for token in range(VOCAB)])[1] > 1e-3
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("params", [{"top_k": 3}, {"top_k": 1}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.8}], ids=str)
+def test_masks_are_respected(rule: Rule, params: dict[str, Any]) -> None:
+    """Nothing is emitted outside of a request's top-k and top-p, whatever was guessed, nor by its neighbours."""
+    row = torch.from_numpy(np.random.default_rng(4).normal(size=VOCAB).astype(np.float32))
+    order = row.argsort(descending=True).tolist()
+    mass = row.softmax(-1)[order][: params.get("top_k") or None]
+    within = (mass / mass.sum()).cumsum(-1) - mass / mass.sum() < params.get("top_p", 1.0)
+    allowed = {token for token, one in zip(order, within.tolist(), strict=False) if one}
+    seen: set[int] = set()
+    for seed in range(400):
+        draft = chain([order[seed % VOCAB], order[seed // VOCAB % VOCAB]], VOCAB)
+        spans = [warm(draft, seed, **params), warm(draft, seed)]
+        seen.update(decide(rule, spans, row.repeat(6, 1))[0].tokens)
+    assert seen == allowed
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("draws", [10_000, pytest.param(100_000, marks=pytest.mark.soak)])
+def test_what_is_recovered_converges_to_the_target(rule: Rule, draws: int) -> None:
+    """Over ten tokens the distance to the target's law falls with more samples; that to another law does not."""
+    rng = np.random.default_rng(5)
+    p, q, other = (rng.dirichlet(np.ones(VOCAB)) for _ in range(3))
+    own = law(q)
+    kernels = select_kernels()
+    seeds = torch.arange(draws)
+    guesses = torch.empty(draws, dtype=torch.int64)
+    keys = torch.full((draws,), noise_key(1, Purpose.DRAFT, 1))
+    kernels.draw(own.logs.repeat(draws, 1), torch.ones(draws), seeds, keys, guesses)
+    spans = [warm(Draft.chain([guess], "test", None, [own]), i) for i, guess in enumerate(guesses.tolist())]
+    verdicts = decide(rule, spans, torch.from_numpy(np.log(p).astype(np.float32)).repeat(2 * draws, 1))
+    tokens = [verdict.tokens[0] for verdict in verdicts]
+
+    def away(count: int, reference: Any) -> float:
+        seen = np.bincount(tokens[:count], minlength=VOCAB) / count
+        return float(np.linalg.norm(seen - reference))
+
+    few, many = away(100, p), away(draws, p)
+    assert many * 5 < few
+    assert away(100, other) / away(draws, other) < 1.5
+    assert chisquare(np.bincount(tokens, minlength=VOCAB), p * draws)[1] > 1e-3
+
+
+GENERAL = [case for case in GOLDENS["random"] if case["draft_kind"] == "general q"]
+BLOCKS = [case for case in GOLDENS["block_verification"] if "draft_probs_by_prefix" in case]
+
+
+@pytest.mark.parametrize("case", GENERAL, ids=lambda case: f"{case['vocab']}^{case['num_draft']}")
+def test_recorded_laws_of_drawn_drafts(case: dict[str, Any]) -> None:
+    check(rejection, case, case["num_draft"], case["output_sequence_probs"])
+
+
+@pytest.mark.parametrize("case", BLOCKS, ids=lambda case: case["note"][:40])
+@pytest.mark.parametrize(("rule", "name"), [(rejection, "token"), (block, "block")])
+def test_recorded_laws_of_blocks(rule: Rule, name: str, case: dict[str, Any]) -> None:
+    check(rule, case, case["gamma"], case[f"output_sequence_probs_{name}"])
+
+
+def check(rule: Rule, case: dict[str, Any], length: int, expected: dict[str, float], draws: int = 1200) -> None:
+    """Draw drafts and compare what one call emits with its recorded law, how much of a draft stands included."""
+
+    def key(tokens: Sequence[int]) -> str:
+        return ",".join(map(str, tokens))
+
+    p, q = case["target_probs_by_prefix"], case["draft_probs_by_prefix"]
+    rng, spans, rows = np.random.default_rng(6), [], []
+    for seed in range(draws):
+        guesses: list[int] = []
+        laws = []
+        for _ in range(length):
+            own = np.array(q[key(guesses)])
+            laws.append(law(own / own.sum()))
+            guesses.append(int(rng.choice(len(own), p=own / own.sum())))
+        spans.append(warm(Draft.chain(guesses, "test", None, laws), seed))
+        rows += [p[key(guesses[:i])] for i in range(length + 1)]
+    seen = Counter(key(verdict.tokens) for verdict in decide(rule, spans, torch.tensor(rows).log()))
+    assert {*seen} <= {one for one, chance in expected.items() if chance > 0}
+    cells = [one for one, chance in expected.items() if chance * draws >= 5]
+    counts, wanted = [seen[one] for one in cells], [expected[one] * draws for one in cells]
+    if (rest := draws - sum(wanted)) >= 1:
+        counts.append(draws - sum(counts))
+        wanted.append(rest)
+    scale = sum(counts) / sum(wanted)
+    assert chisquare(counts, [one * scale for one in wanted])[1] > 1e-3
