@@ -35,7 +35,7 @@ FLOAT = st.floats(allow_nan=False)
 IDS = st.lists(COUNT, max_size=8)
 SCORES = st.tuples(FLOAT, COUNT, st.lists(st.tuples(COUNT, FLOAT), max_size=3).map(tuple))
 WHY = st.lists(st.tuples(TEXT, COUNT), max_size=2).map(tuple)
-METRICS = st.tuples(*[COUNT] * 3, IDS.map(tuple), *[COUNT] * 4, *[FLOAT] * 4, WHY)
+METRICS = st.tuples(*[COUNT] * 3, IDS.map(tuple), *[COUNT] * 4, *[FLOAT] * 4, WHY, TEXT)
 METHODS = st.builds(MethodSnapshot, drafts=COUNT, drafted=COUNT, accepted=COUNT, accepted_per_position=IDS.map(tuple))
 STATS = st.builds(
     StatsSnapshot,
