@@ -245,7 +245,7 @@ class _Measurement:
             "seconds": [round(seconds, 6) for seconds in self._turns.seconds[name]],
             **tally.row(self._turns.seconds[name], self._tallies[plain]),
             **({} if how.verification == COUPLED or not case.temperature else {"same_tokens": None}),
-            "numerics": self._numerics[name],
+            "numerics": self._numerics[plain],  # the target's; the verification is said above
         }
 
 
