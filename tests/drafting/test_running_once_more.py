@@ -28,7 +28,7 @@ class Pairs(DeviceProposer):
         pass
 
     def propose(
-        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
     ) -> list[Proposal]:
         raise NotImplementedError
 

@@ -127,7 +127,7 @@ class _Looked(DeviceProposer):
         self._name, self._requests = name, requests
 
     def propose(
-        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Any, tapped: Sequence[Any] = ()
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Any, tapped: Any = None
     ) -> list[Proposal]:
         return [self._propose(span, verdict) for span, verdict in zip(spans, verdicts, strict=True)]
 

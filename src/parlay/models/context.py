@@ -1,5 +1,6 @@
 """What a forward pass is told besides its tokens. It is passed, never global."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,7 +60,7 @@ class ForwardContext:
         view: which keys each row sees.
         cache: one entry a layer.
         buffers: memory for intermediate results.
-        taps: after how many layers the residual stream is to be left in a buffer, under `tap_role`; before any norm.
+        taps: after how many layers the residual stream is to be left in `tapped`, before any norm; ascending.
     """
 
     kernels: Kernels
@@ -71,6 +72,9 @@ class ForwardContext:
     taps: tuple[int, ...] = ()
 
 
-def tap_role(layers: int) -> str:
-    """Return the role of the buffer that holds the residual stream after so many layers."""
-    return f"after {layers} layers"
+def tapped(buffers: Buffers, taps: Sequence[int], width: int) -> Tensor:
+    """Return where a pass leaves the residual stream after each of so many layers, `[taps, rows, width]`.
+
+    It is one piece of memory, so that a step's states are kept with a single copy.
+    """
+    return buffers("taps", len(taps) * width).view(len(taps), -1, width)

@@ -12,7 +12,7 @@ from torch import Tensor
 from parlay.dist.group import Group
 from parlay.kernels.base import Kernels
 from parlay.models.config import MOST_LAYERS, ModelConfig
-from parlay.models.context import ForwardContext, LayerCache, tap_role
+from parlay.models.context import ForwardContext, LayerCache, tapped
 from parlay.models.layers import (
     Attention,
     ColumnParallelLinear,
@@ -329,7 +329,7 @@ class Decoder:
     def _tap(self, depth: int, residual: Tensor, delta: Tensor | None, context: ForwardContext) -> None:
         """Copy the residual stream after `depth` layers, the last of which has yet to add `delta`."""
         each = torch.arange(residual.shape[0])
-        out = context.buffers(tap_role(depth), residual.shape[1])
+        out = tapped(context.buffers, context.taps, residual.shape[1])[context.taps.index(depth)]
         context.kernels.embed(residual, each, out)
         if delta is not None:
             context.kernels.add_embedding(out, delta, each.int())

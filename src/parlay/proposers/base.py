@@ -152,7 +152,7 @@ class DeviceProposer(Proposer):
 
     @abstractmethod
     def propose(
-        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
     ) -> list[Proposal]:
         """Return one proposal a span.
 
@@ -163,7 +163,7 @@ class DeviceProposer(Proposer):
             verdicts: what verification decided, in the same order.
             hidden: the target's hidden states after its final norm, `[rows, hidden]`, in the order of the spans'
                 tokens and nodes; after those the rows of what spans run `again`.
-            tapped: the residual stream after as many layers as each of `taps` says, likewise.
+            tapped: `[taps, rows, hidden]`, the residual stream after as many layers as each of `taps` says, likewise.
 
         Raises:
             SpanError: one span is to blame; the step is then lost to all, and is planned again without it.

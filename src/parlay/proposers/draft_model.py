@@ -68,7 +68,7 @@ class Proposer(Head):
         self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size)
 
     def propose(
-        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
     ) -> list[Proposal]:
         """Close each request's gap as far as the row limit allows, then draft where it is closed."""
         proposals = [NO_PROPOSAL] * len(spans)

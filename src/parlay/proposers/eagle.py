@@ -9,7 +9,7 @@ A guess costs a layer and the target's head. Loses where that head is most of th
 large vocabularies, and further along a draft, for it was trained on true states and is fed foreseen ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -87,9 +87,9 @@ class Proposer(PairedProposer):
             return lent
         return Embedding(runtime.kernels, weights.read_weight(_EMBEDDING, dtype))
 
-    def sources(self, hidden: Tensor, tapped: Sequence[Tensor]) -> Sequence[Tensor]:
+    def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
         """Return the state after the final norm; that is what the head was trained to foresee."""
-        return (hidden,)
+        return hidden[None]
 
     def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         context.kernels.embed(parts[0], torch.arange(len(state)), state)

@@ -127,7 +127,7 @@ class HeadProposer(Head):
         self._kernels.embed(states, torch.tensor([start.row for start in turn]), self._hidden[: len(turn)])
 
     def propose(
-        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
     ) -> list[Proposal]:
         """Draft for each request that is to draft."""
         proposals = [NO_PROPOSAL] * len(spans)

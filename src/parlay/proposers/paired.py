@@ -126,8 +126,9 @@ class PairedProposer(Head):
     def logits(self, state: Tensor) -> Tensor:
         """Return float32 logits `[rows, D]` of foreseen states `[rows, d]`, at most `MOST_ROWS`."""
 
-    def sources(self, hidden: Tensor, tapped: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return what of the target's states a pair has, `[rows, H]` each."""
+    def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+        """Return what of the target's states a pair has, `[n, rows, H]`."""
+        assert tapped is not None
         return tapped
 
     def needs_embedding(self, weights: Checkpoint) -> bool:
@@ -168,7 +169,7 @@ class PairedProposer(Head):
     # ------------------------------------------------------------------------------------------------- proposing
 
     def propose(
-        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
     ) -> list[Proposal]:
         """Keep the pairs that the step has made known, then draft for each request that lacks none."""
         proposals = [NO_PROPOSAL] * len(spans)
@@ -203,7 +204,7 @@ class PairedProposer(Head):
         for request_id in request_ids:
             self._held.pop(request_id, None)
 
-    def _hold(self, holding: Sequence[tuple[int, Sequence[int]]], sources: Sequence[Tensor]) -> None:
+    def _hold(self, holding: Sequence[tuple[int, Sequence[int]]], sources: Tensor) -> None:
         """Hold rows of a step's states for some requests, which share a copy until there are many of them."""
         if not holding:
             return
@@ -213,11 +214,9 @@ class PairedProposer(Head):
             count += len(rows)
             gapless = gapless and rows[-1] - rows[0] < len(rows)
         # One copy of all rows is quickest, and is made if most of them are to be held.
-        whole = gapless and 2 * count >= sources[0].shape[0]
-        if not whole:
-            index = torch.tensor([row for _, rows in holding for row in rows])
-            sources = [source[index] for source in sources]
-        states = torch.stack(tuple(sources))
+        whole = gapless and 2 * count >= sources.shape[1]
+        chosen = None if whole else torch.tensor([row for _, rows in holding for row in rows])
+        states = sources.clone() if chosen is None else sources[:, chosen]
         end = 0
         for request_id, rows in holding:
             first = rows[0] if whole else end
@@ -228,13 +227,11 @@ class PairedProposer(Head):
                 together = _gathered(held)
                 self._held[request_id] = [(together, range(together.shape[1]))]
 
-    def _chosen(
-        self, runs: Sequence[_Run], spans: Sequence[Span], sources: Sequence[Tensor]
-    ) -> tuple[Sequence[Tensor], Tensor]:
+    def _chosen(self, runs: Sequence[_Run], spans: Sequence[Span], sources: Tensor) -> tuple[Tensor, Tensor]:
         """Return where the states of runs are, held ones behind the step's own, and their rows there."""
         held: list[Tensor] = []
         rows: list[int] = []
-        end = len(sources[0])
+        end = sources.shape[1]
         for run in runs:
             if run.held:
                 request_id = spans[run.index].request_id
@@ -246,10 +243,10 @@ class PairedProposer(Head):
                 end += run.held
             rows += run.rows
         if held:
-            sources = [torch.cat([own, *parts]) for own, *parts in zip(sources, *held, strict=True)]
+            sources = torch.cat([sources, *held], dim=1)
         return sources, torch.tensor(rows)
 
-    def _keep(self, batch: Batch, sources: Sequence[Tensor], chosen: Tensor) -> Tensor:
+    def _keep(self, batch: Batch, sources: Tensor, chosen: Tensor) -> Tensor:
         """Run pairs with rows `chosen` of the target's states; return the states `[rows, d]` that they foresee."""
         count, blocks = len(chosen), batch.view.tables.shape[1]
         if count > MOST_ROWS:

@@ -84,7 +84,7 @@ class Proposer(Head):
         self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size, newest=True)
 
     def propose(
-        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Sequence[Tensor] = ()
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
     ) -> list[Proposal]:
         """Draft for each request that is to draft."""
         proposals = [NO_PROPOSAL] * len(spans)

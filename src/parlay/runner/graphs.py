@@ -17,7 +17,7 @@ from torch import Tensor
 
 from parlay.kernels.base import AttentionView, Kernels
 from parlay.log import logger
-from parlay.models.context import Buffers, ForwardContext, LayerCache, tap_role
+from parlay.models.context import Buffers, ForwardContext, LayerCache, tapped
 from parlay.models.select import Model
 from parlay.runner.batch import Batch
 
@@ -29,7 +29,7 @@ _NEAR = 2  # factor in rows within which trials vouch for a recording
 class _Graph:
     inputs: Batch
     hidden: Tensor
-    tapped: tuple[Tensor, ...]
+    tapped: Tensor
     run: Callable[[], None]
 
 
@@ -40,7 +40,7 @@ class Graphs:
         taps: after how many layers the residual stream is wanted; to be set before the first pass.
         unsettled: how many passes took longer than such passes will: those that were recorded.
         usable: whether passes are recorded: as long as none has shown that it cannot be.
-        tapped: these of the last pass, `[rows, hidden]` each; they stand until the next one.
+        tapped: these of the last pass, `[taps, rows, hidden]`; they stand until the next one.
     """
 
     def __init__(self, model: Model, kernels: Kernels, cache: tuple[LayerCache, ...]) -> None:
@@ -55,7 +55,7 @@ class Graphs:
         self.usable = model.config.foreign is None  # what another library computes cannot be recorded
         self.unsettled = 0
         self.taps: tuple[int, ...] = ()
-        self.tapped: tuple[Tensor, ...] = ()
+        self.tapped = torch.empty(0)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return hidden states `[rows, hidden]` of a batch; they stand until the next pass."""
@@ -87,8 +87,8 @@ class Graphs:
             self._kernels, batch.positions, batch.slots, batch.view, self._cache, buffers, self.taps
         )
 
-    def _tapped(self, buffers: Buffers) -> tuple[Tensor, ...]:
-        return tuple(buffers(tap_role(layers), self._model.config.hidden_size) for layers in self.taps)
+    def _tapped(self, buffers: Buffers) -> Tensor:
+        return tapped(buffers, self.taps, self._model.config.hidden_size) if self.taps else self.tapped
 
     def _vouched(self, rows: int) -> bool:
         """Whether recordings of as many rows or a few fewer, and of as many or a few more, were tried."""

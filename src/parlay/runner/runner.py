@@ -66,8 +66,8 @@ class ModelRunner:
         self._graphs.taps = layers
 
     @property
-    def tapped(self) -> tuple[Tensor, ...]:
-        """What `tap` asked for of the last pass, `[rows, hidden]` each; it stands until the next pass."""
+    def tapped(self) -> Tensor:
+        """What `tap` asked for of the last pass, `[taps, rows, hidden]`; it stands until the next pass."""
         return self._graphs.tapped
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
