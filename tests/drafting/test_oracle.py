@@ -52,12 +52,6 @@ def oracle(costs: Costs, batch: int, alpha: float, keys: int) -> float:
     return max(map(rate, range(LENGTH + 1)))
 
 
-def hard(*values: object) -> object:
-    """Mark a case that is not met yet."""
-    reason = "one guess takes two thirds of a step and gains little: tries in half a per cent of the time say it late"
-    return pytest.param(*values, marks=pytest.mark.xfail(reason=reason))
-
-
 def rate_of(run: Replay, steps: int) -> float:
     """Return the tokens per second of the next steps."""
     before = len(run.outcome.steps)
@@ -69,8 +63,7 @@ def rate_of(run: Replay, steps: int) -> float:
 @pytest.mark.parametrize(
     ("alpha", "batch", "costs"),
     [(alpha, batch, FAST) for alpha in (0.2, 0.5, 0.7, 0.9) for batch in (1, 8)]
-    + [(alpha, batch, SLOW) for alpha in (0.2, 0.5, 0.9) for batch in (1, 8)]
-    + [(0.7, 8, SLOW), hard(0.7, 1, SLOW)],
+    + [(alpha, batch, SLOW) for alpha in (0.2, 0.5, 0.7, 0.9) for batch in (1, 8)],
 )
 def test_chosen_lengths_come_within_two_per_cent_of_the_oracle(alpha: float, batch: int, costs: Costs) -> None:
     run = Replay(answers(batch, 6000, lambda _: alpha), Setting(method=METHOD, chosen=True), batch, costs)

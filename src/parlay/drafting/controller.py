@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from parlay.drafting.ahead import Ahead
 from parlay.drafting.cost import StepCost
 from parlay.drafting.goodput import choose
+from parlay.drafting.looks import Looks
 
 # Factors in goodput for which drafting is begun, and gone on with: what is expected to gain less is as likely to
 # lose, since neither costs nor probabilities are known so exactly.
@@ -17,9 +18,10 @@ _AHEAD = 1.03  # and for which a device proposer begins; what it has drafted is 
 # Steps without a draft after which the best one is verified all the same, at first and at last: what rows cost is
 # learnt by running some.
 _IDLE, _SELDOM = 64, 1024
-# Steps with drafts after which one goes without, at first and at last: what plain steps cost is
-# learnt by running some, and where they seem dearer than they are there would be no other.
-_BUSY, _RARELY = 8, 128
+_RARELY = 128  # steps with drafts after which at last one goes without, see `Looks`
+# A device proposer's weights push the target's out of the processor's caches: the first step after its drafts takes
+# longer than plain steps do one after another, and does not count. So it pauses for several, more seldom.
+_PAUSE, _PAUSES = 4, 512
 _SURPRISE = 0.85  # of the seconds expected of such a step: if it took less, they are as frequent as at first again
 _AT_LEAST = 0.7  # of plain decoding's goodput that it must promise then
 _NODES = (1, 2, 4, 8, 16)  # of drafts whose price is looked at
@@ -69,7 +71,8 @@ class Controller:
         self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
         self._verifies = self._drafted = False
         self.looks = False
-        self._busy, self._stamina = 0, _BUSY  # steps with drafts; after how many to go without
+        self._looks, self._pauses = Looks(1, _RARELY), Looks(1 + _PAUSE, _PAUSES)
+        self._next = 0  # nodes that a device proposer was asked for last
         self._idle, self._patience = 0, _IDLE  # steps with nothing worth while; after how many to try all the same
 
     def asks(self, requests: int, rows: int, keys: int) -> bool:
@@ -83,7 +86,9 @@ class Controller:
         table = self.cost.table
         self.price = 0.0
         self._rows, self._emitting = rows, requests
-        self._busy, self._drafted, self.looks = self._busy + self._drafted, False, False
+        self._looks.step(drafted=self._drafted)
+        self._pauses.step(drafted=self._next > 0)
+        self._drafted, self.looks = False, 0 < self._pauses.left < _PAUSE
         if not requests or rows + 1 >= len(table):
             return False
         if table is not self._priced:
@@ -98,6 +103,11 @@ class Controller:
             return True
         self._idle += 1
         return self._idle >= self._patience
+
+    @property
+    def pauses(self) -> bool:
+        """Whether a device proposer goes without drafts for what that tells of costs."""
+        return self._pauses.left > 0
 
     @property
     def branches(self) -> bool:
@@ -137,8 +147,8 @@ class Controller:
             waiting: whether further requests wait for a place.
             ahead: whether a device proposer made some of the drafts, the price of which is paid.
         """
-        if self._busy >= self._stamina and not ahead:
-            self._busy, self._stamina, self.looks = 0, min(2 * self._stamina, _RARELY), True
+        if not ahead and self._looks.begin():
+            self.looks = True
             return [[] for _ in chances]
         margin = 1.0 if ahead else _GO_ON if self._verifies else _BEGIN
         trying = self._idle >= self._patience and bool(chances)
@@ -196,11 +206,15 @@ class Controller:
             again: tokens of it that the target has to run once more before that.
             passed: steps since this was asked last.
         """
+        if self._pauses.left > 1 or self._pauses.begin():
+            self._next = 0
+            return 0
         cost, last = self.cost, len(self.cost.table) - 1
         steps = requests, cost.table, keys * cost.key, cost.pace
         first, end = min(requests, last), min(requests + again, last)
         rerun = cost.table[end] - cost.table[first] if again else 0.0
-        return self._ahead.next_length(most, count, *steps, _AHEAD, behind, rerun, passed)
+        self._next = self._ahead.next_length(most, count, *steps, _AHEAD, behind, rerun, passed)
+        return self._next
 
     def judged(self, levels: Sequence[bool], length: int, nodes: int) -> None:
         """Learn whether a device proposer's draft was right at depths 1, 2, ..., as far as it was judged.
@@ -234,7 +248,9 @@ class Controller:
             settled: whether `seconds` say what such steps will take; if not, they do not count.
         """
         if settled and self.cost.observe(rows, keys, seconds) < _SURPRISE and self.looks:
-            self._stamina, self._patience = _BUSY, _IDLE
+            self._looks.surprise()
+            self._pauses.surprise()
+            self._patience = _IDLE
         self._ahead.timed(lengths, drafting, behind, settled)
         self._steps += 1
         if self._keep is not None and self._steps >= _KEPT and self._steps.bit_count() == 1:

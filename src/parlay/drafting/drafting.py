@@ -182,16 +182,15 @@ class Drafting:
         """
         self._bound, self._steps = self._most_nodes(emitting), self._steps + 1
         self._calibration.step = self._steps
-        self._emitting, self._gained = emitting, 0.0
-        control, self._drafts, self._asking, device = self.controller, False, 0.0, self._device
-        self._looks, self._free = False, bool(requests)
+        self._emitting, self._gained, self._asking, self._free = emitting, 0.0, 0.0, bool(requests)
+        control, self._drafts, self._looks, device = self.controller, False, False, self._device
         if device is not None:
             device.begin(requests)
         if control is None:
             for place, request in enumerate(requests):
                 room -= self._take_all(request, room // (len(requests) - place))
             return
-        thinks = device is not None and bool(requests) and device.thinks(self._steps)
+        thinks = device is not None and bool(requests) and (control.pauses or device.thinks(self._steps))
         idle = self._idle(requests, control.plain)
         if idle and not thinks:
             return
@@ -208,8 +207,9 @@ class Drafting:
                 self._take(state, nodes)
             guessed = sum(state.best.guessed(state.taken) for state in some if state.best is not None)
             self._account.gain(-control.extra(rows, guessed))
-            self._plain, self._drafts, self._looks = control.plain, any(chosen), control.looks
-        if device is not None and thinks:
+            self._plain, self._drafts = control.plain, any(chosen)
+        self._looks = control.looks
+        if thinks and device is not None:
             device.choose(requests, [self.limit(request) for request in requests], emitting, keys)
 
     def _take_all(self, request: Drafted, room: int) -> int:

@@ -1,0 +1,38 @@
+"""When an engine that drafts goes without for a while: what plain steps cost is learnt by running some.
+
+Where they seem more expensive than they are, there would be no other. It is done after a few steps with drafts, and
+then ever more seldom.
+"""
+
+_BUSY = 8  # steps with drafts after which it is done first
+
+
+class Looks:
+    """The steps without drafts of one kind.
+
+    Attributes:
+        left: steps still to go without, this one among them.
+    """
+
+    def __init__(self, length: int, seldom: int) -> None:
+        """Go without for `length` steps each time, at last after as many steps with drafts as `seldom`."""
+        self.left = 0
+        self._length, self._seldom = length, seldom
+        self._busy, self._stamina = 0, _BUSY
+
+    def step(self, *, drafted: bool) -> None:
+        """Begin a step; `drafted`: whether the one before had drafts."""
+        self.left = max(self.left - 1, 0)
+        self._busy += drafted
+
+    def begin(self) -> int:
+        """Return for how many steps to go without from now on; 0 if it is not time."""
+        if self._busy < self._stamina:
+            return 0
+        self._busy, self._stamina = 0, min(2 * self._stamina, self._seldom)
+        self.left = self._length
+        return self.left
+
+    def surprise(self) -> None:
+        """Be as frequent as at first again."""
+        self._stamina = _BUSY
