@@ -30,6 +30,32 @@ NEWER = [
     {"method": "suffix", "num_speculative_tokens": 32},
     {"method": "ngram", "disable_padded_drafter_batch": True, "rejection_sample_method": "strict"},
     {"method": "eagle3", "model": "tiny-code-eagle3", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 1},
+    {"method": "eagle", "model": "tiny-code-eagle", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 1},
+    {"model": "tiny-code-eagle", "draft_tensor_parallel_size": 1},
+    {"model": "tiny-code-mlp-speculator", "draft_tensor_parallel_size": 1},
+    {"method": "mlp_speculator", "model": "tiny-code-mlp-speculator", "draft_tensor_parallel_size": 1},
+    {"method": "ngram_gpu", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
+    {
+        "method": "suffix",
+        "num_speculative_tokens": 8,
+        "suffix_decoding_max_tree_depth": 24,
+        "suffix_decoding_max_cached_requests": 10000,
+        "suffix_decoding_max_spec_factor": 1.0,
+        "suffix_decoding_min_token_prob": 0.1,
+    },
+    {"method": "suffix", "num_speculative_tokens": 8, "enable_adaptive_verification": True},
+    {
+        "method": "draft_model",
+        "model": "tiny-code-draft",
+        "num_speculative_tokens": 8,
+        "adaptive_verification": False,
+    },
+    {
+        "method": "eagle3",
+        "model": "tiny-code-eagle3",
+        "num_speculative_tokens": 5,
+        "num_speculative_tokens_per_batch_size": [[1, 16, 5], [17, 32, 4], [33, 64, 3], [65, 128, 1], [129, 512, 0]],
+    },
 ]
 EXAMPLE = {"enforce_eager": True, "enable_chunked_prefill": True, "disable_log_stats": False, "swap_space": 4}
 
@@ -130,6 +156,21 @@ COMMON = "--host 0.0.0.0 --port 8000 --seed 42 -tp 1 --gpu_memory_utilization 0.
             """'{"method": "suffix", "num_speculative_tokens": 32}'""",
             {"method": "suffix", "num_speculative_tokens": 32},
         ),
+        (
+            f"facebook/opt-6.7b {COMMON.replace('_', '-')} --max-model-len 2048 --speculative-config "
+            """'{"model": "facebook/opt-125m", "num_speculative_tokens": 5, "method": "draft_model"}'""",
+            {"model": "facebook/opt-125m", "num_speculative_tokens": 5, "method": "draft_model"},
+        ),
+        (
+            f"facebook/opt-6.7b {COMMON} --per-request-spec-decode-metrics summary --speculative-config "
+            """'{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}'""",
+            {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+        ),
+        (
+            f"facebook/opt-6.7b {COMMON} --speculative-config "
+            """'{"method": "suffix", "enforce_eager": true, "enable_adaptive_verification": false}'""",
+            {"method": "suffix", "lengths": "fixed"},
+        ),
     ],
 )
 @pytest.mark.filterwarnings("default")
@@ -170,6 +211,13 @@ def test_keys_of_a_speculative_config_that_mean_nothing() -> None:
     with pytest.warns(UserWarning, match=r"without effect here: swap_space .*, disable_logprobs .*, enforce_eager"):
         left, speculative = parlay.config.modernise({"swap_space": 4, "seed": 1}, asked)
     assert (left, speculative) == ({"seed": 1}, {"method": "ngram"})
+    with pytest.warns(UserWarning, match=r"here: enforce_eager \(.*\)$"):
+        _, several = parlay.config.modernise({}, '[{"method": "ngram", "enforce_eager": true}, {"method": "suffix"}]')
+    assert several == [{"method": "ngram"}, {"method": "suffix"}]
+    with pytest.raises(ConfigError, match="enable_adaptive_verification=False and lengths='goodput' contradict"):
+        SpeculativeConfig.parse({"method": "suffix", "enable_adaptive_verification": False, "lengths": "goodput"})
+    with pytest.raises(ConfigError, match="adaptive_verification must be true or false, not 1"):
+        SpeculativeConfig.parse({"method": "suffix", "adaptive_verification": 1})
     with pytest.raises(ConfigError, match="rejection_sample_method='fly' is not served"):
         parlay.LLM("tiny-code", speculative_config={"method": "ngram", "rejection_sample_method": "fly"})
 

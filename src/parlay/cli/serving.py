@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from parlay.cli.flags import add_flags, add_foreign_flags, foreign_options, given
 from parlay.cli.settings import add_config_flag
-from parlay.config import EngineConfig, SpeculativeConfig
-from parlay.config.speculative import DEFAULT
+from parlay.config import EngineConfig
+from parlay.config.speculative import DEFAULT, Speculation
 from parlay.types.output import CompletionOutput, RequestOutput
 from parlay.types.params import SamplingParams
 
@@ -45,10 +45,10 @@ def make_llm(options: argparse.Namespace) -> "LLM":
     return LLM(speculative_config=speculation(options), **engine_options(options))
 
 
-def speculation(options: argparse.Namespace) -> SpeculativeConfig:
-    """Return how the flags say to speculate; without any, what an engine does by itself."""
-    asked = options.speculative_config
-    return DEFAULT if asked is None else SpeculativeConfig.parse(asked)
+def speculation(options: argparse.Namespace) -> Speculation:
+    """Return how the flags say to speculate, as it was written; without any, what an engine does by itself."""
+    asked: Speculation = options.speculative_config
+    return DEFAULT if asked is None else asked
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -77,27 +77,62 @@ INNER: dict[str, Foreign] = {
     "disable_log_stats": Foreign("counters are always kept"),
     "parallel_drafting": Foreign("each proposer drafts in its own way", only=(False,)),
     "code_revision": Foreign("no Python of a checkpoint is run"),
+    "use_heterogeneous_vocab": Foreign("a draft model has the vocabulary of its target", only=(False,)),
+    "suffix_decoding_corpus_tokens": Foreign("what is remembered of answers is bounded in bytes"),
 }
+# Other names of methods, and keys that say whether lengths are chosen.
+_METHODS = {"ngram_gpu": "ngram"}
+_CHOSEN = ("enable_adaptive_verification", "adaptive_verification")
 
 
 def without_foreign(options: Mapping[str, Any], stacklevel: int = 1) -> dict[str, Any]:
     """Return options without those that mean nothing here, of which one warning tells.
 
     Args:
-        options: keyword arguments of an engine; a mapping under `speculative_config` loses its own too.
+        options: keyword arguments of an engine; under `speculative_config` a mapping, or each of a list, loses its
+            own too.
         stacklevel: whose code to blame: 1 for the caller of this function, 2 for the caller's caller, ...
 
     Raises:
         ConfigError: one has a value that would mean something.
     """
-    inner = options.get("speculative_config")
-    told = _told(options, FOREIGN) + (_told(inner, INNER) if isinstance(inner, Mapping) else [])
+    given = options.get("speculative_config")
+    several = given if isinstance(given, list | tuple) else [given]
+    told = _told(options, FOREIGN)
+    for one in several:
+        told += _told(one, INNER) if isinstance(one, Mapping) else []
     if told:
+        told = list(dict.fromkeys(told))
         warnings.warn(f"vLLM options without effect here: {', '.join(told)}", stacklevel=stacklevel + 1)
     left = {_RENAMED.get(name, name): value for name, value in options.items() if name not in FOREIGN}
-    if isinstance(inner, Mapping):
-        left["speculative_config"] = {name: value for name, value in inner.items() if name not in INNER}
+    if "speculative_config" in left:
+        kept = [
+            {k: v for k, v in one.items() if k not in INNER} if isinstance(one, Mapping) else one for one in several
+        ]
+        left["speculative_config"] = kept if isinstance(given, list | tuple) else kept[0]
     return left
+
+
+def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a speculative config in which methods and the choice of lengths have their names here.
+
+    Raises:
+        ConfigError: two keys contradict each other, or a value is no switch.
+    """
+    inner = dict(given)
+    if isinstance(method := inner.get("method"), str):
+        inner["method"] = _METHODS.get(method, method)
+    for name in _CHOSEN:
+        if (value := inner.pop(name, None)) is None:
+            continue
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be true or false, not {shown(value)}")
+        lengths = "goodput" if value else "fixed"
+        if inner.setdefault("lengths", lengths) != lengths:
+            raise ConfigError(
+                f"{name}={shown(value)} and lengths={shown(inner['lengths'])} contradict each other; give one of them"
+            )
+    return inner
 
 
 def _told(options: Mapping[str, Any], table: Mapping[str, Foreign]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from parlay.config.foreign import without_foreign
-from parlay.config.speculative import DEFAULT
+from parlay.config.speculative import DEFAULT, from_json
 from parlay.errors import ConfigError, brief, shown
 
 # What each is called inside `speculative_config`.
@@ -37,6 +37,7 @@ def modernise(options: Mapping[str, Any], speculative: Any, stacklevel: int = 1)
     Raises:
         ConfigError: older keywords beside `speculative_config`, or without `speculative_model`.
     """
+    speculative = from_json(speculative)
     older = {key: value for key, value in options.items() if key in _RENAMED and value is not None}
     if older and speculative is not DEFAULT and speculative is not None:
         raise ConfigError(f"{next(iter(older))} and speculative_config contradict each other; write the latter alone")
@@ -56,7 +57,7 @@ def modernise(options: Mapping[str, Any], speculative: Any, stacklevel: int = 1)
             continue
         warnings.warn(f"{key} is an older keyword; {advice}", DeprecationWarning, stacklevel=stacklevel + 1)
     left = {k: v for k, v in options.items() if k not in _RENAMED}
-    if not isinstance(speculative, Mapping):
+    if not isinstance(speculative, Mapping | list | tuple):
         return without_foreign(left, stacklevel=stacklevel + 1), speculative
     left = without_foreign({**left, "speculative_config": speculative}, stacklevel=stacklevel + 1)
     return left, left.pop("speculative_config")

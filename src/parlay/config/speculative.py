@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from parlay.config.foreign import renamed
 from parlay.config.strict import build
 from parlay.config.verification import COUPLED, TYPICAL, VERIFICATIONS, in_own_words
 from parlay.errors import ConfigError, shown
@@ -143,13 +144,7 @@ class SpeculativeConfig:
         """
         if isinstance(value, SpeculativeConfig):
             return value
-        if isinstance(value, str) and value.isidentifier() and value not in _JSON_WORDS:
-            value = {"method": value}
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError) as error:
-                raise ConfigError(f"speculative_config is not valid JSON: {error}") from None
+        value = from_json(value)
         if value is None:
             return plain()
         if isinstance(value, Sequence):
@@ -163,7 +158,7 @@ class SpeculativeConfig:
             raise ConfigError(
                 f"speculative_config must be a mapping such as {_EXAMPLE}, or a list of them, not {shown(value)}"
             )
-        given = in_own_words(value)
+        given = in_own_words(renamed(value))
         method = given.get("method")
         if not isinstance(method, str) and (method is not None or given.get("model") is None):
             raise ConfigError(f"speculative_config needs a 'method', for example {_EXAMPLE}")
@@ -176,6 +171,23 @@ class SpeculativeConfig:
 
 # What users may give: a config, a mapping in vLLM's form, a list of them, JSON of either, or None for plain decoding.
 Speculation = SpeculativeConfig | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | None
+
+
+def from_json(value: Any) -> Any:
+    """Return what a text says, a method's name or JSON; anything else as it is.
+
+    Raises:
+        ConfigError: the text is neither.
+    """
+    if not isinstance(value, str):
+        return value
+    if value.isidentifier() and value not in _JSON_WORDS:
+        return {"method": value}
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"speculative_config is not valid JSON: {error}") from None
+
 
 KEYS = frozenset(SpeculativeConfig.__dataclass_fields__) - {"options", "several"}
 _EACH = {"method", "num_speculative_tokens", "options", "several"}  # which every proposer of a list has its own of
