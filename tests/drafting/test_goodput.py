@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafting.goodput import best_length, choose, survivals
+from parlay.drafting.goodput import best_draft, choose, survivals
 from parlay.types.draft import ROOT, Draft
 
 TABLE = [0.010 * max(1 + 0.01 * rows, rows / 12) for rows in range(513)]
@@ -101,14 +101,14 @@ def test_within_two_percent_of_the_best_fixed_length(alpha: float, batch: int) -
 def test_the_length_of_drafts_that_take_time() -> None:
     free, expensive = [0.0] * 9, [0.004 * k for k in range(9)]
     chances = [0.8] * 8
-    assert best_length(chances, 1, 1, TABLE, free) == 8
-    assert 1 <= best_length(chances, 1, 1, TABLE, expensive) < 8
-    assert best_length(chances, 1, 1, TABLE, [0.02 * k for k in range(9)]) == 0
-    assert best_length(chances, 16, 16, TABLE, free) < 3
-    assert best_length([], 1, 1, TABLE, free) == 0
+    assert best_draft(chances, 1, 1, TABLE, free)[0] == 8
+    assert 1 <= best_draft(chances, 1, 1, TABLE, expensive)[0] < 8
+    assert best_draft(chances, 1, 1, TABLE, [0.02 * k for k in range(9)])[0] == 0
+    assert best_draft(chances, 16, 16, TABLE, free)[0] < 3
+    assert best_draft([], 1, 1, TABLE, free)[0] == 0
     best = max(range(9), key=lambda k: sum(0.8**i for i in range(k + 1)) / (TABLE[1 + k] + 0.004 * k))
-    assert best_length(chances, 1, 1, TABLE, expensive) == best
+    assert best_draft(chances, 1, 1, TABLE, expensive)[0] == best
     for nodes in (2, 3.5):
         rates = [sum(0.8**i for i in range(k + 1)) / TABLE[1 + ceil(nodes * k)] for k in range(9)]
         every = [nodes * k for k in range(9)]
-        assert best_length(chances, 1, 1, TABLE, free, nodes=every) == rates.index(max(rates)) < 8
+        assert best_draft(chances, 1, 1, TABLE, free, nodes=every)[0] == rates.index(max(rates)) < 8

@@ -17,7 +17,7 @@ import torch
 
 from parlay.bench.costs import Costs
 from parlay.bench.work import Work, widths, work_of
-from parlay.drafting.goodput import best_length
+from parlay.drafting.goodput import best_draft
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
 from parlay.types.draft import Draft
@@ -64,7 +64,7 @@ def best(costs: Costs, batch: int, acceptance: float, draft_cost: float = 0.0) -
         return Best(0, 1.0)
     plain = table[batch]
     drafting = [draft_cost * plain * length for length in range(LONGEST + 1)]
-    length = best_length([acceptance] * LONGEST, batch, batch, table, drafting)
+    length, _ = best_draft([acceptance] * LONGEST, batch, batch, table, drafting)
     return Best(length, emitted(acceptance, length) * plain / (table[batch * (1 + length)] + drafting[length]))
 
 

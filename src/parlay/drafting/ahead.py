@@ -8,7 +8,7 @@ never paid costs no more than this, and where a try is lucky there is enough sav
 
 from collections.abc import Mapping, Sequence
 
-from parlay.drafting.goodput import best_draft, best_length
+from parlay.drafting.goodput import best_draft
 from parlay.drafting.times import LONG, DraftTimes
 
 _PRIOR = 0.6  # acceptance of a node, before anything is known
@@ -99,7 +99,7 @@ class Ahead:
             self._best, self.saving = best_draft(*asked)
             at_best = self._chances[0] + (self._chances[0] * (1 - self._chances[0]) / self._weights[0]) ** 0.5
             one = [at_best], count, requests, table, self._paced, more
-            self.hopeful = self._weights[0] < _ENOUGH or self._best > 0 or best_length(*one) > 0
+            self.hopeful = self._weights[0] < _ENOUGH or self._best > 0 or best_draft(*one)[0] > 0
         best, times = self._best, self._paced
         plain = table[min(requests, len(table) - 1)] + more
         self._pays = best > 0

@@ -95,20 +95,6 @@ def _by_share(chances: Sequence[Sequence[float]]) -> list[tuple[float, int, int]
     return pool
 
 
-def best_length(
-    chances: Sequence[float],
-    count: int,
-    requests: int,
-    table: Sequence[float],
-    drafting: Sequence[float],
-    more: float = 0.0,
-    margin: float = 1.0,
-    nodes: Sequence[float] | None = None,
-) -> int:
-    """Return the length of `best_draft`."""
-    return best_draft(chances, count, requests, table, drafting, more, margin, nodes)[0]
-
-
 def best_draft(
     chances: Sequence[float],
     count: int,
