@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parlay.drafting.ahead import Ahead
+from parlay.drafting.ahead import Ahead, Step
 from parlay.drafting.times import DraftTimes
 
 
@@ -107,18 +107,18 @@ def test_lengths_are_chosen_by_what_drafts_for_as_many_requests_take() -> None:
     """And a draft for one request among eight is a try, that leaves those for eight in doubt."""
     ahead = Ahead(4, {1: 0.001}, [0.9])
     table = [0.010] * 100
-    assert ahead.next_length(1, 1, 1, table, 0.0, 1.0, 1.0) == 1
-    assert ahead.next_length(1, 8, 8, table, 0.0, 1.0, 1.0) == 1
+    assert ahead.next_length(1, 1, Step(1, table, 0.0, 1.0, 1.0)) == 1
+    assert ahead.next_length(1, 8, Step(8, table, 0.0, 1.0, 1.0)) == 1
     for _ in range(2):
         ahead.timed([1] * 8, 0.020)
-    assert ahead.next_length(1, 8, 8, table, 0.0, 1.0, 1.0) == 0
-    assert ahead.next_length(1, 1, 1, table, 0.0, 1.0, 1.0) == 1
+    assert ahead.next_length(1, 8, Step(8, table, 0.0, 1.0, 1.0)) == 0
+    assert ahead.next_length(1, 1, Step(1, table, 0.0, 1.0, 1.0)) == 1
     for _ in range(20):
         ahead.timed([1], 0.001)
-    assert ahead.next_length(1, 8, 8, table, 0.0, 1.0, 1.0) == 0, "what one request takes is no news of eight"
+    assert ahead.next_length(1, 8, Step(8, table, 0.0, 1.0, 1.0)) == 0, "what one request takes is no news of eight"
     for _ in range(20):
         ahead.timed([1] + 7 * [0], 0.001)
-    assert ahead.next_length(1, 8, 8, table, 0.0, 1.0, 1.0) == 1
+    assert ahead.next_length(1, 8, Step(8, table, 0.0, 1.0, 1.0)) == 1
 
 
 def test_noise_leaves_it_near_what_drafts_take() -> None:

@@ -23,12 +23,13 @@ def asks(count: int = 16, **more: Any) -> list[Ask]:
 def switched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The length of a device proposer's next drafts, as a list with one number that tests change."""
     length = [0]
-    monkeypatch.setattr(Controller, "next_length", lambda self, most, *of: min(most, length[0]))
+    monkeypatch.setattr(Controller, "next_length", lambda self, most, *of, **more: min(most, length[0]))
     monkeypatch.setattr(Controller, "asks", lambda self, *of: True)
     monkeypatch.setattr(
         Controller, "choose", lambda self, chances, *of, **more: [list(range(len(own))) for own in chances]
     )
     monkeypatch.setattr(Controller, "device_gain", 9.0)
+    monkeypatch.setattr(Controller, "saving", lambda self, *of: 1e9)
     monkeypatch.setattr(Controller, "hopeful", True)
     return length
 

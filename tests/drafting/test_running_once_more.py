@@ -51,17 +51,19 @@ def taught(drafting: float) -> Controller:
 def rerun(control: Controller) -> int:
     method = Method("pairs", Pairs(), 1)
     device = Device(method, control, Faults(), share_prefixes=False, vocab_size=None)
-    state = DraftState()
+    state = DraftState(device=True)
     state.layers = ProposerState(0)
-    request: Any = SimpleNamespace(request_id=1, computed=LACKING, remaining=LEFT, drafting=state)
+    tokens = range(LACKING + 1)
+    request: Any = SimpleNamespace(request_id=1, tokens=tokens, computed=LACKING, remaining=LEFT, drafting=state)
+    device.choose([request] * BATCH, [1] * BATCH, BATCH, 0)
     return device.states(request)
 
 
 def test_what_saves_little_is_not_worth_the_rows() -> None:
     much, little = taught(0.0001), taught(0.0015)
-    assert 0 < little.saving < 0.06 < much.saving
+    assert 0 < little.saving(1, BATCH, BATCH, 0) < 0.06 < much.saving(1, BATCH, BATCH, 0)
     # A hundred rows take as long as 24 tokens, of 300 that are left.
-    assert much.lost(LACKING) == little.lost(LACKING) == pytest.approx(24, rel=0.1)
+    assert much.lost(LACKING, 0) == little.lost(LACKING, 0) == pytest.approx(24, rel=0.1)
     assert rerun(much) == LACKING
     assert rerun(little) == 0
 

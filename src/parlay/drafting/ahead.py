@@ -7,6 +7,7 @@ never paid costs no more than this, and where a try is lucky there is enough sav
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from parlay.drafting.goodput import best_draft
 from parlay.drafting.times import LONG, DraftTimes
@@ -21,10 +22,33 @@ _FOLLOW = 0.3  # share that is learnt of following tokens
 _SHARE = 0.005  # of the time that may be lost on tries
 _SAVED = 7.0  # tries that can be saved up for
 _KEPT = 6.0  # of which so many must be there for one after another that was not lucky
+_LOST = 0.1  # share of a try's seconds that are lost at least, however likely it is right
 _LUCK = 2  # tries in a row that may go wrong after one that was right
 _NODES = 0.1  # share that a draft's nodes take in what is known of their number
 _ANEW = 16  # steps after which the best length is found anew, though nothing but the pace has changed
 _FIRST = 1  # tokens drafted until it is known what these take
+
+
+class Step(NamedTuple):
+    """The step that drafts are verified in.
+
+    Attributes:
+        requests: that emit.
+        table: seconds of a step by rows, at the usual pace.
+        more: seconds of the step beside the table.
+        pace: how much longer than usual steps take now.
+        margin: factor in goodput for which drafting is begun; what runs goes on as long as it gains anything.
+    """
+
+    requests: int
+    table: Sequence[float]
+    more: float
+    pace: float
+    margin: float
+
+    def seconds(self, nodes: int) -> float:
+        """Return what it takes with so many nodes, at the usual pace."""
+        return self.table[min(self.requests + nodes, len(self.table) - 1)] + self.more
 
 
 class Ahead:
@@ -34,7 +58,6 @@ class Ahead:
         times: what its drafts take.
         trying: whether what is drafted next does not pay, or nobody knows yet; then one request is enough.
         hopeful: whether a draft of one token may pay, if guesses are right a standard error more often than it seems.
-        saving: share of the time that drafts of the best length are expected to save.
     """
 
     def __init__(self, length: int, times: Mapping[int, float] | None = None, chances: Sequence[float] = ()) -> None:
@@ -46,41 +69,54 @@ class Ahead:
         self._runs = [(True, 1.0)] * length  # of guesses alike, and how likely it was
         self.times = DraftTimes(times)
         self._saved: float | None = None  # seconds that may be lost; None before a try has a price
-        self._pays, self.trying, self.hopeful, self.saving = False, False, True, 0.0
-        self._question: object = None  # for which the best length was found last
-        self._table: Sequence[float] = ()
+        self._pays, self.trying, self.hopeful = False, False, True
+        self._answers = dict[tuple[int, int, int], tuple[int, float, list[float]]]()  # of `_best`
+        self._table: Sequence[float] = ()  # for which those are
         self._count = 0  # requests to draft for
-        self._best, self._paced, self._news, self._asked = 0, [0.0], True, 0
+        self._news, self._asked = True, 0
         self._nodes: dict[int, float] = {}  # verified of drafts by their length, as far as that is known
         self._follow = 0.0  # seconds of following a token that the proposer is behind
         self._luck = 0  # tries that may go wrong before they are saved up for again
+
+    def saving(self, most: int, count: int, step: Step) -> float:
+        """Return the share of the time that drafts of at most so many tokens would save if these requests had them.
+
+        Args:
+            most: tokens.
+            count: requests to draft for.
+            step: the one that drafts would be verified in.
+        """
+        if most < 1 or count < 1 or not self.times.known:
+            return 0.0
+        best, saving, paced = self._best(most, count, step)
+        at_best = self._chances[0] + (self._chances[0] * (1 - self._chances[0]) / self._weights[0]) ** 0.5
+        self.hopeful = best > 0 or self._weights[0] < _ENOUGH
+        if not self.hopeful:
+            one = [at_best], count, step.requests, step.table, paced, step.more
+            self.hopeful = best_draft(*one)[0] > 0
+        return saving
 
     def next_length(
         self,
         most: int,
         count: int,
-        requests: int,
-        table: Sequence[float],
-        more: float,
-        pace: float,
-        margin: float,
+        step: Step,
         behind: int = 0,
         rerun: float = 0.0,
         passed: int = 1,
+        *,
+        ready: bool = True,
     ) -> int:
         """Return how many tokens to draft at the end of this step for the next.
 
         Args:
             most: tokens.
             count: requests to draft for.
-            requests: that will emit.
-            table: seconds of a step by rows, at the usual pace.
-            more: seconds of the step beside the table.
-            pace: how much longer than usual steps take now.
-            margin: factor in goodput for which drafting is begun; what runs goes on as long as it gains anything.
+            step: the one that drafts would be verified in.
             behind: tokens that the proposer has to follow first, of the request of which they are fewest.
             rerun: seconds that the target takes to run tokens of it once more.
             passed: steps since this was asked last.
+            ready: whether any request is worth following what the proposer is behind; if not, all it does is tries.
         """
         self.trying = False
         if most < 1 or count < 1:
@@ -88,36 +124,47 @@ class Ahead:
         if not self.times.known:
             self.trying = True
             return min(most, _FIRST)
-        question = most, count, requests
         self._asked, self._count = self._asked + 1, count
-        if self._news or question != self._question or table is not self._table or self._asked % _ANEW == 0:
-            self._question, self._table, self._news = question, table, False
-            self._paced = [seconds / pace for seconds in self.times.by_length(most, count)]
-            factor = 1.0 if self._pays else margin
-            nodes = [self._verified(length) for length in range(most + 1)]
-            asked = self._believed(), count, requests, table, self._paced, more, factor, nodes
-            self._best, self.saving = best_draft(*asked)
-            at_best = self._chances[0] + (self._chances[0] * (1 - self._chances[0]) / self._weights[0]) ** 0.5
-            one = [at_best], count, requests, table, self._paced, more
-            self.hopeful = self._weights[0] < _ENOUGH or self._best > 0 or best_draft(*one)[0] > 0
-        best, times = self._best, self._paced
-        plain = table[min(requests, len(table) - 1)] + more
+        best, _, times = self._best(most, count, step)
+        best *= ready
         self._pays = best > 0
-        if best:
-            further = min(best + 1, most)
-            price = times[further] - times[best]
-        else:
-            further = 1
-            price = times[further] + self._follow * behind / pace + rerun
+        plain = step.seconds(0)
+        further, catching_up = min(best + 1, most), 0.0
+        price = times[further] - times[best]
+        if not best:
             self.trying = True
             self._weights = [min(weight, _ENOUGH) for weight in self._weights]
             if self._weights[0] < _ENOUGH:
                 return further
-        self._saved = price if self._saved is None else min(self._saved + _SHARE * plain * passed, _SAVED * price)
-        if further > best and self._saved >= price * (1.0 if self._luck else _KEPT):
-            self._saved -= price
+            # Following what it lacks is paid for once, guesses after that are cheap; and of a guess no more is lost
+            # than what it is not worth.
+            catching_up = self._follow * behind / step.pace + rerun
+            worth = self._chances[0] * plain / step.requests
+            price = max(price + step.seconds(1) - plain - worth, _LOST * price)
+        if self._saved is None:
+            self._saved = catching_up + price
+        else:
+            self._saved = min(self._saved + _SHARE * plain * passed, catching_up + _SAVED * price)
+        if further > best and self._saved >= catching_up + price * (1.0 if self._luck else _KEPT):
+            self._saved -= catching_up + price
+            if catching_up > price:
+                self._luck = max(self._luck, _LUCK)
             return further
         return best
+
+    def _best(self, most: int, count: int, step: Step) -> tuple[int, float, list[float]]:
+        """Return the best length, the share of the time that it saves, and seconds by length at the usual pace."""
+        if self._news or step.table is not self._table or self._asked >= _ANEW:
+            self._answers.clear()
+            self._table, self._news, self._asked = step.table, False, 0
+        found = self._answers.get((most, count, step.requests))
+        if found is None:
+            paced = [seconds / step.pace for seconds in self.times.by_length(most, count)]
+            factor = 1.0 if self._pays else step.margin
+            nodes = [self._verified(length) for length in range(most + 1)]
+            asked = self._believed(), count, step.requests, step.table, paced, step.more, factor, nodes
+            found = self._answers[most, count, step.requests] = (*best_draft(*asked), paced)
+        return found
 
     @property
     def chances(self) -> list[float]:
@@ -168,6 +215,10 @@ class Ahead:
             self._follow += _FOLLOW * (max(seconds - own, 0.0) / behind - self._follow)
         else:
             self.times.observe(lengths, seconds, self._count, settled=settled)
+
+    def following(self, tokens: int) -> float:
+        """Return the seconds that following so many tokens takes."""
+        return self._follow * tokens
 
     def _believed(self) -> list[float]:
         """Return the acceptance of nodes at each depth, of those that were never judged by their parents'."""

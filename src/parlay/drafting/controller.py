@@ -6,7 +6,7 @@ accepted. Guesses that are left out still teach: a step that emits what they sai
 
 from collections.abc import Callable, Mapping, Sequence
 
-from parlay.drafting.ahead import Ahead
+from parlay.drafting.ahead import Ahead, Step
 from parlay.drafting.cost import StepCost
 from parlay.drafting.goodput import choose
 from parlay.drafting.looks import Looks
@@ -168,14 +168,31 @@ class Controller:
         self._drafted = any(chosen)
         return chosen
 
-    def lost(self, rows: int) -> float:
-        """Return the tokens that plain steps emit in the time that so many further rows take."""
-        return self.extra(self._rows, rows) * self._emitting / self.plain if self.plain else 0.0
+    def lost(self, rows: int, behind: int) -> float:
+        """Return the tokens that plain steps emit in the time that it takes a device proposer to catch up.
 
-    @property
-    def saving(self) -> float:
-        """Share of the time that a device proposer's drafts are expected to save, where they are no mere try."""
-        return self._ahead.saving
+        Args:
+            rows: that the target runs once more for it.
+            behind: tokens that it follows.
+        """
+        if not self.plain:
+            return 0.0
+        seconds = self.extra(self._rows, rows) + self._ahead.following(behind) / self.cost.pace
+        return seconds * self._emitting / self.plain
+
+    def saving(self, most: int, count: int, requests: int, keys: int) -> float:
+        """Return the share of the time that a device proposer's drafts are expected to save once it has caught up.
+
+        Args:
+            most: tokens of each.
+            count: requests that it would draft for.
+            requests: that will emit.
+            keys: that these read.
+        """
+        return self._ahead.saving(most, count, self._step(requests, keys))
+
+    def _step(self, requests: int, keys: int) -> Step:
+        return Step(requests, self.cost.table, keys * self.cost.key, self.cost.pace, _AHEAD)
 
     @property
     def device_gain(self) -> float:
@@ -193,7 +210,16 @@ class Controller:
         return self._ahead.trying
 
     def next_length(
-        self, most: int, count: int, requests: int, keys: int, behind: int = 0, again: int = 0, passed: int = 1
+        self,
+        most: int,
+        count: int,
+        requests: int,
+        keys: int,
+        behind: int = 0,
+        again: int = 0,
+        passed: int = 1,
+        *,
+        ready: bool = True,
     ) -> int:
         """Return how many tokens a device proposer should draft at the end of this step for the next.
 
@@ -205,15 +231,16 @@ class Controller:
             behind: tokens that it has to follow first, of the request of which they are fewest.
             again: tokens of it that the target has to run once more before that.
             passed: steps since this was asked last.
+            ready: see `Ahead.next_length`.
         """
         if self._pauses.left > 1 or self._pauses.begin():
             self._next = 0
             return 0
         cost, last = self.cost, len(self.cost.table) - 1
-        steps = requests, cost.table, keys * cost.key, cost.pace
         first, end = min(requests, last), min(requests + again, last)
         rerun = cost.table[end] - cost.table[first] if again else 0.0
-        self._next = self._ahead.next_length(most, count, *steps, _AHEAD, behind, rerun, passed)
+        step = self._step(requests, keys)
+        self._next = self._ahead.next_length(most, count, step, behind, rerun, passed, ready=ready)
         return self._next
 
     def judged(self, levels: Sequence[bool], length: int, nodes: int) -> None:

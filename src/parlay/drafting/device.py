@@ -22,6 +22,7 @@ MOST_HELD = 512  # states of a request that are held while the proposer is off
 MOST_HELD_TOGETHER = 8192  # and of all requests
 THINKS = 8  # while it is off, whether to try it is thought about once in so many steps
 _SCOUTS = 16  # requests of which one is held where guesses are far from paying
+_NEAR = 16  # tokens that it may be behind without a thought
 _LEFT = 0.25  # tokens that drafts may save of one that is left to emit, where they do not seem to pay
 _UNSEEN = 16  # tokens that a proposer may follow for one that the target has to run once more
 _ROWS = 16  # of a level of drafts with branches, all requests together; beyond, drafts are chains
@@ -69,6 +70,7 @@ class Device:
         self._only: Drafted | None = None  # whose drafts it is tried with
         self._forgotten: list[int] = []
         self._requests: Sequence[Drafted] = ()  # of the step
+        self._saving = 0.0  # share of the time that drafts are expected to save
         self._held: int | None = None  # states of all of them, once somebody asks
         self._begun = 0
 
@@ -99,7 +101,7 @@ class Device:
     def states(self, request: Drafted) -> int:
         """How many tokens the target is to run once more for their states: all that lack, if they are worth it."""
         lacking = self._lacking(request)
-        return lacking if lacking and self._worth(request, lacking) else 0
+        return lacking if lacking and (self._control is None or self._worth(request, self._saving or _LEFT)) else 0
 
     def begin(self, requests: Sequence[Drafted]) -> None:
         """Begin a step of some requests."""
@@ -109,14 +111,19 @@ class Device:
         """Choose the next length, by what drafting for requests with these limits costs and gains."""
         control = self._control
         assert control is not None
-        free = [
-            (request, limit) for request, limit in zip(requests, limits, strict=True) if self._drafts_for(request)
+        every = [
+            (request, limit) for request, limit in zip(requests, limits, strict=True) if self._may_draft_for(request)
         ]
+        most = min(self.length, max((limit for _, limit in every), default=0))
+        self._saving = control.saving(most, len(every), emitting, keys)
+        ready = [one for one in every if self._worth(one[0], self._saving)]
+        free = ready or [one for one in every if self._worth(one[0], _LEFT)]
         least = min(free, key=lambda one: self._lag(one[0]) + _UNSEEN * self._lacking(one[0]), default=(None, 0))[0]
         behind, again = (self._lag(least), self._lacking(least)) if least else (0, 0)
         most = min(self.length, max((limit for _, limit in free), default=0))
         passed = 1 if self.next_length else THINKS
-        self.next_length = control.next_length(most, len(free), emitting, keys, behind, again, passed)
+        steps = emitting, keys, behind, again, passed
+        self.next_length = control.next_length(most, len(free), *steps, ready=bool(ready))
         self._only = least if control.trying else None
         if not self._shaped:
             worth = control.branches and control.price < _BRANCHING and self._width * len(free) <= _ROWS
@@ -218,11 +225,14 @@ class Device:
         """How many computed tokens' states a head of pairs has not seen."""
         return request.computed - request.drafting.layers.next_state if self._pairs else 0
 
-    def _worth(self, request: Drafted, lacking: int) -> bool:
-        """Whether drafts for what is left of a request are worth running so many of its tokens once more."""
-        if self._control is None:
+    def _worth(self, request: Drafted, saving: float) -> bool:
+        """Whether drafts for what is left of a request, that save such a share, are worth catching up for."""
+        lacking = self._lacking(request)
+        behind = len(request.tokens) - request.drafting.layers.computed if self._follows else 0
+        if not lacking and behind <= _NEAR:
             return True
-        return self._control.lost(lacking) <= (self._control.saving or _LEFT) * request.remaining
+        assert self._control is not None
+        return self._control.lost(lacking, behind) <= saving * request.remaining
 
     def _lag(self, request: Drafted) -> int:
         """How many tokens the proposer has to follow before it can draft for a request."""
@@ -230,14 +240,17 @@ class Device:
         return layers.held if self._pairs else max(request.computed - layers.computed, 0) if self._follows else 0
 
     def _drafts_for(self, request: Drafted) -> bool:
-        """Whether it is to guess for a request: it is loaded for it, and nobody else does better."""
+        """Whether it is to guess for a request, for which it may have to catch up."""
+        if not self._may_draft_for(request):
+            return False
+        return self._control is None or self._only is request or self._worth(request, self._saving)
+
+    def _may_draft_for(self, request: Drafted) -> bool:
+        """Whether it is loaded for a request, and nobody else does better."""
         state = request.drafting
         if not state.device or state.predicted:
             return False
         if self._control is None:
             return True
-        lacking = self._lacking(request)
-        if lacking and not self._worth(request, lacking):
-            return False
         best, gain = state.best, self._control.device_gain
         return best is None or best.ahead > 0 or not state.chosen.tokens or sum(best.chances) < gain
