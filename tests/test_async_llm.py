@@ -33,7 +33,7 @@ def make(models: dict[str, Pair]) -> Iterator[MakeAsync]:
     yield start
     for llm in made:
         asyncio.run(llm.close())
-        assert not llm._thread.is_alive()
+        assert not llm._link.thread.is_alive()
         if not llm._llm.engine.busy:
             assert_whole(llm._llm.engine)
 
@@ -115,7 +115,7 @@ def test_cancelling_aborts(make: MakeAsync) -> None:
                 await task
             assert answer(await last(llm, PROMPT, PARAMS))
             assert not llm._llm.engine.busy
-            assert not llm._by_request
+            assert not llm._link.server._told
             assert llm._llm.engine.stats.emitted < 112
 
     asyncio.run(main())
@@ -128,8 +128,8 @@ def test_leaving_the_loop_aborts(make: MakeAsync) -> None:
             await anext(outputs)
             await outputs.aclose()
             await last(llm, PROMPT, PARAMS)
-            assert not llm._open
-            assert not llm._by_request
+            assert not llm._streams
+            assert not llm._link.server._told
 
     asyncio.run(main())
 
@@ -141,7 +141,7 @@ def test_a_bad_request_costs_the_others_nothing(make: MakeAsync, make_llm: MakeL
         async with make("ngram") as llm:
             asked = [*(last(llm, p, PARAMS) for p in bad), last(llm, PROMPT, PARAMS)]
             results = await asyncio.gather(*asked, return_exceptions=True)
-            assert not llm._open
+            assert not llm._streams
             return results
 
     *refused, good = asyncio.run(main())
@@ -184,8 +184,8 @@ def test_a_request_that_fails_on_the_way_says_why(make: MakeAsync) -> None:
             bad = SamplingParams(n=2, max_tokens=9, logits_processors=[fail])
             asked = last(llm, PROMPT, bad), last(llm, PROMPT, PARAMS)
             failed, good = await asyncio.gather(*asked, return_exceptions=True)
-            assert not llm._open
-            assert not llm._by_request
+            assert not llm._streams
+            assert not llm._link.server._told
             return failed, good
 
     failed, good = asyncio.run(main())

@@ -14,9 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from parlay.config import ServerConfig
+from parlay.link.engine import AsyncEngine
 from parlay.server.acceptance import request_metrics
 from parlay.server.apart import apart
-from parlay.server.backend import Engine, Metrics
+from parlay.server.backend import Metrics
 from parlay.server.choice import usage
 from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error, json_response
 from parlay.server.gate import Gate
@@ -49,7 +50,7 @@ class Front:
         metrics: who counts, if anybody.
     """
 
-    engine: Engine
+    engine: AsyncEngine
     config: ServerConfig
     gate: Gate
     methods: tuple[str, ...] = ()
