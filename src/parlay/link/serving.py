@@ -8,7 +8,7 @@ next one then tells of several steps at once.
 from collections.abc import Sequence
 from time import monotonic
 
-from parlay.engine.answers import metrics_of, text_of
+from parlay.engine.answers import metrics_of, text_since
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request, best
 from parlay.link.base import Door
@@ -204,15 +204,15 @@ class _Told:
 
     def delta(self, request: Request) -> Delta:
         """Return what is new of one completion, which then is known."""
-        known, seen, text = self._tokens[request], self._text[request], text_of(request)
+        known, text = self._tokens[request], text_since(request, self._text[request])
         self._tokens[request] = len(request.tokens) - len(request.prompt_tokens)
-        self._text[request] = len(text)
+        self._text[request] += len(text)
         return Delta(
             self.key,
             self.requests[0].request_id,
             self._index[request],
             request.tokens[len(request.prompt_tokens) + known :],
-            text[seen:],
+            text,
             request.sources[known:],
             None if request.params.logprobs is None else plain_scores(request.logprobs[known:]),
             request.finish_reason,

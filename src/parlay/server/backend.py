@@ -14,7 +14,7 @@ class Observation:
         endpoint: its path.
         status: of the answer; 499 if the client left before it.
         seconds: from its arrival until then.
-        outputs: the newest output of each prompt, none for one that did not get so far.
+        outputs: the newest output of each prompt, of a stream the last delta; none for one that did not get so far.
     """
 
     endpoint: str
