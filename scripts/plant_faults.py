@@ -70,8 +70,8 @@ FAULTS = [
     Fault(
         "a stop string lost across drafts",
         "src/parlay/engine/tokenizer.py",
-        "self.text.find(s, max(0, before + 1 - len(s)))",
-        "self.text.find(s, before)",
+        "tail.find(s, max(0, before + 1 - len(s) - begin))",
+        "tail.find(s, before - begin)",
     ),
     Fault(
         "a leaked abort",

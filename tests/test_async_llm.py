@@ -2,13 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
+import msgspec
 import pytest
 from asking import assert_whole, essence
 from conftest import MakeLLM, Pair, proposer_options
 
 from parlay import AsyncLLM, ConfigError, ParlayError, RequestError, RequestOutput, SamplingParams
+from parlay.engine.tokenizer import Detokenizer
+from parlay.link.engine import AsyncEngine
+from parlay.link.protocol import Outputs, encode
 
 PROMPT = list(range(40, 52)) * 2
 PARAMS = SamplingParams(temperature=0.7, seed=3, max_tokens=12, logprobs=1)
@@ -33,7 +39,7 @@ def make(models: dict[str, Pair]) -> Iterator[MakeAsync]:
     yield start
     for llm in made:
         asyncio.run(llm.close())
-        assert not llm._thread.is_alive()
+        assert not llm._link.thread.is_alive()
         if not llm._llm.engine.busy:
             assert_whole(llm._llm.engine)
 
@@ -76,6 +82,69 @@ def test_outputs_grow(make: MakeAsync) -> None:
         assert outputs[-1].outputs[0].text.startswith(output.outputs[0].text)
 
 
+@pytest.mark.parametrize("method", [None, "ngram"])
+def test_deltas_add_up(make: MakeAsync, method: str | None) -> None:
+    """A reader who now and then sleeps included."""
+    params = SamplingParams(
+        n=2, temperature=0.7, seed=3, max_tokens=90, logprobs=1, prompt_logprobs=0, return_rejected=True, stop="qqq"
+    )
+
+    async def main() -> tuple[list[RequestOutput], RequestOutput]:
+        async with make(method) as llm:
+            outputs = []
+            async for output in llm.generate(PROMPT, params, deltas=True):
+                outputs.append(output)
+                await asyncio.sleep(0.01 * (len(outputs) % 9 == 0))
+            return outputs, await last(llm, PROMPT, params)
+
+    deltas, whole = asyncio.run(main())
+    assert len(deltas) > 5
+    for index, expected in enumerate(whole.outputs):
+        ones = [delta.outputs[index] for delta in deltas]
+        assert "".join(one.text for one in ones) == expected.text
+        for name in ("token_ids", "sources", "logprobs", "rejected"):
+            assert tuple(x for one in ones for x in getattr(one, name)) == getattr(expected, name), name
+        assert (ones[-1].finish_reason, ones[-1].stop_reason) == (expected.finish_reason, expected.stop_reason)
+        assert [one.metrics.emitted for one in ones] == list(accumulate(len(one.token_ids) for one in ones))
+    assert deltas[-1].finished
+    assert deltas[-1].prompt_logprobs == whole.prompt_logprobs
+
+
+def test_a_token_costs_no_more_behind_a_long_answer(make: MakeAsync, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told of a step, handed to the reader and read of the text does not grow with the answer."""
+    sizes: list[int] = []
+    read: list[int] = []
+    take, part = AsyncEngine._take_outputs, Detokenizer._from
+
+    def weigh(self: AsyncEngine, outputs: Outputs) -> None:
+        sizes.append(len(encode(msgspec.structs.replace(outputs, stats=None))))
+        take(self, outputs)
+
+    def count(self: Detokenizer, begin: int) -> str:
+        found = part(self, begin)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(AsyncEngine, "_take_outputs", weigh)
+    monkeypatch.setattr(Detokenizer, "_from", count)
+
+    async def main() -> list[RequestOutput]:
+        async with make() as llm:
+            params = replace(LONG, stop=("~~~~",), logprobs=1)
+            return [output async for output in llm.generate(PROMPT, params, deltas=True)]
+
+    outputs = asyncio.run(main())
+    told = [size for size in sizes if size > 50]  # the others are snapshots
+    assert len(told) == 100
+    early, late = max(told[:20]), max(told[-20:-1])  # the last one has what was held back
+    assert late <= early + 40, "clock readings and counters may get a few bytes longer"
+    handed = [one for output in outputs for one in output.outputs]
+    assert sum(len(one.token_ids) for one in handed) == sum(len(one.logprobs or ()) for one in handed) == 100
+    text = "".join(one.text for one in handed)
+    # Each step looks at its own characters and at as many as a stop string has; the end once at the whole.
+    assert sum(read) <= 100 * 2 * 8 + 2 * len(text)
+
+
 def test_a_slow_reader_misses_no_tokens(make: MakeAsync) -> None:
     async def main() -> tuple[list[int], RequestOutput]:
         async with make() as llm:
@@ -115,7 +184,7 @@ def test_cancelling_aborts(make: MakeAsync) -> None:
                 await task
             assert answer(await last(llm, PROMPT, PARAMS))
             assert not llm._llm.engine.busy
-            assert not llm._by_request
+            assert not llm._link.server._told
             assert llm._llm.engine.stats.emitted < 112
 
     asyncio.run(main())
@@ -128,8 +197,8 @@ def test_leaving_the_loop_aborts(make: MakeAsync) -> None:
             await anext(outputs)
             await outputs.aclose()
             await last(llm, PROMPT, PARAMS)
-            assert not llm._open
-            assert not llm._by_request
+            assert not llm._streams
+            assert not llm._link.server._told
 
     asyncio.run(main())
 
@@ -141,7 +210,7 @@ def test_a_bad_request_costs_the_others_nothing(make: MakeAsync, make_llm: MakeL
         async with make("ngram") as llm:
             asked = [*(last(llm, p, PARAMS) for p in bad), last(llm, PROMPT, PARAMS)]
             results = await asyncio.gather(*asked, return_exceptions=True)
-            assert not llm._open
+            assert not llm._streams
             return results
 
     *refused, good = asyncio.run(main())
@@ -184,8 +253,8 @@ def test_a_request_that_fails_on_the_way_says_why(make: MakeAsync) -> None:
             bad = SamplingParams(n=2, max_tokens=9, logits_processors=[fail])
             asked = last(llm, PROMPT, bad), last(llm, PROMPT, PARAMS)
             failed, good = await asyncio.gather(*asked, return_exceptions=True)
-            assert not llm._open
-            assert not llm._by_request
+            assert not llm._streams
+            assert not llm._link.server._told
             return failed, good
 
     failed, good = asyncio.run(main())

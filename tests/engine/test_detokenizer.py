@@ -122,6 +122,8 @@ def test_settled_text_is_never_taken_back(codec: TextCodec, text: str, stop: lis
         if detokenizer.append(token) is not None:
             break
         assert final.text.startswith(detokenizer.settled)
+        for seen in range(len(detokenizer.settled) + 1):
+            assert detokenizer.settled_since(seen) == detokenizer.settled[seen:]
         held = len(detokenizer.text) - len(detokenizer.settled)
         assert held < max(map(len, stop), default=1)
 

@@ -13,10 +13,11 @@ from conftest import MakeLLM
 from parlay import EngineFaultError, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.engine.tokenizer import Detokenizer
+from parlay.link.protocol import Abort, Add, Command, Failure, Outputs, Stop, decode_report, encode, plain_params
+from parlay.link.serving import EngineServer
 from parlay.sampling import grammar
 from parlay.sampling.grammar import Grammars
-from parlay.server.engine_server import EngineServer
-from parlay.server.protocol import Abort, Add, Command, Failure, Outputs, Stop, decode_report, encode, plain_params
+from parlay.server.door import SocketDoor
 
 PROMPT = tuple(range(40, 52)) * 2
 LIMIT = 20.0
@@ -38,7 +39,8 @@ class Front:
             ends[1].connect(f"inproc://{name}")
             self._pairs.append(ends)
         (self._commands, commands), (self._reports, reports) = self._pairs
-        self._thread = Thread(target=EngineServer(engine, commands, reports).run, daemon=True)
+        self._door = SocketDoor(commands, reports)
+        self._thread = Thread(target=EngineServer(engine, self._door).run, daemon=True)
         self._thread.start()
 
     def send(self, command: Command) -> None:
@@ -60,6 +62,7 @@ class Front:
         self.send(Stop())
         self._thread.join(LIMIT)
         assert not self._thread.is_alive()
+        self._door.__exit__()
         self._context.destroy(linger=0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from parlay import EngineDeadError, EngineFaultError, ModelError, ParlayError, RequestError, SamplingParams, errors
 from parlay.engine.memory import Memory
 from parlay.engine.stats import MethodSnapshot, StatsSnapshot
-from parlay.server.protocol import (
+from parlay.link.protocol import (
     Abort,
     Add,
     Delta,
@@ -116,7 +116,7 @@ def test_every_parameter_is_plain_or_refused() -> None:
     assert plain_params(SamplingParams()) == {}
     assert set(SOME) <= {f.name for f in dataclasses.fields(SamplingParams)}
     with pytest.raises(RequestError, match="Python functions, which cannot be sent"):
-        plain_params(SamplingParams(logits_processors=[lambda output, logits: logits]))
+        encode(Add(1, (1,), plain_params(SamplingParams(logits_processors=[lambda output, logits: logits]))))
 
 
 def test_what_cannot_be_written_is_the_requests_fault() -> None:

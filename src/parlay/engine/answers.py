@@ -18,6 +18,13 @@ def text_of(request: Request) -> str:
     return request.detokenizer.complete(tokens[:-1] if cut else tokens)
 
 
+def text_since(request: Request, seen: int) -> str:
+    """Return what `text_of` has behind its first `seen` characters; before the end at the price of that alone."""
+    if request.detokenizer is not None and request.finish_reason is None:
+        return request.detokenizer.settled_since(seen)
+    return text_of(request)[seen:]
+
+
 def metrics_of(request: Request) -> RequestMetrics:
     """Return what happened to a request so far."""
     counts, emitted = request.counts, len(request.tokens) - len(request.prompt_tokens)

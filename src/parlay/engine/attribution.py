@@ -20,6 +20,8 @@ class Attribution:
         self._pieces = Pieces(tokenizer, skip_special_tokens=skip_special_tokens)
         # Where the text of each token ends, and its source; or a rejected guess's text and source.
         self._waiting: deque[tuple[int, str] | tuple[str, str]] = deque()
+        self._guesses: deque[Rejected] = deque()  # rejected behind the tokens so far
+        self._text = ""  # what was not returned yet
         self._decoded = 0
         self._tokens = 0
         self._rejected = 0
@@ -34,48 +36,70 @@ class Attribution:
         *,
         finished: bool = False,
     ) -> list[Piece]:
-        """Return what `text` has that was not returned before, in pieces with their sources.
+        """Return what `text` has that was not returned before; as `add`, but all arguments hold everything so far."""
+        return self.add(
+            tokens[self._tokens :],
+            sources[self._tokens :],
+            text[self._shown + len(self._text) :],
+            rejected[self._rejected :],
+            finished=finished,
+        )
+
+    def add(
+        self,
+        tokens: Sequence[int],
+        sources: Sequence[str],
+        text: str,
+        rejected: Sequence[Rejected] = (),
+        *,
+        finished: bool = False,
+    ) -> list[Piece]:
+        """Return the text that was not returned before, in pieces with their sources.
 
         Args:
-            tokens: all tokens so far.
+            tokens: further tokens.
             sources: who supplied each of them.
-            text: the completion's text so far, which may lag behind the tokens and at last be cut or completed. What
-                an incomplete last character decodes to is a piece without a source.
-            rejected: all rejected guesses so far. Each is a piece of its own, in front of the text that comes next.
+            text: further text, which may lag behind the tokens and at last be cut or completed. What an incomplete
+                last character decodes to is a piece without a source.
+            rejected: further rejected guesses. Each is a piece of its own, in front of the text that comes next.
             finished: nothing will come any more; guesses behind the end of the text are then given too.
         """
-        for place in range(self._tokens, len(tokens)):
-            self._wait(rejected, place)
-            self._decoded += len(self._pieces.add(tokens[place]))
-            self._waiting.append((self._decoded, sources[place]))
-        self._tokens = len(tokens)
+        self._guesses += rejected
+        self._rejected += len(rejected)
+        for token, source in zip(tokens, sources, strict=True):
+            self._wait()
+            self._decoded += len(self._pieces.add(token))
+            self._waiting.append((self._decoded, source))
+            self._tokens += 1
         if finished:
-            self._wait(rejected, len(tokens))
+            self._wait()
+        text, begin = self._text + text, self._shown
+        known = begin + len(text)
         new: list[Piece] = []
-        while self._waiting and (finished or self._shown < len(text)):
+        while self._waiting and (finished or self._shown < known):
             end, source = self._waiting[0]
             if isinstance(end, str):
                 new.append((end, source, False))
             else:
-                if piece := text[self._shown : end]:
+                if piece := text[self._shown - begin : max(0, end - begin)]:
                     new.append((piece, source, True))
-                self._shown = max(self._shown, min(end, len(text)))
-                if end > len(text) and not finished:
+                self._shown = max(self._shown, min(end, known))
+                if end > known and not finished:
                     break
             self._waiting.popleft()
-        if not self._waiting and self._shown < len(text):
-            new.append((text[self._shown :], None, True))
-            self._shown = len(text)
+        if not self._waiting and self._shown < known:
+            new.append((text[self._shown - begin :], None, True))
+            self._shown = known
+        self._text = text[self._shown - begin :]
         return new
 
-    def _wait(self, rejected: Sequence[Rejected], place: int) -> None:
-        """Queue the guesses that were rejected before the token at `place`."""
-        while self._rejected < len(rejected) and rejected[self._rejected].at <= place:
-            guess = rejected[self._rejected]
-            self._waiting.append((self._text(guess.token_id), guess.source))
-            self._rejected += 1
+    def _wait(self) -> None:
+        """Queue the guesses that were rejected before the next token."""
+        while self._guesses and self._guesses[0].at <= self._tokens:
+            guess = self._guesses.popleft()
+            self._waiting.append((self._guess(guess.token_id), guess.source))
 
-    def _text(self, token: int) -> str:
+    def _guess(self, token: int) -> str:
         """Return a guess's own text; that of half a character is the replacement character."""
         with DECODING:
             alone, after = (

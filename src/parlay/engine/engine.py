@@ -17,7 +17,7 @@ from parlay.engine.answers import metrics_of, text_of
 from parlay.engine.loading import Loading
 from parlay.engine.memory import Memory, count_blocks
 from parlay.engine.numerics import cases, describe_numerics, identify, trust_model
-from parlay.engine.request import Counts, Request, check_place
+from parlay.engine.request import Counts, Request
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names
 from parlay.engine.stats import EngineStats, StatsSnapshot
@@ -46,6 +46,7 @@ from parlay.sampling.processors import prepare
 from parlay.sampling.seeds import mix
 from parlay.types.output import CompletionOutput, Logprob
 from parlay.types.params import SamplingParams, SpeculationOverride
+from parlay.types.place import check_place
 from parlay.types.plan import SpanError, TokenLogprobs
 from parlay.types.processor import RowProcessor
 from parlay.types.progress import OnProgress, ignore

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from parlay.config.verification import COUPLED
 from parlay.drafting.state import DraftState
 from parlay.engine.tokenizer import Detokenizer
-from parlay.errors import RequestError, shown
+from parlay.errors import RequestError
 from parlay.kv.table import BlockTable
 from parlay.types.output import FinishReason, Rejected
 from parlay.types.params import SamplingParams
@@ -139,21 +139,3 @@ def best(requests: Sequence[Request]) -> list[Request]:
     if len(requests) == wanted or any(r.finish_reason is None for r in requests):
         return list(requests[:wanted])
     return sorted(requests, key=lambda r: (r.finish_reason == "abort", -fsum(p.logprob for p in r.logprobs)))[:wanted]
-
-
-def check_place(priority: object, tenant: object, timeout: object) -> None:
-    """Refuse a place in the queue that would trip those who wait there.
-
-    Raises:
-        RequestError: one of them has the wrong type, or no meaning.
-    """
-    if not isinstance(priority, int):
-        raise RequestError(f"priority must be an integer, not {shown(priority)}; lower runs first")
-    if not isinstance(tenant, str):
-        raise RequestError(f"tenant must be text, not {shown(tenant)}; leave it empty where all share a cache")
-    try:
-        tenant.encode()
-    except UnicodeEncodeError:
-        raise RequestError(f"tenant must be valid Unicode text, not {shown(tenant)}") from None
-    if timeout is not None and not (isinstance(timeout, int | float) and timeout == timeout):
-        raise RequestError(f"timeout must be a number of seconds, not {shown(timeout)}; leave it out for no limit")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from io import StringIO
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -158,11 +159,7 @@ class TextCodec:
 
 
 class Detokenizer:
-    """One completion's text, token by token.
-
-    Attributes:
-        text: everything decoded so far, cut once a stop string was found.
-    """
+    """One completion's text, token by token; a further token costs no more behind a long text than behind a short."""
 
     def __init__(
         self,
@@ -189,7 +186,8 @@ class Detokenizer:
         self._immune = min_tokens
         self._pieces = Pieces(codec.tokenizer, skip_special_tokens=skip_special_tokens)
         self._hold = max(map(len, stop), default=1) - 1
-        self.text = ""
+        self._text = StringIO(newline="\n")  # which translates no line ends
+        self._length = 0
 
     def append(self, token: int) -> str | None:
         """Add a token; return the stop string that it completes, after cutting the text before or behind it."""
@@ -197,29 +195,52 @@ class Detokenizer:
         immune, self._immune = self._immune > 0, self._immune - 1
         if not piece:
             return None
-        before = len(self.text)
-        self.text += piece
-        if immune:
+        before = self._length
+        self._text.seek(before)
+        self._text.write(piece)
+        self._length += len(piece)
+        if immune or not self._stop:
             return None
-        found = [(at, s) for s in self._stop if (at := self.text.find(s, max(0, before + 1 - len(s)))) >= 0]
+        # Whatever the piece completes begins in the last characters.
+        begin = max(0, before - self._hold)
+        tail = self._from(begin)
+        found = [(at, s) for s in self._stop if (at := tail.find(s, max(0, before + 1 - len(s) - begin))) >= 0]
         if not found:
             return None
         at, stop = min(found)
-        self.text = self.text[: at + len(stop) if self._include else at]
+        self._length = begin + at + (len(stop) if self._include else 0)
+        self._text.truncate(self._length)
         return stop
+
+    def _from(self, begin: int) -> str:
+        self._text.seek(begin)
+        return self._text.read()
+
+    @property
+    def text(self) -> str:
+        """Everything decoded so far, cut once a stop string was found."""
+        return self._from(0)
 
     @property
     def settled(self) -> str:
         """The text without an end that may turn out to begin a stop string; it is never taken back."""
-        for length in range(min(self._hold, len(self.text)), 0, -1):
-            if any(s.startswith(self.text[-length:]) for s in self._stop):
-                return self.text[:-length]
-        return self.text
+        return self.settled_since(0)
+
+    def settled_since(self, seen: int) -> str:
+        """Return what `settled` has behind its first `seen` characters, without looking at those."""
+        begin = min(seen, max(0, self._length - self._hold))
+        text = self._from(begin)
+        for length in range(min(self._hold, self._length), 0, -1):
+            if any(s.startswith(text[-length:]) for s in self._stop):
+                text = text[:-length]
+                break
+        return text[seen - begin :]
 
     def complete(self, tokens: Sequence[int]) -> str:
         """Return the final text of a whole completion, with what an incomplete last character decodes to."""
         whole = self._codec.decode(tokens, skip_special_tokens=self._skip)
-        return whole if whole.startswith(self.text) else self.text + self._pieces.rest
+        text = self.text
+        return whole if whole.startswith(text) else text + self._pieces.rest
 
 
 def encode_prediction(

@@ -14,9 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from parlay.config import ServerConfig
+from parlay.link.engine import AsyncEngine
 from parlay.server.acceptance import request_metrics
 from parlay.server.apart import apart
-from parlay.server.backend import Engine, Metrics
+from parlay.server.backend import Metrics
 from parlay.server.choice import usage
 from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error, json_response
 from parlay.server.gate import Gate
@@ -49,7 +50,7 @@ class Front:
         metrics: who counts, if anybody.
     """
 
-    engine: Engine
+    engine: AsyncEngine
     config: ServerConfig
     gate: Gate
     methods: tuple[str, ...] = ()
@@ -153,6 +154,7 @@ class Answer(Response):
         self._continuous_usage = continuous_usage
         self._without_output = without_output
         self._metrics = return_metrics or front.config.per_request_spec_decode_metrics != "none"
+        self._texts: dict[int, dict[int, list[str]]] = {}  # by prompt and completion, where they are logged
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -219,7 +221,7 @@ class Answer(Response):
         await send({"type": "http.response.body", "body": end})
 
     async def _outputs(self, account: Account) -> AsyncGenerator[tuple[int, RequestOutput]]:
-        """Yield the prompts' outputs as they grow, with their numbers; the account always has the newest.
+        """Yield what is new of the prompts' outputs, with their numbers; the account always has the newest.
 
         Raises:
             TimeoutError: the engine had not enough time.
@@ -232,13 +234,17 @@ class Answer(Response):
                 tenant=account.client.tenant,
                 timeout=front.config.request_timeout,
                 final_only=not self._stream,
+                deltas=self._stream,
             )
             for prompt in self._prompts
         ]
-        before: dict[tuple[int, int], tuple[float, int]] = {}
+        before: dict[tuple[int, int], float] = {}
         async with aclosing(merge(streams)) as merged:
             async for number, output in merged:
                 account.outputs[number] = output
+                if front.config.log_prompts:
+                    for one in output.outputs:
+                        self._texts.setdefault(number, {}).setdefault(one.index, []).append(one.text)
                 if front.metrics is not None:
                     _measure(front.metrics, account, before, number, output)
                 if output.error is not None:
@@ -278,16 +284,16 @@ class Answer(Response):
             account.facts["log"] = [
                 {
                     "prompt": output.prompt or list(output.prompt_token_ids),
-                    "texts": [one.text for one in output.outputs],
+                    "texts": ["".join(self._texts[number][one.index]) for one in output.outputs],
                 }
-                for _, output in sorted(account.outputs.items())
+                for number, output in sorted(account.outputs.items())
             ]
 
 
 def _measure(
     metrics: Metrics,
     account: Account,
-    before: dict[tuple[int, int], tuple[float, int]],
+    before: dict[tuple[int, int], float],
     number: int,
     output: RequestOutput,
 ) -> None:
@@ -295,14 +301,13 @@ def _measure(
     now = time.perf_counter()
     for one in output.outputs:
         key, tokens = (number, one.index), len(one.token_ids)
-        then, had = before.get(key, (account.arrival, 0))
-        if tokens == had:
+        if not tokens:
             continue
-        before[key] = now, tokens
-        if had:
-            metrics.observe_step(now - then, tokens - had)
+        then, before[key] = before.get(key), now
+        if then is not None:
+            metrics.observe_step(now - then, tokens)
         elif one.finish_reason is None:
-            metrics.observe_first(now - then)
+            metrics.observe_first(now - account.arrival)
         else:  # all at once: the engine knows when they came
             times = one.metrics
             metrics.observe_first(times.first_token - times.arrival)

@@ -14,9 +14,10 @@ from starlette.types import ASGIApp
 from parlay import __version__
 from parlay.config import ServerConfig
 from parlay.errors import ParlayError
+from parlay.link.engine import AsyncEngine
 from parlay.server import documents, documents_answers
 from parlay.server.answer import Front
-from parlay.server.backend import Engine, Metrics
+from parlay.server.backend import Metrics
 from parlay.server.chat import chat
 from parlay.server.completions import complete
 from parlay.server.errors import ApiError, ClientLeftError, as_api_error, json_response
@@ -34,7 +35,7 @@ from parlay.server.tokens import detokenize, tokenize
 
 
 def create_app(
-    engine: Engine,
+    engine: AsyncEngine,
     config: ServerConfig | None = None,
     *,
     keys: Keys | None = None,

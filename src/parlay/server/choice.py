@@ -1,4 +1,4 @@
-"""One choice of an answer while it grows: what is new since the last look."""
+"""One choice of an answer while it grows: what is new, as events show it."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -38,32 +38,26 @@ class News:
 
 
 class Choice:
-    """How much of one completion was shown."""
+    """What of one completion was not shown yet."""
 
     def __init__(self, tokenizer: Tokenizer, *, sources: bool = False, skip_special_tokens: bool = True) -> None:
         """Begin with nothing shown; `sources` asks for them."""
         self._pieces = Attribution(tokenizer, skip_special_tokens=skip_special_tokens) if sources else None
-        self._characters = 0
-        self._tokens = 0
+        self._held: list[int] = []  # tokens
         self.finished = False
 
     def update(self, one: CompletionOutput) -> News:
-        """Return what is new."""
-        pieces = None
+        """Return what is new, of a completion that has what came since the last time."""
+        finished, logprobs, pieces = one.finish_reason is not None, one.logprobs or (), None
         if self._pieces is not None:
-            finished = one.finish_reason is not None
-            new = self._pieces.update(one.token_ids, one.sources, one.text, one.rejected or (), finished=finished)
+            new = self._pieces.add(one.token_ids, one.sources, one.text, one.rejected or (), finished=finished)
             pieces = [(text, source or "target", accepted) for text, source, accepted in new]
-        text = one.text[self._characters :]
-        logprobs = () if one.logprobs is None else one.logprobs[self._tokens :]
+        self._held += one.token_ids
         tokens: tuple[int, ...] = ()
         # Held back with its text, so that pieces and tokens of one event belong together.
-        if text or logprobs or one.finish_reason:
-            tokens = one.token_ids[self._tokens :]
-            self._characters += len(text)
-            self._tokens = len(one.token_ids)
-            self.finished = one.finish_reason is not None
-        return News(text, tokens, logprobs, pieces, one.finish_reason, one.stop_reason)
+        if one.text or logprobs or finished:
+            tokens, self._held, self.finished = tuple(self._held), [], finished
+        return News(one.text, tokens, logprobs, pieces, one.finish_reason, one.stop_reason)
 
 
 def usage(outputs: list[RequestOutput], *, without_output: bool = False, reasoning_tokens: int = 0) -> dict[str, Any]:
@@ -76,7 +70,7 @@ def usage(outputs: list[RequestOutput], *, without_output: bool = False, reasoni
     """
     ones = [one for output in outputs for one in output.outputs]
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    completion = 0 if without_output else sum(len(one.token_ids) for one in ones)
+    completion = 0 if without_output else sum(one.metrics.emitted for one in ones)
     accepted = sum(one.metrics.accepted for one in ones)
     undrafted: Counter[str] = Counter()
     for one in ones:

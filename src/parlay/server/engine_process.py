@@ -13,9 +13,9 @@ import zmq
 from parlay import log
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ParlayError
+from parlay.link.protocol import Failure, Loading, encode
 from parlay.log import logger
 from parlay.server.garbage import leave_out_what_is_loaded
-from parlay.server.protocol import Failure, Loading, Ready, encode
 from parlay.types.progress import Progress
 
 COMMANDS, REPORTS = "commands", "reports"  # the sockets' files
@@ -42,7 +42,8 @@ def main(folder: str, config: EngineConfig, speculative: SpeculativeConfig) -> N
         try:
             log.configure()
             from parlay.engine.engine import Engine  # loads torch, by now with the watch set
-            from parlay.server.engine_server import EngineServer
+            from parlay.link.serving import EngineServer, introduce
+            from parlay.server.door import SocketDoor
 
             def tell(progress: Progress) -> None:
                 with suppress(zmq.Again):  # the front is busy
@@ -54,18 +55,10 @@ def main(folder: str, config: EngineConfig, speculative: SpeculativeConfig) -> N
                 logger.exception("the engine could not start")
             reports.send(encode(Failure.of(error, "the engine could not start")))
             return
-        ready = Ready(
-            engine.numerics_id,
-            engine.max_model_len,
-            engine.vocab_size,
-            str(engine.codec.path),
-            engine.methods,
-            engine.sampling_defaults,
-            engine.memory,
-        )
-        reports.send(encode(ready))
+        reports.send(encode(introduce(engine)))
         leave_out_what_is_loaded()
-        EngineServer(engine, commands, reports).run()
+        with SocketDoor(commands, reports) as door:
+            EngineServer(engine, door).run()
     finally:
         context.destroy(linger=1000)
 

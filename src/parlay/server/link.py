@@ -11,9 +11,9 @@ import zmq
 
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ConfigError
+from parlay.link.protocol import Command, Report, decode_report, encode
 from parlay.log import logger
 from parlay.server.engine_process import COMMANDS, MESSAGES, REPORTS, main
-from parlay.server.protocol import Command, Report, decode_report, encode
 
 
 class EngineLink:

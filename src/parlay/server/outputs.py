@@ -15,7 +15,7 @@ T = TypeVar("T")
 async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
     """Yield what several iterators yield, each with the iterator's number.
 
-    Items are cumulative: one that was not taken before the next of its iterator came is left out.
+    No item is left out; an iterator is asked for its next when the last one is taken.
 
     Raises:
         Exception: whatever one of them raises; the others are closed.
@@ -27,7 +27,8 @@ async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int
         finally:
             await _close(streams[0])
         return
-    latest: dict[int, T] = {}
+    ready: dict[int, T] = {}  # at most one of each, the oldest first
+    taken = [asyncio.Event() for _ in streams]
     failed: list[Exception] = []
     wake = asyncio.Event()
     running = len(streams)
@@ -36,8 +37,10 @@ async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int
         nonlocal running
         try:
             async for item in streams[number]:
-                latest[number] = item
+                ready[number] = item
                 wake.set()
+                await taken[number].wait()
+                taken[number].clear()
         except Exception as error:
             failed.append(error)
         finally:
@@ -47,14 +50,16 @@ async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int
 
     tasks = [asyncio.create_task(pump(i)) for i in range(len(streams))]
     try:
-        while running or latest:
+        while running or ready:
             await wake.wait()
             wake.clear()
             if failed:
                 raise failed[0]
-            while latest:
-                number = next(iter(latest))
-                yield number, latest.pop(number)
+            while ready:
+                number = next(iter(ready))
+                item = ready.pop(number)
+                taken[number].set()
+                yield number, item
     finally:
         for task in tasks:
             task.cancel()

@@ -24,7 +24,7 @@ class Output:
     def __init__(self) -> None:
         self.items: list[Item] = []
         self._open: Item | None = None  # without its text
-        self._text = ""
+        self._parts: list[str] = []  # its text
 
     def write(self, text: str, kind: str = "message") -> list[Event]:
         """Add text to the answer, or to the reasoning before it."""
@@ -34,7 +34,7 @@ class Output:
         if self._open is None or self._open["type"] != kind:
             events = self._begin(kind, {"role": "assistant"} if kind == "message" else {"summary": []})
         _, _, about = _PARTS[kind]
-        self._text += text
+        self._parts.append(text)
         more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
         return [*events, {"type": f"{about}.delta", **self._at, "content_index": 0, "delta": text, **more}]
 
@@ -45,7 +45,7 @@ class Output:
             events = self._begin("function_call", {"call_id": call["id"], "name": function["name"]})
         arguments = function.get("arguments", "")
         if arguments:
-            self._text += arguments
+            self._parts.append(arguments)
             events.append({"type": "response.function_call_arguments.delta", **self._at, "delta": arguments})
         return events
 
@@ -73,7 +73,7 @@ class Output:
         item = self._shown(status)
         events.append({"type": "response.output_item.done", "output_index": len(self.items), "item": item})
         self.items.append(item)
-        self._open, self._text = None, ""
+        self._open, self._parts = None, []
         return events
 
     def end(self, status: str = "completed") -> list[Event]:
@@ -81,6 +81,10 @@ class Output:
         if self._open is None and not self.items:
             return [*self._begin("message", {"role": "assistant"}), *self.close(status)]
         return self.close(status)
+
+    @property
+    def _text(self) -> str:
+        return "".join(self._parts)
 
     @property
     def _at(self) -> dict[str, Any]:

@@ -116,6 +116,8 @@ class RequestOutput:
 
     `request_id` is None for a prompt that was refused or failed. `prompt_logprobs` has, when asked for, one mapping
     of token id to log-probability a token of the prompt, and None for the first, which nothing comes before.
+
+    Where `deltas` were asked for, completions hold what is new since the output before, but for their metrics.
     """
 
     request_id: int | None

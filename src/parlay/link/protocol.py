@@ -1,7 +1,7 @@
-"""What the front and the engine's process tell each other: msgpack, one message a step.
+"""What an asynchronous engine and whoever computes for it tell each other: one message a step.
 
-Everything is plain data. What the front need not know of is not sent: of a request's progress only what is new, of
-log-probabilities only numbers, since both sides have the tokenizer.
+Between processes it is msgpack, and everything is plain data. What the front need not know of is not sent: of a
+request's progress only what is new, of log-probabilities only numbers, since both sides have the tokenizer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -170,8 +170,13 @@ def encode(message: Command | Report) -> bytes:
     """Return a message as bytes.
 
     Raises:
-        RequestError: it holds an integer beyond 64 bits, or text that is not valid Unicode.
+        RequestError: it holds Python functions, an integer beyond 64 bits, or text that is not valid Unicode.
     """
+    if isinstance(message, Add) and "logits_processors" in message.params:
+        raise RequestError(
+            "logits_processors are Python functions, which cannot be sent to the engine's process; "
+            "leave them out, or use LLM or AsyncLLM"
+        )
     try:
         return _encoder.encode(message)
     except OverflowError:
@@ -191,16 +196,7 @@ def decode_report(data: bytes) -> Report:
 
 
 def plain_params(params: SamplingParams) -> dict[str, Any]:
-    """Return parameters as plain data, such as `SamplingParams(**data)` takes.
-
-    Raises:
-        RequestError: they hold Python functions.
-    """
-    if params.logits_processors:
-        raise RequestError(
-            "logits_processors are Python functions, which cannot be sent to the engine's process; "
-            "leave them out, or use LLM or AsyncLLM"
-        )
+    """Return parameters as data, such as `SamplingParams(**data)` takes; plain but for Python functions."""
     values = ((name, getattr(params, name)) for name in _DEFAULTS)
     return {name: _plain(value) for name, value in values if value != _DEFAULTS[name]}
 

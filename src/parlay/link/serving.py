@@ -1,4 +1,4 @@
-"""Serves one front with an engine: commands in, one message a step out.
+"""The engine's end of a link: commands in, one message a step out.
 
 Commands are taken between steps, so that an abort frees its blocks within one. While the front cannot take a message,
 nothing piles up: what a request has besides what was told of it is worked out when a message can be sent, and the
@@ -8,13 +8,12 @@ next one then tells of several steps at once.
 from collections.abc import Sequence
 from time import monotonic
 
-import zmq
-
-from parlay.engine.answers import metrics_of, text_of
+from parlay.engine.answers import metrics_of, text_since
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request, best
-from parlay.server.forms import Forms, refused
-from parlay.server.protocol import (
+from parlay.link.base import Door
+from parlay.link.forms import Forms, refused
+from parlay.link.protocol import (
     Abort,
     Add,
     Command,
@@ -22,8 +21,7 @@ from parlay.server.protocol import (
     Failure,
     Outputs,
     PromptScores,
-    decode_command,
-    encode,
+    Ready,
     plain_metrics,
     plain_scores,
 )
@@ -33,21 +31,33 @@ from parlay.types.params import SamplingParams
 _STATS_SECONDS = 0.1  # between two snapshots while the engine is busy
 
 
+def introduce(engine: Engine) -> Ready:
+    """Return what an engine says of itself."""
+    return Ready(
+        engine.numerics_id,
+        engine.max_model_len,
+        engine.vocab_size,
+        str(engine.codec.path),
+        engine.methods,
+        engine.sampling_defaults,
+        engine.memory,
+    )
+
+
 class EngineServer:
     """Serves one front with an engine."""
 
-    def __init__(self, engine: Engine, commands: "zmq.Socket[bytes]", reports: "zmq.Socket[bytes]") -> None:
-        """Use an engine that nobody else uses, a PULL socket for commands and a PUSH socket for reports."""
+    def __init__(self, engine: Engine, door: Door) -> None:
+        """Use an engine that nobody else uses, and the door through which the front is reached."""
         self._engine = engine
-        self._commands = commands
-        self._reports = reports
+        self._door = door
         self._told: dict[int, _Told] = {}  # by the front's key
         self._by_request: dict[int, _Told] = {}
         self._news: dict[Request, _Told] = {}  # what moved and was not told yet, in order
         self._failures: list[Failure] = []
-        self._unsent: bytes | None = None
+        self._unsent: Outputs | None = None
         self._stats_due, self._stats_sent = True, 0.0
-        self._forms = Forms(engine.prepare)
+        self._forms = Forms(engine.prepare, door.ring)
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -66,24 +76,16 @@ class EngineServer:
     def _obey(self) -> bool:
         """Carry out the commands that came in, waiting for one if there is nothing else to do; False to stop."""
         if not self._engine.busy:
-            poller = zmq.Poller()
-            poller.register(self._commands, zmq.POLLIN)
-            poller.register(self._forms, zmq.POLLIN)
-            if self._unsent is not None:
-                poller.register(self._reports, zmq.POLLOUT)
-            poller.poll()
+            self._door.wait(sending=self._unsent is not None)
         for add, seconds, found in self._forms.take():
             if isinstance(found, Failure):
                 self._failures.append(found)
             else:
                 self._try_to_add(add, found, seconds)
-        while True:
-            try:
-                command = decode_command(self._commands.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return True
+        while (command := self._door.receive()) is not None:
             if not self._carry_out(command):
                 return False
+        return True
 
     def _carry_out(self, command: Command) -> bool:
         self._stats_due = True
@@ -144,13 +146,11 @@ class EngineServer:
         if self._unsent is None:
             self._unsent = self._message()
         while self._unsent is not None:
-            try:
-                self._reports.send(self._unsent, zmq.NOBLOCK)
-            except zmq.Again:
+            if not self._door.send(self._unsent):
                 return
             self._unsent = self._message()
 
-    def _message(self) -> bytes | None:
+    def _message(self) -> Outputs | None:
         busy, now = self._engine.busy, monotonic()
         stats = None
         if self._stats_due and (not busy or now - self._stats_sent >= _STATS_SECONDS):
@@ -163,7 +163,7 @@ class EngineServer:
             scores = told.prompt_scores()
             if scores is not None:
                 prompts.append(scores)
-        message = encode(Outputs(deltas, prompts, self._failures, stats))
+        message = Outputs(deltas, prompts, self._failures, stats)
         news, self._news, self._failures = self._news, {}, []
         for told in dict.fromkeys(news.values()):
             if told.finished:
@@ -204,15 +204,15 @@ class _Told:
 
     def delta(self, request: Request) -> Delta:
         """Return what is new of one completion, which then is known."""
-        known, seen, text = self._tokens[request], self._text[request], text_of(request)
+        known, text = self._tokens[request], text_since(request, self._text[request])
         self._tokens[request] = len(request.tokens) - len(request.prompt_tokens)
-        self._text[request] = len(text)
+        self._text[request] += len(text)
         return Delta(
             self.key,
             self.requests[0].request_id,
             self._index[request],
             request.tokens[len(request.prompt_tokens) + known :],
-            text[seen:],
+            text,
             request.sources[known:],
             None if request.params.logprobs is None else plain_scores(request.logprobs[known:]),
             request.finish_reason,

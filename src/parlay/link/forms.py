@@ -1,35 +1,30 @@
 """Grammars compiled beside the engine's thread: a large one takes longer than others should wait for their tokens."""
 
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from time import monotonic
 
 from parlay.errors import RequestError
+from parlay.link.protocol import Add, Failure
 from parlay.log import logger
-from parlay.server.protocol import Add, Failure
 from parlay.types.params import SamplingParams
 
 
 class Forms:
     """One thread that compiles, one request after another; llguidance lets other threads run meanwhile."""
 
-    def __init__(self, prepare: Callable[[SamplingParams, str], None]) -> None:
+    def __init__(self, prepare: Callable[[SamplingParams, str], None], ring: Callable[[], None]) -> None:
         """Begin with nothing to do.
 
         Args:
             prepare: compiles what a request of a tenant needs; called in the thread.
+            ring: called there when something is done.
         """
-        self._prepare = prepare
+        self._prepare, self._ring = prepare, ring
         self._thread = ThreadPoolExecutor(1, "parlay-forms")
         self._wanted: dict[int, float] = {}  # when each came, by the front's key
         self._done: SimpleQueue[tuple[Add, SamplingParams | Failure]] = SimpleQueue()
-        self._bell, self._button = socket.socketpair()
-
-    def fileno(self) -> int:
-        """Return what can be read when something is done."""
-        return self._bell.fileno()
 
     def submit(self, add: Add) -> None:
         """Have a request prepared."""
@@ -45,7 +40,6 @@ class Forms:
         taken = []
         while not self._done.empty():
             add, found = self._done.get()
-            self._bell.recv(1)
             since = self._wanted.pop(add.key, None)
             if since is not None:
                 taken.append((add, monotonic() - since, found))
@@ -54,8 +48,6 @@ class Forms:
     def close(self) -> None:
         """Prepare nothing more."""
         self._thread.shutdown(cancel_futures=True)
-        self._bell.close()
-        self._button.close()
 
     def _make(self, add: Add) -> None:
         found: SamplingParams | Failure
@@ -66,7 +58,7 @@ class Forms:
         except Exception as error:
             found = refused(error, add.key)
         self._done.put((add, found))
-        self._button.send(b".")
+        self._ring()
 
 
 def refused(error: Exception, key: int) -> Failure:

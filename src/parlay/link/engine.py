@@ -1,0 +1,232 @@
+"""An engine that serves coroutines, whoever computes: what `AsyncLLM` and the server's client have in common.
+
+Prompts are encoded here, and requests without a seed get theirs here, so that what computes may be replaced, or be
+one of several. What is told of a request is kept by its stream until its reader asks.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from itertools import count
+from threading import Lock
+from typing import Any, Literal
+
+from parlay.config import EngineConfig
+from parlay.engine.chat import ChatOptions
+from parlay.engine.stats import StatsSnapshot
+from parlay.engine.tokenizer import TextCodec, check_prompt, encode_prediction
+from parlay.errors import ParlayError, RequestError
+from parlay.link.base import Link
+from parlay.link.protocol import Abort, Add, Delta, Outputs, PromptScores, Ready, plain_params
+from parlay.link.stream import Stream
+from parlay.sampling.seeds import mix
+from parlay.types.output import RequestOutput
+from parlay.types.params import SamplingParams
+from parlay.types.place import check_place
+from parlay.types.prompt import Messages, Prompt, content_of, text_of
+
+State = Literal["starting", "ready", "restarting", "closed"]
+_LONG = 1 << 15  # characters of a prompt that are encoded beside the event loop instead of on it
+_REQUEST_OPTIONS = ("priority", "tenant", "timeout", "final_only", "deltas")
+
+
+class AsyncEngine(ABC):
+    """Requests in, streams of outputs out, over a link that whoever inherits this makes and mends."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Begin without a link."""
+        self._config = config
+        self._link: Link | None = None
+        self._facts: Ready | None = None
+        self._codec: TextCodec | None = None
+        self._stats = StatsSnapshot()
+        self._lock = Lock()  # over whether requests are taken, and which are open
+        self._streams: dict[int, Stream] = {}
+        self._arrivals, self._keys = count(), count()
+
+    @property
+    @abstractmethod
+    def state(self) -> State:
+        """`ready` when requests are taken; otherwise `starting`, `restarting` after a death, or `closed`."""
+
+    @abstractmethod
+    def _absence(self) -> ParlayError:
+        """Return why nothing can be asked now."""
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called: the first `served_model_name`, or else `model`."""
+        return self._config.model_name
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All its names."""
+        return self._config.model_names
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The model's own sampling parameters, for requests that give none; see `generation_config`."""
+        return dict(self.facts.sampling)
+
+    @property
+    def numerics_id(self) -> str:
+        """Names everything that the bits of a token depend on besides its request: equal ids, equal tokens."""
+        return self.facts.numerics_id
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output together."""
+        return self.facts.max_model_len
+
+    @property
+    def codec(self) -> TextCodec:
+        """The target's tokenizer and chat template, in this process."""
+        if self._codec is None:
+            raise self._absence()
+        return self._codec
+
+    @property
+    def facts(self) -> Ready:
+        """What the engine said of itself when it was ready."""
+        if self._facts is None:
+            raise self._absence()
+        return self._facts
+
+    def stats(self) -> StatsSnapshot:
+        """Return the newest snapshot, at most about 0.1 s old; it counts from the engine's last start."""
+        return self._stats
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        timeout: float | None = None,
+        final_only: bool = False,
+        deltas: bool = False,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield what one prompt's completions have, as they grow; the last output is finished.
+
+        The request is queued when the first output is awaited. It is aborted when the iterator is closed or the
+        coroutine that awaits it is cancelled. With `best_of` above `n` there is one output: only the end decides.
+
+        Args:
+            prompt: text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
+            sampling_params: how tokens are chosen; `logits_processors` only where the engine is in this process.
+            priority: lower runs first among the waiting.
+            tenant: requests of different tenants share no cache.
+            timeout: seconds after which the request is aborted.
+            final_only: yield the last output alone, which costs less.
+            deltas: completions hold the text, tokens, sources, log-probabilities and rejected guesses that came since
+                the output before, instead of all so far, so that a long answer costs no more for each token than a
+                short one. Their metrics and whatever concerns the prompt are whole.
+
+        Raises:
+            RequestError: the prompt cannot be served, or fails on the way.
+            EngineDeadError: the engine's process is not there, or died; the same request may be sent again.
+            ParlayError: the engine was closed, or has failed.
+        """
+        key, ordinal = next(self._keys), next(self._arrivals)
+        self._check_present()
+        check_place(priority, tenant, timeout)
+        params = sampling_params or SamplingParams.parse(self.sampling_defaults)
+        tokens = await self._tokens(prompt)
+        if params.prediction:
+            params = replace(params, prediction=await self._predicted(params.prediction))
+        stream = Stream(self.codec, text_of(prompt), tokens, params, deltas=deltas)
+        if params.seed is None:
+            params = replace(params, seed=mix(self._config.seed, ordinal + 1))
+        add = Add(key, tokens, plain_params(params), priority, tenant, timeout, final_only)
+        self._open(key, stream, add)
+        try:
+            while True:
+                output = await stream.next()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._leave(key, stream)
+
+    async def chat(
+        self, messages: Messages, sampling_params: SamplingParams | None = None, **options: Any
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield what the answers to one conversation have, as they grow; otherwise as `generate`.
+
+        Args:
+            messages: mappings with `role` and `content`.
+            sampling_params: how tokens are chosen.
+            **options: those of `generate`; others as in `LLM.chat_prompt`.
+        """
+        more = {name: options.pop(name) for name in _REQUEST_OPTIONS if name in options}
+        text = self.codec.chat(messages, ChatOptions.parse(options))
+        prompt = {"prompt": text, "prompt_token_ids": self.codec.encode(text, add_special_tokens=False)}
+        outputs = self.generate(prompt, sampling_params, **more)
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            await outputs.aclose()  # type: ignore[attr-defined]
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    def _check_present(self) -> None:
+        if self.state != "ready":
+            raise self._absence()
+
+    async def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        content = content_of(prompt)
+        if isinstance(content, str):
+            encode = self.codec.encode
+            content = await asyncio.to_thread(encode, content) if len(content) > _LONG else encode(content)
+        return check_prompt(content, self.facts.vocab_size, self.facts.max_model_len)
+
+    async def _predicted(self, given: str | Sequence[int]) -> tuple[int, ...]:
+        arguments = self.codec, given, self.facts.vocab_size, self.facts.max_model_len
+        long = isinstance(given, str) and len(given) > _LONG
+        return await asyncio.to_thread(encode_prediction, *arguments) if long else encode_prediction(*arguments)
+
+    def _open(self, key: int, stream: Stream, add: Add) -> None:
+        with self._lock:  # a link that ends now fails this stream too, or it is not opened
+            self._check_present()  # encoding may have taken its time
+            assert self._link is not None
+            self._streams[key] = stream  # first: a thread may answer before this one goes on
+            try:
+                self._link.send(add)
+            except RequestError:
+                del self._streams[key]
+                raise
+
+    def _leave(self, key: int, stream: Stream) -> None:
+        """Forget a request whose reader is gone; the engine forgets it within a step."""
+        with self._lock:
+            known = self._streams.pop(key, None) is not None
+        if known and not stream.ended and self._link is not None:
+            self._link.send(Abort(key))
+
+    def _fail_all(self, error: ParlayError) -> None:
+        with self._lock:
+            streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)
+
+    # ------------------------------------------------------------------------------- what comes, in the link's thread
+
+    def _take_outputs(self, outputs: Outputs) -> None:
+        """Hand what the engine says to whom it concerns."""
+        news: dict[int, list[Delta | PromptScores]] = {}
+        told: list[Delta | PromptScores] = [*outputs.prompts, *outputs.deltas]
+        for one in told:
+            news.setdefault(one.key, []).append(one)
+        for key, own in news.items():
+            stream = self._streams.get(key)
+            if stream is not None and not stream.add(*own):
+                self._leave(key, stream)
+        for failure in outputs.failures:
+            stream = None if failure.key is None else self._streams.get(failure.key)
+            if stream is not None:
+                stream.fail(failure.error())
+        if outputs.stats is not None:
+            self._stats = outputs.stats

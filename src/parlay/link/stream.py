@@ -1,0 +1,177 @@
+"""One request as whoever asked sees it: what was told of it, put together when its reader asks.
+
+A reader that is slow misses steps but no tokens, and keeps nothing waiting: what it did not take yet is one piece of
+news when it does. Put together is what is new, or, for a reader that wants that each time, everything so far.
+"""
+
+from asyncio import AbstractEventLoop, Event, get_running_loop
+from threading import Lock
+
+from parlay.engine.tokenizer import TextCodec, logprob_tables
+from parlay.errors import ParlayError
+from parlay.link.protocol import Delta, PromptScores
+from parlay.types.output import CompletionOutput, FinishReason, Logprob, Rejected, RequestMetrics, RequestOutput
+from parlay.types.params import SamplingParams
+from parlay.types.plan import TokenLogprobs
+
+
+class Stream:
+    """Collects one request's deltas for one reader, on the event loop that made it; any thread may bring them.
+
+    Attributes:
+        ended: whether nothing more will come.
+    """
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        text: str | None,
+        prompt: tuple[int, ...],
+        params: SamplingParams,
+        *,
+        deltas: bool = False,
+    ) -> None:
+        """Begin with nothing; needs a running event loop.
+
+        Args:
+            codec: for the text of tokens that log-probabilities name.
+            text: the prompt's, if it was given as text.
+            prompt: token ids.
+            params: how tokens are chosen.
+            deltas: give only what is new.
+        """
+        self._codec = codec
+        self._prompt = prompt
+        self._text = text
+        self._deltas = deltas
+        self._request_id: int | None = None
+        self._completions = [_Completion(params) for _ in range(params.n)]
+        self._scores: tuple[dict[int, Logprob] | None, ...] | None = None
+        self._loop = get_running_loop()
+        self._ready = Event()
+        self._lock = Lock()  # over what follows, which both sides use
+        self._news: list[Delta | PromptScores] = []
+        self._unfinished = set(range(params.n))
+        self._error: ParlayError | None = None
+        self._woken = False
+        self.ended = False
+
+    def add(self, *news: Delta | PromptScores) -> bool:
+        """Take what is new; False if nobody can ever read it.
+
+        Raises:
+            IndexError: of a completion that was not asked for.
+        """
+        with self._lock:
+            for one in news:
+                if isinstance(one, Delta):
+                    self._completions[one.index]
+                    if one.finish_reason is not None:
+                        self._unfinished.discard(one.index)
+            self._news += news
+            self.ended = self.ended or not self._unfinished
+            return self._wake()
+
+    def fail(self, error: ParlayError) -> None:
+        """End with an error, unless the answer is complete."""
+        with self._lock:
+            if not self.ended:
+                self._error, self.ended = error, True
+                self._wake()
+
+    def _wake(self) -> bool:
+        """Tell the reader that there is something new."""
+        if self._woken:
+            return True
+        self._woken = True
+        if _running_loop() is self._loop:
+            self._ready.set()
+            return True
+        try:
+            self._loop.call_soon_threadsafe(self._ready.set)
+        except RuntimeError:  # the loop was closed: whoever asked is gone
+            return False
+        return True
+
+    async def next(self) -> RequestOutput:
+        """Wait for something new; return it, or everything so far.
+
+        Raises:
+            ParlayError: the request failed.
+        """
+        await self._ready.wait()
+        self._ready.clear()
+        with self._lock:
+            self._woken = False
+            news, self._news = self._news, []
+            error, ended = self._error, self.ended
+        if error is not None:
+            raise error
+        for one in news:
+            if isinstance(one, Delta):
+                self._request_id = one.request_id
+                self._completions[one.index].add(one, self._codec)
+            else:
+                entries = [TokenLogprobs(*entry) for entry in one.scores]
+                self._scores = (None, *logprob_tables(self._codec, self._prompt[1:], entries))
+        return RequestOutput(
+            request_id=self._request_id,
+            prompt=self._text,
+            prompt_token_ids=self._prompt,
+            outputs=tuple(one.output(index, self._deltas) for index, one in enumerate(self._completions)),
+            finished=ended,
+            prompt_logprobs=self._scores,
+        )
+
+
+class _Completion:
+    """What was told of one completion: since the last output for a reader of deltas, or since the beginning."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._scored, self._rejects = params.logprobs is not None, params.return_rejected
+        self._finish_reason: FinishReason | None = None
+        self._stop_reason: str | int | None = None
+        self._metrics = RequestMetrics()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._tokens: list[int] = []
+        self._texts: list[str] = []
+        self._sources: list[str] = []
+        self._logprobs: list[dict[int, Logprob]] = []
+        self._rejected: list[Rejected] = []
+
+    def add(self, delta: Delta, codec: TextCodec) -> None:
+        self._tokens += delta.tokens
+        self._texts.append(delta.text)
+        self._sources += delta.sources
+        if delta.logprobs:
+            entries = [TokenLogprobs(*entry) for entry in delta.logprobs]
+            self._logprobs += logprob_tables(codec, delta.tokens, entries)
+        self._rejected += delta.rejected or ()
+        self._finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
+        self._metrics = RequestMetrics(*delta.metrics)
+
+    def output(self, index: int, delta: bool) -> CompletionOutput:
+        self._texts = ["".join(self._texts)]
+        output = CompletionOutput(
+            index=index,
+            text=self._texts[0],
+            token_ids=tuple(self._tokens),
+            sources=tuple(self._sources),
+            logprobs=tuple(self._logprobs) if self._scored else None,
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+            metrics=self._metrics,
+            rejected=tuple(self._rejected) if self._rejects else None,
+        )
+        if delta:
+            self._clear()
+        return output
+
+
+def _running_loop() -> AbstractEventLoop | None:
+    try:
+        return get_running_loop()
+    except RuntimeError:
+        return None

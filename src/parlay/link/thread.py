@@ -1,0 +1,81 @@
+"""The link to an engine that steps in a thread of this process."""
+
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from parlay.engine.engine import Engine
+from parlay.link.protocol import Command, Outputs
+from parlay.link.serving import EngineServer
+from parlay.log import logger
+
+
+class ThreadLink:
+    """A thread that alone touches an engine.
+
+    Attributes:
+        server: what runs in it.
+        thread: it ends on `Stop`, or when the engine fails.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_outputs: Callable[[Outputs], None],
+        on_end: Callable[[BaseException | None], None],
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            engine: nobody else may use it.
+            on_outputs: called in the thread with everything that the engine says.
+            on_end: called there once, at last; with the error by which the engine has failed, if so.
+        """
+        self._door = _Door(on_outputs)
+        self._on_end = on_end
+        self.server = EngineServer(engine, self._door)
+        self.thread = Thread(target=self._run, name="parlay-engine", daemon=True)
+        self.thread.start()
+
+    def send(self, command: Command) -> None:
+        """Queue a command; whatever it holds travels as it is."""
+        self._door.put(command)
+
+    def _run(self) -> None:
+        failed: BaseException | None = None
+        try:
+            self.server.run()
+        except BaseException as error:
+            logger.exception("the engine has failed")
+            failed = error
+        self._on_end(failed)
+
+
+class _Door:
+    def __init__(self, on_outputs: Callable[[Outputs], None]) -> None:
+        self._on_outputs = on_outputs
+        self._queue: SimpleQueue[Command | None] = SimpleQueue()  # None where somebody rang
+        self._first: Command | None = None  # what `wait` has found
+
+    def put(self, command: Command) -> None:
+        self._queue.put(command)
+
+    def ring(self) -> None:
+        self._queue.put(None)
+
+    def wait(self, *, sending: bool) -> None:
+        if self._first is None:
+            self._first = self._queue.get()
+
+    def receive(self) -> Command | None:
+        found, self._first = self._first, None
+        try:
+            while found is None:
+                found = self._queue.get_nowait()
+        except Empty:
+            return None
+        return found
+
+    def send(self, outputs: Outputs) -> bool:
+        self._on_outputs(outputs)
+        return True
