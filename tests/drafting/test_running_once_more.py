@@ -16,7 +16,7 @@ from parlay.drafting.state import DraftState
 from parlay.proposers.base import DeviceProposer
 from parlay.types.plan import Proposal, ProposerState, Span, Verdict
 
-BATCH, LACKING, LEFT = 32, 100, 300
+BATCH, LACKING, LEFT = 32, 100, 250
 
 
 class Pairs(DeviceProposer):
@@ -48,13 +48,13 @@ def taught(drafting: float) -> Controller:
     return control
 
 
-def rerun(control: Controller) -> int:
+def rerun(control: Controller, left: int = LEFT) -> int:
     method = Method("pairs", Pairs(), 1)
     device = Device(method, control, Faults(), share_prefixes=False, vocab_size=None)
     state = DraftState(device=True)
     state.layers = ProposerState(0)
     tokens = range(LACKING + 1)
-    request: Any = SimpleNamespace(request_id=1, tokens=tokens, computed=LACKING, remaining=LEFT, drafting=state)
+    request: Any = SimpleNamespace(request_id=1, tokens=tokens, computed=LACKING, remaining=left, drafting=state)
     device.choose([request] * BATCH, [1] * BATCH, BATCH, 0)
     return device.states(request)
 
@@ -62,7 +62,7 @@ def rerun(control: Controller) -> int:
 def test_what_saves_little_is_not_worth_the_rows() -> None:
     much, little = taught(0.0001), taught(0.0015)
     assert 0 < little.saving(1, BATCH, BATCH, 0) < 0.06 < much.saving(1, BATCH, BATCH, 0)
-    # A hundred rows take as long as 24 tokens, of 300 that are left.
+    # A hundred rows take as long as 24 tokens, of 250 that are left.
     assert much.lost(LACKING, 0) == little.lost(LACKING, 0) == pytest.approx(24, rel=0.1)
     assert rerun(much) == LACKING
     assert rerun(little) == 0
@@ -74,3 +74,8 @@ def test_the_saving_is_that_of_the_best_length() -> None:
     assert length == 1
     assert saving == pytest.approx(1 - (table[2] + 0.001) / 1.5 / table[1])
     assert best_draft([0.5, 0.1], 1, 1, table, [0.0, 0.1, 0.2]) == (0, 0.0)
+
+
+def test_answers_are_not_counted_on_to_be_as_long_as_they_may() -> None:
+    little = taught(0.0015)
+    assert rerun(little, left=100_000) == 0

@@ -22,6 +22,7 @@ MOST_HELD = 512  # states of a request that are held while the proposer is off
 MOST_HELD_TOGETHER = 8192  # and of all requests
 THINKS = 8  # while it is off, whether to try it is thought about once in so many steps
 _SCOUTS = 16  # requests of which one is held where guesses are far from paying
+_FAR = 256  # tokens that an answer is counted on to have left: most end before they may
 _NEAR = 16  # tokens that it may be behind without a thought
 _LEFT = 0.25  # tokens that drafts may save of one that is left to emit, where they do not seem to pay
 _UNSEEN = 16  # tokens that a proposer may follow for one that the target has to run once more
@@ -232,7 +233,7 @@ class Device:
         if not lacking and behind <= _NEAR:
             return True
         assert self._control is not None
-        return self._control.lost(lacking, behind) <= saving * request.remaining
+        return self._control.lost(lacking, behind) <= saving * min(request.remaining, _FAR)
 
     def _lag(self, request: Drafted) -> int:
         """How many tokens the proposer has to follow before it can draft for a request."""
