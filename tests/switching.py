@@ -32,12 +32,16 @@ def choose_at_random(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Non
             for own, bound in zip(chances, least, strict=True)
         ]
 
-    def next_length(self: Controller, most: int, *of: int) -> int:
+    def next_length(self: Controller, most: int, *of: int, **more: bool) -> int:
         return rng.randint(0, most)
+
+    def saving(self: Controller, *of: int) -> float:
+        return rng.choice([0.0, 0.5, 1e9])
 
     monkeypatch.setattr(Controller, "asks", asks)
     monkeypatch.setattr(Controller, "choose", choose)
     monkeypatch.setattr(Controller, "next_length", next_length)
+    monkeypatch.setattr(Controller, "saving", saving)
     monkeypatch.setattr(Controller, "branches", property(lambda self: rng.random() < 0.7))
     monkeypatch.setattr(Controller, "trying", property(lambda self: rng.random() < 0.3))
     monkeypatch.setattr(Controller, "device_gain", property(lambda self: rng.random() * 4))

@@ -129,9 +129,7 @@ def test_logits_and_chains(
         )
         for _ in range(2):
             scored.clear()
-            proposal = head.propose(
-                [span], [Verdict((newest,))], parts[0].contiguous(), [part.contiguous() for part in parts]
-            )[0]
+            proposal = head.propose([span], [Verdict((newest,))], parts[0].contiguous(), torch.stack(parts))[0]
             assert list(proposal.draft.tokens) == prefix["chain_tokens"]
             assert proposal.state.computed == len(before) + 1
             chain = case.tensors[f"p{j}.chain_logits"]
@@ -173,9 +171,7 @@ def test_trees(cases: dict[str, Case], name: str) -> None:
                 catch_up=ask,
             )
             for _ in range(2):  # recorded, then replayed
-                draft = head.propose(
-                    [span], [Verdict((newest,))], parts[0].contiguous(), [part.contiguous() for part in parts]
-                )[0].draft
+                draft = head.propose([span], [Verdict((newest,))], parts[0].contiguous(), torch.stack(parts))[0].draft
                 # The reference's list begins with the root.
                 expected = paths_of(golden["tokens"][1:], [parent - 1 for parent in golden["parents"][1:]])
                 assert paths_of(draft.tokens, draft.parents) == expected
