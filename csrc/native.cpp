@@ -1,9 +1,11 @@
 // The Python module: which instruction set, recordings, packing, probes and the suffix trie; see operations.cpp for the rest.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -18,6 +20,7 @@
 #endif
 
 #include "deal.h"
+#include "exchange.h"
 #include "operations.h"
 #include "pool.h"
 #include "suffix.h"
@@ -104,6 +107,20 @@ void quantise(const Tensor& plain, const Tensor& out, int kind) {
   const QuantiseArgs a = {plain.memory(), out.as<uint8_t>(), blocks, kind, numbers};
   nb::gil_scoped_release others;
   deal_rows(rows, rows * blocks * 1000, [&](int64_t begin, int64_t end) { table->quantise(a, begin, end); });
+}
+
+// The exchange is kept by what runs it, a recording say. `bounds` are columns.
+void gather(const std::shared_ptr<Exchange>& exchange, const Tensor& own, const Tensor& out,
+            std::vector<int64_t> bounds) {
+  const int64_t rows = out.size(0), bytes = out.element_bytes(), rank = exchange->rank();
+  if (bounds.empty()) throw std::invalid_argument("gather: a bound a rank, and one");
+  if (own.type != out.type || !bytes) throw std::invalid_argument("gather: " + own.text() + " to " + out.text());
+  out.expect({rows, bounds.back()});
+  own.expect({rows, bounds.at(rank + 1) - bounds.at(rank)});
+  for (int64_t& bound : bounds) bound *= bytes;
+  const char* from = static_cast<char*>(own.memory());
+  char* to = static_cast<char*>(out.memory());
+  submit([=] { exchange->gather(from, to, rows, bounds); });
 }
 
 std::vector<uint32_t> philox(const std::vector<uint32_t>& counter, const std::vector<uint32_t>& key) {
@@ -195,7 +212,21 @@ NB_MODULE(_native, m) {
       .def("lookup", &SuffixTrie::lookup, arg("sequence"), arg("least"), arg("most"), arg("longest"))
       .def("count", [](const SuffixTrie& t, const Tokens& x) { return t.count(x.data(), x.size()); }, arg("tokens"))
       .def_prop_ro("bytes", &SuffixTrie::bytes);
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const RankLost& lost) {
+      PyErr_SetString(nb::module_::import_("parlay.errors").attr("RankError").ptr(), lost.what());
+    }
+  });
+  nb::class_<Exchange>(m, "Exchange")
+      .def(nb::init<int, int64_t, int64_t, int64_t, double>(), arg("file"), arg("rank"), arg("size"), arg("room"),
+           arg("patience"))
+      .def_static("footprint", &Exchange::footprint, arg("size"), arg("room"))
+      .def("gather", &gather, arg("own"), arg("out"), arg("bounds"))
+      .def("abandon", &Exchange::abandon);
   m.def("record", &record, arg("tape").none());
+  m.def("recording", [] { return recording != nullptr; });
   bind_operations(m);
   m.def("packed_bytes", [](int64_t inputs, int kind) { return table->packed_bytes(inputs, kind); }, arg("inputs"),
         arg("kind"));

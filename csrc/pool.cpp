@@ -16,14 +16,6 @@
 namespace parlay {
 namespace {
 
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("yield");
-#endif
-}
-
 // Every share is computed with the default rounding and with denormal numbers, whatever its thread was told: a library
 // built for "fast math" may have the caller flush them, and a share's bits must not depend on who does it.
 class DefaultFloats {

@@ -5,6 +5,15 @@
 
 namespace parlay {
 
+// Tells the processor that its thread waits for another.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
 using Job = void (*)(void* context, int64_t share, int64_t shares);
 
 // Sets how many threads, the caller's included, run() may use.

@@ -106,6 +106,7 @@ def make_llm(models: dict[str, Pair]) -> Iterator[MakeLLM]:
 
     yield make
     for llm in made:
+        llm.engine.close()
         assert_whole(llm.engine)
 
 

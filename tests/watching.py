@@ -17,7 +17,6 @@ from parlay.kernels.reference_drawing import process_row
 from parlay.proposers.expander import Start
 from parlay.types.draft import Draft
 from parlay.types.plan import Plan, Span
-from parlay.types.processor import RowProcessor
 
 Known = tuple[int, ...]
 Meddle = Callable[[Engine, list[Request]], None]
@@ -43,12 +42,11 @@ def start(
     token: int = 0,
     position: int = 2,
     blocks: Sequence[int] = (),
-    processor: RowProcessor | None = None,
     params: SamplingParams | None = None,
 ) -> Start:
     """Return where a request, the `row`-th of several, drafts from; greedily, unless `params` say otherwise."""
     params = params or SamplingParams(temperature=0)
-    span = Span(row, (token,), position - 1, tuple(blocks), 0, params, processor)
+    span = Span(row, (token,), position - 1, tuple(blocks), 0, params.draw)
     return Start(row, span, row, (token,), position, length)
 
 

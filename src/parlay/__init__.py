@@ -14,6 +14,7 @@ from parlay.errors import (
     EngineFaultError,
     ModelError,
     ParlayError,
+    RankError,
     RequestError,
 )
 from parlay.types.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -38,6 +39,7 @@ __all__ = [
     "Logprob",
     "ModelError",
     "ParlayError",
+    "RankError",
     "RequestError",
     "RequestMetrics",
     "RequestOutput",

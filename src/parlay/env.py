@@ -4,6 +4,7 @@ Variables:
     PARLAY_KERNELS   `native` or `reference`: which kernels to use (default: native where it was built).
     PARLAY_ISA       `amx`, `avx512bf16`, `avx512`, `avx2` or `baseline`: instruction set of the native kernels.
     PARLAY_THREADS   threads for compute (default: one per available core).
+    PARLAY_RANK_TIMEOUT  seconds that a rank waits for another before the engine gives up (default: 20).
     PARLAY_LOG       level of the `parlay` logger (default: WARNING).
     OPENAI_API_KEY   key that `parlay bench serve` sends.
     PARLAY_API_KEY   keys of `parlay serve`, separated by commas.
@@ -70,6 +71,24 @@ def threads() -> int:
             raise ConfigError(f"PARLAY_THREADS must be a number from 1 to {MOST_THREADS}, not {shown(asked)}")
         return int(asked)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def rank_timeout() -> float:
+    """Return how many seconds a rank waits for another, far more than any layer takes.
+
+    Raises:
+        ConfigError: PARLAY_RANK_TIMEOUT is no number above 0.
+    """
+    asked = os.environ.get("PARLAY_RANK_TIMEOUT")
+    if not asked:
+        return 20.0
+    try:
+        seconds = float(asked)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ConfigError(f"PARLAY_RANK_TIMEOUT must be a number of seconds above 0, not {shown(asked)}")
+    return seconds
 
 
 def flags() -> dict[str, str]:

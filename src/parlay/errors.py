@@ -6,6 +6,7 @@ ParlayError
  ├─ RequestError     one request cannot be served; others are unaffected
  │   └─ EngineFaultError  the engine failed on that one request, by no fault of whoever sent it
  ├─ EngineDeadError  the engine's process died or is being restarted; the same request may be sent again
+ │   └─ RankError    a process that shares the model's layers ended or hangs; the engine has to start again
  └─ CapacityError    memory does not suffice for what was asked
 """
 
@@ -39,6 +40,10 @@ class EngineFaultError(RequestError):
 
 class EngineDeadError(ParlayError):
     """The engine's process died, or is being started; the same request may be sent again."""
+
+
+class RankError(EngineDeadError):
+    """A process that shares a model's layers has ended or hangs; the engine has to start again."""
 
 
 class CapacityError(ParlayError, MemoryError):

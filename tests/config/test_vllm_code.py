@@ -78,6 +78,15 @@ def test_offline_code(options: dict[str, Any], expected: list[tuple[int, ...]]) 
     assert [output.prompt for output in outputs] == PROMPTS
 
 
+@pytest.mark.parametrize("options", [{"speculative_config": NEWER[7]}, OLDER[1]])
+@pytest.mark.filterwarnings("ignore")
+def test_offline_code_with_four_ranks(options: dict[str, Any], expected: list[tuple[int, ...]]) -> None:
+    llm = parlay.LLM(model="tiny-code", tensor_parallel_size=4, **options)
+    outputs = llm.generate(PROMPTS, SamplingParams(temperature=0.8, top_p=0.95, seed=1))
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    llm.engine.close()
+
+
 def test_the_example_with_metrics() -> None:
     with pytest.warns(UserWarning, match="without effect here: enforce_eager .*, swap_space") as told:
         llm = parlay.LLM("tiny-code", speculative_config={"method": "ngram", "lengths": "fixed"}, **EXAMPLE)

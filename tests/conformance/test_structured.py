@@ -180,7 +180,11 @@ def test_forbidden_guesses_are_never_verified(engines: Engines, monkeypatch: pyt
     def watch(plan: Any) -> Any:
         for span in plan.spans:
             if span.sample and "ngram" in span.draft.source:
-                seen.append(llm.engine.codec.decode([*span.output, *span.draft.tokens]))
+                seen.append(
+                    llm.engine.codec.decode(
+                        [*llm.engine._scheduler.processors[span.request_id].output, *span.draft.tokens]
+                    )
+                )
         return execute(plan)
 
     monkeypatch.setattr(llm.engine._worker, "execute", watch)

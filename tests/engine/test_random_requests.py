@@ -103,7 +103,12 @@ def _foreseen(rng: random.Random, params: SamplingParams, answers: list[Completi
 
 
 def _check_random_requests(
-    make_llm: MakeLLM, count: int, method: str, dtype: str, speculative: dict[str, Any] | None = None
+    make_llm: MakeLLM,
+    count: int,
+    method: str,
+    dtype: str,
+    speculative: dict[str, Any] | list[dict[str, Any]] | None = None,
+    ranks: int = 1,
 ) -> None:
     """Compare random requests with plain decoding; `speculative` is how they speculate if not by `method` alone."""
     seed = random_seed()
@@ -124,6 +129,7 @@ def _check_random_requests(
         "num_blocks": -(-LENGTH // size) + rng.randint(0, LENGTH // size),
         "max_num_batched_tokens": rng.choice([16, 48, 200]),
         "max_num_seqs": rng.randint(4, 12),
+        "tensor_parallel_size": ranks,
     }
     k = rng.randint(1, 8)
     print(f"{method} k={k} {options}")
@@ -206,6 +212,18 @@ def _complete(
 @pytest.mark.parametrize(("method", "dtype"), [("ngram", "float32"), ("draft_model", "bfloat16")])
 def test_some_random_requests(make_llm: MakeLLM, method: str, dtype: str) -> None:
     _check_random_requests(make_llm, 400, method, dtype)
+
+
+@pytest.mark.parametrize(("method", "dtype", "ranks"), [("eagle3", "bfloat16", 2)])
+def test_some_random_requests_on_several_ranks(make_llm: MakeLLM, method: str, dtype: str, ranks: int) -> None:
+    _check_random_requests(make_llm, 200, method, dtype, ranks=ranks)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "self"])
+def test_ten_thousand_random_requests_on_several_ranks(make_llm: MakeLLM, method: str, ranks: int) -> None:
+    _check_random_requests(make_llm, 10_000, method, DTYPES[ranks % 2], ranks=ranks)
 
 
 @pytest.mark.soak

@@ -1,7 +1,7 @@
 """What all proposers with weights share: the loop over a draft's levels, its recordings, and what processors see."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
@@ -26,6 +26,7 @@ from parlay.proposers.expander import Expander, Head, Start
 from parlay.proposers.places import Places
 from parlay.proposers.recorder import Recorder
 from parlay.runner.batch import Stretch, flatten
+from parlay.sampling.live import LiveProcessor
 from parlay.types.draft import Draft
 from parlay.types.plan import SpanError
 from parlay.types.processor import RowProcessor
@@ -41,10 +42,17 @@ def head_of(llm: LLM) -> Any:
     return proposer
 
 
-def expand(llm: LLM, starts: Sequence[Start], seed: int = 0) -> list[Draft]:
-    """Return the drafts from random states, in the order of the requests."""
+def expand(
+    llm: LLM, starts: Sequence[Start], seed: int = 0, processors: Mapping[int, RowProcessor] | None = None
+) -> list[Draft]:
+    """Return the drafts from random states, in the order of the requests, of which some have processors."""
     states = torch.randn((9, 64), generator=torch.Generator().manual_seed(seed))
-    made = sorted(head_of(llm)._expander.expand(starts, states), key=lambda pair: int(pair[0].index))
+    live = llm.engine._scheduler.processors
+    live.update({row: LiveProcessor(own, ()) for row, own in (processors or {}).items()})
+    try:
+        made = sorted(head_of(llm)._expander.expand(starts, states), key=lambda pair: int(pair[0].index))
+    finally:
+        live.clear()
     return [draft for _, draft in made]
 
 
@@ -261,14 +269,14 @@ def llm(request: pytest.FixtureRequest, make_llm: MakeLLM, tmp_path: Path) -> LL
     return make_llm(speculative_config={"model": str(path), "num_speculative_tokens": 3})
 
 
-def begin(row: int, length: int = 3, processor: RowProcessor | None = None, temperature: float = 0.8) -> Start:
+def begin(row: int, length: int = 3, temperature: float = 0.8) -> Start:
     params = SamplingParams(temperature=temperature)
-    return start(row, length, token=7, position=4, blocks=(2 * row, 2 * row + 1), processor=processor, params=params)
+    return start(row, length, token=7, position=4, blocks=(2 * row, 2 * row + 1), params=params)
 
 
 def test_a_processor_sees_the_targets_vocabulary_and_every_guess(llm: LLM) -> None:
     note = Note()
-    (unseen,), (draft,) = (expand(llm, [begin(0, processor=own)]) for own in (None, note))
+    (unseen,), (draft,) = (expand(llm, [begin(0)], processors=own) for own in ({}, {0: note}))
     assert draft == unseen
     assert [path for path, _ in note.seen] == [[7, *draft.tokens[:level]] for level in range(3)]
     ids = head_of(llm).ids
@@ -284,14 +292,14 @@ def test_what_is_banned_is_not_guessed(llm: LLM, level: int) -> None:
     """The next best is, and it joins what later guesses follow from; other requests' drafts stay as they are."""
     plain = expand(llm, [begin(0), begin(1, 2), begin(2)])
     ban = Ban([plain[2].tokens[level]], level)
-    first, second, third = expand(llm, [begin(0), begin(1, 2), begin(2, processor=ban)])
+    first, second, third = expand(llm, [begin(0), begin(1, 2), begin(2)], processors={2: ban})
     assert [first, second] == plain[:2]
     assert third.tokens[:level] == plain[2].tokens[:level]
     assert ban.seen[level][0] == [7, *third.tokens[:level]]
     assert plain[2].tokens[level] not in third.tokens[level:]
     assert len(third) == 3
     assert third.probs != plain[2].probs
-    (greedy,) = expand(llm, [begin(2, processor=ban, temperature=0)])
+    (greedy,) = expand(llm, [begin(2, temperature=0)], processors={2: ban})
     for guess, (_, row) in list(zip(greedy.tokens, ban.seen[3:], strict=True))[level:]:
         row[ban._banned] = -torch.inf
         assert guess == int(row.argmax())
@@ -303,17 +311,17 @@ def test_a_draft_ends_where_nothing_is_left(llm: LLM, level: int) -> None:
     ban = Ban(range(VOCAB) if ids is None else ids.tolist(), level)
     plain = expand(llm, [begin(0), begin(1)])
     if level == 0:
-        (first, second) = expand(llm, [begin(0), begin(1, processor=ban)])
+        (first, second) = expand(llm, [begin(0), begin(1)], processors={1: ban})
         assert first == plain[0]
     else:
-        (second,) = expand(llm, [begin(1, processor=ban)])
+        (second,) = expand(llm, [begin(1)], processors={1: ban})
     assert second.tokens == plain[1].tokens[:level]
     assert len(ban.seen) == level + 1
 
 
 def test_whose_processor_fails_is_named(llm: LLM) -> None:
     with pytest.raises(SpanError, match="request 1") as failed:
-        expand(llm, [begin(0), begin(1, processor=Fail())])
+        expand(llm, [begin(0), begin(1)], processors={1: Fail()})
     assert failed.value.request_id == 1
     assert isinstance(failed.value.__cause__, ValueError)
     assert len(expand(llm, [begin(0)])[0]) == 3

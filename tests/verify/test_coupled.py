@@ -18,6 +18,7 @@ from scipy.stats import chisquare
 
 from parlay import SamplingParams
 from parlay.kernels.select import select_kernels
+from parlay.sampling.live import LiveProcessor
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.plan import Span, Verdict
 from parlay.verify import oracle
@@ -37,7 +38,6 @@ def logits_of(known: tuple[int, ...]) -> NDArray[np.float32]:
 
 def span_of(prompt: tuple[int, ...], draft: Draft, params: SamplingParams, seed: int, **more: Any) -> Span:
     return Span(
-        request_id=0,
         tokens=prompt[-1:],
         start=len(prompt) - 1,
         blocks=(),
@@ -45,7 +45,7 @@ def span_of(prompt: tuple[int, ...], draft: Draft, params: SamplingParams, seed:
         params=params,
         draft=draft,
         sample=True,
-        **{"remaining": 100, **more},
+        **{"request_id": 0, "remaining": 100, **more},
     )
 
 
@@ -129,9 +129,10 @@ def test_processors_follow_the_path_and_are_called_once_a_token(kernels: str, ba
     plan, rows, processors = [], [], []
     for prompt, draft, params, seed, crook in batch:
         processors.append(Crooked() if crook else None)
-        plan.append(span_of(prompt, draft, params, seed, processor=processors[-1], output=output))
+        plan.append(span_of(prompt, draft, params, seed, request_id=len(plan)))
         rows.extend(rows_of(prompt, draft))
-    verdicts = verify(select_kernels(force=kernels), plan, torch.from_numpy(np.array(rows)))
+    live = {i: LiveProcessor(one, output) for i, one in enumerate(processors) if one is not None}
+    verdicts = verify(select_kernels(force=kernels), plan, torch.from_numpy(np.array(rows)), live)
     for (prompt, draft, params, seed, _), span, verdict, processor in zip(
         batch, plan, verdicts, processors, strict=True
     ):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from laws import numbered
 from scipy.stats import chisquare
 from verify.test_coupled import GOLDENS, span_of
 
@@ -23,7 +24,8 @@ VOCAB = 10
 
 
 def decide(rule: Rule, spans: Sequence[Span], logits: torch.Tensor) -> list[Verdict]:
-    return verify(rule, False, select_kernels(), spans, logits)
+    told, laws = numbered(spans)
+    return verify(rule, False, select_kernels(), told, logits, laws=laws)
 
 
 def law(probs: Any) -> Law:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from laws import numbered
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 from verify import classical as oracle
@@ -125,7 +126,8 @@ def decide(kernels: str, rule: Rule, span: Span, target: Logits, prompt: tuple[i
     known = [prompt, *(prompt + tuple(span.draft.tokens[n] for n in path) for path in paths(span.draft))]
     rows = torch.from_numpy(np.array([target(k) for k in known]))
     before = rows.clone()
-    (verdict,) = verify(rule, False, select_kernels(force=kernels), [span], rows)
+    spans, laws = numbered([span])
+    (verdict,) = verify(rule, False, select_kernels(force=kernels), spans, rows, laws=laws)
     assert torch.equal(rows, before), "verification may not change the logits"
     return verdict
 
@@ -406,7 +408,8 @@ class Loop:
             span_of((0, *out), draft, span.params, span.seed)
             for span, out, draft in zip(spans, outs, drafts, strict=True)
         ]
-        return verify(self._rule, self._lossy, self._kernels, judged, torch.stack(rows))
+        judged, laws = numbered(judged)
+        return verify(self._rule, self._lossy, self._kernels, judged, torch.stack(rows), laws=laws)
 
 
 def p_value(loop: Loop, seeds: int, params: SamplingParams | None = None, first: int = 0) -> float:

@@ -87,7 +87,7 @@ def free_rows(costs: Costs) -> float:
 def intensity(config: ModelConfig, dtype: torch.dtype, rows: int, context: int) -> Work:
     """Return what a pass of one request's root and `rows` - 1 guesses reads and computes, after `context` tokens."""
     draft = Draft.chain([0] * (rows - 1), "guess")
-    span = Span(0, (0,), context, (), 0, SamplingParams(), draft=draft, sample=True)
+    span = Span(0, (0,), context, (), 0, SamplingParams().draw, draft=draft, sample=True)
     return sum(work_of(config, dtype, [span], widths(config, dtype)).values(), Work())
 
 

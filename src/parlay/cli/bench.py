@@ -12,6 +12,7 @@ from parlay.cli import (
     bench_methods,
     bench_peers,
     bench_perplexity,
+    bench_ranks,
     bench_replay,
     bench_serving,
     bench_sweep,
@@ -30,6 +31,7 @@ def add_parser(commands: Any) -> None:
     bench_methods.add_parser(kinds)
     bench_sweep.add_parser(kinds)
     bench_perplexity.add_parser(kinds)
+    bench_ranks.add_parser(kinds)
     bench_peers.add_parser(kinds)
     structured = kinds.add_parser("structured", help="answers to JSON schemas, with and without speculation")
     structured.add_argument(

@@ -16,6 +16,7 @@ Quantization = Literal[
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 _HIGHEST = (1 << 63) - 1
+MOST_RANKS = 64  # of one machine
 _LOWEST_SEED, _HIGHEST_SEED = -(1 << 63), (1 << 64) - 1
 
 
@@ -69,7 +70,8 @@ class EngineConfig:
         served_model_name: what the model is called by those who use it, and in reports; None takes `model`. A
             server takes each of several names; answers and metrics say the first.
         use_tqdm_on_load: show a bar while weights are loaded, if stderr is a terminal.
-        tensor_parallel_size: ranks a layer is split over; only 1 so far.
+        tensor_parallel_size: ranks, each a process, that share every layer; tokens and log-probabilities are those of
+            one. Threads are divided among them.
         device: `cpu`, which is what `auto` finds; others are not served so far.
     """
 
@@ -131,9 +133,9 @@ class EngineConfig:
                 "trust_remote_code is refused: parlay runs no Python that comes with a checkpoint, since nobody here "
                 "has read it; leave it out, and the model is served if its architecture is"
             )
-        if self.tensor_parallel_size != 1:
+        if not 1 <= self.tensor_parallel_size <= MOST_RANKS:
             raise ConfigError(
-                f"tensor_parallel_size={shown(self.tensor_parallel_size)} is not served yet; leave it at 1"
+                f"tensor_parallel_size must be between 1 and {MOST_RANKS}, not {shown(self.tensor_parallel_size)}"
             )
         if self.dequantize and self.quantization in MADE:
             raise ConfigError(

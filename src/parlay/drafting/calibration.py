@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parlay.types.draft import ROOT, Draft
-from parlay.types.params import SamplingParams
+from parlay.types.params import DrawParams, SamplingParams
 from parlay.types.plan import Verdict
 from parlay.verify.tree import depths
 
@@ -62,7 +62,7 @@ class Calibration:
         # By source, whether sampled, and whether siblings come before.
         self._models: dict[tuple[str, bool, bool], _Model] = {}
 
-    def apply(self, draft: Draft, params: SamplingParams, least: float = 0.0) -> Draft:
+    def apply(self, draft: Draft, params: DrawParams | SamplingParams, least: float = 0.0) -> Draft:
         """Return a draft with a calibrated probability on every node, strictly between 0 and 1.
 
         Args:
@@ -82,7 +82,7 @@ class Calibration:
             return Draft(draft.tokens[:n], draft.parents[:n], draft.source[:n], probs, q, odds[:n])
         return self.estimate(Draft(draft.tokens, draft.parents, draft.source, None, draft.q, odds), params)
 
-    def estimate(self, draft: Draft, params: SamplingParams) -> Draft:
+    def estimate(self, draft: Draft, params: DrawParams | SamplingParams) -> Draft:
         """Return a draft, of whose nodes the proposers' log-odds are known, with calibrated probabilities.
 
         A node with siblings before it is right only where these are wrong, which is what its model says how often it
@@ -100,7 +100,7 @@ class Calibration:
         return Draft(draft.tokens, draft.parents, draft.source, tuple(probs), draft.q, draft.odds)
 
     def observe(
-        self, draft: Draft, verdict: Verdict, params: SamplingParams, *, joined: bool = False
+        self, draft: Draft, verdict: Verdict, params: DrawParams | SamplingParams, *, joined: bool = False
     ) -> list[tuple[int, bool]]:
         """Learn from what became of a draft, or would have become of it had it been verified.
 

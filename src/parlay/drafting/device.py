@@ -88,6 +88,12 @@ class Device:
             self._forgotten.append(request.request_id)
         state.layers = ProposerState(0 if layers else state.layers.computed)
 
+    def end(self, request: Drafted) -> None:
+        """Drop all of a request that has ended, wherever it is."""
+        self.drop(request)
+        if request.request_id not in self._forgotten:
+            self._forgotten.append(request.request_id)
+
     def forgotten(self) -> tuple[int, ...]:
         """Return the requests of which the proposer is to drop what it holds, each of them once."""
         gone, self._forgotten = tuple(self._forgotten), []

@@ -145,7 +145,7 @@ class Drafting:
         """Drop everything kept for a request that has ended."""
         request.drafting.prediction = None
         if self._device is not None:
-            self._device.drop(request)
+            self._device.end(request)
         for host in request.drafting.hosts:
             host.forget(request.request_id, request.tokens)
 

@@ -38,15 +38,16 @@ class Costs:
 class CostFile:
     """Where the costs of one engine's steps are kept."""
 
-    def __init__(self, numerics: str, threads: int, folder: Path | None = None) -> None:
+    def __init__(self, numerics: str, threads: int, folder: Path | None = None, *, ranks: int = 1) -> None:
         """Read and write nothing yet.
 
         Args:
             numerics: names the target and its arithmetic.
-            threads: that kernels run with.
+            threads: that kernels run with, of all ranks.
             folder: to keep files in; None takes the user's cache folder, if there is one.
+            ranks: that share the target's layers.
         """
-        self._key = {"numerics": numerics, "threads": threads, "cpu": env.cpu()[0], "format": _FORMAT}
+        self._key = {"numerics": numerics, "threads": threads, "ranks": ranks, "cpu": env.cpu()[0], "format": _FORMAT}
         name = sha256(json.dumps(self._key).encode()).hexdigest()[:32]
         cache = env.cache_dir()
         folder = folder or (cache and cache / "costs")

@@ -17,6 +17,8 @@ from parlay.engine.answers import metrics_of, text_of
 from parlay.engine.loading import Loading
 from parlay.engine.memory import Memory, count_blocks
 from parlay.engine.numerics import cases, describe_numerics, identify, trust_model
+from parlay.engine.rank import Assignment, arithmetic
+from parlay.engine.ranks import Ranks
 from parlay.engine.request import Counts, Request
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names
@@ -35,13 +37,22 @@ from parlay.models.find import find_model
 from parlay.models.generation import sampling_defaults
 from parlay.models.hub import Hub
 from parlay.models.identity import start_digest
-from parlay.models.select import cache_spec, check_weights, describe_as, load_model, resolve_dtype
+from parlay.models.select import (
+    cache_spec,
+    check_ranks,
+    check_weights,
+    describe_as,
+    load_ends,
+    load_model,
+    resolve_dtype,
+)
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.places import scratch_blocks
 from parlay.proposers.select import naming_heads
-from parlay.runner.footprint import weight_bytes
+from parlay.runner.footprint import end_bytes, weight_bytes
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.grammar import Constraint, Grammars
+from parlay.sampling.live import LiveProcessor
 from parlay.sampling.processors import prepare
 from parlay.sampling.seeds import mix
 from parlay.types.output import CompletionOutput, Logprob
@@ -92,33 +103,44 @@ class Engine:
         with naming_heads(config.model, path):
             model_config = describe_as(path, config.storage, config.quantization, config.load_format)
             dtype = resolve_dtype(config.dtype, model_config)
+            check_ranks(model_config, config.tensor_parallel_size)
             self.max_model_len = _model_len(config, model_config.max_position)
             self.codec = _codec(config, model_config, hub)
-            methods = find_methods(speculative, TargetInfo(model_config, dtype, self.max_model_len, hub))
+            target = TargetInfo(model_config, dtype, self.max_model_len, hub, config.tensor_parallel_size)
+            methods = find_methods(speculative, target)
             groups = [cache_spec(model_config, dtype)] + [m.proposer.cache for m in methods if m.proposer.cache]
             own_bytes = weight_bytes(model_config, dtype)
             weights = own_bytes + sum(m.proposer.weight_bytes for m in methods)
+            lent = config.tensor_parallel_size > 1 and any(m.proposer.runs_ends for m in methods)
+            if lent:
+                weights += end_bytes(model_config, dtype)
             num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory(), weights)
             check_weights(model_config)
 
         digest, loading = start_digest(path, self.codec.path), Loading(config, weights, on_progress)
-        torch.set_num_threads(env.threads())
-        kernels, trust = settle(select_kernels(config.device), cases(model_config, dtype), env.threads())
-        kernels.set_threads(env.threads())
-        tune(kernels, env.threads())
-        with loading.target(own_bytes) as on_read:
-            model = load_model(model_config, dtype, self.max_model_len, kernels, on_read=on_read)
-        identity = identify(model_config, self.max_model_len, digest.result())
-        trust = trust_model(model, identity, kernels, trust, env.threads())
+        ranks = Ranks(config.tensor_parallel_size, 4 * model_config.vocab_size)
+        threads = ranks.threads[0]
+        torch.set_num_threads(threads)
+        kernels, trust = settle(select_kernels(config.device), cases(model_config, dtype), threads)
+        kernels.set_threads(threads)
+        tune(kernels, threads)
         # A proposer that follows every row of the target has a token more to run for each request that emits.
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
         spare = scratch_blocks(config.block_size) if any(m.proposer.borrows for m in methods) else 0
-        runner = ModelRunner(model, kernels, num_blocks + spare, config.block_size)
+        ranks.start(Assignment.of(config, path, dtype, self.max_model_len, num_blocks + spare))
+        with loading.target(own_bytes) as on_read:
+            model = load_model(model_config, dtype, self.max_model_len, kernels, ranks.group, on_read)
+        identity = identify(model_config, self.max_model_len, digest.result())
+        trust = trust_model(model, identity, kernels, trust, threads)
+        runner = ModelRunner(model, kernels, num_blocks + spare, config.block_size, ranks.group, ranks.on_order)
+        ends = load_ends(model_config, dtype, kernels) if lent else model
+        processors: dict[int, LiveProcessor] = {}
         for method in methods:
             with loading.proposer(method) as on_read:
                 sizes = num_blocks, config.block_size, max_rows
                 laws = speculative.verification in DRAWN
-                method.proposer.load(Runtime(kernels, *sizes, model, runner.cache, on_read, laws))
+                method.proposer.load(Runtime(kernels, *sizes, ends, runner.cache, on_read, laws, processors))
+        ranks.wait(arithmetic(kernels.name, trust.bits))
 
         self.methods = method_names(methods)
         self.sampling_defaults = sampling_defaults(path, config.generation_config)
@@ -131,19 +153,20 @@ class Engine:
             runner,
             device_proposer(methods),
             make_verifier(speculative),
+            processors,
             processed_logprobs=config.logprobs_mode == "processed_logprobs",
         )
         self._pool = BlockPool(num_blocks, config.block_size)
         self.stats = EngineStats()
-        ranks, self._verification = config.tensor_parallel_size, speculative.verification
-        numerics = describe_numerics(identity, model_config, dtype, kernels.name, trust, ranks)
+        self._ranks, self._verification = ranks, speculative.verification
+        numerics = describe_numerics(identity, model_config, dtype, kernels.name, trust)
         self.numerics = replace(numerics, verification=self._verification)
         self.numerics_id = str(self.numerics)
-        file = CostFile(self.numerics_id, env.threads())
+        file = CostFile(self.numerics_id, env.threads(), ranks=config.tensor_parallel_size)
         drafting = make_drafting(
             speculative, methods, config, runner, num_blocks, groups[0].bytes_per_token / own_bytes, file
         )
-        self._scheduler = Scheduler(config, self._pool, drafting, self.stats)
+        self._scheduler = Scheduler(config, self._pool, drafting, self.stats, processors)
         self._arrivals = self._next_id = 0
         logger.info("numerics id: %s", self.numerics_id)
 
@@ -328,6 +351,10 @@ class Engine:
         """End a request now; harmless if it has ended."""
         if request.finish_reason is None:
             self._scheduler.finish(request, "abort", perf_counter())
+
+    def close(self) -> None:
+        """End the processes of other ranks, if there are any; so does dropping the engine."""
+        self._ranks.close()
 
     @property
     def busy(self) -> bool:

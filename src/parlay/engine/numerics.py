@@ -30,14 +30,13 @@ _WHOLE = 1 << 22  # elements: all of a small model's weights, slices of a large 
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """Runs with equal ids give equal tokens, bit for bit; `str` gives the id.
+    """Runs with equal ids give equal tokens, bit for bit, on any number of ranks; `str` gives the id.
 
     Attributes:
         model: its name with a digest of its files, tokenizer included; see `identify`.
         dtype: of weights and activations; of quantised weights their kinds, and what activations become for them.
         kernels: their name, with the instruction set.
         torch: its version.
-        tensor_parallel_size: ranks a layer is split over.
         bits: a digest of what the kernels made of the self-check's numbers.
         exact: whether the self-check found rows independent of each other.
         verification: of drafts, where it is not the coupled one: tokens then depend on what was guessed too.
@@ -47,7 +46,6 @@ class Numerics:
     dtype: str
     kernels: str
     torch: str
-    tensor_parallel_size: int
     bits: str
     exact: bool
     verification: str = COUPLED
@@ -58,7 +56,6 @@ class Numerics:
             self.dtype,
             self.kernels,
             f"torch-{self.torch}",
-            f"tp{self.tensor_parallel_size}",
             f"bits-{self.bits}",
             "exact" if self.exact else "up-to-floating-point",
         )
@@ -90,16 +87,13 @@ def identify(config: ModelConfig, length: int, digest: str) -> str:
     return f"{name}-{whole.hexdigest()[:12]}"
 
 
-def describe_numerics(
-    identity: str, config: ModelConfig, dtype: torch.dtype, kernels: str, trust: Trust, tensor_parallel_size: int
-) -> Numerics:
+def describe_numerics(identity: str, config: ModelConfig, dtype: torch.dtype, kernels: str, trust: Trust) -> Numerics:
     """Return what the bits of a model's tokens depend on; `identity` is what `identify` returns."""
     return Numerics(
         model=identity,
         dtype="+".join((str(dtype).removeprefix("torch."), *_quantised(config))),
         kernels=kernels if config.foreign is None else f"{kernels}+{config.foreign.library}",
         torch=torch.__version__,
-        tensor_parallel_size=tensor_parallel_size,
         bits=trust.bits,
         exact=trust.exact,
     )
@@ -137,7 +131,7 @@ def inspect(
     if isinstance(loaded, foreign.Model):
         trust = trust_model(loaded, identity, kernels, trust, threads)
         findings |= check_whole(loaded, identity, kernels, threads, ROW_COUNTS, tick)
-    return describe_numerics(identity, config, resolved, kernels.name, trust, 1), findings
+    return describe_numerics(identity, config, resolved, kernels.name, trust), findings
 
 
 def trust_model(model: Model, identity: str, kernels: Kernels, trust: Trust, threads: int) -> Trust:

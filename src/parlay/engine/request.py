@@ -12,7 +12,7 @@ from parlay.engine.tokenizer import Detokenizer
 from parlay.errors import RequestError
 from parlay.kv.table import BlockTable
 from parlay.types.output import FinishReason, Rejected
-from parlay.types.params import SamplingParams
+from parlay.types.params import DrawParams, SamplingParams
 from parlay.types.plan import TokenLogprobs
 from parlay.types.processor import RowProcessor
 
@@ -70,6 +70,7 @@ class Request:
         rejected: guesses that were not confirmed, where the request asks for them.
         prompt_logprobs: of the prompt's second token and those after it, as far as computed.
         error: why it was aborted, if that was its own doing.
+        draw: the part of `params` that travels in plans.
     """
 
     request_id: int
@@ -96,6 +97,10 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     counts: Counts = field(default_factory=Counts)
+    draw: DrawParams = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.draw = self.params.draw
 
     @property
     def output_tokens(self) -> list[int]:

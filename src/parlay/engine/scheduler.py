@@ -14,6 +14,7 @@ from parlay.drafting.offers import NOTHING, Offer
 from parlay.engine.request import Request, Rows
 from parlay.engine.stats import EngineStats
 from parlay.kv.pool import BlockPool
+from parlay.sampling.live import LiveProcessor, Output
 from parlay.types.output import FinishReason, Rejected
 from parlay.types.plan import Plan, Span, SpanError, StepOutput, Verdict
 
@@ -24,17 +25,24 @@ class Scheduler:
     Attributes:
         pool: the cache blocks.
         drafting: who guesses.
+        processors: of the unfinished requests that have one.
         emitted: tokens emitted since start.
         stats: counters, of which those about requests are kept here.
     """
 
     def __init__(
-        self, config: EngineConfig, pool: BlockPool, drafting: Drafting, stats: EngineStats | None = None
+        self,
+        config: EngineConfig,
+        pool: BlockPool,
+        drafting: Drafting,
+        stats: EngineStats | None = None,
+        processors: dict[int, LiveProcessor] | None = None,
     ) -> None:
-        """Begin with no requests."""
+        """Begin with no requests, and put their processors where whoever verifies finds them."""
         self._config = config
         self.pool = pool
         self.drafting = drafting
+        self.processors: dict[int, LiveProcessor] = {} if processors is None else processors
         self.emitted = 0
         self.stats = stats or EngineStats()
         self._plan_ids = itertools.count()
@@ -55,6 +63,9 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request behind those of its priority and before those of a lower one."""
         request.tokens = list(request.prompt_tokens)
+        if request.processor is not None:
+            output = Output(request.tokens, len(request.prompt_tokens))
+            self.processors[request.request_id] = LiveProcessor(request.processor, output)
         self.drafting.add(request)
         place = sum(r.priority <= request.priority for r in self._waiting)
         self._waiting.insert(place, request)
@@ -66,6 +77,7 @@ class Scheduler:
         request.counts.finished = now
         request.table.release()
         self.drafting.forget(request)
+        self.processors.pop(request.request_id, None)
         if request in self._running:
             self._running.remove(request)
         else:
@@ -199,9 +211,7 @@ class Scheduler:
             start=request.computed,
             blocks=tuple(request.table.blocks),
             seed=request.seed,
-            params=request.params,
-            processor=request.processor,
-            output=tuple(request.output_tokens) if request.processor else (),
+            params=request.draw,
             draft=offer.draft,
             sample=end == len(request.tokens),
             stop_ids=request.stop_ids,

@@ -16,7 +16,7 @@ from parlay.engine.timing import timed_passes
 from parlay.errors import ConfigError
 from parlay.log import logger
 from parlay.proposers.base import DeviceProposer, Proposer, TargetInfo
-from parlay.proposers.select import make_proposer, settle_methods
+from parlay.proposers.select import make_proposer, settle_methods, with_embedded
 from parlay.runner.runner import ModelRunner
 
 _NODES = 16  # most of a draft with branches, unless the user says
@@ -30,7 +30,7 @@ def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[Method,
         ModelError: a model of a proposer's own cannot be found or does not fit.
     """
     found: list[Method] = []
-    for one in settle_methods(config, target.hub):
+    for one in settle_methods(with_embedded(config, target.config.path), target.hub):
         assert one.method is not None
         proposer = make_proposer(one, target)
         if proposer.default_length:

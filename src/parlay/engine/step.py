@@ -15,6 +15,8 @@ from parlay.kernels.base import Kernels
 from parlay.proposers.base import DeviceProposer
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
+from parlay.sampling.law import Law, separate
+from parlay.sampling.live import NO_PROCESSORS, Processors
 from parlay.sampling.sampler import token_logprobs
 from parlay.types.plan import (
     NO_PROPOSAL,
@@ -28,8 +30,7 @@ from parlay.types.plan import (
     TokenLogprobs,
     Verdict,
 )
-from parlay.verify import coupled
-from parlay.verify.select import Verifier
+from parlay.verify.select import Verifier, plainly
 
 _SCORED_AT_ONCE = 64  # rows of a prompt: logits of a whole prompt might not fit into memory
 
@@ -42,10 +43,23 @@ class Worker:
         kernels: Kernels,
         runner: ModelRunner,
         proposer: DeviceProposer | None,
-        verify: Verifier = coupled.verify,
+        verify: Verifier = plainly,
+        processors: Processors = NO_PROCESSORS,
         *,
         processed_logprobs: bool = False,
     ) -> None:
+        """Get ready.
+
+        Args:
+            kernels: the operations to run with.
+            runner: the target's.
+            proposer: who drafts at the end of a step.
+            verify: what decides which guesses stand.
+            processors: of the requests that have one; whoever adds and ends requests changes them.
+            processed_logprobs: report log-probabilities after processing instead of before.
+        """
+        self._processors = processors
+        self._laws: dict[int, tuple[Law, ...]] = {}  # that the guesses of pending drafts were drawn from
         self._processed_logprobs = processed_logprobs
         self._kernels, self._verify = kernels, verify
         self._runner = runner
@@ -58,6 +72,8 @@ class Worker:
         began = perf_counter()
         if self._proposer is not None:
             self._proposer.forget(plan.forgotten)
+            for request_id in plan.forgotten:
+                self._laws.pop(request_id, None)
         spans = plan.spans
         stretches = [Stretch(s.tokens, s.start, s.blocks, s.draft) for s in spans]
         stretches += [
@@ -75,7 +91,14 @@ class Worker:
         ]
         logits = self._runner.logits(hidden, rows) if rows else hidden[:0].float()
         forwarded = perf_counter()
-        verdicts = self._verify(self._kernels, spans, logits, processed_logprobs=self._processed_logprobs)
+        verdicts = self._verify(
+            self._kernels,
+            spans,
+            logits,
+            self._processors,
+            self._laws,
+            processed_logprobs=self._processed_logprobs,
+        )
         for i, span in enumerate(spans):
             if span.scored:
                 scores = tuple(self._score_prompt(span, batch.offsets[i], hidden))
@@ -97,7 +120,8 @@ class Worker:
         if not any(asked):
             return [NO_PROPOSAL] * len(spans)
         try:
-            return proposer.propose(spans, verdicts, hidden, self._runner.tapped)
+            proposals = proposer.propose(spans, verdicts, hidden, self._runner.tapped)
+            return [self._keep_laws(span, proposal) for span, proposal in zip(spans, proposals, strict=True)]
         except Exception as error:
             blamed = {error.request_id} if isinstance(error, SpanError) else {span.request_id for span in spans}
             cause = (error.__cause__ if isinstance(error, SpanError) else None) or error
@@ -112,6 +136,14 @@ class Worker:
                 else NO_PROPOSAL
                 for span, own in zip(spans, asked, strict=True)
             ]
+
+    def _keep_laws(self, span: Span, proposal: Proposal) -> Proposal:
+        """Return a proposal that is plain data."""
+        if proposal.draft.q is None:
+            self._laws.pop(span.request_id, None)
+            return proposal
+        draft, self._laws[span.request_id] = separate(proposal.draft)
+        return replace(proposal, draft=draft)
 
     def _score_prompt(self, span: Span, first_row: int, hidden: Tensor) -> Iterator[TokenLogprobs]:
         """Yield how likely the target found each token of a prompt; a few rows of logits at a time."""

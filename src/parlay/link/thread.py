@@ -32,7 +32,7 @@ class ThreadLink:
             on_end: called there once, at last; with the error by which the engine has failed, if so.
         """
         self._door = _Door(on_outputs)
-        self._on_end = on_end
+        self._on_end, self._engine = on_end, engine
         self.server = EngineServer(engine, self._door)
         self.thread = Thread(target=self._run, name="parlay-engine", daemon=True)
         self.thread.start()
@@ -48,6 +48,7 @@ class ThreadLink:
         except BaseException as error:
             logger.exception("the engine has failed")
             failed = error
+        self._engine.close()
         self._on_end(failed)
 
 

@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from parlay.dist.group import Group
 from parlay.kernels.base import Kernels
 from parlay.models.config import MOST_LAYERS, ModelConfig
 from parlay.models.context import ForwardContext, LayerCache, tapped
@@ -18,14 +17,15 @@ from parlay.models.layers import (
     ColumnParallelLinear,
     Embedding,
     GatedMLP,
+    GatheredLinear,
     Head,
     HeadNorms,
-    RowParallelLinear,
 )
 from parlay.models.loader import Checkpoint, Reader
 from parlay.models.moe import MixtureOfExperts
 from parlay.models.rotary import cos_sin_table
 from parlay.models.style import Experts
+from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
 from parlay.weights.weight import Weight
 
@@ -133,15 +133,21 @@ def make_attention(
         norms = HeadNorms(
             read("self_attn.q_norm.weight"), read("self_attn.k_norm.weight"), config.rms_norm_eps, style.plus_one
         )
+    # A rank has whole key heads, each with the query heads that read it.
+    shared = config.num_heads // config.num_kv_heads * config.head_dim
+    queries = group.bounds(q, shared)
+    begin, end = group.share(queries)
+    units = shared, config.head_dim, config.head_dim
     return Attention(
-        ColumnParallelLinear(kernels, weights(), group, biases() if style.qkv_bias else None),
-        RowParallelLinear(
+        ColumnParallelLinear(kernels, weights(), group, biases() if style.qkv_bias else None, units),
+        GatheredLinear(
             kernels,
             read.weight("self_attn.o_proj.weight"),
             group,
+            queries,
             read("self_attn.o_proj.bias") if style.output_bias else None,
         ),
-        config.num_heads // group.size,
+        (end - begin) // config.head_dim,
         config.head_dim,
         cos_sin,
         norms=norms,
@@ -168,17 +174,18 @@ def make_mlp(config: ModelConfig, read: Reader, kernels: Kernels, group: Group) 
 
     return GatedMLP(
         ColumnParallelLinear(kernels, weights(), group, biases() if style.mlp_bias else None),
-        RowParallelLinear(
+        GatheredLinear(
             kernels,
             read.weight("mlp.down_proj.weight"),
             group,
+            group.output_bounds(config.intermediate_size),
             read("mlp.down_proj.bias") if style.mlp_bias else None,
         ),
         style.activation,
     )
 
 
-def _experts(config: ModelConfig, experts: Experts, read: Reader, kernels: Kernels) -> MixtureOfExperts:
+def _experts(config: ModelConfig, experts: Experts, read: Reader, kernels: Kernels, group: Group) -> MixtureOfExperts:
     gate, up, down = (
         [read.weight(f"{experts.prefix}.experts.{e}.{name}.weight") for e in range(experts.count)]
         for name in experts.names
@@ -186,11 +193,13 @@ def _experts(config: ModelConfig, experts: Experts, read: Reader, kernels: Kerne
     return MixtureOfExperts(
         kernels,
         Weight.of(read(f"{experts.prefix}.gate.weight")),
-        [Weight.stack(pair) for pair in zip(gate, up, strict=True)],
+        gate,
+        up,
         down,
         experts.chosen,
         experts.normalise,
         config.style.activation,
+        group,
     )
 
 
@@ -211,7 +220,7 @@ class Layer:
         self._attention = make_attention(config, index, read, kernels, group, cos_sin)
         self._mlp: GatedMLP | MixtureOfExperts
         if style.experts and style.experts.sparse[index]:
-            self._mlp = _experts(config, style.experts, read, kernels)
+            self._mlp = _experts(config, style.experts, read, kernels, group)
         else:
             self._mlp = make_mlp(config, read, kernels, group)
 
@@ -265,6 +274,7 @@ class Decoder:
         kernels: Kernels,
         group: Group,
         on_read: OnRead = ignore,
+        layers: int | None = None,
     ) -> None:
         """Read the weights.
 
@@ -275,6 +285,7 @@ class Decoder:
             kernels: the operations to run with.
             group: the ranks that share each layer.
             on_read: told of every tensor that was read.
+            layers: read only so many: none for the embedding and the head alone, which proposers borrow.
 
         Raises:
             ModelError: the weights do not fit the config.
@@ -288,15 +299,17 @@ class Decoder:
         local = cos_sin_table(config, max_model_len, style.local_rotary) if style.local_rotary else everywhere
         with Checkpoint(config.path, storage=config.storage, on_read=on_read) as weights:
             self.leftovers = self.expect(config, weights)
-            self._embedding = Embedding(kernels, weights.read_weight("model.embed_tokens.weight", dtype))
+            embedding = weights.read_weight("model.embed_tokens.weight", dtype)
+            self._embedding = Embedding(kernels, embedding, group)
             self._norm = weights.read("model.norm.weight", dtype)
             self._layers = []
-            for i in range(config.num_layers):
+            for i in range(config.num_layers if layers is None else layers):
                 read = Reader(weights, dtype, f"model.layers.{i}.")
                 cos_sin = local if style.windows and style.windows[i] else everywhere
                 self._layers.append(Layer(config, i, read, kernels, group, cos_sin))
-            head = self._embedding if config.tie_embeddings else weights.read_weight("lm_head.weight", dtype)
-            self._head = Head(kernels, head, style.logit_divisor, style.logit_cap)
+            tied = self._embedding if group.size == 1 else embedding
+            head = tied if config.tie_embeddings else weights.read_weight("lm_head.weight", dtype)
+            self._head = Head(kernels, head, style.logit_divisor, style.logit_cap, group)
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """Run rows through the layers, storing their keys and values.

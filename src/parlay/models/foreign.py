@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parlay.dist.group import Group
 from parlay.errors import ModelError, brief
 from parlay.kernels.base import AttentionView, Kernels
 from parlay.models.config import ModelConfig, architecture_of, check_sizes, read_ids
@@ -26,6 +25,7 @@ from parlay.models.foreign_probe import Layer, Unserved, probe
 from parlay.models.foreign_survey import Survey
 from parlay.models.loader import Checkpoint
 from parlay.models.style import Foreign, Rotary
+from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
 
 _TRIAL = 13  # tokens

@@ -8,15 +8,16 @@ Where values are rounded to the model's dtype (nowhere else; every kernel keeps 
     and weights, and logits stay float32.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from parlay.dist.group import Group
 from parlay.kernels.base import Activation, Kernels
 from parlay.kernels.linear import LinearWeight
 from parlay.models.context import Buffers, ForwardContext, LayerCache
+from parlay.parallel.group import ALONE, Group
 from parlay.weights.weight import Weight
 
 
@@ -38,79 +39,162 @@ class Linear:
         return out
 
 
-class ColumnParallelLinear(Linear):
-    """A linear layer split along its outputs: each rank gives its own share of them."""
+class ColumnParallelLinear:
+    """A linear layer of which each rank computes, and keeps, its own share of the outputs."""
 
     def __init__(
-        self, kernels: Kernels, weights: list[Weight], group: Group, biases: list[Tensor] | None = None
+        self,
+        kernels: Kernels,
+        weights: list[Weight],
+        group: Group,
+        biases: list[Tensor] | None = None,
+        units: Sequence[int] | None = None,
     ) -> None:
-        """Fuse several weights `[out_i, in]` that read the same input, each split among the ranks on its own."""
-        super().__init__(
-            kernels,
-            Weight.stack([w.outputs(*group.share(w.shape[0])) for w in weights]),
-            torch.cat([group.shard(b, 0) for b in biases]) if biases else None,
-        )
+        """Fuse several weights `[out_i, in]` that read the same input, each split among the ranks on its own.
+
+        Args:
+            kernels: the operations to run with.
+            weights: outputs in order.
+            group: the ranks.
+            biases: of each weight `[out_i]`.
+            units: of each weight, the outputs that have to stay together, such as a head's; None for any.
+        """
+        sizes = [w.shape[0] for w in weights]
+        bounds = [
+            group.output_bounds(size) if units is None else group.bounds(size, units[i])
+            for i, size in enumerate(sizes)
+        ]
+        shares = [group.share(each) for each in bounds]
+        self._width = sum(end - begin for begin, end in shares)
+        self._linear: Linear | None = None
+        if self._width:
+            kept = [w.outputs(*share) for w, share in zip(weights, shares, strict=True)]
+            bias = torch.cat([b[slice(*share)] for b, share in zip(biases, shares, strict=True)]) if biases else None
+            self._linear = Linear(kernels, Weight.stack(kept), bias)
+
+    def __call__(self, x: Tensor, buffers: Buffers, role: str) -> Tensor:
+        """Return this rank's share `[rows, own]` for `x` of `[rows, in]`, in the buffer of `role`."""
+        if self._linear is None:
+            return buffers(role, 0)
+        return self._linear(x, buffers, role)
 
 
-class RowParallelLinear(Linear):
-    """A linear layer split along its inputs: the ranks' partial sums are added in rank order."""
+class GatheredLinear:
+    """A linear layer that needs the shares of all ranks, and whose outputs all ranks need.
 
-    def __init__(self, kernels: Kernels, weight: Weight, group: Group, bias: Tensor | None = None) -> None:
-        super().__init__(kernels, weight.inputs(*group.share(weight.shape[1])))
-        self._group = group
-        self._sum_bias = bias
+    Each rank computes its share of the outputs over the whole input: with the bits of one rank.
+    """
+
+    def __init__(
+        self, kernels: Kernels, weight: Weight, group: Group, inputs: tuple[int, ...], bias: Tensor | None = None
+    ) -> None:
+        """Keep this rank's share of a weight.
+
+        Args:
+            kernels: the operations to run with.
+            weight: `[out, in]`.
+            group: the ranks.
+            inputs: the bounds of each rank's share of the input.
+            bias: `[out]`.
+        """
+        self._group, self._inputs, self._outputs = group, inputs, group.output_bounds(weight.shape[0])
+        begin, end = group.share(self._outputs)
+        self._linear: Linear | None = None
+        if end > begin:
+            self._linear = Linear(kernels, weight.outputs(begin, end), None if bias is None else bias[begin:end])
 
     def __call__(self, x: Tensor, buffers: Buffers, role: str) -> Tensor:
         """Return `[rows, out]` for this rank's share `x` of the input."""
-        out = self._group.all_reduce(super().__call__(x, buffers, role))
-        if self._sum_bias is not None:
-            self._kernels.add_bias(out, self._sum_bias)
+        group = self._group
+        if group.size == 1:
+            assert self._linear is not None
+            return self._linear(x, buffers, role)
+        whole = buffers(f"{role}, whole input", self._inputs[-1])
+        group.gather(x, whole, self._inputs)
+        share = f"{role}, own share"
+        own = buffers(share, 0) if self._linear is None else self._linear(whole, buffers, share)
+        out = buffers(role, self._outputs[-1])
+        group.gather(own, out, self._outputs)
         return out
 
 
 class Embedding:
-    """A row of numbers for each token; blocks and float16 are read as they lie packed, which a tied head shares."""
+    """A row of numbers for each token; blocks and float16 are read as they lie packed, which a tied head shares.
 
-    def __init__(self, kernels: Kernels, weight: Weight) -> None:
-        """Keep a weight `[vocab, hidden]`."""
-        self._kernels = kernels
+    Each rank keeps its own columns of all rows.
+    """
+
+    def __init__(self, kernels: Kernels, weight: Weight, group: Group = ALONE) -> None:
+        """Keep this rank's share of a weight `[vocab, hidden]`."""
+        self._kernels, self._group = kernels, group
         self._shape = weight.shape
-        self._stored = kernels.pack_head(weight) if weight.kept else weight.numbers()
+        self._columns = group.bounds(weight.shape[1], weight.block)
+        own = weight if group.size == 1 else weight.inputs(*group.share(self._columns))
+        self._own = own.shape[1]
+        self._stored: Tensor | LinearWeight = torch.empty((weight.shape[0], 0))
+        if self._own:
+            self._stored = kernels.pack_head(own) if weight.kept else own.numbers()
 
     def __call__(self, tokens: Tensor, out: Tensor) -> None:
         """Write the rows of `tokens` `[rows]` to `out` `[rows, hidden]`."""
+        if self._group.size == 1:
+            self._look_up(tokens, out)
+            return
+        own = torch.empty((len(tokens), self._own), dtype=out.dtype)
+        if self._own:
+            self._look_up(tokens, own)
+        self._group.gather(own, out, self._columns)
+
+    def _look_up(self, tokens: Tensor, out: Tensor) -> None:
         if isinstance(self._stored, Tensor):
             self._kernels.embed(self._stored, tokens, out)
         else:
             self._kernels.embed_packed(self._stored, tokens, out)
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
-        """Return the whole of it as plain numbers."""
-        if isinstance(self._stored, Tensor):
+        """Return the whole of it as plain numbers, on every rank."""
+        if self._group.size == 1 and isinstance(self._stored, Tensor):
             return self._stored.to(dtype)
         out = torch.empty(self._shape, dtype=dtype)
         self(torch.arange(self._shape[0]), out)
         return out
 
     def head(self) -> LinearWeight:
-        """Return the weight as `logits` reads it."""
+        """Return the weight as `logits` reads it; of a group of one."""
         return self._kernels.pack_head(self._stored) if isinstance(self._stored, Tensor) else self._stored
 
 
 class Head:
     """The language model head: float32 logits whatever the model's dtype.
 
-    Logits in bfloat16 would tie exactly at the top too often for a total order to be worth anything.
+    Logits in bfloat16 would tie exactly at the top too often for a total order to be worth anything. Each rank keeps
+    its own part of the vocabulary.
     """
 
-    def __init__(self, kernels: Kernels, weight: Weight | Embedding, divisor: float = 1.0, cap: float = 0.0) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        weight: Weight | Embedding,
+        divisor: float = 1.0,
+        cap: float = 0.0,
+        group: Group = ALONE,
+    ) -> None:
         """Pack a weight `[vocab, hidden]`, or take the embedding's, to which the head is tied.
 
-        Logits are divided by `divisor`, then soft-capped unless `cap` is 0.
+        Logits are divided by `divisor`, then soft-capped unless `cap` is 0. Only a group of one takes an embedding.
         """
-        self._kernels = kernels
-        self._weight = weight.head() if isinstance(weight, Embedding) else kernels.pack_head(weight)
-        self._vocab_size = self._weight.outputs
+        self._kernels, self._group = kernels, group
+        self._bounds: tuple[int, ...] = ()
+        self._weight: LinearWeight | None = None
+        if isinstance(weight, Embedding):
+            self._weight = weight.head()
+            self._vocab_size = self._weight.outputs
+        else:
+            self._vocab_size = weight.shape[0]
+            self._bounds = group.output_bounds(self._vocab_size)
+            begin, end = group.share(self._bounds)
+            if end > begin:
+                self._weight = kernels.pack_head(weight if group.size == 1 else weight.outputs(begin, end))
         self._divisor = divisor
         self._cap = cap
 
@@ -118,12 +202,23 @@ class Head:
         """Return `[rows, vocab]` float32 for normalised hidden states `[rows, hidden]`; in `out`, if it is given."""
         if out is None:
             out = torch.empty((hidden.shape[0], self._vocab_size), dtype=torch.float32)
-        self._kernels.logits(hidden, self._weight, out)
+        self._multiply(hidden, out)
         if self._divisor != 1:
             out.div_(self._divisor)
         if self._cap > 0:
             self._kernels.soft_cap(out, self._cap)
         return out
+
+    def _multiply(self, hidden: Tensor, out: Tensor) -> None:
+        group, weight = self._group, self._weight
+        if group.size == 1:
+            assert weight is not None
+            self._kernels.logits(hidden, weight, out)
+            return
+        own = torch.empty((hidden.shape[0], weight.outputs if weight else 0), dtype=torch.float32)
+        if weight:
+            self._kernels.logits(hidden, weight, own)
+        group.gather(own, out, self._bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +237,7 @@ class Attention:
     def __init__(
         self,
         qkv: ColumnParallelLinear,
-        output: RowParallelLinear,
+        output: GatheredLinear,
         heads: int,
         head_dim: int,
         cos_sin: Tensor,
@@ -157,7 +252,7 @@ class Attention:
         Args:
             qkv: projects to queries, keys and values.
             output: projects back.
-            heads: of queries, on this rank.
+            heads: of queries, on this rank; there may be none.
             head_dim: columns of a head.
             cos_sin: `[max_len, R]`, see `Kernels.rotary_store`.
             norms: of queries and keys before they turn.
@@ -186,23 +281,27 @@ class Attention:
         Returns:
             `[rows, hidden]`.
         """
+        buffers = context.buffers
+        mixed = buffers("mixed", self._heads * self._head_dim)
+        if self._heads:
+            self._mix(x, context, cache, mixed)
+        return self._output(mixed, buffers, "attention")
+
+    def _mix(self, x: Tensor, context: ForwardContext, cache: LayerCache, mixed: Tensor) -> None:
+        """Write what this rank's heads see, `[rows, heads * head_dim]`, to `mixed`."""
         kernels, buffers, norms = context.kernels, context.buffers, self._norms
         qkv = self._qkv(x, buffers, "qkv")
         if norms is not None:
             kernels.head_norm(qkv, norms.query, norms.key, self._heads, norms.eps, norms.plus_one)
         query = buffers("query", self._heads * self._head_dim).view(-1, self._heads, self._head_dim)
         kernels.rotary_store(qkv, context.positions, context.slots, self._cos_sin, query, cache.key, cache.value)
-        mixed = buffers("mixed", self._heads * self._head_dim)
         kernels.attention(query, cache.key, cache.value, context.view, self._scale, mixed, self._window, self._cap)
-        return self._output(mixed, buffers, "attention")
 
 
 class GatedMLP:
     """`down(activation(gate(x)) * up(x))`."""
 
-    def __init__(
-        self, gate_up: ColumnParallelLinear, down: RowParallelLinear, activation: Activation = "silu"
-    ) -> None:
+    def __init__(self, gate_up: ColumnParallelLinear, down: GatheredLinear, activation: Activation = "silu") -> None:
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
@@ -212,5 +311,6 @@ class GatedMLP:
         buffers = context.buffers
         gate_up = self._gate_up(x, buffers, "gate_up")
         product = buffers("product", gate_up.shape[1] // 2)
-        context.kernels.act_mul(gate_up, self._activation, product)
+        if gate_up.shape[1]:
+            context.kernels.act_mul(gate_up, self._activation, product)
         return self._down(product, buffers, "mlp")

@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from parlay.dist.group import Group
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, LayerCache
-from parlay.models.layers import Attention, ColumnParallelLinear, Embedding, Head, RowParallelLinear
+from parlay.models.layers import Attention, ColumnParallelLinear, Embedding, GatheredLinear, Head
 from parlay.models.loader import Checkpoint, Reader
 from parlay.models.style import Style
+from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
 
 _EPS = 1e-5  # torch's default, which OPT was trained with
@@ -72,22 +72,26 @@ class _Layer:
     ) -> None:
         read = Reader(weights, dtype, f"model.decoder.layers.{index}.")
 
-        def row_parallel(name: str) -> RowParallelLinear:
-            return RowParallelLinear(kernels, read.weight(f"{name}.weight"), group, read(f"{name}.bias"))
+        def gathered(name: str, inputs: tuple[int, ...]) -> GatheredLinear:
+            return GatheredLinear(kernels, read.weight(f"{name}.weight"), group, inputs, read(f"{name}.bias"))
 
-        def column_parallel(*names: str) -> ColumnParallelLinear:
-            biases = [read(f"{name}.bias") for name in names]
-            return ColumnParallelLinear(kernels, [read.weight(f"{name}.weight") for name in names], group, biases)
+        def column_parallel(*names: str, unit: int | None = None) -> ColumnParallelLinear:
+            biases, units = [read(f"{name}.bias") for name in names], None if unit is None else [unit] * len(names)
+            weights = [read.weight(f"{name}.weight") for name in names]
+            return ColumnParallelLinear(kernels, weights, group, biases, units)
 
         self._attention_norm, self._mlp_norm = ((read(f"{name}.weight"), read(f"{name}.bias")) for name in _NORMS)
+        queries = group.bounds(config.hidden_size, config.head_dim)
+        begin, end = group.share(queries)
         self._attention = Attention(
-            column_parallel(*(f"self_attn.{x}_proj" for x in "qkv")),
-            row_parallel("self_attn.out_proj"),
-            config.num_heads // group.size,
+            column_parallel(*(f"self_attn.{x}_proj" for x in "qkv"), unit=config.head_dim),
+            gathered("self_attn.out_proj", queries),
+            (end - begin) // config.head_dim,
             config.head_dim,
             torch.zeros(1, 0),  # no column turns
         )
-        self._up, self._down = column_parallel("fc1"), row_parallel("fc2")
+        self._up = column_parallel("fc1")
+        self._down = gathered("fc2", group.output_bounds(config.intermediate_size))
 
     def __call__(self, residual: Tensor, delta: Tensor | None, context: ForwardContext, cache: LayerCache) -> Tensor:
         """Add `delta`, the layer before's last output, to `residual` in place; return this layer's own."""
@@ -100,7 +104,8 @@ class _Layer:
         mixed = self._attention(x, context, cache)
         kernels.add_layer_norm(residual, mixed, *self._mlp_norm, _EPS, x)
         inner = self._up(x, buffers, "up")
-        kernels.activate(inner, "relu")
+        if inner.shape[1]:
+            kernels.activate(inner, "relu")
         return self._down(inner, buffers, "mlp")
 
 
@@ -127,6 +132,7 @@ class Model:
         kernels: Kernels,
         group: Group,
         on_read: OnRead = ignore,
+        layers: int | None = None,
     ) -> None:
         """Read the weights.
 
@@ -137,6 +143,7 @@ class Model:
             kernels: the operations to run with.
             group: the ranks that share each layer.
             on_read: told of every tensor that was read.
+            layers: read only so many.
 
         Raises:
             ModelError: the weights do not fit the config.
@@ -145,13 +152,16 @@ class Model:
         self.dtype = dtype
         with Checkpoint(config.path, storage=config.storage, on_read=on_read) as weights:
             self.expect(config, weights)
-            self._embedding = Embedding(kernels, weights.read_weight("model.decoder.embed_tokens.weight", dtype))
+            embedding = weights.read_weight("model.decoder.embed_tokens.weight", dtype)
+            self._embedding = Embedding(kernels, embedding, group)
             self._positions = weights.read("model.decoder.embed_positions.weight", dtype)[_OFFSET:].contiguous()
             norm = "model.decoder.final_layer_norm"
             self._norm = weights.read(f"{norm}.weight", dtype), weights.read(f"{norm}.bias", dtype)
-            self._layers = [_Layer(config, i, weights, kernels, dtype, group) for i in range(config.num_layers)]
-            head = self._embedding if config.tie_embeddings else weights.read_weight("lm_head.weight", dtype)
-            self._head = Head(kernels, head)
+            count = config.num_layers if layers is None else layers
+            self._layers = [_Layer(config, i, weights, kernels, dtype, group) for i in range(count)]
+            tied = self._embedding if group.size == 1 else embedding
+            head = tied if config.tie_embeddings else weights.read_weight("lm_head.weight", dtype)
+            self._head = Head(kernels, head, group=group)
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """Run rows through the layers, storing their keys and values.

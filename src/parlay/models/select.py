@@ -1,6 +1,6 @@
 """From a model's files to a model: read its config, pick the family, load."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from parlay.dist.group import ALONE, Group
 from parlay.errors import ConfigError, ModelError, brief, nearest, shown
 from parlay.kernels.base import Kernels
 from parlay.log import logger
@@ -20,6 +19,7 @@ from parlay.models.find import find_model
 from parlay.models.hub import DEFAULT, Hub
 from parlay.models.loader import Checkpoint, file_format
 from parlay.models.packing import quantization_of
+from parlay.parallel.group import ALONE, Group
 from parlay.registry import Registry
 from parlay.types.cache import CacheSpec
 from parlay.types.progress import OnRead, ignore
@@ -205,9 +205,10 @@ def describe_as(
     return config
 
 
-def cache_spec(config: ModelConfig, dtype: torch.dtype) -> CacheSpec:
-    """Return what the model's layers keep of a token."""
-    return CacheSpec(config.num_layers, config.num_kv_heads, config.head_dim, dtype.itemsize)
+def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) -> CacheSpec:
+    """Return what the model's layers keep of a token, on one of the ranks that share them."""
+    begin, end = group.share(group.bounds(config.num_kv_heads))
+    return CacheSpec(config.num_layers, end - begin, config.head_dim, dtype.itemsize)
 
 
 def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
@@ -254,12 +255,37 @@ def load_model(
     group: Group = ALONE,
     on_read: OnRead = ignore,
 ) -> Model:
-    """Read a model's weights, and tell of every tensor that was read.
+    """Read a model's weights, or a rank's share of them, and tell of every tensor that was read.
+
+    Raises:
+        ModelError: the weights do not fit the config.
+        ConfigError: several ranks cannot share this model.
+    """
+    check_ranks(config, group.size)
+    return _class(config)(config, dtype, max_model_len, kernels, group, on_read)
+
+
+def load_ends(config: ModelConfig, dtype: torch.dtype, kernels: Kernels) -> Model:
+    """Read a model's embedding and output layer whole, for a proposer that runs them on one rank of several.
 
     Raises:
         ModelError: the weights do not fit the config.
     """
-    return _class(config)(config, dtype, max_model_len, kernels, group, on_read)
+    family: Callable[..., Model] = _class(config)
+    return family(config, dtype, 1, kernels, ALONE, layers=0)
+
+
+def check_ranks(config: ModelConfig, size: int) -> None:
+    """Make sure that so many ranks can share a model's layers.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if size > 1 and config.foreign is not None:
+        raise ConfigError(
+            f"tensor_parallel_size={size} is not served for {config.architecture}, which a class of transformers "
+            "computes; leave it at 1"
+        )
 
 
 def _class(config: ModelConfig) -> type[Model]:

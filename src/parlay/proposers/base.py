@@ -10,7 +10,7 @@ Nothing outside this folder asks for its name: what it needs it declares as data
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.context import LayerCache
 from parlay.models.hub import DEFAULT, Hub
 from parlay.models.select import Model
+from parlay.sampling.live import Processors
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, Span, Verdict
@@ -31,13 +32,15 @@ from parlay.types.progress import OnRead, ignore
 class TargetInfo:
     """The target that a proposer guesses for, before any weights are read.
 
-    `hub` is how a proposer's own model is fetched, at whatever revision its options say.
+    `hub` is how a proposer's own model is fetched, at whatever revision its options say; `ranks` are those that share
+    the target's layers.
     """
 
     config: ModelConfig
     dtype: torch.dtype
     max_model_len: int
     hub: Hub = DEFAULT
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,12 @@ class Runtime:
         kernels: the operations to run with.
         num_blocks, block_size: the pool that its cache layers share with the target's.
         max_rows: rows it may run in one step to catch up.
-        target: the target, whose head a proposer may borrow.
+        target: the target, whose embedding and output layer a proposer may run: whole, whatever its ranks.
         cache: the target's cache layers, for those who borrow them.
         on_read: told of every tensor of the proposer's own that was read.
         laws: whether sampled requests' guesses are drawn with noise that nobody shares, each with a handle on the law
             that it was drawn from (`Draft.q`), and branch in ways that no guess decides.
+        processors: of the requests that have one, which their guesses are shown to.
     """
 
     kernels: Kernels
@@ -63,6 +67,7 @@ class Runtime:
     cache: tuple[LayerCache, ...]
     on_read: OnRead = ignore
     laws: bool = False
+    processors: Processors = field(default_factory=dict)
 
 
 class Proposer(ABC):
@@ -73,12 +78,14 @@ class Proposer(ABC):
         cache: cache layers of its own on the pool's block ids, or None.
         weight_bytes: memory that weights of its own will take.
         borrows: whether it works in the target's cache layers, which then have its scratch slots behind the pool.
+        runs_ends: whether it may run the target's embedding or output layer, which rank 0 then has whole.
     """
 
     default_length: int = 5
     cache: CacheSpec | None = None
     weight_bytes: int = 0
     borrows: bool = False
+    runs_ends: bool = False
 
     @abstractmethod
     def __init__(self, options: Any, target: TargetInfo) -> None:

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parlay.dist.group import ALONE
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Layer, make_attention, make_mlp
 from parlay.models.loader import Reader
 from parlay.models.rotary import cos_sin_table
+from parlay.parallel.group import ALONE
 
 
 class Body:

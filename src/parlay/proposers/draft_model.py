@@ -64,7 +64,15 @@ class Proposer(Head):
         self._logits, self.recordable = lent_logits(model, MOST_ROWS), records_logits(model)
         self._state = torch.zeros((MOST_ROWS, self._config.hidden_size), dtype=dtype)
         recorder = Recorder(kernels, runner.recordable())
-        self._expander = Expander(self, kernels, recorder, MOST_LEVELS, self._config.vocab_size, laws=runtime.laws)
+        self._expander = Expander(
+            self,
+            kernels,
+            recorder,
+            MOST_LEVELS,
+            self._config.vocab_size,
+            laws=runtime.laws,
+            processors=runtime.processors,
+        )
         self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size)
 
     def propose(

@@ -39,6 +39,7 @@ class Proposer(PairedProposer):
     """Drafts from the last hidden state, each guess from the state and the guess before it."""
 
     source = "eagle"
+    runs_ends = True
 
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         head, target = self.head, self._target

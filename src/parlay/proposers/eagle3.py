@@ -47,6 +47,7 @@ class Proposer(PairedProposer):
     """Drafts from three of the target's states, each guess from the head's own state and the guess before."""
 
     source = "eagle3"
+    runs_ends = True
 
     def describe(self, weights: Checkpoint) -> None:  # noqa: D102
         head, target, names = self.head, self._target, weights.names

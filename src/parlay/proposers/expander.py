@@ -28,6 +28,7 @@ from parlay.proposers.branching import Branching
 from parlay.proposers.draws import Draws
 from parlay.proposers.recorder import Recorder
 from parlay.runner.graphs import MOST_ROWS
+from parlay.sampling.live import NO_PROCESSORS, LiveProcessor, Processors
 from parlay.types.draft import Draft
 from parlay.types.plan import Span, SpanError
 
@@ -120,7 +121,15 @@ class Expander:
     """
 
     def __init__(
-        self, head: Head, kernels: Kernels, recorder: Recorder, levels: int, vocab_size: int, *, laws: bool = False
+        self,
+        head: Head,
+        kernels: Kernels,
+        recorder: Recorder,
+        levels: int,
+        vocab_size: int,
+        *,
+        laws: bool = False,
+        processors: Processors = NO_PROCESSORS,
     ) -> None:
         """Allocate for drafts of `levels` tokens.
 
@@ -131,8 +140,9 @@ class Expander:
             levels: most tokens of a draft.
             vocab_size: of the target.
             laws: see `Runtime`.
+            processors: likewise.
         """
-        self._laws = laws
+        self._laws, self._processors = laws, processors
         self._head, self._kernels, self._recorder, self._vocab_size = head, kernels, recorder, vocab_size
         self.tokens = torch.zeros((levels + 1, MOST_ROWS), dtype=torch.int64)
         self.likely = torch.zeros((levels, MOST_ROWS))
@@ -153,7 +163,7 @@ class Expander:
         for start in sorted(starts, key=lambda start: -start.length):
             # A processor is shown one path.
             width, sampled = start.width, start.span.params.temperature > 0
-            kind = 1 if start.span.processor is not None else width, self._laws and sampled
+            kind = 1 if start.span.request_id in self._processors else width, self._laws and sampled
             alike.setdefault(kind, []).append(start)
         turns = [(*kind, turn) for kind, own in alike.items() for turn in _turns(own, MOST_ROWS // kind[0])]
         if len(turns) > 1:  # the passes of one may write where the states lie
@@ -187,7 +197,7 @@ class Expander:
         counts = self._begin(turn, 1, states)
         self._draws.prepare([start.span for start in turn], [start.position for start in turn], private=private)
         lengths = [start.length for start in turn]
-        if any(start.span.processor is not None for start in turn):
+        if any(start.span.request_id in self._processors for start in turn):
             lengths = self._guided(turn, counts)
         elif head.at_once:
             self._recorder.run((("advance", *at), partial(head.advance, *at)) for at in enumerate(counts))
@@ -247,22 +257,22 @@ class Expander:
         for level, count in enumerate(counts):
             logits = self._scored(level, count)
             for row, (start, scores) in enumerate(zip(turn, logits, strict=False)):
-                if start.span.processor is not None and level < lengths[row]:
-                    self._guide(start, [*start.emitted, *self.tokens[1 : level + 1, row].tolist()], scores)
+                live = self._processors.get(start.span.request_id)
+                if live is not None and level < lengths[row]:
+                    self._guide(start, live, [*start.emitted, *self.tokens[1 : level + 1, row].tolist()], scores)
                     if float(scores.max()) == -torch.inf:
                         lengths[row] = level
             self._draw(level, logits)
         return lengths
 
-    def _guide(self, start: Start, path: list[int], scores: Tensor) -> None:
+    def _guide(self, start: Start, live: LiveProcessor, path: list[int], scores: Tensor) -> None:
         """Show a request's processor the scores `[D]` of what comes after `path`, in the target's vocabulary."""
         ids, row = self._head.ids, scores
         if ids is not None:
             row = torch.full((self._vocab_size,), -torch.inf)
             row[ids] = scores
-        assert start.span.processor is not None
         try:
-            start.span.processor.guide(start.span.output, path, row)
+            live.guide(path, row)
         except Exception as error:
             raise SpanError(start.span.request_id) from error
         if ids is not None:

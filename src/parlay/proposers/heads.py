@@ -105,7 +105,13 @@ class HeadProposer(Head):
         with Checkpoint(self.head.path, head=True, storage=self._storage, on_read=runtime.on_read) as weights:
             self.read(weights, runtime)
         self._expander = Expander(
-            self, kernels, Recorder(kernels), self.default_length, config.vocab_size, laws=runtime.laws
+            self,
+            kernels,
+            Recorder(kernels),
+            self.default_length,
+            config.vocab_size,
+            laws=runtime.laws,
+            processors=runtime.processors,
         )
 
     @abstractmethod

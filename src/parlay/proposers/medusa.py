@@ -121,6 +121,7 @@ class Proposer(HeadProposer):
     """Drafts from every head's likeliest tokens."""
 
     source = "medusa"
+    runs_ends = True
     path_free = True
 
     def __init__(self, options: Options, target: TargetInfo) -> None:

@@ -163,7 +163,9 @@ class PairedProposer(Head):
         self._spare, self._every = torch.zeros_like(self._state), torch.arange(MOST_ROWS)
         self._recorder = Recorder(kernels)
         vocab_size = self._target.config.vocab_size
-        self._expander = Expander(self, kernels, self._recorder, MOST_LEVELS, vocab_size, laws=runtime.laws)
+        self._expander = Expander(
+            self, kernels, self._recorder, MOST_LEVELS, vocab_size, laws=runtime.laws, processors=runtime.processors
+        )
         self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size, pairs=True)
 
     # ------------------------------------------------------------------------------------------------- proposing

@@ -9,7 +9,7 @@ from typing import Any
 from parlay.config import SpeculativeConfig, build
 from parlay.config.speculative import AUTO, KEYS, PLAIN
 from parlay.errors import ConfigError, ModelError, nearest, shown
-from parlay.models.find import find_model
+from parlay.models.find import ASSETS, find_model, target_of
 from parlay.models.hub import DEFAULT, Hub
 from parlay.proposers.base import HostProposer, Proposer, TargetInfo
 from parlay.proposers.detect import detect
@@ -56,6 +56,19 @@ def embedded_configs(length: int | None = None, heads: Path | None = None) -> di
         own = length if module.Proposer.default_length else None
         configs[name] = SpeculativeConfig(method=name, num_speculative_tokens=own, options=options)
     return configs
+
+
+def with_embedded(config: SpeculativeConfig, target: Path) -> SpeculativeConfig:
+    """Return a config whose methods take the checkpoints that come with an embedded target, where none is given."""
+
+    def fill(one: SpeculativeConfig) -> SpeculativeConfig:
+        if one.method in (None, AUTO) or one.method not in proposers.names() or "model" in one.options:
+            return one
+        own = proposers.load(one.method).EMBEDDED or {}
+        fits = "model" in own and target.parent == ASSETS and target_of(own["model"]) == target.name
+        return replace(one, options={**own, **one.options}) if fits else one
+
+    return replace(fill(config), several=tuple(map(fill, config.several)))
 
 
 def settle_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[SpeculativeConfig, ...]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.errors import ModelError
+from parlay.errors import ConfigError, ModelError
 from parlay.models.select import load_model
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
@@ -60,6 +60,11 @@ class Proposer(Head):
                 f"the method 'self' does not serve {config.architecture}, which a class of transformers computes and "
                 "which has no form of four bits; leave the method out"
             )
+        if target.ranks > 1:
+            raise ConfigError(
+                f"the method 'self' drafts in the target's own cache, which tensor_parallel_size={target.ranks} "
+                "divides among ranks; leave one of the two out"
+            )
         self._config = replace(config, storage="int4")
         self.weight_bytes = weight_bytes(self._config, dtype)
         own = weight_bytes(config, dtype)
@@ -80,7 +85,9 @@ class Proposer(Head):
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=self._target.dtype)
         self._every = torch.arange(MOST_ROWS)
         recorder = Recorder(kernels, runner.recordable())
-        self._expander = Expander(self, kernels, recorder, MOST_LEVELS, config.vocab_size, laws=runtime.laws)
+        self._expander = Expander(
+            self, kernels, recorder, MOST_LEVELS, config.vocab_size, laws=runtime.laws, processors=runtime.processors
+        )
         self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size, newest=True)
 
     def propose(

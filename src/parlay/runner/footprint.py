@@ -1,6 +1,7 @@
 """How much memory a model's weights will take, known before any of them are read."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 
@@ -9,14 +10,28 @@ from parlay.models.select import stored_kinds, weight_shapes
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of a model's weights once they are loaded.
+    """Return the bytes of a model's weights once they are loaded, by all its ranks together.
 
     Raises:
         ModelError: files are missing or damaged.
     """
+    return _bytes(config, dtype, weight_shapes(config))
+
+
+def end_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of a model's embedding and output layer, once they are loaded.
+
+    Raises:
+        ModelError: files are missing or damaged.
+    """
+    shapes = weight_shapes(config)
+    return _bytes(config, dtype, {name: shape for name, shape in shapes.items() if shape[0] == config.vocab_size})
+
+
+def _bytes(config: ModelConfig, dtype: torch.dtype, shapes: Mapping[str, tuple[int, ...]]) -> int:
     kinds = stored_kinds(config)
     total = 0
-    for name, shape in weight_shapes(config).items():
+    for name, shape in shapes.items():
         numbers, kind = math.prod(shape), kinds.get(name)
         if kind is not None:
             total += numbers // kind.block * kind.size

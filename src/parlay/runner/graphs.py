@@ -43,7 +43,10 @@ class Graphs:
         tapped: these of the last pass, `[taps, rows, hidden]`; they stand until the next one.
     """
 
-    def __init__(self, model: Model, kernels: Kernels, cache: tuple[LayerCache, ...]) -> None:
+    def __init__(
+        self, model: Model, kernels: Kernels, cache: tuple[LayerCache, ...], *, recordable: bool = True
+    ) -> None:
+        """Begin with no recordings, and make none of passes that are not `recordable`."""
         self._model = model
         self._kernels = kernels
         self._cache = cache
@@ -52,7 +55,8 @@ class Graphs:
         # Memory of all recordings, for one runs at a time; of the tables little is ever touched.
         self._inputs = empty_batch(MOST_ROWS, len(cache[0].key) if cache else 1)
         self._buffers = Buffers(MOST_ROWS, model.dtype)
-        self.usable = model.config.foreign is None  # what another library computes cannot be recorded
+        # What another library computes, or sends to other ranks, cannot be recorded.
+        self.usable = recordable and model.config.foreign is None
         self.unsettled = 0
         self.taps: tuple[int, ...] = ()
         self.tapped = torch.empty(0)

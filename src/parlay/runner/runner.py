@@ -9,8 +9,10 @@ from parlay.kernels.base import Kernels
 from parlay.kv.store import allocate
 from parlay.models.context import LayerCache
 from parlay.models.select import Model, cache_spec
+from parlay.parallel.group import ALONE, Group
 from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.graphs import Graphs
+from parlay.runner.orders import Forward, Logits, Move, OnOrder, nobody, slots_of
 from parlay.types.plan import Span, Verdict
 
 
@@ -21,7 +23,15 @@ class ModelRunner:
         cache: keys and values of each layer.
     """
 
-    def __init__(self, model: Model, kernels: Kernels, blocks: int | tuple[LayerCache, ...], block_size: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        kernels: Kernels,
+        blocks: int | tuple[LayerCache, ...],
+        block_size: int,
+        group: Group = ALONE,
+        tell: OnOrder = nobody,
+    ) -> None:
         """Allocate.
 
         Args:
@@ -29,17 +39,26 @@ class ModelRunner:
             kernels: the operations to run with.
             blocks: of cache layers of its own, or somebody else's layers of the same shape.
             block_size: tokens a block.
+            group: the ranks that share the model's layers, of which each keeps the keys of its own heads.
+            tell: is told of everything that the other ranks are to do too, before it is done here.
         """
         self.model = model
         self.kernels = kernels
         self.block_size = block_size
         if isinstance(blocks, int):
-            blocks = allocate(cache_spec(model.config, model.dtype), blocks, block_size, model.dtype)
+            blocks = allocate(cache_spec(model.config, model.dtype, group), blocks, block_size, model.dtype)
         self.cache = blocks
-        self._graphs = Graphs(model, kernels, blocks)
+        self._tell = tell
+        self._graphs = Graphs(model, kernels, blocks, recordable=group.recordable)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Run a batch through the layers; return hidden states `[rows, hidden]`, which stand until the next pass."""
+        """Run a batch through the layers; return hidden states `[rows, hidden]`, which stand until the next pass.
+
+        Raises:
+            RankError: a rank that shares the layers is lost.
+        """
+        if self._tell is not nobody:
+            self._tell(Forward.of(batch))
         return self._graphs.forward(batch)
 
     def forward_here(self, batch: Batch) -> Tensor:
@@ -58,7 +77,7 @@ class ModelRunner:
     def recordable(self) -> bool:
         """Try whether passes can be recorded; while nothing lies in the cache yet."""
         blocks = range(-(-2 // self.block_size))
-        self._graphs.forward(flatten([Stretch((0, 0), 0, blocks)], self.block_size))
+        self.forward(flatten([Stretch((0, 0), 0, blocks)], self.block_size))
         return self._graphs.usable
 
     def tap(self, layers: tuple[int, ...]) -> None:
@@ -71,7 +90,13 @@ class ModelRunner:
         return self._graphs.tapped
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
-        """Return float32 logits `[len(rows), vocab]` of some rows of `hidden`."""
+        """Return float32 logits `[len(rows), vocab]` of some rows of `hidden`, which the last pass returned.
+
+        Raises:
+            RankError: a rank that shares the head is lost.
+        """
+        if self._tell is not nobody:
+            self._tell(Logits(tuple(rows)))
         if list(rows) != list(range(hidden.shape[0])):
             hidden = hidden.index_select(0, torch.tensor(rows))
         return self.model.logits(hidden)
@@ -89,11 +114,17 @@ class ModelRunner:
                 if node != depth:
                     sources.append(self._slot(span, span.end + node))
                     targets.append(self._slot(span, span.end + depth))
-        if not sources:
-            return
-        source_tensor, target_tensor = torch.tensor(sources), torch.tensor(targets)
+        if sources:
+            order = Move(tuple(sources), tuple(targets))
+            self._tell(order)
+            self.move(order)
+
+    def move(self, order: Move) -> None:
+        """Copy keys and values from slots to slots, in every layer."""
+        sources, targets = slots_of(order)
         for layer in self.cache:
-            self.kernels.copy_slots(source_tensor, target_tensor, layer.key, layer.value)
+            if layer.key.numel():  # a rank may have no head
+                self.kernels.copy_slots(sources, targets, layer.key, layer.value)
 
     def _slot(self, span: Span, index: int) -> int:
         return span.blocks[index // self.block_size] * self.block_size + index % self.block_size

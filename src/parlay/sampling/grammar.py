@@ -198,12 +198,10 @@ class Constraint(Processor):
             RequestError: what was emitted was not permitted, nothing is permitted that was not forbidden before, or
                 going on is beyond the limits.
         """
-        tokens = [*known, *path]
-        allowed = self._emitting.allowed(row.shape[0]) if self._emitting.seek(tokens) else None
+        count = len(known) + len(path)
+        allowed = self._emitting.allowed(row.shape[0]) if self._emitting.follow(known, path) else None
         if allowed is None:
-            raise RequestError(
-                f"structured_outputs cannot go on after {len(tokens)} tokens: {self._emitting.trouble}"
-            )
+            raise RequestError(f"structured_outputs cannot go on after {count} tokens: {self._emitting.trouble}")
         logits = row.numpy()
         np.copyto(logits, -np.inf, where=~allowed)
         if (logits > -np.inf).any():
@@ -211,14 +209,14 @@ class Constraint(Processor):
         ends = [token for token in self._ends if allowed[token]]
         if not ends or len(ends) < allowed.sum():
             raise RequestError(
-                f"structured_outputs and the parameters that forbid tokens leave none after {len(tokens)} tokens; "
+                f"structured_outputs and the parameters that forbid tokens leave none after {count} tokens; "
                 "loosen one of them"
             )
         logits[ends] = 0.0  # a finished answer ends, whatever min_tokens says
 
     def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         """Leave the permitted tokens in a proposer's row; what is beyond the grammar stays as it is."""
-        if self._guessing.seek([*known, *path]):
+        if self._guessing.follow(known, path):
             allowed = self._guessing.allowed(row.shape[0])
             if allowed is not None:
                 np.copyto(row.numpy(), -np.inf, where=~allowed)
@@ -252,26 +250,44 @@ class _Track:
         self._begin, self._spent = begin, spent
         self.matcher: Any = begin()
         self._taken: list[int] = []
+        self._sure = 0  # of these, how many are tokens that `follow` was told are known
         self._ahead: list[int] = []  # tokens from the beginning to where something is left to choose
+
+    def follow(self, known: Sequence[int], path: Sequence[int]) -> bool:
+        """As `seek` for `known` and `path`, where `known` only ever grows: looks at what is new alone."""
+        if not self._ready():
+            return False
+        sure = min(self._sure, len(known))
+        found = self._go(sure, [*known[sure:], *path])
+        self._sure = min(len(known), len(self._taken))
+        return found
 
     def seek(self, tokens: Sequence[int]) -> bool:
         """Go to the place after `tokens`; False, somewhere before, if the grammar does not permit them."""
-        tokens = list(tokens)
-        taken = self._taken
+        self._sure = 0
+        return self._ready() and self._go(0, [*tokens])
+
+    def _ready(self) -> bool:
+        """Begin again after an error, where that is of use; whether there is a matcher."""
         if self.matcher is not None and self.matcher.is_error():
             if self._spent is not None:
                 self._spent()
-            self.matcher, taken = self._begin() if self._spent is None else None, []
-        if self.matcher is None:
-            return False
+            self.matcher = self._begin() if self._spent is None else None
+            self._taken, self._sure = [], 0
+        return self.matcher is not None
+
+    def _go(self, sure: int, rest: list[int]) -> bool:
+        """Go to the place after the first `sure` tokens that were taken, and the rest."""
+        taken = self._taken[sure:]
         common = len(taken)
-        if tokens[:common] != taken:
-            common = next(i for i, t in enumerate(taken) if i == len(tokens) or tokens[i] != t)
+        if rest[:common] != taken:
+            common = next(i for i, t in enumerate(taken) if i == len(rest) or rest[i] != t)
             self.matcher.rollback(len(taken) - common)
-        rest = tokens[common:]
-        count = self.matcher.try_consume_tokens(rest) if rest else 0
-        self._taken = tokens[: common + count]
-        return len(self._taken) == len(tokens) and not self.matcher.is_error()
+            del self._taken[sure + common :]
+        new = rest[common:]
+        count = self.matcher.try_consume_tokens(new) if new else 0
+        self._taken += new[:count]
+        return common + count == len(rest) and not self.matcher.is_error()
 
     def forced(self) -> list[int]:
         """Return the tokens that must come next; for guesses only.

@@ -5,14 +5,18 @@ are exact only if no decision sees another's noise. So a word of noise is keyed 
 and, for guesses, how far the draft had come: a guess that a step threw away is drawn anew when its place comes again.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import exp
+from types import MappingProxyType
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from parlay.kernels.base import Kernels
+from parlay.types.draft import Draft
 
 
 class Purpose(IntEnum):
@@ -42,6 +46,19 @@ class Law:
             return token
         found = (self.ids == token).nonzero()
         return int(found[0]) if len(found) else None
+
+
+Laws = Mapping[int, Sequence[Law]]  # by request, those that the guesses of its draft were drawn from
+NO_LAWS: Laws = MappingProxyType({})
+
+
+def separate(draft: Draft) -> tuple[Draft, tuple[Law, ...]]:
+    """Return a draft with numbers in place of the laws that its nodes were drawn from, and these laws."""
+    if draft.q is None:
+        return draft, ()
+    drawn = [law for law in draft.q if law is not None]
+    numbers = iter(range(len(drawn)))
+    return replace(draft, q=tuple(None if law is None else next(numbers) for law in draft.q)), tuple(drawn)
 
 
 def noise_key(position: int, purpose: Purpose, index: int = 0) -> int:

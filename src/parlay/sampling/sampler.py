@@ -12,7 +12,7 @@ from torch import Tensor
 from parlay.kernels.base import Filters, Kernels
 from parlay.sampling.order import largest, rank
 from parlay.sampling.seeds import signed
-from parlay.types.params import SamplingParams
+from parlay.types.params import DrawParams, SamplingParams
 from parlay.types.plan import TokenLogprobs
 
 
@@ -42,7 +42,7 @@ def draw(
     return out
 
 
-def process(kernels: Kernels, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+def process(kernels: Kernels, logits: Tensor, params: Sequence[DrawParams | SamplingParams]) -> Tensor:
     """Return the scores whose softmax each row's token is drawn from: `-inf` where a token is removed.
 
     Order: temperature, min-p, top-k, top-p. At temperature 0 one token is left.
@@ -62,12 +62,12 @@ def seed_tensor(seeds: Sequence[int]) -> Tensor:
     return torch.tensor([signed(seed) for seed in seeds], dtype=torch.int64)
 
 
-def temperature_tensor(params: Sequence[SamplingParams]) -> Tensor:
+def temperature_tensor(params: Sequence[DrawParams | SamplingParams]) -> Tensor:
     """Return temperatures as `draw` takes them."""
     return torch.tensor([p.temperature for p in params], dtype=torch.float32)
 
 
-def filter_tensors(params: Sequence[SamplingParams]) -> Filters | None:
+def filter_tensors(params: Sequence[DrawParams | SamplingParams]) -> Filters | None:
     """Return filters as `draw` takes them; None where no row filters."""
     if not any(p.filters for p in params):
         return None

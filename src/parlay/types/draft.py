@@ -19,9 +19,10 @@ class Draft(msgspec.Struct, frozen=True):
         source: who guessed each node.
         probs: how likely a node is to be accepted given that its parent is; never used for correctness. From a
             proposer they are its own estimates, if it has any; in a plan they are calibrated, and every node has one.
-        q: of each node a handle on the law that it was drawn from, None if it was not drawn; kept only where a
-            verifier asks for it. Such a node may be left out for what its ancestors and its law say, never for its
-            own token, and with it its later siblings. Only so what is emitted has the target's law.
+        q: of each node the law that it was drawn from, None if it was not drawn; kept only where a verifier asks for
+            it. In a plan there are numbers instead, and the laws stay with whoever drew and verifies. Such a node
+            may be left out for what its ancestors and its law say, never for its own token, and with it its later
+            siblings. Only so what is emitted has the target's law.
         odds: log-odds of the proposer's own estimates where `probs` is calibrated, which is what it learns from.
     """
 

@@ -83,6 +83,28 @@ def _names_checked(cls: type) -> type:
     return cls
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawParams:
+    """Those of a request's parameters that decide how a token is drawn from processed logits, and what is reported.
+
+    Attributes:
+        temperature, top_p, top_k, min_p, prompt_logprobs: as in `SamplingParams`.
+        scored: how many log-probabilities to compute beside each emitted token's own; None to compute none at all.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    scored: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def filters(self) -> bool:
+        """Whether any parameter removes tokens from the distribution."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
+
 @_names_checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -232,6 +254,18 @@ class SamplingParams:
     def filters(self) -> bool:
         """Whether any parameter removes tokens from the distribution."""
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
+    @property
+    def draw(self) -> DrawParams:
+        """What of it travels in plans."""
+        return DrawParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            scored=self.scored,
+            prompt_logprobs=self.prompt_logprobs,
+        )
 
     @property
     def penalises(self) -> bool:

@@ -1,11 +1,13 @@
 """What one step is told and what it answers: integers, seeds and tokens, nothing that lives on a device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import msgspec
 
 from parlay.errors import RequestError
 from parlay.types.draft import NO_DRAFT, Draft
-from parlay.types.params import SamplingParams
-from parlay.types.processor import RowProcessor
+from parlay.types.params import DrawParams
 
 
 class SpanError(Exception):
@@ -86,9 +88,7 @@ class Span:
         sample: whether `tokens` reaches the last known token, so that the step emits at least one token.
         blocks: the request's block table, covering tokens, nodes and what the proposer may write.
         seed: the request's 64-bit seed.
-        params: how tokens are chosen.
-        processor: what changes the request's logits first; None where nothing does.
-        output: tokens emitted before this step; empty without a processor.
+        params: how tokens are drawn and reported.
         stop_ids: token ids that end the request.
         scored: tokens of the prompt whose log-probabilities are asked for; the i-th follows the i-th of `tokens`.
         remaining: how many tokens the request may still emit.
@@ -100,9 +100,7 @@ class Span:
     start: int
     blocks: tuple[int, ...]
     seed: int
-    params: SamplingParams
-    processor: RowProcessor | None = None
-    output: tuple[int, ...] = ()
+    params: DrawParams
     draft: Draft = NO_DRAFT
     sample: bool = False
     stop_ids: frozenset[int] = frozenset()
@@ -118,17 +116,24 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step for every rank: which rows to run, where to keep them, what may be drafted.
+    """One step: which rows to run, where to keep them, what may be drafted. It is data that can be kept or sent.
+
+    Whatever else decides tokens (processors, the laws of guesses) is with whoever verifies.
 
     Attributes:
         plan_id: counts upward.
         spans: of the requests that take part.
-        forgotten: requests of which a device proposer is to drop all that it holds beside its layers.
+        forgotten: requests of which a device proposer is to drop all that it holds beside its layers, since they
+            have ended or cannot use it.
     """
 
     plan_id: int
     spans: tuple[Span, ...]
     forgotten: tuple[int, ...] = ()
+
+
+encode_plan: Callable[[Plan], bytes] = msgspec.msgpack.Encoder().encode
+decode_plan: Callable[[bytes], Plan] = msgspec.msgpack.Decoder(Plan).decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.sampling.law import Law, Purpose, noise_key, uniforms
-from parlay.types.draft import ROOT, Draft
+from parlay.types.draft import ROOT
 from parlay.types.plan import Span, Verdict
 from parlay.verify.rows import Emission, TargetRows
 
@@ -41,7 +41,8 @@ def rejection(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
     while (law := made.law(node)) is not None:
         children, position = below[node], span.end + len(made.tokens)
         index = len(made.tokens) + 1
-        accepted, left = _round(kernels, span, draft, children, law, noise_key(position, Purpose.ACCEPT, index))
+        key = noise_key(position, Purpose.ACCEPT, index)
+        accepted, left = _round(kernels, span, rows, children, law, key)
         if accepted is None:
             key = noise_key(position, Purpose.RESIDUAL, index) if children else position
             made.draw(left, key, node)
@@ -57,10 +58,10 @@ def block(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
 
     Requests with a processor are verified token by token: it may not be shown what is not emitted.
     """
-    if span.processor is not None:
+    if rows.by_path:
         return rejection(kernels, span, rows)
     draft, made = span.draft, Emission(span, rows)
-    laws: list[Law] = [*draft.q] if draft.q is not None else []
+    laws = [own for node in range(len(draft)) if (own := rows.drawn(node)) is not None]
     # A guess that ends the request ends the block: nothing after it can be emitted.
     count = next((i + 1 for i, token in enumerate(draft.tokens) if token in span.stop_ids), len(draft))
     kept = [1.0]  # the probability that the first i guesses stand as far as their own laws say
@@ -89,13 +90,13 @@ def block(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
 
 
 def _round(
-    kernels: Kernels, span: Span, draft: Draft, children: list[int], left: Tensor, key: int
+    kernels: Kernels, span: Span, rows: TargetRows, children: list[int], left: Tensor, key: int
 ) -> tuple[int | None, Tensor]:
     """Return which of a node's children is accepted, None for none, and what is left of the target's law `[V]`."""
     coins = uniforms(kernels, span.seed, key, len(children)) if children else []
     law: Law | None = None  # of the next child, without those before it
     for child, coin in zip(children, coins, strict=True):
-        token, own = draft.tokens[child], draft.q[child] if draft.q is not None else None
+        token, own = span.draft.tokens[child], rows.drawn(child)
         if own is None:  # not drawn: certain
             if coin < exp(float(left[token])):
                 return child, left

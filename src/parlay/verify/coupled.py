@@ -15,6 +15,7 @@ from torch import Tensor
 
 from parlay.errors import RequestError
 from parlay.kernels.base import Kernels
+from parlay.sampling.live import NO_PROCESSORS, LiveProcessor, Processors
 from parlay.sampling.sampler import (
     draw,
     filter_tensors,
@@ -24,13 +25,18 @@ from parlay.sampling.sampler import (
     token_logprobs,
 )
 from parlay.types.draft import ROOT
-from parlay.types.params import SamplingParams
+from parlay.types.params import DrawParams
 from parlay.types.plan import Span, SpanError, TokenLogprobs, Verdict
 from parlay.verify.tree import children, depths
 
 
 def verify(
-    kernels: Kernels, spans: Sequence[Span], logits: Tensor, *, processed_logprobs: bool = False
+    kernels: Kernels,
+    spans: Sequence[Span],
+    logits: Tensor,
+    processors: Processors = NO_PROCESSORS,
+    *,
+    processed_logprobs: bool = False,
 ) -> list[Verdict]:
     """Decide every span of a step.
 
@@ -38,6 +44,7 @@ def verify(
         kernels: the operations to run with.
         spans: the plan's spans in order.
         logits: `[rows, vocab]` float32: for each span that samples, the root's row and one row a node.
+        processors: of those requests that have one.
         processed_logprobs: report log-probabilities after processing instead of before.
 
     Returns:
@@ -46,7 +53,7 @@ def verify(
     Raises:
         SpanError: one span could not be decided.
     """
-    choices = _choices(kernels, spans, logits)
+    choices = _choices(kernels, spans, logits, processors)
     verdicts = []
     first_row = 0
     for span in spans:
@@ -54,7 +61,8 @@ def verify(
             rows = logits[first_row : first_row + 1 + len(span.draft)]
             own = next(choices)
             try:
-                verdicts.append(_walk(kernels, span, rows, own, processed_logprobs))
+                live = processors.get(span.request_id)
+                verdicts.append(_walk(kernels, span, rows, own, live, processed_logprobs))
             except Exception as error:
                 raise SpanError(span.request_id) from error
             first_row += 1 + len(span.draft)
@@ -64,7 +72,12 @@ def verify(
 
 
 def _walk(
-    kernels: Kernels, span: Span, logits: Tensor, choices: Sequence[int] | None, processed_logprobs: bool
+    kernels: Kernels,
+    span: Span,
+    logits: Tensor,
+    choices: Sequence[int] | None,
+    live: LiveProcessor | None,
+    processed_logprobs: bool,
 ) -> Verdict:
     """Walk one span's tree.
 
@@ -73,6 +86,7 @@ def _walk(
         span: one that samples.
         logits: `[1 + nodes, vocab]`, the root's row and one row a node.
         choices: the target's choice at each of these rows; None where each depends on the path that leads there.
+        live: the request's processor, on which they then depend.
         processed_logprobs: as for `verify`.
     """
     below = children(span.draft)
@@ -89,7 +103,7 @@ def _walk(
         else:
             row = raw.clone()
             try:
-                token = _choose(kernels, span, tokens, row)
+                token = _choose(kernels, span, live, tokens, row)
             except RequestError as failure:
                 error = failure
                 break
@@ -110,18 +124,20 @@ def _scores(kernels: Kernels, span: Span, row: Tensor) -> Tensor:
     return row if span.params.temperature == 0 else process(kernels, row[None], [span.params])[0]
 
 
-def _choose(kernels: Kernels, span: Span, path: Sequence[int], row: Tensor) -> int:
+def _choose(kernels: Kernels, span: Span, live: LiveProcessor | None, path: Sequence[int], row: Tensor) -> int:
     """Return the target's choice after `path`, from a row `[vocab]` that the request's processor changes first.
 
     Raises:
         RequestError: a processor of the user's own fails.
     """
-    assert span.processor is not None
-    span.processor.process(span.output, path, row)
+    assert live is not None
+    live.process(path, row)
     return _draw(kernels, row[None], [span.params], [span.seed], [span.end + len(path)])[0]
 
 
-def _choices(kernels: Kernels, spans: Sequence[Span], logits: Tensor) -> Iterator[Sequence[int] | None]:
+def _choices(
+    kernels: Kernels, spans: Sequence[Span], logits: Tensor, processors: Processors
+) -> Iterator[Sequence[int] | None]:
     """Yield for each span that samples the target's choice at every row, or None if it has a processor.
 
     In one call that threads share. Nodes that the walk does not reach are drawn for nothing, but a draw is little
@@ -129,16 +145,16 @@ def _choices(kernels: Kernels, spans: Sequence[Span], logits: Tensor) -> Iterato
     is there.
     """
     spans = [span for span in spans if span.sample]
-    plain = [span for span in spans if span.processor is None]
+    plain = [span for span in spans if span.request_id not in processors]
     params = [span.params for span in plain for _ in range(1 + len(span.draft))]
     seeds = [span.seed for span in plain for _ in range(1 + len(span.draft))]
     positions = [span.end + depth for span in plain for depth in (0, *depths(span.draft))]
     if len(plain) < len(spans):
-        logits = logits[[span.processor is None for span in spans for _ in range(1 + len(span.draft))]]
+        logits = logits[[span.request_id not in processors for span in spans for _ in range(1 + len(span.draft))]]
     drawn = _draw(kernels, logits, params, seeds, positions)
     first = 0
     for span in spans:
-        if span.processor is None:
+        if span.request_id not in processors:
             yield drawn[first : first + 1 + len(span.draft)]
             first += 1 + len(span.draft)
         else:
@@ -146,7 +162,7 @@ def _choices(kernels: Kernels, spans: Sequence[Span], logits: Tensor) -> Iterato
 
 
 def _draw(
-    kernels: Kernels, logits: Tensor, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]
+    kernels: Kernels, logits: Tensor, params: Sequence[DrawParams], seeds: Sequence[int], positions: Sequence[int]
 ) -> list[int]:
     drawn: list[int] = draw(
         kernels,

@@ -1,10 +1,14 @@
 """What the rules that verify guesses by their probabilities share: the target's laws, and what they emit."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from parlay.errors import RequestError
 from parlay.kernels.base import Kernels
+from parlay.sampling.law import Law
+from parlay.sampling.live import LiveProcessor
 from parlay.sampling.sampler import draw, filter_tensors, seed_tensor, temperature_tensor, token_logprobs
 from parlay.types.plan import Span, TokenLogprobs, Verdict
 
@@ -12,20 +16,43 @@ from parlay.types.plan import Span, TokenLogprobs, Verdict
 class TargetRows:
     """The target's laws at the root and the nodes of one span's draft."""
 
-    def __init__(self, kernels: Kernels, span: Span, logits: Tensor, *, processed_logprobs: bool) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        span: Span,
+        logits: Tensor,
+        live: LiveProcessor | None,
+        drawn: Sequence[Law],
+        *,
+        processed_logprobs: bool,
+    ) -> None:
         """Make those of all rows at once, unless they depend on the path.
 
         Args:
             kernels: the operations to run with.
             span: one that samples.
             logits: `[1 + nodes, V]`, the root's row and one row a node.
+            live: the request's processor, if it has one.
+            drawn: the laws that `Draft.q` numbers.
             processed_logprobs: report log-probabilities after processing instead of before.
         """
         self._kernels, self._span, self._logits = kernels, span, logits
         self._processed = processed_logprobs
+        self._live, self._drawn = live, drawn
         self._laws: Tensor | None = None
-        if span.processor is None:
+        if live is None:
             self._laws = self._make(logits)
+
+    @property
+    def by_path(self) -> bool:
+        """Whether a node's law depends on the request's processor, which may only be shown what is emitted."""
+        return self._live is not None
+
+    def drawn(self, node: int) -> Law | None:
+        """Return the law that a node was drawn from; None if it was not drawn."""
+        q = self._span.draft.q
+        number = None if q is None else q[node]
+        return None if number is None else self._drawn[number]
 
     def law(self, node: int, path: tuple[int, ...] = ()) -> Tensor:
         """Return the log-probabilities `[V]` from which the token after a node is drawn.
@@ -40,8 +67,8 @@ class TargetRows:
         if self._laws is not None:
             return self._laws[1 + node]
         row = self._logits[1 + node].clone()
-        assert self._span.processor is not None
-        self._span.processor.process(self._span.output, path, row)
+        assert self._live is not None
+        self._live.process(path, row)
         return self._make(row[None])[0]
 
     def choose(self, law: Tensor, key: int) -> int:

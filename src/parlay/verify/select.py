@@ -9,6 +9,8 @@ from torch import Tensor
 
 from parlay.config.speculative import SpeculativeConfig
 from parlay.kernels.base import Kernels
+from parlay.sampling.law import NO_LAWS, Laws
+from parlay.sampling.live import NO_PROCESSORS, Processors
 from parlay.types.plan import Span, SpanError, Verdict
 from parlay.verify import coupled
 from parlay.verify.classical import block, rejection
@@ -22,7 +24,14 @@ class Verifier(Protocol):
     """Decides every span of a step; see `parlay.verify.coupled.verify`."""
 
     def __call__(
-        self, kernels: Kernels, spans: Sequence[Span], logits: Tensor, *, processed_logprobs: bool = False
+        self,
+        kernels: Kernels,
+        spans: Sequence[Span],
+        logits: Tensor,
+        processors: Processors = NO_PROCESSORS,
+        laws: Laws = NO_LAWS,
+        *,
+        processed_logprobs: bool = False,
     ) -> list[Verdict]:
         """Return one verdict a span."""
         ...
@@ -40,8 +49,21 @@ def make_verifier(config: SpeculativeConfig) -> Verifier:
         ),
     }
     if config.verification == "coupled":
-        return coupled.verify
+        return plainly
     return partial(verify, rules[config.verification], config.verification == "typical")
+
+
+def plainly(
+    kernels: Kernels,
+    spans: Sequence[Span],
+    logits: Tensor,
+    processors: Processors = NO_PROCESSORS,
+    laws: Laws = NO_LAWS,
+    *,
+    processed_logprobs: bool = False,
+) -> list[Verdict]:
+    """Decide every span by the coupled walk, which asks for no laws."""
+    return coupled.verify(kernels, spans, logits, processors, processed_logprobs=processed_logprobs)
 
 
 def verify(
@@ -50,6 +72,8 @@ def verify(
     kernels: Kernels,
     spans: Sequence[Span],
     logits: Tensor,
+    processors: Processors = NO_PROCESSORS,
+    laws: Laws = NO_LAWS,
     *,
     processed_logprobs: bool = False,
 ) -> list[Verdict]:
@@ -61,6 +85,8 @@ def verify(
         kernels: the operations to run with.
         spans: as for `coupled.verify`, like what follows.
         logits: `[rows, vocab]` float32.
+        processors: of those requests that have one.
+        laws: that guesses were drawn from, by request.
         processed_logprobs: report log-probabilities after processing instead of before.
 
     Raises:
@@ -75,7 +101,8 @@ def verify(
         first += len(own)
         if span.sample and span.params.temperature > 0 and (span.draft.q if not any_draft else span.draft.tokens):
             try:
-                rows = TargetRows(kernels, span, own, processed_logprobs=processed_logprobs)
+                live, drawn = processors.get(span.request_id), laws.get(span.request_id, ())
+                rows = TargetRows(kernels, span, own, live, drawn, processed_logprobs=processed_logprobs)
                 verdicts.append(rule(kernels, span, rows))
             except Exception as error:
                 raise SpanError(span.request_id) from error
@@ -86,5 +113,5 @@ def verify(
     if not rest:
         return [one for one in verdicts if one is not None]
     kept = logits if len(rest) == len(spans) else torch.cat(others)
-    walked = iter(coupled.verify(kernels, rest, kept, processed_logprobs=processed_logprobs))
+    walked = iter(coupled.verify(kernels, rest, kept, processors, processed_logprobs=processed_logprobs))
     return [next(walked) if one is None else one for one in verdicts]

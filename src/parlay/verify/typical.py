@@ -39,7 +39,7 @@ def typical(
         paths = [[child, *longest(child)] for child in likely(node, rows.law(node))]
         return max(paths, key=len, default=[])
 
-    if span.processor is None:
+    if not rows.by_path:
         ahead, node = longest(ROOT), ROOT
         for child in ahead:
             if made.accept(draft.tokens[child], child, node):

@@ -93,6 +93,11 @@ class Weight:
         """Whether any part stays in a form that activations never have."""
         return any(part.kept for part in self.parts)
 
+    @property
+    def block(self) -> int:
+        """Inputs that can only be had together."""
+        return max(part.kind.block for part in self.parts)
+
     def finite(self) -> bool:
         """Whether no number is infinite or not a number."""
         return all(part.finite() for part in self.parts)

@@ -1,0 +1,203 @@
+"""One rank with all threads against several that share them, in interleaved turns; and what an exchange takes."""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from parlay import env
+from parlay.bench.paired import StopRule, Turns, estimate
+from parlay.errors import ConfigError
+from parlay.kernels.exchange import SharedMemory, make_memory
+from parlay.kernels.select import select_kernels
+from parlay.llm import LLM
+from parlay.models.select import describe_model
+from parlay.types.params import SamplingParams
+
+_PROMPT = 8  # tokens: what counts is decoding
+_KILOBYTES = (1, 4, 16, 64, 256)
+_EXCHANGES = 2000
+_PATIENCE = 60.0
+
+Gather = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksOptions:
+    """What is measured.
+
+    Attributes:
+        model: a directory, a GGUF file, a name.
+        ranks: numbers of ranks to compare with one.
+        batch_sizes: requests that run at once.
+        max_tokens: tokens of each answer.
+        dequantize: see `EngineConfig`.
+        precision, turns, minutes: when a batch size has been measured enough, see `StopRule`.
+    """
+
+    model: str = "tiny-code"
+    ranks: tuple[int, ...] = (2,)
+    batch_sizes: tuple[int, ...] = (1, 8)
+    max_tokens: int = 64
+    dequantize: bool = False
+    precision: float = 0.02
+    turns: int = 100
+    minutes: float = 3.0
+
+    def __post_init__(self) -> None:
+        if min(self.ranks) < 2:
+            raise ConfigError(
+                f"ranks must be at least 2, not {min(self.ranks)}: one rank is what they are compared with"
+            )
+
+
+def measure(options: RanksOptions, tick: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return a row for each batch size and number of ranks, one rank first.
+
+    Args:
+        options: what is measured.
+        tick: called with a label before every part of a turn.
+
+    Raises:
+        ConfigError, ModelError, CapacityError: an engine cannot be started.
+        RankError: a rank is lost.
+    """
+    vocab = describe_model(options.model).vocab_size
+    llms: dict[str, LLM] = {}
+    for size in (1, *options.ranks):
+        tick(f"loading, {size} ranks")
+        llms[str(size)] = LLM(
+            options.model,
+            tensor_parallel_size=size,
+            dequantize=options.dequantize,
+            max_model_len=_PROMPT + options.max_tokens,
+            max_num_seqs=max(options.batch_sizes),
+            speculative_config=None,
+            use_tqdm_on_load=False,
+        )
+    rows = []
+    for batch in options.batch_sizes:
+        rows += _measure(options, llms, batch, vocab, tick)
+    for llm in llms.values():
+        llm.engine.close()
+    return rows
+
+
+def _measure(
+    options: RanksOptions, llms: Mapping[str, LLM], batch: int, vocab: int, tick: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    rule = StopRule(options.precision, options.turns, 60 * options.minutes)
+    turns, same = Turns(tuple(llms)), dict.fromkeys(llms, True)
+    for llm in llms.values():
+        _complete(options, llm, batch, vocab, -1)
+    began = perf_counter()
+    while not rule.spent(len(turns), perf_counter() - began):
+        number = len(turns)
+        parts = {name: partial(_complete, options, llm, batch, vocab, number) for name, llm in llms.items()}
+        label = f"batch {batch}: turn {number + 1}"
+        found = turns.take(parts, partial(_tick, tick, label))
+        for name, answers in found.items():
+            same[name] &= answers == found["1"]
+        if rule.precise((estimate(turns.ratios(name)) for name in turns.names[1:]), len(turns)):
+            break
+    rows = []
+    for name in turns.names:
+        ratio = estimate(turns.ratios(name))
+        rows.append(
+            {
+                "batch": batch,
+                "ranks": int(name),
+                "threads": _threads(int(name)),
+                "tokens_per_s": batch * options.max_tokens / median(turns.seconds[name]),
+                "ratio": ratio.median,
+                "interval": [ratio.low, ratio.high],
+                "turns": len(turns),
+                "same_tokens": same[name],
+                "numerics": llms[name].numerics_id,
+            }
+        )
+    return rows
+
+
+def _tick(tick: Callable[[str], None], label: str, name: str) -> None:
+    tick(f"{label}, {name} ranks")
+
+
+def _threads(ranks: int) -> int:
+    return max(1, env.threads() // ranks)
+
+
+def _complete(options: RanksOptions, llm: LLM, batch: int, vocab: int, turn: int) -> list[tuple[int, ...]]:
+    # Kernels are the process's, not an engine's: whoever is next takes its own number of threads.
+    threads = _threads(llm.engine.config.tensor_parallel_size)
+    select_kernels().set_threads(threads)
+    torch.set_num_threads(threads)
+    random = torch.Generator().manual_seed(turn + 1)
+    prompts = torch.randint(0, vocab, (batch, _PROMPT), generator=random).tolist()
+    params = SamplingParams(temperature=0, max_tokens=options.max_tokens, ignore_eos=True)
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def measure_exchanges(size: int, tick: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return what it takes ranks to hand each other rows, through shared memory and through gloo.
+
+    Args:
+        size: ranks there are.
+        tick: called with a label before every measurement.
+
+    Returns:
+        Rows with `kilobytes` of each rank's share, and the microseconds of an exchange in either way.
+    """
+    rows = []
+    for kilobytes in _KILOBYTES:
+        tick(f"{size} ranks, {kilobytes} kB each")
+        memory = make_memory(size, 1024 * kilobytes)
+        with tempfile.TemporaryDirectory() as folder:
+            place = f"/proc/{os.getpid()}/fd/{memory}"
+            context = get_context("spawn")
+            others = [
+                context.Process(target=_partner, args=(rank, size, kilobytes, place, folder))
+                for rank in range(1, size)
+            ]
+            for other in others:
+                other.start()
+            shared, gloo = _partner(0, size, kilobytes, place, folder)
+            for other in others:
+                other.join()
+        os.close(memory)
+        rows.append({"ranks": size, "kilobytes": kilobytes, "shared_memory_us": shared, "gloo_us": gloo})
+    return rows
+
+
+def _partner(rank: int, size: int, kilobytes: int, memory: str, folder: str) -> tuple[float, float]:
+    """Take part as one of the ranks; returns the microseconds of an exchange through shared memory and gloo."""
+    torch.set_num_threads(1)
+    bounds = tuple(256 * kilobytes * i for i in range(size + 1))
+    with Path(memory).open("r+b") as file:
+        exchange = SharedMemory(file.fileno(), rank, size, 1024 * kilobytes, _PATIENCE)
+    own, out = torch.zeros(1, bounds[1]), torch.zeros(1, bounds[-1])
+    shared = _time(lambda: exchange.gather(own, out, bounds))
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    parts = list(torch.split(out, bounds[1], dim=1))
+    gloo = _time(lambda: torch.distributed.all_gather(parts, own))
+    torch.distributed.destroy_process_group()
+    return shared, gloo
+
+
+def _time(exchange: Callable[[], object]) -> float:
+    """Return the microseconds of one of many."""
+    times = []
+    for _ in range(_EXCHANGES):
+        began = perf_counter()
+        exchange()
+        times.append(perf_counter() - began)
+    return 1e6 * median(times)

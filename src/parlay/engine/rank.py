@@ -1,0 +1,171 @@
+"""A further rank of a tensor-parallel engine, in a process of its own: it runs what rank 0 runs, on its own share."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Thread
+
+import msgspec
+import torch
+
+from parlay import env, log
+from parlay.config import EngineConfig
+from parlay.engine.numerics import cases
+from parlay.errors import RankError
+from parlay.kernels.select import select_kernels
+from parlay.kernels.trust import settle
+from parlay.kernels.tuning import tune
+from parlay.log import logger
+from parlay.models.select import describe_as, load_model
+from parlay.parallel.group import Group
+from parlay.parallel.numa import stay_on
+from parlay.runner.orders import Forward, Logits, decode
+from parlay.runner.runner import ModelRunner
+from parlay.types.storage import LoadFormat, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a rank is told at its start.
+
+    Attributes:
+        path, storage, quantization, load_format: of the model, see `describe_as`.
+        dtype: of activations and cache.
+        max_model_len: longest sequence.
+        blocks, block_size: of the cache.
+        device: as in `EngineConfig`.
+        rank, size: its place.
+        room: bytes that a rank may hand over at once.
+        patience: seconds to wait for another rank.
+        processors: to run on.
+    """
+
+    path: str
+    storage: Storage
+    quantization: str | None
+    load_format: LoadFormat
+    dtype: str
+    max_model_len: int
+    blocks: int
+    block_size: int
+    device: str
+    rank: int = 0
+    size: int = 1
+    room: int = 0
+    patience: float = 0.0
+    processors: Sequence[int] = ()
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, path: Path, dtype: torch.dtype, max_model_len: int, blocks: int
+    ) -> "Assignment":
+        """Return what all ranks of an engine have in common."""
+        return cls(
+            str(path),
+            config.storage,
+            config.quantization,
+            config.load_format,
+            str(dtype).removeprefix("torch."),
+            max_model_len,
+            blocks,
+            config.block_size,
+            config.device,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a rank answers when its weights are loaded, or why they are not.
+
+    Attributes:
+        numerics: what its bits depend on, besides the model; see `arithmetic`.
+        error: what went wrong.
+    """
+
+    numerics: tuple[str, ...] = ()
+    error: str = ""
+
+
+def arithmetic(kernels: str, bits: str) -> tuple[str, ...]:
+    """Return what the bits of a rank's numbers depend on, besides the model; it must be the same on all ranks."""
+    return kernels, f"bits-{bits}", f"torch-{torch.__version__}"
+
+
+def main(orders: int, lifeline: int, memory: int) -> None:
+    """Load a share of a model, then obey until there are no more orders.
+
+    Args:
+        orders: descriptor of the connection to rank 0.
+        lifeline: descriptor of a pipe that ends with rank 0's process.
+        memory: descriptor of the memory for exchanges.
+    """
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)  # rank 0 decides when this ends
+    Thread(target=_end_with_rank_0, args=(lifeline,), name="parlay-watch", daemon=True).start()
+    log.configure()
+    with Connection(orders) as connection:
+        own = msgspec.msgpack.decode(connection.recv_bytes(), type=Assignment)
+        stay_on(frozenset(own.processors))
+        from parlay.kernels.exchange import SharedMemory  # which not every installation has
+
+        exchange = SharedMemory(memory, own.rank, own.size, own.room, own.patience)
+        os.close(memory)
+        try:
+            runner, numerics = _load(own, Group(own.rank, own.size, exchange))
+        except Exception as error:
+            connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
+            return
+        connection.send_bytes(msgspec.msgpack.encode(Ready(numerics)))
+        try:
+            obey(runner, connection)
+        except RankError:
+            pass  # rank 0 knows
+        except BaseException:
+            exchange.abandon()
+            logger.exception("rank %d has failed", own.rank)
+            raise
+
+
+def _load(own: Assignment, group: Group) -> tuple[ModelRunner, tuple[str, ...]]:
+    config = describe_as(Path(own.path), own.storage, own.quantization, own.load_format)
+    dtype = getattr(torch, own.dtype)
+    torch.set_num_threads(env.threads())
+    kernels, trust = settle(select_kernels(own.device), cases(config, dtype), env.threads())
+    kernels.set_threads(env.threads())
+    tune(kernels, env.threads())
+    model = load_model(config, dtype, own.max_model_len, kernels, group)
+    return ModelRunner(model, kernels, own.blocks, own.block_size, group), arithmetic(kernels.name, trust.bits)
+
+
+def obey(runner: ModelRunner, connection: "Connection[bytes, bytes]") -> None:
+    """Do what rank 0 does, until it closes the connection.
+
+    Raises:
+        RankError: another rank is lost.
+    """
+    hidden = torch.empty(0)
+    while True:
+        try:
+            order = decode(connection.recv_bytes())
+        except EOFError:
+            return
+        if isinstance(order, Forward):
+            hidden = runner.forward(order.batch)
+        elif isinstance(order, Logits):
+            runner.logits(hidden, order.rows)
+        else:
+            runner.move(order)
+
+
+def _end_with_rank_0(lifeline: int) -> None:
+    """End the process when rank 0's does, whatever it is doing."""
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*(int(text) for text in sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""A group of ranks among which layers are split. Most engines have a group of one.
+
+Every layer is split by its **outputs**: a rank computes its share of them over all inputs, and the shares are
+gathered. So each number is summed as it is on one rank, whatever the shape, and has the same bits for any number of
+ranks. That takes twice the exchanges of splitting by inputs and adding sums, each a plain copy.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+_PANEL = 32  # outputs that kernels compute together
+
+
+class Exchange(Protocol):
+    """How ranks hand each other columns.
+
+    Attributes:
+        recordable: whether it is a kernel of the native module, so that recorded passes repeat it.
+    """
+
+    recordable: bool
+
+    def gather(self, own: Tensor, out: Tensor, bounds: tuple[int, ...]) -> None:
+        """Write every rank's columns to `out`.
+
+        Args:
+            own: `[rows, bounds[rank + 1] - bounds[rank]]`, this rank's.
+            out: `[rows, bounds[-1]]`, of the same dtype; rank r has its columns from `bounds[r]` to `bounds[r + 1]`.
+            bounds: one a rank, and the end.
+
+        Raises:
+            RankError: another rank has ended, or does not answer.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The ranks that share a model's layers.
+
+    Attributes:
+        rank: this process's place in the group.
+        size: ranks in the group.
+        exchange: how they hand each other columns; None when `size` is 1.
+    """
+
+    rank: int = 0
+    size: int = 1
+    exchange: Exchange | None = None
+
+    @property
+    def recordable(self) -> bool:
+        """Whether passes that this group shares may be recorded and replayed."""
+        return self.exchange is None or self.exchange.recordable
+
+    def bounds(self, size: int, unit: int = 1) -> tuple[int, ...]:
+        """Return where each rank's share of a dimension begins, and the end.
+
+        Args:
+            size: of the dimension.
+            unit: what cannot be divided, such as a head; shares are as equal as whole units let them be, and empty
+                where there are fewer units than ranks.
+
+        Raises:
+            ValueError: the dimension is not made of whole units.
+        """
+        if size % unit:
+            raise ValueError(f"a dimension of {size} is not made of units of {unit}")
+        units = size // unit
+        return tuple(units * rank // self.size * unit for rank in range(self.size + 1))
+
+    def output_bounds(self, outputs: int) -> tuple[int, ...]:
+        """Return the bounds of a layer's outputs: in whole panels of the kernels where there are enough of them."""
+        if outputs < _PANEL * self.size:
+            return self.bounds(outputs)
+        *begins, _ = self.bounds(outputs // _PANEL * _PANEL, _PANEL)
+        return (*begins, outputs)
+
+    def share(self, bounds: tuple[int, ...]) -> tuple[int, int]:
+        """Return where this rank's share begins and ends."""
+        return bounds[self.rank], bounds[self.rank + 1]
+
+    def gather(self, own: Tensor, out: Tensor, bounds: tuple[int, ...]) -> None:
+        """Write every rank's columns to `out`, see `Exchange.gather`; for a group of more than one."""
+        assert self.exchange is not None
+        self.exchange.gather(own, out, bounds)
+
+
+ALONE = Group()

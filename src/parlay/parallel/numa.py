@@ -1,0 +1,69 @@
+"""Which processors each rank of a machine runs on: those of one memory node, so that its weights lie beside it."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+_NODES = Path("/sys/devices/system/node")
+
+
+def memory_nodes(folder: Path = _NODES) -> list[frozenset[int]]:
+    """Return the processors of each memory node that has any; none where the system does not say."""
+    found = []
+    for node in sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node"))):
+        try:
+            processors = parse_list((node / "cpulist").read_text())
+        except (OSError, ValueError):
+            return []
+        if processors:
+            found.append(processors)
+    return found
+
+
+def parse_list(text: str) -> frozenset[int]:
+    """Return the numbers of a list as Linux writes it, such as `0-3,8,10-11`.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def place_ranks(size: int, allowed: frozenset[int], nodes: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    """Return the processors of each rank; of all ranks the same ones where nothing is gained by dividing them.
+
+    Ranks fill the nodes one after another, as equally as they can. Ranks of one node have different processors if
+    there are enough.
+
+    Args:
+        size: ranks there are.
+        allowed: processors that this process may use.
+        nodes: from `memory_nodes`.
+    """
+    usable = [own for node in nodes if (own := node & allowed)]
+    if len(usable) < 2 or size < 2:
+        return [allowed] * size
+    places: list[frozenset[int]] = []
+    for index, node in enumerate(usable):
+        ranks = [rank for rank in range(size) if rank * len(usable) // size == index]
+        order = sorted(node)
+        for i in range(len(ranks)):
+            share = order[len(order) * i // len(ranks) : len(order) * (i + 1) // len(ranks)]
+            places.append(frozenset(share) or node)
+    return places
+
+
+def allowed_processors() -> frozenset[int]:
+    """Return the processors that this process may use; none where the system does not say."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
+def stay_on(processors: frozenset[int]) -> None:
+    """Have this thread, and those that it will start, run on some processors; without any, wherever they like."""
+    if processors and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, processors)

@@ -1,0 +1,115 @@
+"""What rank 0 tells the other ranks of a model: the passes it runs, and nothing about requests.
+
+Ranks that share layers compute each of them together. So rank 0 says what it runs before it does, and they do the
+same in the same order; results come by the exchanges within the layers alone. What decides (the scheduler,
+verification, proposers, processors) is on rank 0.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from parlay.kernels.base import AttentionView
+from parlay.runner.batch import Batch
+
+
+class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """Run a batch through the layers.
+
+    Attributes:
+        tokens, slots: int64 `[rows]`.
+        positions, row_request, first, last: int32 `[rows]`.
+        tables: int32 `[requests, blocks]`.
+        blocks: how many there are in a table.
+        extra_offsets: int32 `[rows + 1]`.
+        extra_slots: int32.
+    """
+
+    tokens: bytes
+    slots: bytes
+    positions: bytes
+    row_request: bytes
+    first: bytes
+    last: bytes
+    tables: bytes
+    blocks: int
+    extra_offsets: bytes
+    extra_slots: bytes
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Forward":
+        """Return the order to run a batch."""
+        view = batch.view
+        return cls(
+            _bytes(batch.tokens),
+            _bytes(batch.slots),
+            _bytes(batch.positions),
+            _bytes(view.row_request),
+            _bytes(view.first),
+            _bytes(view.last),
+            _bytes(view.tables),
+            view.tables.shape[1],
+            _bytes(view.extra_offsets),
+            _bytes(view.extra_slots),
+        )
+
+    @property
+    def batch(self) -> Batch:
+        """The batch; of which rows belong to which stretch of tokens it tells nothing."""
+        view = AttentionView(
+            tables=_tensor(self.tables, np.int32).view(-1, self.blocks),
+            row_request=_tensor(self.row_request, np.int32),
+            first=_tensor(self.first, np.int32),
+            last=_tensor(self.last, np.int32),
+            extra_offsets=_tensor(self.extra_offsets, np.int32),
+            extra_slots=_tensor(self.extra_slots, np.int32),
+        )
+        tokens, slots = _tensor(self.tokens, np.int64), _tensor(self.slots, np.int64)
+        return Batch(tokens, _tensor(self.positions, np.int32), slots, view, ())
+
+
+class Logits(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Compute the logits of some rows of the last batch."""
+
+    rows: tuple[int, ...]
+
+
+class Move(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Copy keys and values from slots to slots, in every layer."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+Order = Forward | Logits | Move
+OnOrder = Callable[[Order], None]
+
+_decoder = msgspec.msgpack.Decoder(Order)
+encode: Callable[[Order], bytes] = msgspec.msgpack.Encoder().encode
+decode: Callable[[bytes], Order] = _decoder.decode
+
+
+def nobody(order: Order) -> None:
+    """Tell nobody: for a model of one rank."""
+
+
+def _bytes(values: Tensor) -> bytes:
+    return values.numpy().tobytes()
+
+
+def _tensor(data: bytes, dtype: type[np.generic]) -> Tensor:
+    values: np.ndarray[Any, Any] = np.frombuffer(data, dtype).copy()
+    return torch.from_numpy(values)
+
+
+def slots_of(order: Move) -> tuple[Tensor, Tensor]:
+    """Return the slots of an order as kernels take them."""
+    return _slots(order.sources), _slots(order.targets)
+
+
+def _slots(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)

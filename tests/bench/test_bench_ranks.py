@@ -1,0 +1,23 @@
+"""One rank beside several."""
+
+import json
+
+import pytest
+
+from parlay import ConfigError
+from parlay.bench.ranks import RanksOptions
+from parlay.cli.main import main
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["bench", "ranks", "--batch-sizes", "2", "--max-tokens", "8", "--turns", "2"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == 0
+    assert [(row["ranks"], row["same_tokens"], row["turns"]) for row in found["rows"]] == [(1, True, 2), (2, True, 2)]
+    assert [row["kilobytes"] for row in found["exchanges"]] == [1, 4, 16, 64, 256]
+    assert all(row["shared_memory_us"] > 0 < row["gloo_us"] for row in found["exchanges"])
+
+
+def test_one_rank_is_no_comparison() -> None:
+    with pytest.raises(ConfigError, match="at least 2, not 1"):
+        RanksOptions(ranks=(1,))

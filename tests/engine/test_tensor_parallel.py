@@ -1,0 +1,154 @@
+"""Engines of several ranks: the tokens and bits of one, and what happens when a rank is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from asking import accepted, assert_same, half_repeating, run
+from conftest import MakeLLM, Pair, Plain, proposer_options
+from crossing import crossed
+from server_process import alive
+from serving import wait_for
+
+from parlay import LLM, ConfigError, RankError, SamplingParams
+from parlay.engine import ranks
+from parlay.engine.engine import Engine
+from parlay.engine.ranks import share_threads
+
+SOON = 20.0  # seconds in which processes must have ended
+
+
+def finish(engine: Engine) -> None:
+    while engine.busy:
+        engine.step()
+
+
+@crossed(method=["draft_model", "eagle3", "medusa", "suffix"], ranks=[2, 3], dtype=["float32", "bfloat16"])
+def test_same_tokens(
+    make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], method: str, ranks: int, dtype: str
+) -> None:
+    """With drafts that branch where the method has weights; the third rank has no head of these targets."""
+    more = {"tree": {"width": 3, "depth": 3}} if method in ("draft_model", "eagle3") else {}
+    asks = half_repeating(0.7)
+    config = {"method": method, "num_speculative_tokens": 6, **proposer_options(method, models[dtype]), **more}
+    llm = make_llm(speculative_config=config, dtype=dtype, tensor_parallel_size=ranks)
+    found = run(llm, asks)
+    assert_same(found, plain(dtype, asks))
+    assert accepted(found) > 0
+
+
+def test_several_methods_with_chosen_lengths(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair]) -> None:
+    config = [
+        {"method": "auto", "lengths": "goodput"},
+        {"method": "eagle3", **proposer_options("eagle3", models["float32"])},
+    ]
+    asks = half_repeating(0.0)
+    llm = make_llm(speculative_config=config, tensor_parallel_size=2, num_blocks=24, max_num_batched_tokens=40)
+    assert_same(run(llm, asks), plain("float32", asks))
+
+
+def test_the_numerics_id_is_that_of_one_rank(make_llm: MakeLLM) -> None:
+    assert make_llm(tensor_parallel_size=2).numerics_id == make_llm().numerics_id
+
+
+def test_a_rank_that_is_killed_ends_the_engine(make_llm: MakeLLM) -> None:
+    llm = make_llm(tensor_parallel_size=3)
+    engine = llm.engine
+    pids = engine._ranks.pids
+    (request,) = engine.add("abc", SamplingParams(max_tokens=100, ignore_eos=True))
+    engine.step()
+    os.kill(pids[0], signal.SIGKILL)
+    wait_for(lambda: not alive(pids[0]), SOON)
+    with pytest.raises(RankError, match="start the engine again"):
+        finish(engine)
+    engine.abort(request)
+    wait_for(lambda: not any(map(alive, pids)), SOON)  # none waits for one that is lost
+
+
+def test_a_rank_that_hangs_is_given_up(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARLAY_RANK_TIMEOUT", "0.5")
+    llm = make_llm(tensor_parallel_size=2)
+    engine = llm.engine
+    (pid,) = engine._ranks.pids
+    (request,) = engine.add("abc", SamplingParams(max_tokens=100, ignore_eos=True))
+    engine.step()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(RankError, match="rank 1 of this engine has not come"):
+            finish(engine)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    engine.abort(request)
+
+
+def test_closing_ends_all_ranks(make_llm: MakeLLM) -> None:
+    llm = make_llm(tensor_parallel_size=2)
+    (pid,) = llm.engine._ranks.pids
+    assert alive(pid)
+    llm.engine.close()
+    assert not alive(pid)
+
+
+def test_ranks_end_with_the_process_that_started_them(models: dict[str, Pair]) -> None:
+    """Killed without a chance to tidy up."""
+    script = (
+        "import sys, time; from parlay import LLM\n"
+        f"llm = LLM({str(models['float32'].target)!r}, tensor_parallel_size=3, max_model_len=64)\n"
+        "print(*llm.engine._ranks.pids, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(map(alive, pids))
+        process.kill()
+    wait_for(lambda: not any(map(alive, pids)), SOON)
+
+
+def test_a_rank_that_cannot_start(models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
+    with pytest.raises(RankError, match="rank 1 ended while it started"):
+        LLM(str(models["float32"].target), tensor_parallel_size=2, max_model_len=64)
+
+
+def test_ranks_with_other_bits_are_refused(models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ranks.env.inherited
+    monkeypatch.setattr(ranks.env, "inherited", lambda more: own({**more, "PARLAY_ISA": "baseline"}))
+    with pytest.raises(
+        ConfigError, match=r"rank 1 would compute other bits than rank 0: native-.* here, native-baseline"
+    ):
+        LLM(str(models["float32"].target), tensor_parallel_size=2, max_model_len=64)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be between 1 and 64, not 0"),
+        ({"tensor_parallel_size": 65}, "between 1 and 64, not 65"),
+        (
+            {"tensor_parallel_size": 2, "speculative_config": {"method": "self"}},
+            "which tensor_parallel_size=2 divides",
+        ),
+    ],
+)
+def test_what_is_refused(models: dict[str, Pair], options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        LLM(str(models["float32"].target), **options)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan", "inf"])
+def test_a_time_to_wait_that_is_none(models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
+    monkeypatch.setenv("PARLAY_RANK_TIMEOUT", seconds)
+    with pytest.raises(ConfigError, match="PARLAY_RANK_TIMEOUT must be a number of seconds above 0"):
+        LLM(str(models["float32"].target), tensor_parallel_size=2)
+
+
+def test_threads_are_divided_among_ranks(caplog: pytest.LogCaptureFixture) -> None:
+    assert share_threads(8, 2) == [4, 4]
+    assert share_threads(7, 3) == [2, 2, 3]
+    assert not caplog.records
+    assert share_threads(2, 3) == [1, 1, 1]
+    assert "3 ranks share 2 threads" in caplog.text

@@ -1,0 +1,117 @@
+"""Models whose layers several ranks share: the bits of one rank, whatever the shape."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import write_llama
+from crossing import crossed
+from families import FAMILIES, OTHERS
+from gguf_files import write_gguf
+from pieces import random_tokens, writer
+from ranks import together
+from torch import Tensor
+
+from parlay import ConfigError
+from parlay.kernels.select import select_kernels
+from parlay.models.select import check_ranks, describe_model, load_ends, load_model
+from parlay.parallel.group import ALONE, Group
+from parlay.runner.batch import Batch, Stretch, flatten
+from parlay.runner.orders import Forward, Move, decode, encode
+from parlay.runner.runner import ModelRunner
+from parlay.types.draft import ROOT, Draft
+from parlay.types.storage import Storage
+
+SIZE, BLOCKS = 8, tuple(range(11, -1, -1))
+TREE = Draft((5, 6, 7, 8), (ROOT, 0, ROOT, 2), ("test",) * 4)
+EAGER = 70  # rows of a prompt that is too long for a recording
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return writer(tmp_path_factory.mktemp)
+
+
+def batches() -> list[Batch]:
+    """A prompt, single rows which are recorded and replayed, and a draft with branches."""
+    tokens = random_tokens(80)
+    cuts = (0, EAGER, EAGER + 1, EAGER + 2, EAGER + 3)
+    made = [flatten([Stretch(tokens[a:b], a, BLOCKS)], SIZE) for a, b in pairwise(cuts)]
+    return [*made, *(flatten([Stretch(tokens[-1:], EAGER + 3 + i, BLOCKS, TREE)], SIZE) for i in range(2))]
+
+
+def pass_through(
+    path: Path, dtype: torch.dtype, group: Group, storage: Storage = "stored", kernels: str | None = None
+) -> list[Tensor]:
+    """Return hidden states, logits and states between layers of a few passes on one rank."""
+    config, chosen = replace(describe_model(str(path)), storage=storage), select_kernels(force=kernels)
+    model = load_model(config, dtype, 128, chosen, group)
+    runner = ModelRunner(model, chosen, len(BLOCKS), SIZE, group)
+    if config.architecture != "OPTForCausalLM":
+        runner.tap((1, config.num_layers))
+    found = []
+    for batch in batches():
+        hidden = runner.forward(decode(encode(Forward.of(batch))).batch)  # as ranks are told
+        found += [hidden.clone(), runner.tapped.clone(), runner.logits(hidden, range(len(hidden))).clone()]
+        runner.move(Move((8,), (9,)))
+    return found
+
+
+def assert_as_alone(path: Path, dtype: torch.dtype, size: int, storage: Storage = "stored", **more: Any) -> None:
+    expected = pass_through(path, dtype, ALONE, storage, **more)
+    for rank, found in enumerate(together(size, lambda group: pass_through(path, dtype, group, storage, **more))):
+        for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), f"rank {rank} of {size}, result {i}"
+
+
+@crossed(name=tuple(FAMILIES), size=[2, 3, 4], dtype=[torch.float32, torch.bfloat16])
+def test_every_family(checkpoint: Callable[[str], Path], name: str, size: int, dtype: torch.dtype) -> None:
+    """With two key heads, ranks three and four have none."""
+    assert_as_alone(checkpoint(name), dtype, size)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_heads_that_do_not_divide(tmp_path: Path, size: int) -> None:
+    """Nine query heads on three key heads, as SmolLM2 has them, and widths that are no multiples of anything."""
+    shape = {"hidden_size": 72, "intermediate_size": 101, "num_attention_heads": 9, "num_key_value_heads": 3}
+    path = write_llama(tmp_path, dtype=torch.bfloat16, **shape, head_dim=8, tie_word_embeddings=True)
+    assert_as_alone(path, torch.bfloat16, size)
+
+
+@crossed(kind=["Q8_0", "Q4_K", "Q5_1", "Q6_K", "IQ4_NL", "F16"], size=[2, 3], tied=[False, True])
+def test_quantised_weights(tmp_path: Path, kind: str, size: int, tied: bool) -> None:
+    """Blocks of inputs are never cut: an embedding of one block of 256 lies on one rank."""
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+    file = write_gguf(write_llama(tmp_path / "model", **shape, tie_word_embeddings=tied), tmp_path / "m.gguf", kind)
+    assert_as_alone(file, torch.float32, size)
+
+
+@pytest.mark.parametrize("storage", ["int8", "int4"])
+def test_weights_quantised_when_read(tmp_path: Path, storage: Storage) -> None:
+    path = write_llama(tmp_path, hidden_size=64, intermediate_size=96, tie_word_embeddings=True)
+    assert_as_alone(path, torch.float32, 3, storage)
+
+
+def test_the_slow_twins(tmp_path: Path) -> None:
+    assert_as_alone(write_llama(tmp_path), torch.float32, 2, kernels="reference")
+
+
+def test_both_ends_whole(checkpoint: Callable[[str], Path]) -> None:
+    """What proposers on rank 0 borrow is what all ranks have together."""
+    for name in ("qwen3", "gemma2", "opt", "llama-biases"):
+        config, kernels = describe_model(str(checkpoint(name))), select_kernels()
+        whole = load_model(config, torch.float32, 128, kernels)
+        hidden = torch.randn(3, config.hidden_size)
+        assert torch.equal(load_ends(config, torch.float32, kernels).logits(hidden), whole.logits(hidden))
+
+
+def test_models_of_another_library_stay_whole(tmp_path: Path) -> None:
+    path = writer(lambda name: tmp_path)(next(iter(OTHERS)))
+    with pytest.raises(
+        ConfigError, match=r"tensor_parallel_size=2 is not served for .*, which a class of transformers"
+    ):
+        check_ranks(describe_model(str(path)), 2)

@@ -1,0 +1,58 @@
+"""A server whose engine has several ranks: it answers as one rank does, and outlives each of them."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from checkpoints import write_llama
+from server_process import ServerProcess, alive, children
+from serving import wait_for
+
+SHORT = {"prompt": [1, 2, 3], "max_tokens": 12, "temperature": 0.8, "seed": 5, "logprobs": 1}
+LONG = {"prompt": [1, 2, 3], "max_tokens": 480, "ignore_eos": True, "temperature": 0, "n": 4}
+
+
+def answer(server: ServerProcess) -> object:
+    response = server.post(SHORT)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"]
+
+
+def ranks_of(server: ServerProcess) -> list[int]:
+    engine = server.engine
+    return [] if engine is None else [pid for pid in children(engine) if alive(pid)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_llama(tmp_path_factory.mktemp("ranks") / "target", seed=2, scale=7.0, calm=0.2))
+
+
+def test_it_answers_alike_and_outlives_its_ranks(model: str, tmp_path: Path) -> None:
+    with ServerProcess(model) as alone:
+        expected, identity = answer(alone), alone.http.get("/version").json()
+        assert alone.stop() == 0
+    with ServerProcess(model, "-tp", "3", "--speculative-config", "ngram") as server:
+        assert answer(server) == expected
+        assert server.http.get("/version").json() == identity
+        first = ranks_of(server)
+        assert len(first) == 2
+        failed: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: failed.append(server.post(LONG)))
+        asking.start()
+        wait_for(lambda: server.figure("vllm:num_requests_running") > 0, 30)
+        os.kill(first[1], signal.SIGKILL)
+        asking.join(30)
+        assert failed[0].status_code in (500, 502, 503), failed[0].text
+        assert "engine" in failed[0].json()["error"]["message"]
+        wait_for(lambda: server.ready(), 60)
+        assert answer(server) == expected
+        second = ranks_of(server)
+        assert len(second) == 2
+        assert not set(first) & set(second)
+        wait_for(lambda: not any(map(alive, first)), 20)
+        assert server.stop() == 0
+        wait_for(lambda: not any(map(alive, second)), 20)
