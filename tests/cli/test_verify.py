@@ -43,8 +43,8 @@ def test_the_embedded_model(kinds: tuple[str, ...], tmp_path: Path, capsys: pyte
     assert all(check["same"] for check in result["checks"])
     assert len(result["checks"]) > 6
     rows = result["rows"]
-    methods = {"plain", "auto", *embedded_configs()} - {"none"}
-    ways = ("alone", "together", "in chunks", "from the cache", "preempted")
+    methods = {"plain", "auto", sameness.UNION, *embedded_configs()} - {"none"}
+    ways = ("alone", "together", "in chunks", "from the cache", "preempted", "switched")
     completed = [row for row in rows if "tokens" in row]
     assert {(r["method"], r["way"], r["parameters"]) for r in completed} == {
         (method, way, kind) for method in methods for way in ways for kind in kinds
