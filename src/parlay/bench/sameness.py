@@ -105,9 +105,9 @@ def compare(
                     expected[kind] = _alone(llm, asked.prompts, params)
                 except RequestError as error:  # a tokenizer that no grammar fits
                     yield {"method": label, "skipped": f"{kind}: {error}"}
-        # Steps of 24 rows cut the longer prompts, and blocks of 5 tokens the rest.
-        switching = replace(config, num_speculative_tokens_per_batch_size=_off(config))
-        chunks = LLM(model, speculative_config=switching, max_num_batched_tokens=24, block_size=5, **options)
+        # Steps of 24 rows cut the longer prompts, and blocks of 5 tokens the rest; drafts are as long as they may be.
+        eager = replace(config, lengths="fixed", num_speculative_tokens_per_batch_size=_off(config))
+        chunks = LLM(model, speculative_config=eager, max_num_batched_tokens=24, block_size=5, **options)
         for way, engine, complete in (
             ("alone", llm, _alone),
             ("together", llm, _together),

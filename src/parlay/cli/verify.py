@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
         "--draws", type=int, default=2000, help="completions to test the sampled law with, 0 for none (default: 2000)"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="fewer kinds of parameters, at most 16 tokens and 400 draws"
+        "--quick", action="store_true", help="fewer kinds of parameters, at most 16 tokens and 300 draws"
     )
     parser.add_argument(
         "--speculative-config",
@@ -181,7 +181,7 @@ def _comparison(options: argparse.Namespace) -> Any:
         prompts = [one.tokens for one in read_prompts(Path(options.prompts), codec, _LONGEST - options.max_tokens)]
     if options.quick:
         kinds = {name: KINDS[name] for name in QUICK}
-        return Comparison(prompts, kinds, min(options.max_tokens, 16), min(options.draws, 400))
+        return Comparison(prompts, kinds, min(options.max_tokens, 16), min(options.draws, 300))
     return Comparison(prompts, KINDS, options.max_tokens, options.draws)
 
 
