@@ -113,6 +113,11 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def renderers(pid: int) -> list[int]:
+    """Return the processes in which a server runs chat templates: the model's, and clients'."""
+    return [child for child in children(pid) if "template_worker" in _command(child)]
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:

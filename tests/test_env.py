@@ -55,6 +55,7 @@ def test_the_log_level() -> None:
         (library, "debug", logging.NOTSET),
         (program, "debug", logging.DEBUG),
         (program, "ERROR", logging.ERROR),
+        (program, "", logging.WARNING),
     ]:
         ran = subprocess.run(
             [sys.executable, "-c", f"import os; os.environ['PARLAY_LOG'] = {value!r}; {code}"],

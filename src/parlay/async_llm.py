@@ -50,6 +50,7 @@ class AsyncLLM(AsyncEngine):
     async def close(self) -> None:
         """Stop the engine; iterators that are still open raise `ParlayError`. May be called again."""
         self._finish("the engine was closed")
+        self.codec.close()
         self._link.send(Stop())
         await asyncio.to_thread(self._link.thread.join)
 

@@ -2,7 +2,8 @@
 
 Variables:
     PARLAY_KERNELS   `native` or `reference`: which kernels to use (default: native where it was built).
-    PARLAY_ISA       `amx`, `avx512bf16`, `avx512`, `avx2` or `baseline`: instruction set of the native kernels.
+    PARLAY_ISA       `amx`, `avx512bf16`, `avx512vnni`, `avx512`, `avx2` or `baseline`: instruction set of the native
+                     kernels.
     PARLAY_THREADS   threads for compute (default: one per available core).
     PARLAY_RANK_TIMEOUT  seconds that a rank waits for another before the engine gives up (default: 20).
     PARLAY_LOG       level of the `parlay` logger (default: WARNING).
@@ -158,9 +159,9 @@ def log_level() -> str:
     Raises:
         ConfigError: PARLAY_LOG names no level.
     """
-    level = os.environ.get("PARLAY_LOG", "WARNING").upper()
+    level = (os.environ.get("PARLAY_LOG") or "WARNING").upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
-        raise ConfigError(f"PARLAY_LOG must be DEBUG, INFO, WARNING, ERROR or CRITICAL, not {level!r}")
+        raise ConfigError(f"PARLAY_LOG must be DEBUG, INFO, WARNING, ERROR or CRITICAL, not {shown(level)}")
     return level
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,53 @@ def test_a_panic_while_a_tokenizer_is_read(tmp_path: Path) -> None:
     normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
         LLM(str(with_tokenizer(tmp_path, normalizer=normalizer)))
+
+
+CHARSMAP = (4).to_bytes(4, "little") + bytes(4) + b"x" * 3000 + bytes(1)
+
+
+def replace(content: str, **pattern: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [replace("aa", String="a")] * 40}},
+            "its normalizer may make a text more than 1000 times as long",
+        ),
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [replace("xy", Regex="")] * 7}},
+            "its normalizer may make a text more than 1000 times as long",
+        ),
+        (
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": b64encode(CHARSMAP).decode()}},
+            "its normalizer may make a text more than 1000 times as long",
+        ),
+        ({"normalizer": replace("a" * 2000, String="a")}, "its normalizer may make a text more than 1000 times"),
+        (
+            {"decoder": {"type": "Sequence", "decoders": [replace("aa", String="a")] * 40}},
+            "its decoder may make a text more than 1000 times as long",
+        ),
+        (
+            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}] * 101}},
+            "its pre_tokenizer has 101 parts and may have 100",
+        ),
+    ],
+    ids=["doubling", "everywhere", "precompiled", "long", "decoding", "parts"],
+)
+def test_a_tokenizer_that_would_fill_the_memory(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    """Four letters became 2^42, and the process died: of the server's front, or of the engine that decodes."""
+    with pytest.raises(ModelError, match=words):
+        TextCodec(with_tokenizer(tmp_path, **changes))
+
+
+def test_tokenizers_that_make_texts_a_little_longer(tmp_path: Path) -> None:
+    wide = [{"type": "Prepend", "prepend": "_"}, replace("\u2581", String=" "), replace("\u2581", Regex=" {2,}")]
+    nested = {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": wide}, {"type": "NFKD"}]}
+    codec = TextCodec(with_tokenizer(tmp_path, normalizer=nested))
+    assert codec.encode("a b")
 
 
 def test_prompts_are_never_cut_or_filled_up(tmp_path: Path) -> None:

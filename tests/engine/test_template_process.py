@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import write_llama
 from engine.hostile_templates import HOSTILE, KINDS
 
 from parlay import AsyncLLM, RequestError, SamplingParams
@@ -95,6 +96,47 @@ def test_closing_ends_what_is_running(process: TemplateProcess) -> None:
     asking.join(PATIENCE)
     assert failed
     assert time.monotonic() - began < 2 * PATIENCE
+
+
+def test_once_closed_nothing_is_run(process: TemplateProcess) -> None:
+    """Those who waited for their turn start no process of their own."""
+    process.run("a", VARIABLES)
+    failed: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(RequestError) as error:
+            process.run(ENDLESS, VARIABLES)
+        failed.append(str(error.value))
+
+    asking = [threading.Thread(target=ask) for _ in range(5)]
+    for one in asking:
+        one.start()
+    time.sleep(0.2)
+    process.close()
+    for one in asking:
+        one.join(PATIENCE)
+    assert failed == ["no chat template is run any more: the engine was closed; start another"] * 5
+    assert process._started == []
+
+
+def test_an_event_loop_goes_on_while_a_template_does_not_end(tmp_path: Path) -> None:
+    model = write_llama(tmp_path / "model")
+    (model / "chat_template.jinja").write_text(ENDLESS)
+
+    async def main() -> None:
+        async with AsyncLLM(str(model), max_model_len=64) as engine:
+            engine.codec._own._seconds = PATIENCE
+            chat = engine.chat([{"role": "user", "content": "hi"}])
+            asked = asyncio.ensure_future(anext(chat))
+            turns = 0
+            while not asked.done():
+                await asyncio.sleep(0.01)
+                turns += 1
+            with pytest.raises(RequestError, match="the chat template does not come to an end"):
+                await asked
+            assert turns > 20
+
+    asyncio.run(main())
 
 
 def test_nobody_leaves_a_process_behind() -> None:

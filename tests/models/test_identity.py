@@ -13,11 +13,16 @@ from checkpoints import write_llama
 from families import write_family
 from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from parlay import LLM, ModelError, env
+from parlay.engine import numerics
 from parlay.models import identity
+from parlay.models.config import ModelConfig
 from parlay.models.find import find_model
 from parlay.models.identity import digest_model, start_digest
+from parlay.models.select import describe_model
+from parlay.models.style import Rotary
 
 Change = Callable[[Path], object]
 
@@ -141,3 +146,32 @@ def test_a_longest_sequence_that_chooses_frequencies(tmp_path: Path, family: str
     path = write_family(tmp_path, family)
     short, long = (LLM(str(path), max_model_len=length).numerics_id for length in (64, 200))
     assert (short != long) == depends
+
+
+def test_the_rotary_embedding_of_layers_with_a_window_counts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its frequencies are another library's powers, which may differ where the config does not."""
+    config = describe_model(str(write_family(tmp_path, "gemma3")))
+    assert config.style.local_rotary is not None
+    before, whole = numerics.identify(config, 64, "digest"), numerics.frequencies_of
+
+    def other(config: ModelConfig, length: int, rotary: Rotary) -> tuple[Tensor, float]:
+        frequencies, size = whole(config, length, rotary)
+        return frequencies * (1 + 1e-6 * (rotary is config.style.local_rotary)), size
+
+    monkeypatch.setattr(numerics, "frequencies_of", other)
+    assert numerics.identify(config, 64, "digest") != before
+
+
+@pytest.mark.parametrize("name", ["parlay", "tokenizers", "jinja2", "llguidance"])
+def test_what_makes_tokens_is_in_the_id(model: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Another version may read prompts otherwise, or permit other tokens."""
+    known = numerics.version
+    ids = set()
+    for more in ("", "", ".post1"):
+        monkeypatch.setattr(numerics, "version", lambda one, more=more: known(one) + (more if one == name else ""))
+        numerics._makers.cache_clear()
+        ids.add(LLM(str(model), max_model_len=32).numerics_id)
+    numerics._makers.cache_clear()
+    assert len(ids) == 2

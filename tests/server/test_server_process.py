@@ -9,18 +9,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from checkpoints import write_llama
+from engine.hostile_templates import HOSTILE
 from hostile import Watch, Wire, request, status
-from server_process import ServerProcess, alive, children, descriptors
+from server_process import ServerProcess, alive, children, descriptors, renderers
 from serving import wait_for
 
 LONG = {"prompt": [1, 2, 3], "max_tokens": 480, "ignore_eos": True, "temperature": 0, "n": 4}
 SHORT = {"prompt": [1, 2, 3], "max_tokens": 2}
+HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+GRAMMAR = {**SHORT, "structured_outputs": {"regex": "((a{999}){999}){999}"}}  # for which a process takes a while
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +206,50 @@ def test_sigterm_while_the_engine_restarts(model: str) -> None:
         wait_for(lambda: not server.ready())
         assert server.stop() == 0
         assert not children(server.pid)
+
+
+def rendering(server: ServerProcess, pool: ThreadPoolExecutor, count: int = 8) -> "list[Future[httpx.Response]]":
+    """Have many templates run that do not end, more than there are threads for whatever is slow."""
+    bodies = [{**HELLO, "chat_template": HOSTILE[0], "user": "x" * 5000}] * count
+    asked = [pool.submit(server.post, body, "/v1/chat/completions") for body in bodies]
+    wait_for(lambda: len(renderers(server.pid)) == 2)
+    return asked
+
+
+def test_templates_of_clients_keep_nobody_else_waiting(model: str) -> None:
+    with ServerProcess(model, "--trust-request-chat-template") as server, ThreadPoolExecutor(8) as pool:
+        asked = rendering(server, pool)
+        for body in (HELLO, {**HELLO, "user": "x" * 5000}):
+            assert server.post(body, "/v1/chat/completions").status_code == 200
+        assert server.http.get("/health").status_code == server.post(SHORT).status_code == 200
+        assert not any(one.done() for one in asked)
+        server.end()  # and nobody waits for them
+
+
+def test_sigterm_while_templates_are_rendered(model: str) -> None:
+    """The one that runs is ended, and no further one begins."""
+    more = ("--trust-request-chat-template", "--shutdown-timeout", "1")
+    with ServerProcess(model, *more) as server, ThreadPoolExecutor(8) as pool:
+        asked = rendering(server, pool)
+        running = [*renderers(server.pid), server.engine]
+        assert server.stop(seconds=20) == 0
+        for pid in running:
+            assert pid is not None
+            wait_for(lambda pid=pid: not alive(pid))  # type: ignore[misc]
+        for one in asked:
+            error = one.exception()
+            assert isinstance(error, httpx.TransportError) if error else one.result().status_code in (400, 503)
+        assert not server.said("Traceback")
+
+
+def test_health_while_a_grammar_is_compiled(model: str) -> None:
+    with ServerProcess(model) as server, ThreadPoolExecutor(1) as pool:
+        asked, answers = pool.submit(server.post, GRAMMAR), 0
+        while not asked.done():
+            assert server.http.get("/health").status_code == 200
+            answers += not asked.done()
+        assert asked.result().status_code == 400
+        assert answers > 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

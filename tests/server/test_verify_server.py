@@ -10,7 +10,7 @@ import pytest
 from serving import Live
 
 from parlay import AsyncLLM
-from parlay.bench.sameness_http import Said, first_difference
+from parlay.bench.sameness_http import KINDS, Said, first_difference
 from parlay.cli.main import main
 
 
@@ -26,7 +26,9 @@ def test_parlays_own(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
     assert "one request, one answer" in text
     rows = json.loads(line)["rows"]
     assert {(row["way"], row["parameters"]) for row in rows} == {
-        (way, f"temperature {t:g}") for way in ("again", "together", "among others", "streamed") for t in (0.0, 0.8)
+        (way, kind)
+        for way in ("again", "together", "among others", "streamed", "without speculation")
+        for kind in KINDS
     }
     assert all(row["same"] and row["tokens"] > 12 for row in rows)
 
@@ -85,6 +87,14 @@ def test_no_server(url: str, words: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_where_answers_part() -> None:
     one = Said("ab", ("a", "b"), ("-0x1p+0", "-0x1p+1"))
     assert first_difference([one], [one]) is None
+    likely = ({}, {"b": -2.0, "c": -2.25, "d": -3.0})
+    told = Said("ab", one.tokens, one.logprobs, likely)
+    assert first_difference([Said("ac", ("a", "c"), one.logprobs, likely)], [told]) == (
+        "prompt 0, token 1: 'c' instead of 'b', whose logit is 0.25 away"
+    )
+    assert first_difference([Said("ax", ("a", "x"), one.logprobs, likely)], [told]) == (
+        "prompt 0, token 1: 'x' instead of 'b'"
+    )
     for other, words in (
         (Said("ac", ("a", "c"), ("-0x1p+0", "-0x1p+1")), "prompt 0, token 1: 'c' instead of 'b'"),
         (Said("ab", ("a", "b"), ("-0x1p+0", "-0x1p+2")), "prompt 0, token 1: log-probabilities"),

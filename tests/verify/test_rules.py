@@ -1,4 +1,4 @@
-"""The rules that verify drawn guesses: decision by decision the oracle's, and in the long run the target's law."""
+"""The rules that verify guesses: decision by decision the oracle's, and in the long run the target's law."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from parlay.proposers.draws import Draws
 from parlay.sampling.law import Law, Purpose, noise_key, uniforms
 from parlay.types.draft import ROOT, Draft
 from parlay.types.plan import Span, Verdict
-from parlay.verify import classical
+from parlay.verify import classical, coupled
 from parlay.verify.rows import TargetRows
 from parlay.verify.select import Rule, verify
 from parlay.verify.tree import paths
-from parlay.verify.typical import typical
+from parlay.verify.typical import entropy, typical
 
 VOCAB = 5
 KERNELS = ["native", "reference"]
@@ -327,12 +327,13 @@ class Loop:
             "block": classical.block,
             "typical": partial(typical, threshold=0.2, alpha=0.6),
         }
-        self._rule, self._lossy = rules[rule], rule == "typical"
+        # Coupled verification and the lossy rule share the target's noise with their guesses.
+        self._rule, self._lossy, self._shared = rules.get(rule), rule == "typical", rule not in ("rejection", "block")
         self._depth, self._width, self._change = depth, width, change
         self._kernels = select_kernels()
         self._most = TOKENS + depth  # tokens of a context that have rows of their own
         self.target = tables(5, SMALL, self._most)
-        self._head = alike * self.target + tables(6, SMALL, self._most)
+        self.head = alike * self.target + tables(6, SMALL, self._most)
 
     def run(self, seeds: Sequence[int], params: SamplingParams) -> list[tuple[int, ...]]:
         """Return the first tokens of each seed's output."""
@@ -350,6 +351,18 @@ class Loop:
                 for i, out, verdict in zip(some.tolist(), own, verdicts, strict=True):
                     outs[i] = (*out, *verdict.tokens)
         return [out[:TOKENS] for out in outs]
+
+    def accepted(self, seeds: Sequence[int], params: SamplingParams) -> int:
+        """Return how many first guesses of these seeds' first step stand."""
+        spans = [span_of((0,), Draft(), params, seed) for seed in seeds]
+        outs: list[tuple[int, ...]] = [()] * len(spans)
+        return sum(len(verdict.path) > 0 for verdict in self._judge(spans, outs, self._guess(spans, outs)))
+
+    def agreement(self, params: SamplingParams) -> float:
+        """Return how often a first guess is the target's token if both are drawn with the same noise."""
+        p, q = (probabilities(table[0, 0].numpy(), params) for table in (self.target, self.head))
+        some = [i for i in range(SMALL) if p[i] > 0 and q[i] > 0]
+        return sum(1 / sum(max(p[i] / p[j], q[i] / q[j]) for i in range(SMALL)) for j in some)
 
     def law(self, params: SamplingParams) -> NDArray[np.float64]:
         """Return the exact joint law of the first two tokens, flat."""
@@ -374,8 +387,8 @@ class Loop:
             rows = [(i, node, known) for i in range(count) for node, known in nodes[i]]
             draws = Draws(self._depth, len(rows))
             owners = [spans[i] for i, _, _ in rows]
-            draws.prepare(owners, [span.end for span in owners], private=not self._lossy)
-            logits = torch.stack([self._row(self._head, known) for _, _, known in rows])
+            draws.prepare(owners, [span.end for span in owners], private=not self._shared)
+            logits = torch.stack([self._row(self.head, known) for _, _, known in rows])
             found, likely = torch.zeros((len(rows), width), dtype=torch.int64), torch.zeros((len(rows), width))
             if width == 1:
                 draws.draw(self._kernels, level, logits, found[:, 0], likely[:, 0])
@@ -383,14 +396,14 @@ class Loop:
                 draws.branch(self._kernels, level, logits, found, likely)
             nodes = [[] for _ in spans]
             for row, (i, parent, known) in enumerate(rows):
-                law = Law(torch.empty(0)) if self._lossy else draws.law(level, row)
+                law = Law(torch.empty(0)) if self._shared else draws.law(level, row)
                 for token in found[row].tolist():
                     nodes[i].append((len(tokens[i]), (*known, token)))
                     tokens[i].append(token)
                     parents[i].append(parent)
                     laws[i].append(law)
         return [
-            Draft(tuple(t), tuple(p), ("test",) * len(t), None, None if self._lossy else tuple(q))
+            Draft(tuple(t), tuple(p), ("test",) * len(t), None, None if self._shared else tuple(q))
             for t, p, q in zip(tokens, parents, laws, strict=True)
         ]
 
@@ -408,6 +421,8 @@ class Loop:
             span_of((0, *out), draft, span.params, span.seed)
             for span, out, draft in zip(spans, outs, drafts, strict=True)
         ]
+        if self._rule is None:
+            return coupled.verify(self._kernels, judged, torch.stack(rows))
         judged, laws = numbered(judged)
         return verify(self._rule, self._lossy, self._kernels, judged, torch.stack(rows), laws=laws)
 
@@ -424,6 +439,8 @@ def p_value(loop: Loop, seeds: int, params: SamplingParams | None = None, first:
 
 
 CASES: dict[str, Callable[..., Loop]] = {
+    "coupled, chains": partial(Loop, "coupled", depth=2),
+    "coupled, trees": partial(Loop, "coupled", depth=2, width=2),
     "rejection, chains": partial(Loop, "rejection", depth=2),
     "rejection, trees": partial(Loop, "rejection", depth=2, width=2),
     "rejection, wide": partial(Loop, "rejection", depth=1, width=3, alike=0.0),
@@ -441,15 +458,50 @@ def test_what_is_emitted_has_the_law_of_the_target(case: str, params: SamplingPa
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("params", FILTERS, ids=["all", "top-p"])
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_emitted_has_the_law_of_the_target_in_a_million_draws(case: str) -> None:
+def test_what_is_emitted_has_the_law_of_the_target_in_a_million_draws(case: str, params: SamplingParams) -> None:
     loop, counts, part = CASES[case](), Counter[tuple[int, ...]](), 50_000
-    params = SamplingParams(temperature=1.0)
     for first in range(0, SOAK, part):
         seeds = [(first + i) * 7919 + 1 for i in range(part)]
         counts.update(out[:2] for out in loop.run(seeds, params))
-    seen = [counts[a, b] for a in range(SMALL) for b in range(SMALL)]
-    assert chisquare(seen, loop.law(params) * SOAK)[1] > 1e-4
+    seen = np.array([counts[a, b] for a in range(SMALL) for b in range(SMALL)])
+    law = loop.law(params)
+    assert not seen[law == 0].any()
+    assert chisquare(seen[law > 0], law[law > 0] * SOAK)[1] > 1e-4
+
+
+@pytest.mark.parametrize("params", FILTERS, ids=["all", "top-p"])
+@pytest.mark.parametrize("alike", [0.3, 0.5, 0.9])
+def test_coupled_guesses_are_accepted_as_often_as_the_formula_says(alike: float, params: SamplingParams) -> None:
+    """Daliri, Musco and Suresh's: the sum over j of 1 over the sum over i of max(p_i / p_j, q_i / q_j)."""
+    loop, draws = Loop("coupled", depth=1, alike=alike), 10_000
+    expected = loop.agreement(params)
+    p, q = (probabilities(table[0, 0].numpy(), params) for table in (loop.target, loop.head))
+    apart = float(abs(p - q).sum()) / 2
+    assert (1 - apart) / (1 + apart) - 1e-9 <= expected <= 1 - apart + 1e-9
+    assert 0.1 < expected < 0.99
+    seen = loop.accepted([i * 7919 + 1 for i in range(draws)], params)
+    assert abs(seen - expected * draws) < 4 * np.sqrt(draws * expected * (1 - expected))
+
+
+def test_guesses_with_noise_of_their_own_agree_less_often() -> None:
+    loop, params, draws = Loop("coupled", depth=1), SamplingParams(temperature=1.0), 10_000
+    loop._shared = False  # as for the classical samplers
+    seen = loop.accepted([i * 7919 + 1 for i in range(draws)], params)
+    assert seen < (loop.agreement(params) - 0.05) * draws
+
+
+def test_an_entropy_is_its_definition_in_any_order() -> None:
+    """To the last bit: torch's sum over a vocabulary depends on its threads and instruction set."""
+    rng = np.random.default_rng(3)
+    logits = torch.from_numpy((rng.normal(size=50_000) * 4).astype(np.float32))
+    logits[rng.random(50_000) < 0.3] = -torch.inf
+    law = torch.log_softmax(logits.double(), -1).float()
+    exact = float(torch.special.entr(law.double().exp()).sum())
+    assert entropy(law) == pytest.approx(exact, rel=1e-6)
+    assert {entropy(law[torch.from_numpy(rng.permutation(50_000))]) for _ in range(5)} == {entropy(law)}
+    assert entropy(torch.tensor([0.0, -torch.inf])) == 0
 
 
 def test_typical_acceptance_has_another_law() -> None:

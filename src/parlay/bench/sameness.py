@@ -10,6 +10,7 @@ from typing import Any
 
 from parlay.bench.sampled_law import check_law
 from parlay.config import SpeculativeConfig
+from parlay.config.speculative import PLAIN
 from parlay.config.verification import COUPLED
 from parlay.errors import ConfigError, ModelError, RequestError
 from parlay.llm import LLM
@@ -34,8 +35,10 @@ KINDS: Mapping[str, SamplingParams] = {
     "grammar": SamplingParams(temperature=0.8, structured_outputs={"regex": "[a-z]+(, [a-z]+){3,30}"}),
 }
 QUICK = ("temperature 0", "temperature 0.8", "penalties")
+UNION = "tree of ngram, suffix and self"
 _LONGEST = 1024  # tokens a sequence: a cache for more would only take memory
-_EVERY = 3  # steps between two preemptions
+_EVERY = 3  # steps between two preemptions, or two arrivals
+_OFF = ((2, 2, 0),)  # nothing is drafted for two requests at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +77,13 @@ def compare(
         dtype: as in `EngineConfig`.
         dequantize: likewise.
         speculative: configs by name, plain decoding's first; None takes every proposer with the embedded model's
-            options, and `auto`.
+            options, `auto`, and a tree of several methods' guesses, verified as far as there is room.
         tick: called with a label before every row.
 
     Raises:
         ConfigError, ModelError, CapacityError: the model cannot be served, plainly or as `speculative` says.
     """
-    configs = embedded_configs() | {"auto": SpeculativeConfig()} if speculative is None else speculative
+    configs = _everything() if speculative is None else speculative
     plain = next(iter(configs))
     length = min(describe_model(model).max_position, _LONGEST)
     options: dict[str, Any] = {"dtype": dtype, "dequantize": dequantize, "max_model_len": length}
@@ -102,14 +105,16 @@ def compare(
                     expected[kind] = _alone(llm, asked.prompts, params)
                 except RequestError as error:  # a tokenizer that no grammar fits
                     yield {"method": label, "skipped": f"{kind}: {error}"}
-        # Steps of 24 rows cut the longer prompts, and blocks of 5 tokens the rest.
-        chunks = LLM(model, speculative_config=config, max_num_batched_tokens=24, block_size=5, **options)
+        # Steps of 24 rows cut the longer prompts, and blocks of 5 tokens the rest; drafts are as long as they may be.
+        eager = replace(config, lengths="fixed", num_speculative_tokens_per_batch_size=_off(config))
+        chunks = LLM(model, speculative_config=eager, max_num_batched_tokens=24, block_size=5, **options)
         for way, engine, complete in (
             ("alone", llm, _alone),
             ("together", llm, _together),
             ("in chunks", chunks, _together),
             ("from the cache", chunks, _together),
             ("preempted", chunks, _preempted),
+            ("switched", chunks, _arriving),
         ):
             for kind in _comparable(expected, asked, config):
                 tick(f"{name}: {way}, {kind}")
@@ -128,6 +133,18 @@ def compare(
             tick(f"{name}: {asked.draws} draws")
             for row in check_law(llm, asked.prompts[len(asked.prompts) // 2], asked.draws):
                 yield {"method": label, "way": "sampled law", **row}
+
+
+def _everything() -> dict[str, SpeculativeConfig]:
+    tree = {"width": 2, "depth": 3}
+    union: list[dict[str, Any]] = [{"method": "auto", "lengths": "fixed", "tree": tree}, {"method": "self"}]
+    return embedded_configs() | {"auto": SpeculativeConfig(), UNION: SpeculativeConfig.parse(union)}
+
+
+def _off(config: SpeculativeConfig) -> tuple[tuple[int, int, int], ...] | None:
+    """Return by how many requests drafts are bounded, so that they go on and off while requests come and leave."""
+    given = config.num_speculative_tokens_per_batch_size
+    return _OFF if given is None and config.method != PLAIN else given
 
 
 def first_difference(found: list[CompletionOutput], expected: list[CompletionOutput]) -> str | None:
@@ -182,6 +199,19 @@ def _alone(llm: LLM, prompts: Sequence[Any], params: list[SamplingParams]) -> li
 
 def _together(llm: LLM, prompts: Sequence[Any], params: list[SamplingParams]) -> list[CompletionOutput]:
     return [output.outputs[0] for output in llm.generate(list(prompts), params, use_tqdm=False)]
+
+
+def _arriving(llm: LLM, prompts: Sequence[Any], params: list[SamplingParams]) -> list[CompletionOutput]:
+    """Add one request after another while they run."""
+    engine, steps, waiting = llm.engine, 0, list(zip(prompts, params, strict=True))
+    requests = []
+    while waiting or engine.busy:
+        if waiting and steps % _EVERY == 0:
+            requests.append(engine.add(*waiting.pop(0))[0])
+        if engine.busy:
+            engine.step()
+        steps += 1
+    return [engine.completion(request, 0) for request in requests]
 
 
 def _preempted(llm: LLM, prompts: Sequence[Any], params: list[SamplingParams]) -> list[CompletionOutput]:

@@ -2,12 +2,14 @@
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from threading import Timer
 from typing import Any
 
 from parlay import env
@@ -16,6 +18,8 @@ from parlay.cli.serving import speculation
 from parlay.cli.settings import add_config_flag
 from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig, modernise
 from parlay.errors import ConfigError
+
+_LAST = 5.0  # seconds for threads to end when everything else has
 
 
 def add_parser(commands: Any) -> None:
@@ -57,8 +61,18 @@ def run(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise ConfigError(f"serving needs {error.name}; run: pip install 'parlay[serve]'") from None
     with suppress(asyncio.CancelledError):  # told to end while it loaded
-        asyncio.run(_serve(values, speculative, config))
+        asyncio.run(_serve_and_end(values, speculative, config))
     return 0
+
+
+async def _serve_and_end(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
+    """Serve; the process ends then, even if a thread does not: a text that takes for ever is nobody's any more."""
+    try:
+        await _serve(values, speculative, config)
+    finally:
+        end = Timer(_LAST, os._exit, (0,))
+        end.daemon = True
+        end.start()
 
 
 async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:

@@ -17,9 +17,10 @@ def add_parser(commands: Any) -> None:
         help="check on this machine that a model's tokens depend on nothing but the request",
         description="Print the numerics id, which names everything that the bits of a token depend on besides the "
         "request; run the kernels' self-check in full; then decode a few prompts plainly and with every proposer, "
-        "alone, together, in chunks, from the cache and preempted, with several kinds of parameters, and compare "
-        "token ids and the bits of log-probabilities; and test whether tokens are drawn as likely as the model says. "
-        "It ends at the first difference. The exit status is 0 if all of it holds, 1 if not.",
+        "alone, together, in chunks, from the cache, preempted and with drafts that go on and off, with several "
+        "kinds of parameters, and compare token ids and the bits of log-probabilities; and test whether tokens are "
+        "drawn as likely as the model says. It ends at the first difference. The exit status is 0 if all of it "
+        "holds, 1 if not.",
     )
     kinds = "a directory, a GGUF file or an embedded model (default: tiny-code)"
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=kinds)
@@ -46,7 +47,7 @@ def add_parser(commands: Any) -> None:
         "--draws", type=int, default=2000, help="completions to test the sampled law with, 0 for none (default: 2000)"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="fewer kinds of parameters, at most 16 tokens and 400 draws"
+        "--quick", action="store_true", help="fewer kinds of parameters, at most 16 tokens and 300 draws"
     )
     parser.add_argument(
         "--speculative-config",
@@ -180,7 +181,7 @@ def _comparison(options: argparse.Namespace) -> Any:
         prompts = [one.tokens for one in read_prompts(Path(options.prompts), codec, _LONGEST - options.max_tokens)]
     if options.quick:
         kinds = {name: KINDS[name] for name in QUICK}
-        return Comparison(prompts, kinds, min(options.max_tokens, 16), min(options.draws, 400))
+        return Comparison(prompts, kinds, min(options.max_tokens, 16), min(options.draws, 300))
     return Comparison(prompts, KINDS, options.max_tokens, options.draws)
 
 

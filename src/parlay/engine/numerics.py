@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
@@ -23,6 +25,7 @@ from parlay.types.storage import MADE
 
 _POSITIONS = (0.0, 1.0, 2.0, 3.0, 7.0, 30.0, 99.0, 511.0, 1023.0, 4095.0, 8191.0, 65535.0, 131071.0)
 _ROPES, _BY_LENGTH = ("rope_parameters", "rope_scaling"), ("dynamic", "longrope", "su")  # of another library
+_MAKERS = ("parlay", "tokenizers", "jinja2", "llguidance")  # of prompts' tokens, and of what may be emitted
 _OUTPUTS = 96  # of a quantised weight: three panels
 _SHORT = 1024  # positions, which the self-check does not nearly use
 _WHOLE = 1 << 22  # elements: all of a small model's weights, slices of a large one's
@@ -37,7 +40,8 @@ class Numerics:
         dtype: of weights and activations; of quantised weights their kinds, and what activations become for them.
         kernels: their name, with the instruction set.
         torch: its version.
-        bits: a digest of what the kernels made of the self-check's numbers.
+        bits: a digest of what the kernels made of the self-check's numbers, and of the versions of parlay and of the
+            libraries that make tokens of prompts and say what grammars permit.
         exact: whether the self-check found rows independent of each other.
         verification: of drafts, where it is not the coupled one: tokens then depend on what was guessed too.
     """
@@ -77,9 +81,11 @@ def identify(config: ModelConfig, length: int, digest: str) -> str:
     """
     whole = sha256(digest.encode())
     if config.foreign is None:
-        frequencies, size = frequencies_of(config, length)
-        angles = torch.tensor(_POSITIONS)[:, None] * frequencies
-        whole.update(torch.cat((frequencies[None] * size, angles.cos(), angles.sin())).numpy().tobytes())
+        for rotary in (config.rotary, config.style.local_rotary):
+            if rotary is not None:
+                frequencies, size = frequencies_of(config, length, rotary)
+                angles = torch.tensor(_POSITIONS)[:, None] * frequencies
+                whole.update(torch.cat((frequencies[None] * size, angles.cos(), angles.sin())).numpy().tobytes())
     elif any(kind in str(config.raw.get(key)) for key in _ROPES for kind in _BY_LENGTH):
         whole.update(str(length).encode())
     path = config.path
@@ -94,9 +100,20 @@ def describe_numerics(identity: str, config: ModelConfig, dtype: torch.dtype, ke
         dtype="+".join((str(dtype).removeprefix("torch."), *_quantised(config))),
         kernels=kernels if config.foreign is None else f"{kernels}+{config.foreign.library}",
         torch=torch.__version__,
-        bits=trust.bits,
+        bits=sha256("/".join((trust.bits, *_makers())).encode()).hexdigest()[: len(trust.bits)],
         exact=trust.exact,
     )
+
+
+@cache
+def _makers() -> tuple[str, ...]:
+    def of(name: str) -> str:
+        try:
+            return f"{name}-{version(name)}"
+        except PackageNotFoundError:  # run from a tree that is not installed
+            return name
+
+    return tuple(map(of, _MAKERS))
 
 
 def inspect(

@@ -26,6 +26,7 @@ _COMMAND = (sys.executable, "-P", "-m", "parlay.engine.template_worker")
 LENGTH = 8  # bytes, little-endian, before each message
 
 _ENDLESS = "the chat template does not come to an end; give another one"
+_CLOSED = "no chat template is run any more: the engine was closed; start another"
 _DIED = "the process of the chat template has ended, perhaps for want of memory; give another template"
 
 
@@ -40,6 +41,7 @@ class TemplateProcess(Runner):
         """
         super().__init__()
         self._seconds = seconds
+        self._closed = False
         self._lock = threading.Lock()
         self._started: list[subprocess.Popen[bytes]] = []  # one, or none
         self._end = weakref.finalize(self, _end, self._started)
@@ -56,7 +58,7 @@ class TemplateProcess(Runner):
             asked = json.dumps([template, variables, self._seconds], default=_plain).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the chat template is given plain data alone: {error}") from None
-        with self._lock:
+        with self._lock:  # whoever waited here while it was closed starts no further process
             answer = self._ask(asked)
         text, trouble = json.loads(answer)
         if trouble is not None:
@@ -64,16 +66,20 @@ class TemplateProcess(Runner):
         return str(text)
 
     def close(self) -> None:
-        """End the process, and whatever it is doing; who waits for it gets an error."""
+        """End the process, and whatever it is doing; who waits for it, and whoever asks later, gets an error."""
+        self._closed = True
         _end(self._started)
 
     def _ask(self, asked: bytes) -> bytes:
         """Return the process's answer.
 
         Raises:
-            RequestError: it took too long, or died over the question.
+            RequestError: it took too long, or died over the question, or was closed.
         """
-        process = self._process()
+        process = None if self._closed else self._process()
+        if process is None or self._closed:  # perhaps since
+            _end(self._started)
+            raise RequestError(_CLOSED)
         late = threading.Event()
         timer = threading.Timer(self._seconds, _give_up, (process, late))
         timer.daemon = True
@@ -87,7 +93,7 @@ class TemplateProcess(Runner):
             return _exactly(process, length)
         except (OSError, EOFError, ValueError):
             _end(self._started)
-            raise RequestError(_ENDLESS if late.is_set() else _DIED) from None
+            raise RequestError(_CLOSED if self._closed else _ENDLESS if late.is_set() else _DIED) from None
         finally:
             timer.cancel()
 

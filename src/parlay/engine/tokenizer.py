@@ -1,11 +1,13 @@
 """Text to tokens and back."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from io import StringIO
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from parlay.engine.chat import ChatOptions, render, shows_tools
 from parlay.engine.pieces import DECODING, Pieces
@@ -19,6 +21,8 @@ from parlay.types.plan import TokenLogprobs
 _LONG = 1024  # characters or tokens
 _ENCODING = Contained("its library panics")
 _ASSETS = Path(__file__).parents[1] / "assets"
+
+T = TypeVar("T")
 
 
 class TextCodec:
@@ -41,6 +45,8 @@ class TextCodec:
         self.tokenizer, self._config = read_texts(path)
         self._template: str | None = self._config.get("chat_template")
         self._own, self._given = TemplateProcess(), TemplateProcess()  # for the model's template, and for requests'
+        # A thread that waits for each, so that those who wait take no thread from anybody else.
+        self._threads = {one: ThreadPoolExecutor(1, "parlay-template") for one in (self._own, self._given)}
 
     @classmethod
     def ready(cls, path: Path) -> "TextCodec":
@@ -148,12 +154,21 @@ class TextCodec:
             )
         return render(template, messages, self._special, options, self._runner(options.chat_template))
 
+    async def beside(self, template: str | None, work: Callable[[], T]) -> T:
+        """Return what `work` returns, which runs a chat template, while the event loop goes on.
+
+        Args:
+            template: as in `ChatOptions`.
+            work: is done in a thread; of those that run requests' templates one after another.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads[self._runner(template)], work)
+
     def _runner(self, given: str | None) -> TemplateProcess:
-        """Return where to run a template, so that nobody's but its giver waits for one that does not end."""
+        """Return where to run a template, so that nobody but those who give one waits for one that does not end."""
         return self._own if given is None or given == self._template else self._given
 
     def close(self) -> None:
-        """End the processes that run chat templates; they would start anew."""
+        """End the processes that run chat templates, for good."""
         self._own.close()
         self._given.close()
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from parlay.errors import ConfigError
+from parlay.errors import ConfigError, shown
 from parlay.kernels import _native
 from parlay.kernels.base import Kernels
 from parlay.kernels.linear import LinearWeight
@@ -26,7 +26,7 @@ class NativeKernels(_native.Operations):
         """
         if isa is not None:
             if isa not in _native.isas():
-                raise ConfigError(f"no native kernels for {isa!r} here (available: {', '.join(_native.isas())})")
+                raise ConfigError(f"no native kernels for {shown(isa)} here (available: {', '.join(_native.isas())})")
             _native.set_isa(isa)
         super().__init__()
         self.name = f"native-{_native.isa()}"

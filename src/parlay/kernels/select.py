@@ -1,7 +1,7 @@
 """Chooses the kernels for a device."""
 
 from parlay import env
-from parlay.errors import ConfigError, nearest
+from parlay.errors import ConfigError, nearest, shown
 from parlay.kernels.base import Kernels
 from parlay.log import logger
 
@@ -17,7 +17,7 @@ def select_kernels(device: str = "cpu", force: str | None = None) -> Kernels:
         raise ConfigError(f"there are no kernels for the device {device!r}{nearest(device, ['cpu'])}")
     asked = force or env.kernels()
     if asked not in (None, "native", "reference"):
-        raise ConfigError(f"there are no kernels {asked!r}{nearest(asked, ['native', 'reference'])}")
+        raise ConfigError(f"there are no kernels {shown(asked)}{nearest(asked, ['native', 'reference'])}")
     kernels = _reference() if asked == "reference" else _native(required=asked == "native")
     logger.info("kernels: %s", kernels.name)
     return kernels

@@ -161,7 +161,8 @@ class AsyncEngine(ABC):
             **options: those of `generate`; others as in `LLM.chat_prompt`.
         """
         more = {name: options.pop(name) for name in _REQUEST_OPTIONS if name in options}
-        text = self.codec.chat(messages, ChatOptions.parse(options))
+        asked, codec = ChatOptions.parse(options), self.codec
+        text = await codec.beside(asked.chat_template, lambda: codec.chat(messages, asked))
         prompt = {"prompt": text, "prompt_token_ids": self.codec.encode(text, add_special_tokens=False)}
         outputs = self.generate(prompt, sampling_params, **more)
         try:

@@ -1,5 +1,9 @@
 """Reading a tokenizer, and what stands beside it."""
 
+import json
+from base64 import b64decode
+from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,10 @@ from parlay.errors import ModelError, brief
 from parlay.models.config import read_json
 from parlay.models.gguf_tokenizer import read_gguf_tokenizer
 from parlay.panics import Contained
+
+# Far beyond any model's. The library counts nothing: what does more fills the memory over a text of a few letters.
+_GROWTH = 1000  # by how much a text may be made longer
+_PARTS = 100  # that a text goes through
 
 
 def tokenizer_file(model: Path) -> Path:
@@ -34,7 +42,50 @@ def read_tokenizer(file: Path) -> Tokenizer:
     # How long a prompt may be is the engine's to say: it refuses what is too long, and cuts nothing.
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    _check(tokenizer, file)
     return tokenizer
+
+
+def _check(tokenizer: Tokenizer, file: Path) -> None:
+    """Refuse a tokenizer that makes a short text a huge one, or passes it through very many hands.
+
+    Raises:
+        ModelError: it is one.
+    """
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        made = getattr(tokenizer, name)
+        parts = [] if made is None else list(_parts(json.loads(made.__getstate__())))
+        if len(parts) > _PARTS:
+            raise ModelError(
+                f"{file}: its {name} has {len(parts)} parts and may have {_PARTS}; use another tokenizer"
+            )
+        if prod(map(_growth, parts)) > _GROWTH:
+            raise ModelError(
+                f"{file}: its {name} may make a text more than {_GROWTH} times as long; use another tokenizer"
+            )
+
+
+def _parts(spec: Any) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a sequence, and of sequences in it."""
+    left = [spec]
+    while left:
+        part = left.pop()
+        inner = next((part[name] for name in ("normalizers", "pretokenizers", "decoders") if name in part), None)
+        if inner is None:
+            yield part
+        else:
+            left += inner
+
+
+def _growth(part: dict[str, Any]) -> float:
+    """Return by how much a part may make a text longer, at most; what is added once does not count."""
+    if part.get("type") == "Replace":
+        content, found = len(part["content"].encode()), part["pattern"].get("String")
+        return max(1.0, content / len(found.encode())) if found else 1.0 + content  # nothing is found everywhere
+    if part.get("type") == "Precompiled":  # a trie after its length, then what it replaces with, each ended by 0
+        data = b64decode(part["precompiled_charsmap"])
+        return max(1.0, *map(len, data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")))
+    return 1.0
 
 
 def read_texts(model: Path) -> tuple[Tokenizer, dict[str, Any]]:

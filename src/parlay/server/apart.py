@@ -13,9 +13,9 @@ _LONG, _HUGE = 1 << 12, 1 << 18
 _one_by_one = ThreadPoolExecutor(1, "parlay-huge")
 
 
-async def apart(size: int, work: Callable[[], T], *, slow: bool = False) -> T:
-    """Return what `work` returns; if its input is long or it is slow, from a thread, so that other requests go on."""
-    if size < _LONG and not slow:
+async def apart(size: int, work: Callable[[], T]) -> T:
+    """Return what `work` returns; if its input is long, from a thread, so that other requests go on."""
+    if size < _LONG:
         return work()
     if size < _HUGE:
         return await asyncio.to_thread(work)

@@ -13,17 +13,14 @@ from parlay.server.errors import ApiError, ClientLeftError
 T = TypeVar("T")
 
 
-async def read_json(
-    request: Request, max_depth: int, make: Callable[[dict[str, Any]], T], *, slow: bool = False
-) -> T:
+async def read_json(request: Request, max_depth: int, make: Callable[[dict[str, Any]], T]) -> T:
     """Return what `make` makes of the object that the body is; without the fields that are null, which OpenAI's
     clients send.
 
     Args:
         request: whose body.
         max_depth: of objects and lists in each other.
-        make: what to make of it.
-        slow: whether that may take long, however short the body.
+        make: what to make of it, which takes no longer than the body is long.
 
     Raises:
         ApiError: it is no JSON, no object, or nested too deeply.
@@ -37,7 +34,7 @@ async def read_json(
         body = await request.body()
     except ClientDisconnect:
         raise ClientLeftError from None
-    return await apart(len(body), lambda: make(_decode(body, max_depth)), slow=slow)
+    return await apart(len(body), lambda: make(_decode(body, max_depth)))
 
 
 def _decode(body: bytes, max_depth: int) -> dict[str, Any]:

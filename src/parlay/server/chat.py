@@ -26,6 +26,8 @@ from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
 
+Read = tuple["ChatShape", list[dict[str, Any]], ChatOptions]
+
 
 async def chat(front: Front, request: Request) -> Answer:
     """Answer a request.
@@ -33,11 +35,17 @@ async def chat(front: Front, request: Request) -> Answer:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    config = front.config  # to see what a client's template does it is run
-    read = partial(read_chat, front)
-    slow = config.trust_request_chat_template
-    shape, messages, options = await read_json(request, config.max_json_depth, read, slow=slow)
-    prompt = await chat_prompt(messages, options, front.engine.codec, front.config, front.engine.max_model_len)
+
+    def read(body: dict[str, Any]) -> dict[str, Any] | Read:
+        brings = isinstance(body.get("chat_template"), str) and front.config.trust_request_chat_template
+        return body if brings else read_chat(front, body)
+
+    found = await read_json(request, front.config.max_json_depth, read)
+    if isinstance(found, dict):  # to see what its template does it is run
+        work = partial(read_chat, front, found)
+        found = await front.gate.outside(front.engine.codec.beside(found["chat_template"], work))
+    shape, messages, options = found
+    prompt = await chat_prompt(front, messages, options)
     shape.begin(prompt)
     asked = shape.asked
     return Answer(
@@ -52,7 +60,7 @@ async def chat(front: Front, request: Request) -> Answer:
     )
 
 
-def read_chat(front: Front, body: dict[str, Any]) -> tuple["ChatShape", list[dict[str, Any]], ChatOptions]:
+def read_chat(front: Front, body: dict[str, Any]) -> Read:
     """Return what to make of outputs, the messages, and how they become a prompt.
 
     Raises:

@@ -2,10 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from parlay.server.errors import ApiError
+
+T = TypeVar("T")
+_ENDS = "the server is shutting down; ask another one"
 
 
 class Gate:
@@ -30,6 +34,7 @@ class Gate:
         self.open = 0
         self.closing = False
         self.cut = asyncio.Event()
+        self._shut = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -44,7 +49,7 @@ class Gate:
         if count > room:
             raise ApiError(400, f"the request asks for {count} completions and may for {room}; lower n or split it")
         if self.closing:
-            raise ApiError(503, "the server is shutting down; ask another one")
+            raise ApiError(503, _ENDS)
         if self.open + count > self._most:
             raise ApiError(429, "the server has as many requests as it takes; retry a little later")
         if self._per_key[key] + count > self._most_per_key:
@@ -62,9 +67,27 @@ class Gate:
             if not self.open:
                 self._empty.set()
 
+    async def outside(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what `work` gives to one who has yet to be let in, and is not once the gate is closing.
+
+        Raises:
+            ApiError: it is.
+            Exception: whatever `work` raises.
+        """
+        made, shut = asyncio.ensure_future(work), asyncio.ensure_future(self._shut.wait())
+        try:
+            await asyncio.wait({made, shut}, return_when=asyncio.FIRST_COMPLETED)
+            if not made.done():
+                raise ApiError(503, _ENDS)
+            return made.result()
+        finally:
+            shut.cancel()
+            made.cancel()
+
     async def close(self, timeout: float) -> None:
         """Let nobody in any more, wait for those inside, and after `timeout` seconds send them away."""
         self.closing = True
+        self._shut.set()
         try:
             async with asyncio.timeout(timeout):
                 await self._empty.wait()

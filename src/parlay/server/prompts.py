@@ -1,11 +1,11 @@
 """From what a body calls a prompt to token ids."""
 
-import asyncio
 from typing import Any
 
 from parlay.config import ServerConfig
 from parlay.engine.chat import ChatOptions
 from parlay.engine.tokenizer import TextCodec
+from parlay.server.answer import Front
 from parlay.server.apart import apart
 from parlay.server.errors import ApiError
 from parlay.server.fields import Asked, check_prediction, check_prompt, check_text
@@ -44,16 +44,17 @@ def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig, max_m
     return prompts
 
 
-async def chat_prompt(
-    messages: list[dict[str, Any]], options: ChatOptions, codec: TextCodec, config: ServerConfig, max_model_len: int
-) -> Prompt:
+async def chat_prompt(front: Front, messages: list[dict[str, Any]], options: ChatOptions) -> Prompt:
     """Return the prompt that the chat template makes of a conversation.
 
     Raises:
+        ApiError: the server is shutting down.
         RequestError: there is no template, or it refuses the messages; or the prompt is too long.
     """
-    text = await asyncio.to_thread(codec.chat, messages, options)
-    check_text(text, codec.most_characters, max_model_len)
+    codec, config = front.engine.codec, front.config
+    work = codec.beside(options.chat_template, lambda: codec.chat(messages, options))
+    text = await front.gate.outside(work)
+    check_text(text, codec.most_characters, front.engine.max_model_len)
     tokens = await apart(len(text), lambda: codec.encode(text, add_special_tokens=False))
     check_prompt(len(tokens), config)
     return {"prompt": text, "prompt_token_ids": tokens}

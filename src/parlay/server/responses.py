@@ -38,7 +38,7 @@ async def respond(front: Front, store: ResponseStore, request: Request) -> Answe
         return _read(front, store, owner, body)
 
     shape, messages, options = await read_json(request, front.config.max_json_depth, read)
-    prompt = await chat_prompt(messages, options, front.engine.codec, front.config, front.engine.max_model_len)
+    prompt = await chat_prompt(front, messages, options)
     shape.chat.begin(prompt)
     return Answer(front, [prompt], shape.chat.params, shape, stream=shape.asked.stream)
 

@@ -30,7 +30,7 @@ async def tokenize(front: Front, request: Request) -> Response:
     codec = front.engine.codec
     if asked.messages is not None:
         options = ChatOptions(add_generation_prompt=asked.add_generation_prompt)
-        prompt = await chat_prompt(asked.messages, options, codec, front.config, front.engine.max_model_len)
+        prompt = await chat_prompt(front, asked.messages, options)
         assert isinstance(prompt, dict)
         text = prompt["prompt"]
     else:

@@ -9,9 +9,11 @@ Source: Cai et al. 2024 (Medusa, arXiv 2401.10774), section 2.3.1, with its post
 
 from math import log
 
-import torch
+import numpy as np
+from torch import Tensor
 
 from parlay.kernels.base import Kernels
+from parlay.kernels.reference_drawing import decay
 from parlay.types.draft import ROOT
 from parlay.types.plan import Span, Verdict
 from parlay.verify.rows import Emission, TargetRows
@@ -30,9 +32,8 @@ def typical(
     draft, made = span.draft, Emission(span, rows)
     below = children(draft)
 
-    def likely(node: int, law: torch.Tensor) -> list[int]:
-        entropy = float(torch.special.entr(law.double().exp()).sum())
-        least = min(log(threshold), log(alpha) - entropy)
+    def likely(node: int, law: Tensor) -> list[int]:
+        least = min(log(threshold), log(alpha) - entropy(law))
         return [child for token, child in below[node].items() if float(law[token]) > least]
 
     def longest(node: int) -> list[int]:
@@ -57,3 +58,15 @@ def typical(
             break
         node = found[0]
     return made.verdict
+
+
+def entropy(law: Tensor) -> float:
+    """Return the entropy of log-probabilities `[V]`, the same bits on every machine.
+
+    Each token's share counts in units, as in the kernels: what has less than e^-29 counts as nothing, and the sum is
+    one of integers, which has no order.
+    """
+    logs = law.numpy()
+    logs = np.minimum(logs[logs > np.float32(-29)], np.float32(0))
+    shares = decay(logs).astype(np.float64) * -logs.astype(np.float64)
+    return float(np.rint(shares * 2.0**42).astype(np.int64).sum()) / 2.0**42
