@@ -4,6 +4,7 @@ Variables:
     PARLAY_KERNELS   `native` or `reference`: which kernels to use (default: native where it was built).
     PARLAY_ISA       `amx`, `avx512bf16`, `avx512`, `avx2` or `baseline`: instruction set of the native kernels.
     PARLAY_THREADS   threads for compute (default: one per available core).
+    PARLAY_MEMORY    bytes of memory for weights and cache (default: what is free).
     PARLAY_LOG       level of the `parlay` logger (default: WARNING).
     OPENAI_API_KEY   key that `parlay bench serve` sends.
     PARLAY_API_KEY   keys of `parlay serve`, separated by commas.
@@ -70,6 +71,23 @@ def threads() -> int:
             raise ConfigError(f"PARLAY_THREADS must be a number from 1 to {MOST_THREADS}, not {shown(asked)}")
         return int(asked)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_of(parts: int) -> int:
+    """Return how many threads each of several engines may use, which divide them."""
+    return max(1, threads() // parts)
+
+
+def share(parts: int) -> dict[str, str]:
+    """Return variables under which an engine takes its part, where several divide threads and memory."""
+    if parts == 1:
+        return {}
+    return {"PARLAY_THREADS": str(threads_of(parts)), "PARLAY_MEMORY": str(available_memory() // parts)}
+
+
+def adopt(variables: Mapping[str, str]) -> None:
+    """Set variables of this process, which must not have read them yet."""
+    os.environ.update(variables)
 
 
 def flags() -> dict[str, str]:
@@ -151,8 +169,21 @@ def api_keys() -> tuple[str, ...]:
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that can be taken without swapping, within the control group's limit if any."""
-    return min(_available_on_machine(), _available_in_group())
+    """Return the bytes of memory that can be taken without swapping, within the control group's limit if any.
+
+    Raises:
+        ConfigError: PARLAY_MEMORY is no number of bytes.
+    """
+    return min(_available_on_machine(), _available_in_group(), _memory())
+
+
+def _memory() -> int:
+    asked = os.environ.get("PARLAY_MEMORY")
+    if not asked:
+        return sys.maxsize
+    if not (asked.isascii() and asked.isdigit() and len(asked) < 19 and int(asked) > 0):
+        raise ConfigError(f"PARLAY_MEMORY must be a number of bytes above 0, not {shown(asked)}")
+    return int(asked)
 
 
 def _available_in_group() -> int:
