@@ -116,7 +116,7 @@ def test_the_tokens_of_one_engine(house: House, make_llm: MakeLLM, monkeypatch: 
 
 def test_a_conversation_stays_with_its_cache(house: House) -> None:
     async def main() -> None:
-        talks = [[i, *PROMPT] for i in range(100, 104)]
+        talks = [[i, *PROMPT] for i in range(100, 103)]
         homes: list[set[int]] = [set() for _ in talks]
         for turn in range(4):
             for i, talk in enumerate(talks):
@@ -125,7 +125,7 @@ def test_a_conversation_stays_with_its_cache(house: House) -> None:
                 if turn:
                     assert output.metrics.cached_tokens >= (len(output.prompt_token_ids) - 24) // 16 * 16 > 0
                 talks[i] = [*talk, *output.outputs[0].token_ids, *range(20)]
-        assert [len(home) for home in homes] == [1, 1, 1, 1]
+        assert [len(home) for home in homes] == [1, 1, 1]
         assert set.union(*homes) == {0, 1}
 
     house.run(main())
