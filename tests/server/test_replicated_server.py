@@ -29,10 +29,11 @@ def converse(server: ServerProcess, agents: int, turns: int) -> float:
     before = [server.figure(f"vllm:prefix_cache_{name}_total") for name in ("hits", "queries")]
 
     def agent(number: int) -> None:
-        text = "# You are a careful programmer who writes short functions.\n" * 10 + f"# Task {number}\n"
+        text = "# You are a careful programmer who writes short functions.\n" * 6 + f"# Task {number}\n"
         for turn in range(turns):
             answer = server.post({"prompt": text, "max_tokens": 24, "temperature": 0, "ignore_eos": True})
-            text += answer.json()["choices"][0]["text"] + f"\n# Tool: result {turn} of {number}, go on\n"
+            seen = " ".join(f"line {line}: {number * line + turn}" for line in range(20))
+            text += answer.json()["choices"][0]["text"] + f"\n# Tool: {seen}\n"
 
     with ThreadPoolExecutor(agents) as threads:
         list(threads.map(agent, range(agents)))
@@ -61,8 +62,8 @@ def test_two_are_as_one() -> None:
         wait_for(lambda: min(two.figures("vllm:generation_tokens_total").values()) > 0)
         assert set(two.figures("vllm:generation_tokens_total")) == {"0", "1"}
 
-        hit_rates = [converse(server, agents=4, turns=10) for server in (one, two)]
-        assert hit_rates[0] > 0.8
+        hit_rates = [converse(server, agents=5, turns=8) for server in (one, two)]
+        assert hit_rates[0] > 0.7
         assert hit_rates[1] >= 0.95 * hit_rates[0], hit_rates
 
         engines, every = two.engines, children(two.pid)
