@@ -120,9 +120,11 @@ def test_all_killed_is_red_until_one_is_back(server: ServerProcess) -> None:
 
 
 def test_a_front_that_is_killed_leaves_no_engine() -> None:
-    with ServerProcess("tiny-code", "-dp", "2", *PLAIN) as server:
+    """It has said how many there were."""
+    with ServerProcess("tiny-code", "-dp", "2", *PLAIN, "--log-format", "text") as server:
         engines = server.engines
         assert len(engines) == 2
+        assert server.said("replicas     2, each as follows")
         server.process.kill()
         wait_for(lambda: not any(alive(pid) for pid in engines))
 

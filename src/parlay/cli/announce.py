@@ -30,9 +30,8 @@ def facts(engine: "EngineClient", config: ServerConfig, url: str) -> dict[str, s
         tools = "hermes; the system message describes them, since the chat template ignores tools"
     marks = marks_of(config.reasoning_parser, template)
     replicas = len(engine.replicas)
-    each = {} if replicas == 1 else {"replicas": f"{replicas}, of each of which is said what follows"}
     return {
-        **each,
+        **({} if replicas == 1 else {"replicas": f"{replicas}, each as follows"}),
         "model": f"{engine.model_name}, {size_text(memory.weights)} of weights",
         "context": f"{engine.max_model_len:,} tokens",
         "cache": f"up to {size_text(memory.cache)} for {memory.tokens:,} tokens, taken as it fills; "
