@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from serving import wait_for
 
 START_SECONDS = 60.0
@@ -90,7 +91,12 @@ class ServerProcess:
     @property
     def engine(self) -> int | None:
         """The engine's process id; None while there is none."""
-        return next((pid for pid in children(self.pid) if "spawn_main" in _command(pid)), None)
+        return next(iter(self.engines), None)
+
+    @property
+    def engines(self) -> list[int]:
+        """The process ids of all engines there are."""
+        return [pid for pid in children(self.pid) if "spawn_main" in _command(pid)]
 
     def post(self, body: Any, path: str = "/v1/completions", **more: Any) -> httpx.Response:
         return self.http.post(path, json=body, **more)
@@ -100,8 +106,17 @@ class ServerProcess:
 
     def figure(self, name: str) -> float:
         """Return a figure of `/metrics`, its labels summed up."""
-        lines = self.http.get("/metrics").text.splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0] == name)
+        return sum(self.figures(name).values())
+
+    def figures(self, name: str) -> dict[str, float]:
+        """Return a figure of `/metrics` for each engine that has it, other labels summed up."""
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(self.http.get("/metrics").text):
+            for sample in family.samples:
+                if sample.name == name:
+                    engine = sample.labels["engine"]
+                    found[engine] = found.get(engine, 0.0) + sample.value
+        return found
 
 
 def children(pid: int) -> list[int]:

@@ -6,9 +6,10 @@ from typing import Any
 
 from parlay.config import modernise
 from parlay.config.speculative import DEFAULT, Speculation
+from parlay.engine.stats import StatsSnapshot
 from parlay.errors import ParlayError
 from parlay.link.engine import AsyncEngine, State
-from parlay.link.protocol import Stop
+from parlay.link.protocol import Outputs, Stop
 from parlay.link.serving import introduce
 from parlay.link.thread import ThreadLink
 from parlay.llm import LLM
@@ -36,13 +37,18 @@ class AsyncLLM(AsyncEngine):
         engine = self._llm.engine
         super().__init__(engine.config)
         self._facts, self._codec = introduce(engine), engine.codec
+        self._stats = StatsSnapshot()
         self._end: str | None = None  # why nothing is accepted any more
-        self._link: ThreadLink = ThreadLink(engine, self._take_outputs, self._ended)
+        self._link: ThreadLink = ThreadLink(engine, self._take, self._ended)
 
     @property
     def state(self) -> State:
         """Whether requests are taken: `ready` or `closed`."""
         return "ready" if self._end is None else "closed"
+
+    def stats(self) -> StatsSnapshot:
+        """Return the newest snapshot, at most about 0.1 s old."""
+        return self._stats
 
     def _absence(self) -> ParlayError:
         return ParlayError(f"{self._end}; start another")
@@ -53,6 +59,12 @@ class AsyncLLM(AsyncEngine):
         self.codec.close()
         self._link.send(Stop())
         await asyncio.to_thread(self._link.thread.join)
+
+    def _take(self, outputs: Outputs) -> None:
+        """Hear what the engine says, in its thread."""
+        if outputs.stats is not None:
+            self._stats = outputs.stats
+        self._take_outputs(outputs)
 
     def _ended(self, error: BaseException | None) -> None:
         """The thread is about to end."""

@@ -6,6 +6,7 @@ Variables:
                      kernels.
     PARLAY_THREADS   threads for compute (default: one per available core).
     PARLAY_RANK_TIMEOUT  seconds that a rank waits for another before the engine gives up (default: 20).
+    PARLAY_MEMORY    bytes of memory for weights and cache (default: what is free).
     PARLAY_LOG       level of the `parlay` logger (default: WARNING).
     OPENAI_API_KEY   key that `parlay bench serve` sends.
     PARLAY_API_KEY   keys of `parlay serve`, separated by commas.
@@ -92,6 +93,23 @@ def rank_timeout() -> float:
     return seconds
 
 
+def threads_of(parts: int) -> int:
+    """Return how many threads each of several engines may use, which divide them."""
+    return max(1, threads() // parts)
+
+
+def share(parts: int) -> dict[str, str]:
+    """Return variables under which an engine takes its part, where several divide threads and memory."""
+    if parts == 1:
+        return {}
+    return {"PARLAY_THREADS": str(threads_of(parts)), "PARLAY_MEMORY": str(available_memory() // parts)}
+
+
+def adopt(variables: Mapping[str, str]) -> None:
+    """Set variables of this process, which must not have read them yet."""
+    os.environ.update(variables)
+
+
 def flags() -> dict[str, str]:
     """Return the values of flags that variables give, by the flags' names with underscores."""
     return {name.removeprefix(FLAG).lower(): text for name, text in os.environ.items() if name.startswith(FLAG)}
@@ -171,8 +189,21 @@ def api_keys() -> tuple[str, ...]:
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that can be taken without swapping, within the control group's limit if any."""
-    return min(_available_on_machine(), _available_in_group())
+    """Return the bytes of memory that can be taken without swapping, within the control group's limit if any.
+
+    Raises:
+        ConfigError: PARLAY_MEMORY is no number of bytes.
+    """
+    return min(_available_on_machine(), _available_in_group(), _memory())
+
+
+def _memory() -> int:
+    asked = os.environ.get("PARLAY_MEMORY")
+    if not asked:
+        return sys.maxsize
+    if not (asked.isascii() and asked.isdigit() and len(asked) < 19 and int(asked) > 0):
+        raise ConfigError(f"PARLAY_MEMORY must be a number of bytes above 0, not {shown(asked)}")
+    return int(asked)
 
 
 def _available_in_group() -> int:

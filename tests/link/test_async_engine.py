@@ -10,6 +10,7 @@ from conftest import Pair
 from parlay import EngineDeadError, ParlayError, RequestError, RequestOutput, SamplingParams
 from parlay.config import EngineConfig
 from parlay.engine.memory import Memory
+from parlay.engine.stats import StatsSnapshot
 from parlay.engine.tokenizer import TextCodec
 from parlay.link.engine import AsyncEngine, State
 from parlay.link.protocol import Abort, Add, Command, Delta, Failure, Outputs, Ready, plain_metrics
@@ -44,6 +45,9 @@ class Played(AsyncEngine):
     @property
     def state(self) -> State:
         return self.up
+
+    def stats(self) -> StatsSnapshot:
+        return StatsSnapshot()
 
     def _absence(self) -> ParlayError:
         return EngineDeadError(f"it is {self.up}")

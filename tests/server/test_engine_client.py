@@ -381,7 +381,7 @@ def test_the_engine_ends_with_its_parent(models: dict[str, Pair], tmp_path: Path
         "async def main():\n"
         "    client = EngineClient(sys.argv[1], max_model_len=64)\n"
         "    await client.start()\n"
-        "    print(client.pid, client._link._folder, flush=True)\n"
+        "    print(client.pid, client.replicas[0]._link._folder, flush=True)\n"
         "    await asyncio.sleep(60)\n"
         "if __name__ == '__main__':\n"
         "    asyncio.run(main())\n"

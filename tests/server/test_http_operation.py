@@ -40,10 +40,10 @@ class Watcher:
         self.steps: list[int] = []
         self.ends: list[Observation] = []
 
-    def observe_first(self, seconds: float) -> None:
+    def observe_first(self, seconds: float, replica: int) -> None:
         self.firsts.append(seconds)
 
-    def observe_step(self, seconds: float, tokens: int) -> None:
+    def observe_step(self, seconds: float, tokens: int, replica: int) -> None:
         self.steps.append(tokens)
 
     def observe_end(self, observation: Observation) -> None:

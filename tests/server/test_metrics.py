@@ -77,10 +77,10 @@ class Engine:
     """Tells what a test says."""
 
     def __init__(self) -> None:
-        self.snapshot, self.restarts = Snapshot(), 0
+        self.stats, self.restarts = Snapshot(), 0
 
     def metrics(self) -> PrometheusMetrics:
-        return PrometheusMetrics("tiny", "ngram", lambda: self.snapshot, lambda: self.restarts)
+        return PrometheusMetrics("tiny", "ngram", [self])
 
 
 def ended(*metrics: RequestMetrics, reason: Any = "stop", **more: Any) -> End:
@@ -128,7 +128,7 @@ def read(metrics: PrometheusMetrics) -> dict[tuple[str, tuple[str, ...]], float]
 
 def test_names_and_types() -> None:
     engine = Engine()
-    engine.snapshot = SNAPSHOT
+    engine.stats = SNAPSHOT
     metrics = engine.metrics()
     metrics.observe_end(End())
     content, kind = metrics.expose()
@@ -143,7 +143,7 @@ def test_names_and_types() -> None:
 
 def test_values() -> None:
     engine = Engine()
-    engine.snapshot, engine.restarts = SNAPSHOT, 2
+    engine.stats, engine.restarts = SNAPSHOT, 2
     found = read(engine.metrics())
     assert found["vllm:num_requests_running", ()] == 2
     assert found["vllm:num_requests_waiting", ()] == 3
@@ -176,7 +176,7 @@ def test_no_counter_falls_when_the_engine_starts_anew() -> None:
     told += [replace(SNAPSHOT, emitted=5), Snapshot(emitted=6), Snapshot(), Snapshot(emitted=9)]
     emitted = []
     for snapshot in told:
-        engine.snapshot = snapshot
+        engine.stats = snapshot
         for _ in range(2):  # the newest one may be read again and again
             found = {key: value for key, value in read(metrics).items() if key[0].endswith("_total")}
             assert set(last) <= set(found)
@@ -191,16 +191,16 @@ def test_what_was_counted_between_two_scrapes_is_kept() -> None:
     engine = Engine()
     metrics = engine.metrics()
     for emitted in (40, 7):  # the engine dies after 40 tokens, the next one has made 7 when somebody looks
-        engine.snapshot = Snapshot(emitted=emitted)
+        engine.stats = Snapshot(emitted=emitted)
         metrics.observe_end(End())
     assert read(metrics)["vllm:generation_tokens_total", ()] == 47
 
 
 def test_observations() -> None:
     metrics = Engine().metrics()
-    metrics.observe_first(0.05)
-    metrics.observe_step(0.08, 4)
-    metrics.observe_step(5.0, 0)
+    metrics.observe_first(0.05, 0)
+    metrics.observe_step(0.08, 4, 0)
+    metrics.observe_step(5.0, 0, 0)
     whole = RequestMetrics(emitted=11, arrival=10.0, admitted=10.5, first_token=11.0, finished=13.0)
     metrics.observe_end(ended(whole))
     metrics.observe_end(ended(RequestMetrics(arrival=20.0, finished=21.0), reason="abort"))
@@ -252,13 +252,55 @@ def test_ends() -> None:
 
 def test_a_border_belongs_to_its_bucket() -> None:
     metrics = Engine().metrics()
-    metrics.observe_first(0.02)
-    metrics.observe_first(1e9)
+    metrics.observe_first(0.02, 0)
+    metrics.observe_first(1e9, 0)
     found = read(metrics)
     assert found["vllm:time_to_first_token_seconds_bucket", ("0.01",)] == 0
     assert found["vllm:time_to_first_token_seconds_bucket", ("0.02",)] == 1
     assert found["vllm:time_to_first_token_seconds_bucket", ("2560.0",)] == 1
     assert found["vllm:time_to_first_token_seconds_bucket", ("+Inf",)] == 2
+
+
+def test_replicas_are_told_apart() -> None:
+    """A replica's counters fall and its requests end by themselves; what nobody computed is the first's."""
+    engines = [Engine(), Engine()]
+    engines[0].stats, engines[1].stats = replace(SNAPSHOT, emitted=10), replace(SNAPSHOT, emitted=40)
+    engines[1].restarts = 3
+    metrics = PrometheusMetrics("tiny", "ngram", engines, "m")
+    metrics.observe_first(0.05, 1)
+    metrics.observe_step(0.08, 4, 1)
+    whole = RequestMetrics(emitted=11, arrival=10.0, admitted=10.5, first_token=11.0, finished=13.0)
+    (output,) = ended(whole).outputs
+    metrics.observe_end(End(outputs=(replace(output, replica=1), replace(output, replica=0), output)))
+    metrics.observe_end(End(status=503))
+    engines[1].stats = Snapshot(emitted=2)
+    families = list(text_string_to_metric_families(metrics.expose()[0].decode()))
+    found = {
+        name: {
+            sample.labels["engine"]: sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and sample.labels.get("finished_reason", "stop") == "stop"
+        }
+        for name in (
+            *("vllm:generation_tokens_total", "parlay:engine_restarts_total", "vllm:num_requests_running"),
+            *("vllm:time_to_first_token_seconds_count", "vllm:inter_token_latency_seconds_count"),
+            *("vllm:request_success_total", "vllm:e2e_request_latency_seconds_sum", "parlay:engine_info"),
+        )
+    }
+    assert found == {
+        "vllm:generation_tokens_total": {"0": 10, "1": 42},
+        "parlay:engine_restarts_total": {"0": 0, "1": 3},
+        "vllm:num_requests_running": {"0": 2, "1": 0},
+        "vllm:time_to_first_token_seconds_count": {"0": 0, "1": 1},
+        "vllm:inter_token_latency_seconds_count": {"0": 0, "1": 4},
+        "vllm:request_success_total": {"0": 2, "1": 1},
+        "vllm:e2e_request_latency_seconds_sum": {"0": 6, "1": 3},
+        "parlay:engine_info": {"0": 1, "1": 1},
+    }
+    assert len({family.name for family in families}) == len(families)
+    errors = [line for line in metrics.expose()[0].decode().splitlines() if 'finished_reason="error"' in line]
+    assert [line.endswith(" 1.0") for line in errors if 'engine="0"' in line] == [True]
 
 
 def test_two_servers_in_one_process() -> None:
@@ -280,10 +322,10 @@ def test_each_completion_has_its_own_time_between_tokens() -> None:
     seen: list[Any] = []
 
     class Watcher:
-        def observe_first(self, seconds: float) -> None:
+        def observe_first(self, seconds: float, replica: int) -> None:
             seen.append("first")
 
-        def observe_step(self, seconds: float, tokens: int) -> None:
+        def observe_step(self, seconds: float, tokens: int, replica: int) -> None:
             seen.append(tokens)
 
     account, before = Account(), {}
@@ -298,7 +340,7 @@ def test_each_completion_has_its_own_time_between_tokens() -> None:
     [("m", "coupled", "true"), ("m/exact/block", "block", "true"), ("m/exact/typical-lossy", "typical", "false")],
 )
 def test_how_drafts_are_verified(numerics_id: str, kind: str, lossless: str) -> None:
-    metrics = PrometheusMetrics("tiny", "ngram", Snapshot, numerics_id=numerics_id)
+    metrics = PrometheusMetrics("tiny", "ngram", [Engine()], numerics_id)
     (line,) = [one for one in metrics.expose()[0].decode().splitlines() if one.startswith("parlay:engine_info{")]
     assert f'numerics_id="{numerics_id}"' in line
     assert f'verification="{kind}"' in line

@@ -42,7 +42,7 @@ async def recovers(client: EngineClient) -> None:
     *_, output = [output async for output in client.generate(PROMPT, SHORT)]
     assert output.finished
     assert not client._streams
-    assert client._patience._timer is None
+    assert client.replicas[0]._patience._timer is None
 
 
 def test_one_that_hangs_is_replaced(models: dict[str, Pair]) -> None:
@@ -85,8 +85,9 @@ def test_one_that_talks_nonsense_is_replaced(models: dict[str, Pair]) -> None:
                 await anext(stream)
                 context = zmq.Context()
                 socket = context.socket(zmq.PUSH)
-                assert client._link is not None
-                socket.connect(f"ipc://{client._link._folder}/{REPORTS}")
+                link = client.replicas[0]._link
+                assert link is not None
+                socket.connect(f"ipc://{link._folder}/{REPORTS}")
                 socket.send(report)
                 with pytest.raises(EngineDeadError):
                     async for _ in stream:

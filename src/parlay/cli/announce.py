@@ -29,13 +29,15 @@ def facts(engine: "EngineClient", config: ServerConfig, url: str) -> dict[str, s
     if template is not None and not codec.shows_tools():
         tools = "hermes; the system message describes them, since the chat template ignores tools"
     marks = marks_of(config.reasoning_parser, template)
+    replicas = len(engine.replicas)
     return {
+        **({} if replicas == 1 else {"replicas": f"{replicas}, each as follows"}),
         "model": f"{engine.model_name}, {size_text(memory.weights)} of weights",
         "context": f"{engine.max_model_len:,} tokens",
         "cache": f"up to {size_text(memory.cache)} for {memory.tokens:,} tokens, taken as it fills; "
         "--kv-cache-memory changes it",
         "speculation": (" + ".join(said.methods[1:]) or "none") + _verified(engine.numerics_id),
-        "threads": str(env.threads()),
+        "threads": str(env.threads_of(replicas)),
         "sampling": ", ".join(f"{name} {value:g}" for name, value in engine.sampling_defaults.items())
         + " unless a request says otherwise (--generation-config)"
         if engine.sampling_defaults

@@ -67,9 +67,15 @@ def add_flags(
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
-    """Add flags of vLLM's that mean nothing here, and those of its older versions; help does not list them."""
+    """Add flags of vLLM's that mean nothing here, and those of its older versions; help does not list them.
+
+    Those that the command has by now mean something there.
+    """
+    own = {flag for action in parser._actions for flag in action.option_strings}
     for name, known in FOREIGN.items():
         flag = "--" + name.replace("_", "-")
+        if flag in own:
+            continue
         more: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
         if known.flag:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, **more)
@@ -80,9 +86,9 @@ def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, type=_loose, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def foreign_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those values of a command line that are vLLM's."""
-    return {name: values[name] for name in (*FOREIGN, *OLDER) if name in values}
+def foreign_options(values: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
+    """Return those values of a command line that are vLLM's, and none of the command's `own`."""
+    return {name: values[name] for name in (*FOREIGN, *OLDER) if name in values and name not in own}
 
 
 def add_dequantize_flag(parser: argparse.ArgumentParser) -> None:

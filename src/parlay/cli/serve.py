@@ -50,8 +50,9 @@ def run(options: argparse.Namespace) -> int:
     served = options.served or values.get("model", EngineConfig().model)
     if values.setdefault("model", served) != served:
         raise ConfigError("MODEL and --model are one option; give one of them")
-    config = ServerConfig.parse(given(ServerConfig, vars(options)))
-    values, asked = modernise(values | foreign_options(vars(options)), speculation(options))
+    own = given(ServerConfig, vars(options))
+    config = ServerConfig.parse(own)
+    values, asked = modernise(values | foreign_options(vars(options), own), speculation(options))
     speculative = SpeculativeConfig.parse(asked)
     try:
         import fastapi  # noqa: F401
@@ -106,7 +107,11 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
     async with AsyncExitStack() as stack:
         with loading_bar(loading(values["model"]), show=shown) as tell:
             client = EngineClient(
-                speculative_config=speculative, engine_timeout=config.engine_timeout, on_progress=tell, **values
+                speculative_config=speculative,
+                data_parallel_size=config.data_parallel_size,
+                engine_timeout=config.engine_timeout,
+                on_progress=tell,
+                **values,
             )
             engine = await stack.enter_async_context(client)
         gate = Gate(config.max_open, config.max_open_per_key)
@@ -118,9 +123,7 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
             keys=keys,
             gate=gate,
             methods=methods,
-            metrics=PrometheusMetrics(
-                engine.model_name, method, engine.stats, lambda: engine.restarts, engine.numerics_id
-            ),
+            metrics=PrometheusMetrics(engine.model_name, method, engine.replicas, engine.numerics_id),
             page=(html, content_security_policy(html)),
             log=log,
         )

@@ -11,6 +11,7 @@ from parlay.errors import ConfigError, shown
 # Names that vLLM gives to the ways in which families of models write calls and reasoning.
 ToolParser = Literal["auto", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_xml"]
 ReasoningParser = Literal["auto", "none", "deepseek_r1", "granite", "mistral", "qwen3"]
+MOST_REPLICAS = 64  # that one front can be expected to feed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,9 @@ class ServerConfig:
             or `*`; by default none but the server's own.
         shared_cache: let clients with different keys share the prefix cache and compiled grammars; the time an answer
             takes then shows whether someone else sent the same.
+        data_parallel_size: replicas of the engine, each with a process, the weights and a cache of its own, which
+            divide threads and memory. A request goes where the beginning of its prompt is cached, unless that replica
+            is too much busier than another.
         request_timeout: seconds after which a completion is aborted.
         shutdown_timeout: seconds that open requests have to finish after SIGTERM.
         engine_timeout: seconds without a word from the engine, while requests are open, after which it is killed and
@@ -68,6 +72,7 @@ class ServerConfig:
     api_key_file: str | None = None
     allowed_origins: tuple[str, ...] = ()
     shared_cache: bool = False
+    data_parallel_size: int = field(default=1, metadata={"short": "-dp"})
     request_timeout: float = 600.0
     shutdown_timeout: float = 30.0
     engine_timeout: float = 120.0
@@ -98,6 +103,10 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"port must be between 0 and 65535, not {shown(self.port)}")
+        if not 1 <= self.data_parallel_size <= MOST_REPLICAS:
+            raise ConfigError(
+                f"data_parallel_size must be between 1 and {MOST_REPLICAS}, not {shown(self.data_parallel_size)}"
+            )
         for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:

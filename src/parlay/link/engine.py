@@ -40,7 +40,6 @@ class AsyncEngine(ABC):
         self._link: Link | None = None
         self._facts: Ready | None = None
         self._codec: TextCodec | None = None
-        self._stats = StatsSnapshot()
         self._lock = Lock()  # over whether requests are taken, and which are open
         self._streams: dict[int, Stream] = {}
         self._arrivals, self._keys = count(), count()
@@ -93,9 +92,9 @@ class AsyncEngine(ABC):
             raise self._absence()
         return self._facts
 
+    @abstractmethod
     def stats(self) -> StatsSnapshot:
         """Return the newest snapshot, at most about 0.1 s old; it counts from the engine's last start."""
-        return self._stats
 
     async def generate(
         self,
@@ -216,7 +215,7 @@ class AsyncEngine(ABC):
     # ------------------------------------------------------------------------------- what comes, in the link's thread
 
     def _take_outputs(self, outputs: Outputs) -> None:
-        """Hand what the engine says to whom it concerns."""
+        """Hand what the engine says of requests to whom it concerns."""
         news: dict[int, list[Delta | PromptScores]] = {}
         told: list[Delta | PromptScores] = [*outputs.prompts, *outputs.deltas]
         for one in told:
@@ -229,5 +228,3 @@ class AsyncEngine(ABC):
             stream = None if failure.key is None else self._streams.get(failure.key)
             if stream is not None:
                 stream.fail(failure.error())
-        if outputs.stats is not None:
-            self._stats = outputs.stats

@@ -20,6 +20,7 @@ class Stream:
 
     Attributes:
         ended: whether nothing more will come.
+        replica: which of several engines computes it.
     """
 
     def __init__(
@@ -55,6 +56,12 @@ class Stream:
         self._error: ParlayError | None = None
         self._woken = False
         self.ended = False
+        self.replica = 0
+
+    @property
+    def unfinished(self) -> int:
+        """How many of its completions are still to be finished."""
+        return 0 if self.ended else len(self._unfinished)
 
     def add(self, *news: Delta | PromptScores) -> bool:
         """Take what is new; False if nobody can ever read it.
@@ -121,6 +128,7 @@ class Stream:
             outputs=tuple(one.output(index, self._deltas) for index, one in enumerate(self._completions)),
             finished=ended,
             prompt_logprobs=self._scores,
+            replica=self.replica,
         )
 
 

@@ -305,13 +305,13 @@ def _measure(
             continue
         then, before[key] = before.get(key), now
         if then is not None:
-            metrics.observe_step(now - then, tokens)
+            metrics.observe_step(now - then, tokens, output.replica)
         elif one.finish_reason is None:
-            metrics.observe_first(now - account.arrival)
+            metrics.observe_first(now - account.arrival, output.replica)
         else:  # all at once: the engine knows when they came
             times = one.metrics
-            metrics.observe_first(times.first_token - times.arrival)
-            metrics.observe_step(times.finished - times.first_token, times.emitted - 1)
+            metrics.observe_first(times.first_token - times.arrival, output.replica)
+            metrics.observe_step(times.finished - times.first_token, times.emitted - 1, output.replica)
 
 
 def warned(body: dict[str, Any], warnings: tuple[str, ...]) -> dict[str, Any]:

@@ -26,10 +26,10 @@ class Observation:
 class Metrics(Protocol):
     """Who wants to know what happens to requests, and shows it at `/metrics`."""
 
-    def observe_first(self, seconds: float) -> None:
-        """Take note of the time from a request's arrival to the first tokens of a completion."""
+    def observe_first(self, seconds: float, replica: int) -> None:
+        """Take note of the time from a request's arrival to the first tokens of a completion of a replica's."""
 
-    def observe_step(self, seconds: float, tokens: int) -> None:
+    def observe_step(self, seconds: float, tokens: int, replica: int) -> None:
         """Take note of the time between two outputs of a completion, and of how many tokens the second added."""
 
     def observe_end(self, observation: Observation) -> None:

@@ -1,41 +1,44 @@
-"""An engine in a process of its own, as the front sees it: an asynchronous engine whose broken link is mended.
+"""Engines in processes of their own, as the front sees them: one asynchronous engine, whatever dies below.
 
-Everything happens on one event loop. The engine's death fails what is open; it is then started anew, with delays that
-grow while it does not come up.
+Everything happens on one event loop. Requests get their seeds here, by the order of their arrival, so that it is the
+same who computes them.
 """
 
 import asyncio
 import atexit
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from parlay import env
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
 from parlay.config.speculative import DEFAULT, Speculation
+from parlay.engine.stats import StatsSnapshot
 from parlay.engine.tokenizer import TextCodec
 from parlay.errors import EngineDeadError, ParlayError
 from parlay.link.engine import AsyncEngine, State
-from parlay.link.protocol import Add, Loading, Outputs, Ready, Report, Stop
+from parlay.link.protocol import Ready, Report
 from parlay.link.stream import Stream
 from parlay.log import logger
 from parlay.server.link import EngineLink
-from parlay.server.patience import Patience
+from parlay.server.replica import DIED, Calls, Replica
+from parlay.server.replicas import Replicas, check_alike
+from parlay.server.totals import total
 from parlay.types.progress import OnProgress, ignore
 
-_FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0  # seconds before a restart; doubled after each that fails
-_STEADY, _GRACE = 60.0, 5.0  # seconds after which an engine counts as healthy; for the process to end by itself
-_DIED = "the engine died and is being restarted; send the request again"
 _ABSENT = {
     "starting": "the engine is being started; send the request again",
-    "restarting": _DIED,
+    "restarting": DIED,
     "closed": "the engine was closed; start another",
 }
 
 
 class EngineClient(AsyncEngine):
-    """An engine in its own process. Start it, close it, or use it as a context manager; all on one event loop.
+    """An engine in its own process, or several replicas. Start it, close it, or use it as a context manager.
+
+    All on one event loop.
 
     Example:
         >>> async with EngineClient("tiny-code", speculative_config={"method": "ngram"}) as engine:
@@ -48,6 +51,7 @@ class EngineClient(AsyncEngine):
         model: str | PathLike[str] = "tiny-code",
         *,
         speculative_config: Speculation = DEFAULT,
+        data_parallel_size: int = 1,
         engine_timeout: float = 120.0,
         on_progress: OnProgress = ignore,
         **options: Any,
@@ -57,9 +61,11 @@ class EngineClient(AsyncEngine):
         Args:
             model: as in `LLM`.
             speculative_config: as in `LLM`.
+            data_parallel_size: engines, each with a process, the weights and a cache; threads and memory are divided
+                among them.
             engine_timeout: seconds without a word, while requests are open, after which the process counts as hung
                 and is replaced; longer than the longest step.
-            on_progress: told how far the weights are loaded, after a restart too.
+            on_progress: told how far the (first engine's) weights are loaded, after a restart too.
             **options: as in `LLM`.
 
         Raises:
@@ -70,113 +76,79 @@ class EngineClient(AsyncEngine):
             EngineConfig.parse({"model": fspath(model) if isinstance(model, PathLike) else model, **options})
         )
         self._speculative = SpeculativeConfig.parse(speculative_config)
-        self._state: State = "starting"
-        self._link: EngineLink | None = None
-        self._came_up: asyncio.Future[None] | None = None  # by the life of the engine that is being started
-        self._revival: asyncio.Task[None] | None = None
+        self._share = _share(data_parallel_size)
+        self._state: Literal["starting", "ready", "closed"] = "starting"
         self._quiet: asyncio.Event | None = None  # set when the last stream has gone, while closing
-        self._delay, self._up_since = _FIRST_DELAY, 0.0
-        self._on_progress = on_progress
-        self._patience = Patience(engine_timeout, self._owed, self._give_up)
-        self.restarts = 0
+
+        def replica(number: int) -> Replica:
+            name = "the engine" if data_parallel_size == 1 else f"replica {number}"
+            progress = ignore if number else on_progress
+            calls = Calls(self._start_process, self._meet, self._take_outputs, progress, self._lost)
+            return Replica(number, name, engine_timeout, calls)
+
+        every = [replica(number) for number in range(data_parallel_size)]
+        self._link: Replicas = Replicas(every, self._config.block_size, lambda key: self._streams[key])
 
     @property
     def state(self) -> State:
-        """`starting` until the engine is first loaded, `ready`, `restarting` after its death, or `closed`."""
-        return self._state
+        """`starting` until all is first loaded, `ready` while any replica serves, `restarting`, or `closed`."""
+        if self._state != "ready" or self._link.serving:
+            return self._state
+        return "restarting"
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """The engines; one, unless `data_parallel_size` says otherwise."""
+        return self._link.every
 
     @property
     def pid(self) -> int | None:
-        """Of the engine's process; None where there is none."""
-        return None if self._link is None else self._link.pid
+        """Of the (first) engine's process; None where there is none."""
+        return self.replicas[0].pid
+
+    @property
+    def restarts(self) -> int:
+        """How often engines were started anew."""
+        return sum(replica.restarts for replica in self.replicas)
+
+    def stats(self) -> StatsSnapshot:
+        """Return the newest snapshots together; each counts from its engine's last start, up to 0.1 s ago."""
+        return total([replica.stats for replica in self.replicas])
 
     def _absence(self) -> ParlayError:
-        return (ParlayError if self._state == "closed" else EngineDeadError)(_ABSENT[self._state])
+        return (ParlayError if self._state == "closed" else EngineDeadError)(_ABSENT[self.state])
 
     async def start(self) -> None:
-        """Start the process and wait until its engine is loaded. To be called once.
+        """Start the processes and wait until their engines are loaded. To be called once.
 
         Raises:
-            ConfigError, ModelError, CapacityError: as `LLM` does; the client is then closed.
-            EngineDeadError: the process died while it started.
+            ConfigError, ModelError, CapacityError: as `LLM` does; the client is then closed. Replicas that would give
+                other tokens than the first are a `ConfigError` too.
+            EngineDeadError: a process died while it started.
         """
-        atexit.register(self._kill)  # before multiprocessing's own, which would wait for the process
+        atexit.register(self._link.abandon)  # before multiprocessing's own, which would wait for the processes
         try:
-            await self._launch()
+            await self._link.start()
+            self._codec = await asyncio.to_thread(TextCodec.ready, Path(self.facts.tokenizer))
         except BaseException:
             await self.close()
             raise
         if self._state == "starting":
             self._state = "ready"
 
-    async def _launch(self) -> None:
-        """Start a process and wait for what becomes of it."""
-        self._came_up = asyncio.get_running_loop().create_future()
-        self._link = EngineLink(self._config, self._speculative, self._take, self._ended)
-        await self._came_up
-        if self._codec is None:
-            self._codec = await asyncio.to_thread(TextCodec.ready, Path(self.facts.tokenizer))
-        if self._link is None:
-            raise EngineDeadError("the engine's process died as soon as it had started; see what it wrote to stderr")
-
-    def _ended(self) -> None:
-        """The process is gone."""
-        link, self._link = self._link, None
-        # Its counters stand until the next one's first word; what it held it holds no more.
-        self._stats = replace(self._stats, running=0, waiting=0, blocks_used=0)
-        if self._came_up is not None and not self._came_up.done():
-            how = "" if link is None else f" (exit code {link.exit_code})"
-            self._came_up.set_exception(
-                EngineDeadError(f"the engine's process died while it started{how}; see what it wrote to stderr")
-            )
-        elif self._state == "ready":
-            logger.error("the engine's process died (exit code %s) and is being restarted", link and link.exit_code)
-            self._state = "restarting"
-            self._revival = asyncio.get_running_loop().create_task(self._revive())
-        self._fail_all(EngineDeadError(_DIED))
-
-    async def _revive(self) -> None:
-        now = asyncio.get_running_loop().time
-        if now() - self._up_since > _STEADY:
-            self._delay = _FIRST_DELAY
-        while True:
-            delay, self._delay = self._delay, min(2 * self._delay, _LONGEST_DELAY)
-            await asyncio.sleep(delay)
-            self.restarts += 1
-            try:
-                await self._launch()
-            except Exception as error:  # whatever it is may be over by the next time
-                logger.error("the engine cannot be restarted: %s", error)
-                if self._link is not None:
-                    await self._link.ended(_GRACE)
-            else:
-                self._state, self._up_since = "ready", now()
-                return
-
     async def close(self, drain_seconds: float = 0.0) -> None:
         """Accept nothing any more, fail what is open after `drain_seconds`, end all processes. Idempotent."""
-        served, self._state = self._state == "ready", "closed"
-        if self._revival is not None:
-            self._revival.cancel()
-            await asyncio.wait([self._revival])
-        if self._streams and self._link is not None:
+        self._state = "closed"
+        await self._link.retire()
+        if self._streams:
             self._quiet = asyncio.Event()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._quiet.wait(), drain_seconds)
         self._fail_all(self._absence())
         if self._codec is not None:
             self._codec.close()
-        if (link := self._link) is not None:
-            if served:
-                link.send(Stop())
-            else:  # it may be loading, and hear nothing
-                link.kill()
-            await link.ended(_GRACE)
-        atexit.unregister(self._kill)
-
-    def _kill(self) -> None:
-        if self._link is not None:
-            self._link.abandon()
+        await self._link.end()
+        atexit.unregister(self._link.abandon)
 
     async def __aenter__(self) -> "EngineClient":
         await self.start()
@@ -185,39 +157,31 @@ class EngineClient(AsyncEngine):
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _open(self, key: int, stream: Stream, add: Add) -> None:
-        super()._open(key, stream, add)
-        self._patience.begin()
-
     def _leave(self, key: int, stream: Stream) -> None:
         super()._leave(key, stream)
-        if self._streams:
-            return
-        if self._quiet is not None:
+        self._link.leave(key)
+        if not self._streams and self._quiet is not None:
             self._quiet.set()
-        self._patience.end()
 
-    def _owed(self) -> bool:
-        """Whether the engine has anything to tell."""
-        return not all(stream.ended for stream in self._streams.values())
+    def _start_process(self, on_report: Callable[[Report], None], on_end: Callable[[], None]) -> EngineLink:
+        return EngineLink(self._config, self._speculative, self._share, on_report, on_end)
 
-    def _give_up(self) -> None:
-        """The engine hangs: only its end can help."""
-        if self._link is not None:
-            logger.error("the engine has said nothing for too long, which --engine-timeout limits, and is killed")
-            self._link.kill()
+    def _meet(self, replica: Replica, facts: Ready) -> None:
+        """Let an engine serve that computes as those do that are there."""
+        if self._facts is not None and any(other.facts is not None for other in self.replicas):
+            check_alike(self._facts, facts, replica.number)
+        self._facts = facts
 
-    def _take(self, report: Report) -> None:
-        """Hand what the engine says to whom it concerns."""
-        self._patience.hear()
-        if isinstance(report, Outputs):
-            self._take_outputs(report)
-        elif isinstance(report, Loading):
-            self._on_progress(report.progress)
-        elif self._came_up is None or self._came_up.done():
-            pass  # nobody waits any more
-        elif isinstance(report, Ready):
-            self._facts = report
-            self._came_up.set_result(None)
-        else:
-            self._came_up.set_exception(report.error())
+    def _lost(self, replica: Replica) -> None:
+        self._link.lost(replica)
+
+
+def _share(replicas: int) -> dict[str, str]:
+    """Return the variables by which each replica takes its part of the machine."""
+    if replicas > env.threads():
+        logger.warning(
+            "data_parallel_size=%d exceeds the threads there are (%d): replicas will wait for each other; lower it",
+            replicas,
+            env.threads(),
+        )
+    return env.share(replicas)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
@@ -10,7 +11,7 @@ from threading import Thread
 
 import zmq
 
-from parlay import log
+from parlay import env, log
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ParlayError
 from parlay.link.protocol import Failure, Loading, encode
@@ -22,8 +23,8 @@ COMMANDS, REPORTS = "commands", "reports"  # the sockets' files
 MESSAGES = 8  # that may be under way to the front, on either side
 
 
-def main(folder: str, config: EngineConfig, speculative: SpeculativeConfig) -> None:
-    """Serve the front that has bound the sockets in `folder`, until it says stop or dies.
+def main(folder: str, config: EngineConfig, speculative: SpeculativeConfig, variables: Mapping[str, str]) -> None:
+    """Serve the front that has bound the sockets in `folder`, until it says stop or dies; set `variables` first.
 
     A model that cannot be served is reported to the front. An engine that fails ends the process, which the front
     notices.
@@ -31,6 +32,7 @@ def main(folder: str, config: EngineConfig, speculative: SpeculativeConfig) -> N
     # The front decides when to end: a terminal's interrupt and a service manager's SIGTERM reach both processes.
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
+    env.adopt(variables)
     Thread(target=_die_with_parent, args=(folder,), name="parlay-watch", daemon=True).start()
     context = zmq.Context()
     commands, reports = context.socket(zmq.PULL), context.socket(zmq.PUSH)

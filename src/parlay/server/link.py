@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import mkdtemp
@@ -31,6 +31,7 @@ class EngineLink:
         self,
         config: EngineConfig,
         speculative: SpeculativeConfig,
+        variables: Mapping[str, str],
         on_report: Callable[[Report], None],
         on_end: Callable[[], None],
     ) -> None:
@@ -39,6 +40,7 @@ class EngineLink:
         Args:
             config: the engine's options.
             speculative: how it speculates.
+            variables: of the environment, set in the process alone.
             on_report: called with everything that the process says.
             on_end: called once when the process has ended, however, after its last report.
 
@@ -56,7 +58,7 @@ class EngineLink:
             self._reports = self._bind(zmq.PULL, REPORTS, zmq.RCVHWM, MESSAGES)
             # A spawned process shares nothing by accident: no locks, no sockets, no half-made state.
             self._process = get_context("spawn").Process(
-                target=main, args=(self._folder, config, speculative), name="parlay-engine", daemon=True
+                target=main, args=(self._folder, config, speculative, variables), name="parlay-engine", daemon=True
             )
             self._process.start()
         except BaseException:

@@ -8,7 +8,7 @@ serve` among them, would add up with it.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 
 from prometheus_client import CollectorRegistry
@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from parlay.config.verification import LOSSY, verification_of
-from parlay.server.observed import Ended, EngineCounts
+from parlay.server.observed import Counted, Ended, EngineCounts
 from parlay.types.output import RequestMetrics
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -86,6 +86,7 @@ _GAUGES = {
     "vllm:kv_cache_usage_perc": "Share of the cache blocks that requests hold, 0 to 1.",
 }
 
+_LABELS = ("model_name", "engine")  # of every series
 _INFO = "parlay:engine_info"
 _RESTARTS = "parlay:engine_restarts"
 _SUCCESS = "vllm:request_success"
@@ -98,61 +99,129 @@ _Key = tuple[str, tuple[str, ...]]
 class PrometheusMetrics:
     """Keeps what was counted and observed. Belongs to the event loop's thread alone."""
 
-    def __init__(
-        self,
-        model_name: str,
-        method: str,
-        snapshot: Callable[[], EngineCounts],
-        restarts: Callable[[], int] = lambda: 0,
-        numerics_id: str = "",
-    ) -> None:
+    def __init__(self, model_name: str, method: str, engines: Sequence[Counted], numerics_id: str = "") -> None:
         """Start at zero.
 
         Args:
             model_name: labels every series.
             method: the proposer that is loaded; labels what is nobody's guess in particular.
-            snapshot: gives the engine's newest counters.
-            restarts: gives how often the engine was started anew.
-            numerics_id: of the engine.
+            engines: one or more replicas, whose numbers label what is theirs; what none has seen is the first's.
+            numerics_id: of all of them.
         """
         kind = verification_of(numerics_id)
         self._info = (numerics_id, kind, str(kind not in LOSSY).lower())
-        self._labels = (model_name, "0")
-        self._method = method
-        self._read = snapshot
-        self._restarts = restarts
-        self._counts: dict[_Key, float] = {}
-        self._carried: Counter[_Key] = Counter()  # what engines before this one counted
-        self._ended = dict.fromkeys(FINISH_REASONS, 0)
+        self._engines = [_Series((model_name, str(number)), method, one) for number, one in enumerate(engines)]
         self._http: Counter[tuple[str, str]] = Counter()
-        self._histograms = {name: _Histogram(borders) for name, (_, borders) in _HISTOGRAMS.items()}
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def observe_first(self, seconds: float) -> None:
+    def observe_first(self, seconds: float, replica: int) -> None:
         """Note how long a request waited for its first token."""
-        self._histograms["vllm:time_to_first_token_seconds"].observe(seconds)
+        self._engines[replica].histograms["vllm:time_to_first_token_seconds"].observe(seconds)
 
-    def observe_step(self, seconds: float, tokens: int) -> None:
+    def observe_step(self, seconds: float, tokens: int, replica: int) -> None:
         """Note `tokens` that came together, `seconds` after those before them."""
         if tokens > 0:
-            self._histograms["vllm:inter_token_latency_seconds"].observe(seconds / tokens, tokens)
+            self._engines[replica].histograms["vllm:inter_token_latency_seconds"].observe(seconds / tokens, tokens)
 
     def observe_end(self, ended: Ended) -> None:
         """Note a request's end: each completion the engine knew, or one error where the server is to blame."""
-        self._refresh()
+        for engine in self._engines:
+            engine.refresh()
         endpoint = ended.endpoint if ended.endpoint in ENDPOINTS else "other"
         self._http[endpoint, str(ended.status)] += 1
-        completions = [one for output in ended.outputs for one in output.outputs]
-        for one in completions:
+        completions = [(output.replica, one) for output in ended.outputs for one in output.outputs]
+        for replica, one in completions:
             # A client that left has its request aborted without another output.
-            self._ended["error" if ended.status >= 500 else one.finish_reason or "abort"] += 1
-            self._observe_request(one.metrics)
+            reason = "error" if ended.status >= 500 else one.finish_reason or "abort"
+            self._engines[replica].observe_request(reason, one.metrics)
         if ended.status >= 500 and not completions and endpoint in _COMPLETIONS:  # of a probe it is the answer
-            self._ended["error"] += 1
+            self._engines[0].ended["error"] += 1
 
-    def _observe_request(self, metrics: RequestMetrics) -> None:
-        """Note a request's stretches, as far as it came."""
+    def expose(self) -> tuple[bytes, str]:
+        """Return the page that a scraper reads, and its content type."""
+        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family, for prometheus_client."""
+        for engine in self._engines:
+            engine.refresh()
+        gauges = [(engine.labels, engine.gauges()) for engine in self._engines]
+        for place, (name, text) in enumerate(_GAUGES.items()):
+            gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+            for labels, values in gauges:
+                gauge.add_metric(labels, values[place])
+            yield gauge
+        info = GaugeMetricFamily(
+            _INFO,
+            "Always 1: the engine's numerics id, how drafts are verified, and whether that keeps the target's law.",
+            labels=(*_LABELS, "numerics_id", "verification", "lossless"),
+        )
+        for engine in self._engines:
+            info.add_metric((*engine.labels, *self._info), 1)
+        yield info
+        totals = [(engine.labels, engine.total()) for engine in self._engines]
+        for name, (text, further) in _COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=(*_LABELS, *further))
+            for labels, counts in totals:
+                for (counted, own), value in counts.items():
+                    if counted == name:
+                        counter.add_metric((*labels, *own), value)
+            yield counter
+        restarts = CounterMetricFamily(_RESTARTS, "How often the engine was started anew.", labels=_LABELS)
+        success = CounterMetricFamily(_SUCCESS, "Requests that ended.", labels=(*_LABELS, "finished_reason"))
+        for engine in self._engines:
+            restarts.add_metric(engine.labels, engine.restarts)
+            for reason, value in engine.ended.items():
+                success.add_metric((*engine.labels, reason), value)
+        yield from (restarts, success)
+        http = CounterMetricFamily(_HTTP, "Answers of the server.", labels=(*_LABELS, "endpoint", "status"))
+        for (endpoint, status), value in self._http.items():
+            http.add_metric((*self._engines[0].labels, endpoint, status), value)
+        yield http
+        for name, (text, _) in _HISTOGRAMS.items():
+            family = HistogramMetricFamily(name, text, labels=_LABELS)
+            for engine in self._engines:
+                family.add_metric(engine.labels, engine.histograms[name].buckets(), engine.histograms[name].sum)
+            yield family
+
+
+class _Series:
+    """What was counted and observed of one engine."""
+
+    def __init__(self, labels: tuple[str, str], method: str, engine: Counted) -> None:
+        self.labels = labels
+        self.ended = dict.fromkeys(FINISH_REASONS, 0)
+        self.histograms = {name: _Histogram(borders) for name, (_, borders) in _HISTOGRAMS.items()}
+        self._method, self._engine = method, engine
+        self._counts: dict[_Key, float] = {}
+        self._carried: Counter[_Key] = Counter()  # what engines before this one counted
+
+    @property
+    def restarts(self) -> int:
+        return self._engine.restarts
+
+    def refresh(self) -> None:
+        """Read the engine's counters; if one fell, another engine began to count and the last one's are carried."""
+        counts = _counts(self._engine.stats, self._method)
+        if any(counts.get(key, 0) < value for key, value in self._counts.items()):
+            self._carried.update(self._counts)
+        self._counts = counts
+
+    def gauges(self) -> tuple[float, ...]:
+        """Return the values of `_GAUGES`."""
+        now = self._engine.stats
+        return now.running, now.waiting, now.blocks_used / now.blocks if now.blocks else 0.0
+
+    def total(self) -> Counter[_Key]:
+        """Return the values of `_COUNTERS` as they were last read, and of all engines before."""
+        counts = Counter(self._carried)
+        counts.update(self._counts)
+        return counts
+
+    def observe_request(self, reason: str, metrics: RequestMetrics) -> None:
+        """Note why a request ended, and its stretches as far as it came."""
+        self.ended[reason] += 1
         arrival, admitted, first, end = metrics.arrival, metrics.admitted, metrics.first_token, metrics.finished
         for name, since, until in (
             ("vllm:e2e_request_latency_seconds", arrival, end),
@@ -162,63 +231,10 @@ class PrometheusMetrics:
             ("vllm:request_inference_time_seconds", admitted, end),
         ):
             if since and until:
-                self._histograms[name].observe(until - since)
+                self.histograms[name].observe(until - since)
         if first and end and metrics.emitted > 1:
             per_token = (end - first) / (metrics.emitted - 1)
-            self._histograms["vllm:request_time_per_output_token_seconds"].observe(per_token)
-
-    def _refresh(self) -> EngineCounts:
-        """Read the engine's counters; if one fell, another engine began to count and the last one's are carried."""
-        snapshot = self._read()
-        counts = _counts(snapshot, self._method)
-        if any(counts.get(key, 0) < value for key, value in self._counts.items()):
-            self._carried.update(self._counts)
-        self._counts = counts
-        return snapshot
-
-    def expose(self) -> tuple[bytes, str]:
-        """Return the page that a scraper reads, and its content type."""
-        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family, for prometheus_client."""
-        labels = ("model_name", "engine")
-        snapshot = self._refresh()
-        usage = snapshot.blocks_used / snapshot.blocks if snapshot.blocks else 0.0
-        for (name, text), value in zip(_GAUGES.items(), (snapshot.running, snapshot.waiting, usage), strict=True):
-            gauge = GaugeMetricFamily(name, text, labels=labels)
-            gauge.add_metric(self._labels, value)
-            yield gauge
-        info = GaugeMetricFamily(
-            _INFO,
-            "Always 1: the engine's numerics id, how drafts are verified, and whether that keeps the target's law.",
-            labels=(*labels, "numerics_id", "verification", "lossless"),
-        )
-        info.add_metric((*self._labels, *self._info), 1)
-        yield info
-        counts = Counter(self._carried)
-        counts.update(self._counts)
-        for name, (text, further) in _COUNTERS.items():
-            counter = CounterMetricFamily(name, text, labels=(*labels, *further))
-            for (counted, values), value in counts.items():
-                if counted == name:
-                    counter.add_metric((*self._labels, *values), value)
-            yield counter
-        restarts = CounterMetricFamily(_RESTARTS, "How often the engine was started anew.", labels=labels)
-        restarts.add_metric(self._labels, self._restarts())
-        yield restarts
-        success = CounterMetricFamily(_SUCCESS, "Requests that ended.", labels=(*labels, "finished_reason"))
-        for reason, value in self._ended.items():
-            success.add_metric((*self._labels, reason), value)
-        yield success
-        http = CounterMetricFamily(_HTTP, "Answers of the server.", labels=(*labels, "endpoint", "status"))
-        for (endpoint, status), value in self._http.items():
-            http.add_metric((*self._labels, endpoint, status), value)
-        yield http
-        for name, histogram in self._histograms.items():
-            family = HistogramMetricFamily(name, _HISTOGRAMS[name][0], labels=labels)
-            family.add_metric(self._labels, histogram.buckets(), histogram.sum)
-            yield family
+            self.histograms["vllm:request_time_per_output_token_seconds"].observe(per_token)
 
 
 def names() -> set[str]:

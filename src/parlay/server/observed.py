@@ -59,6 +59,15 @@ class EngineCounts(Protocol):
     def blocks_used(self) -> int: ...
 
 
+class Counted(Protocol):
+    """An engine of which is read what it counts since its last start, and how often it was started anew."""
+
+    @property
+    def stats(self) -> EngineCounts: ...
+    @property
+    def restarts(self) -> int: ...
+
+
 class Ended(Protocol):
     """What is read of a request's end: its path, the status of the answer, the newest output of each prompt."""
 

@@ -118,6 +118,7 @@ class RequestOutput:
     of token id to log-probability a token of the prompt, and None for the first, which nothing comes before.
 
     Where `deltas` were asked for, completions hold what is new since the output before, but for their metrics.
+    `replica` says which of a server's engines computes it, from 0 on.
     """
 
     request_id: int | None
@@ -127,6 +128,7 @@ class RequestOutput:
     finished: bool = True
     error: RequestError | None = None
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+    replica: int = 0
 
     @property
     def metrics(self) -> RequestMetrics:

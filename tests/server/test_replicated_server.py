@@ -1,0 +1,146 @@
+"""`parlay serve --data-parallel-size 2`: what clients, probes and those who measure see of two engines."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hostile import Watch
+from server_process import ServerProcess, alive, children
+from serving import wait_for
+
+from parlay import LLM, ConfigError
+from parlay.cli.main import main
+
+LONG = {"max_tokens": 800, "ignore_eos": True, "temperature": 0.8, "seed": 1, "n": 4}
+SHORT = {"prompt": "def f(x):", "max_tokens": 4}
+PLAIN = ("--speculative-config", "none")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess("tiny-code", "--data-parallel-size", "2", *PLAIN) as server:
+        yield server
+
+
+def converse(server: ServerProcess, agents: int, turns: int) -> float:
+    """Return the prefix hit rate of agents at work side by side: each turn has all before it, and some more."""
+    before = [server.figure(f"vllm:prefix_cache_{name}_total") for name in ("hits", "queries")]
+
+    def agent(number: int) -> None:
+        text = "# You are a careful programmer who writes short functions.\n" * 6 + f"# Task {number}\n"
+        for turn in range(turns):
+            answer = server.post({"prompt": text, "max_tokens": 24, "temperature": 0, "ignore_eos": True})
+            seen = " ".join(f"line {line}: {number * line + turn}" for line in range(20))
+            text += answer.json()["choices"][0]["text"] + f"\n# Tool: {seen}\n"
+
+    with ThreadPoolExecutor(agents) as threads:
+        list(threads.map(agent, range(agents)))
+    wait_for(lambda: server.figure("vllm:num_requests_running") == 0)
+    now = [server.figure(f"vllm:prefix_cache_{name}_total") for name in ("hits", "queries")]
+    return (now[0] - before[0]) / (now[1] - before[1])
+
+
+def long_ones(server: ServerProcess, number: int) -> list[Watch]:
+    """Return streams that are under way, and share no block."""
+    watches = [Watch(server.url, {**LONG, "prompt": f"# {i}\ndef"}) for i in range(number)]
+    wait_for(lambda: all(watch.running for watch in watches))
+    return watches
+
+
+def test_two_are_as_one() -> None:
+    """From the first request to SIGTERM: answers, prefixes, and what is left at the end."""
+    with ServerProcess("tiny-code", *PLAIN) as one, ServerProcess("tiny-code", "-dp", "2", *PLAIN) as two:
+        # Without seeds: those come from the order of arrival. A list of prompts is divided among the replicas.
+        prompts = [f"def function_{i}(a, b):\n    return" for i in range(12)]
+        for prompt in (*prompts[:4], prompts):
+            body = {"prompt": prompt, "temperature": 1.0, "max_tokens": 16}
+            answers = [[choice["text"] for choice in each.post(body).json()["choices"]] for each in (one, two)]
+            assert answers[0] == answers[1]
+        assert len(set(answers[1])) > 6
+        wait_for(lambda: min(two.figures("vllm:generation_tokens_total").values()) > 0)
+        assert set(two.figures("vllm:generation_tokens_total")) == {"0", "1"}
+
+        hit_rates = [converse(server, agents=5, turns=8) for server in (one, two)]
+        assert hit_rates[0] > 0.7
+        assert hit_rates[1] >= 0.95 * hit_rates[0], hit_rates
+
+        engines, every = two.engines, children(two.pid)
+        watches = long_ones(two, 2)
+        assert two.stop() == 0
+        assert all(watch.join().complete for watch in watches), "what was open has finished"
+        assert len(engines) == 2
+        assert not any(alive(pid) for pid in engines)
+        wait_for(lambda: not any(alive(pid) for pid in every))  # what multiprocessing started for itself
+        assert not two.said("Traceback")
+        assert one.stop() == 0
+
+
+def test_a_killed_one_costs_its_own_requests(server: ServerProcess) -> None:
+    wait_for(lambda: len(server.engines) == 2, 60)
+    restarts = server.figure("parlay:engine_restarts_total")
+    watches = long_ones(server, 4)
+    wait_for(lambda: server.figures("vllm:num_requests_running") == {"0": 8, "1": 8})
+    victim, other = server.engines
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: sum(watch.error is not None for watch in watches) == 2)
+    for path in ("/health", "/ready"):
+        assert server.http.get(path).status_code == 200
+    assert server.post(SHORT).status_code == 200
+    for watch in watches:
+        watch.join()
+    assert sum(watch.complete for watch in watches) == 2
+    for watch in watches:
+        if not watch.complete:
+            assert watch.error is not None
+            assert watch.error["code"] == "engine_not_ready"
+            assert "died and is being restarted" in watch.error["message"]
+    wait_for(lambda: server.figure("parlay:engine_restarts_total") == restarts + 1, 60)
+    wait_for(lambda: len(server.engines) == 2)
+    assert other in server.engines
+
+    def both_computed() -> bool:
+        before = server.figures("vllm:generation_tokens_total")
+        assert server.post({**SHORT, "n": 1, "prompt": ["a b", "c d", "e f", "g h"]}).status_code == 200
+        now = server.figures("vllm:generation_tokens_total")
+        return all(now[engine] > before[engine] for engine in now)
+
+    wait_for(both_computed, 60)
+
+
+def test_all_killed_is_red_until_one_is_back(server: ServerProcess) -> None:
+    for pid in server.engines:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: server.http.get("/health").status_code == 503)
+    assert "restarting" in server.post(SHORT).json()["error"]["message"]
+    wait_for(server.ready, 60)
+    assert server.http.get("/health").status_code == 200
+    assert server.post(SHORT).status_code == 200
+
+
+def test_a_front_that_is_killed_leaves_no_engine() -> None:
+    """It has said how many there were."""
+    with ServerProcess("tiny-code", "-dp", "2", *PLAIN, "--log-format", "text") as server:
+        engines = server.engines
+        assert len(engines) == 2
+        assert server.said("replicas     2, each as follows")
+        server.process.kill()
+        wait_for(lambda: not any(alive(pid) for pid in engines))
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "65", "1000000"])
+def test_sizes_that_make_no_sense(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "tiny-code", f"--data-parallel-size={size}"]) == 2
+    assert f"data_parallel_size must be between 1 and 64, not {size}" in capsys.readouterr().err
+
+
+def test_a_size_that_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "tiny-code", "-dp", "two"])
+    assert "-dp: invalid int value: 'two'" in capsys.readouterr().err
+
+
+def test_one_process_has_one_engine() -> None:
+    with pytest.raises(ConfigError, match="data_parallel_size=2 is not served, since replicas are a server's"):
+        LLM("tiny-code", data_parallel_size=2)
