@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import write_llama
+from checkpoints import EOS, write_llama
 
 from parlay import LLM, SamplingParams
 from parlay.cli.chat import acceptance, difference
@@ -167,6 +167,37 @@ def test_the_same_answer_without_speculation(talk: Talk, temperature: str) -> No
     third = len(answer) // 3
     assert answer[:third] == answer[third + 1 : 2 * third + 1] == answer[2 * third + 2 :]
     assert err.count("the same 5 tokens without speculation") == 2
+
+
+def test_a_terminal_shows_who_guessed_and_how_fast_it_was(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    command = ["chat", "--model", str(model), "--max-tokens", "60", "--temperature", "0", "--ignore-eos"]
+    assert main([*command, "--speculative-config", '{"method": "ngram", "lengths": "fixed"}']) == 0
+    said = capsys.readouterr().err
+    assert "guessed by  nobody (the target's own)" in screen.getvalue()
+    assert "60 tokens in " in said
+    assert "tokens/s" in said
+    assert "tokens a step" in said
+
+
+def test_a_model_that_completes_code_says_so(
+    talk: Talk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "completes code" not in talk([], terminal=True)[2]
+    monkeypatch.setattr("sys.stdin", Terminal(""))
+    assert main(["chat"]) == 0
+    assert "this model completes code; `parlay run smollm2` talks" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_answer_without_a_text_is_told(talk: Talk) -> None:
+    assert "without a text" in talk(["hello"], "--allowed-token-ids", str(EOS))[2]
+    assert "without a text" not in talk(["hello"])[2]
 
 
 def test_nothing_to_repeat(talk: Talk) -> None:

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay.cli.serving import Printer, add_model_flags, make_llm, make_params, summary
+from parlay.cli.serving import SAID_NOTHING, Printer, add_model_flags, make_llm, make_params, summary
 from parlay.errors import ConfigError, RequestError, nearest
 from parlay.sampling.seeds import mix
 from parlay.types.output import RequestOutput
@@ -177,6 +177,8 @@ class Conversation:
         answer, output = self._show(self._llm.stream(prompt, params))
         self._messages = [*asked, {"role": "assistant", "content": answer}]
         if output is not None:
+            if not answer:
+                self._notes.print(SAID_NOTHING, style="yellow")
             self._last = prompt, params, output
             self._note(output)
 
