@@ -200,6 +200,30 @@ def test_an_answer_without_a_text_is_told(talk: Talk) -> None:
     assert "without a text" not in talk(["hello"])[2]
 
 
+def test_what_nobody_said_of_sampling(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_llama(tmp_path / "target", scale=2.0)
+
+    def said(*flags: str, command: str = "chat") -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+        named = [command, "--model", str(model)] if command == "chat" else [command, str(model), "hello"]
+        assert main([*named, "--seed", "3", "--max-tokens", "12", "--speculative-config", "none", *flags]) == 0
+        return capsys.readouterr().out
+
+    def expected(**values: Any) -> str:
+        llm = LLM(model, speculative_config=None)
+        params = SamplingParams(seed=3, max_tokens=12, **values)
+        return llm.chat([{"role": "user", "content": "hello"}], params)[0].outputs[0].text + "\n"
+
+    usual = expected(temperature=0.7, top_p=0.9)
+    assert said() == said(command="run") == usual
+    assert said("--temperature", "0.2") == expected(temperature=0.2, top_p=0.9)
+    assert said("--generation-config", "vllm") == expected() != usual
+    (model / "generation_config.json").write_text('{"temperature": 0.3}')
+    assert said() == said(command="run") == expected(temperature=0.3) != expected(temperature=0.3, top_p=0.9)
+
+
 def test_nothing_to_repeat(talk: Talk) -> None:
     assert "no answer yet" in talk(["/plain"])[2]
 
