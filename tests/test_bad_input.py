@@ -94,6 +94,8 @@ def test_bad_options(corrupt: str, options: dict[str, Any], match: str) -> None:
         ({"method": "ngram", "num_speculative_tokens": True}, "integer"),
         ({"method": "ngram", "num_speculative_tokens": 2.0}, "integer"),
         ({"method": "ngram", "lookup_max": 3}, "did you mean 'prompt_lookup_max'"),
+        ({"method": "ngram", "num_spec_tokens": 3}, "did you mean 'num_speculative_tokens'"),
+        ({"model": "tiny-code-eagle3", "num_spec_tokens": 3}, "did you mean 'num_speculative_tokens'"),
         ({"method": "none", "k": 3}, "unknown none option 'k'"),
         ("{", "not valid JSON"),
         ("3", "must be a mapping"),

@@ -1,6 +1,7 @@
 """`bench structured`: what its rows say, not how fast anything is."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,19 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         else:
             assert row["acceptance_length"] > 1.5
             assert row["forced_share"] > 0.1
+
+
+def test_prompts_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"prompt": "def first(a, b):"}\n{"turns": ["A class for a stack.", "Another."]}\n')
+    command = ["bench", "structured", "--batch-sizes", "1", "--dataset", str(file)]
+    assert main([*command, "--requests", "2"]) == 0
+    rows = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["rows"]
+    assert all(row["same_tokens"] for row in rows)
+    file.write_text('{"text": "x"}')
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "own.jsonl, line 1: an entry has 'turns', 'messages' or 'prompt'" in said
 
 
 def test_every_schema_names_its_properties() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import write_llama
+from checkpoints import EOS, write_llama
 
 from parlay import LLM, SamplingParams
 from parlay.cli.chat import acceptance, difference
@@ -167,6 +167,61 @@ def test_the_same_answer_without_speculation(talk: Talk, temperature: str) -> No
     third = len(answer) // 3
     assert answer[:third] == answer[third + 1 : 2 * third + 1] == answer[2 * third + 2 :]
     assert err.count("the same 5 tokens without speculation") == 2
+
+
+def test_a_terminal_shows_who_guessed_and_how_fast_it_was(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    command = ["chat", "--model", str(model), "--max-tokens", "60", "--temperature", "0", "--ignore-eos"]
+    assert main([*command, "--speculative-config", '{"method": "ngram", "lengths": "fixed"}']) == 0
+    said = capsys.readouterr().err
+    assert "guessed by  nobody (the target's own)" in screen.getvalue()
+    assert "60 tokens in " in said
+    assert "tokens/s" in said
+    assert "tokens a step" in said
+
+
+def test_a_model_that_completes_code_says_so(
+    talk: Talk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "completes code" not in talk([], terminal=True)[2]
+    monkeypatch.setattr("sys.stdin", Terminal(""))
+    assert main(["chat"]) == 0
+    assert "this model completes code; `parlay run smollm2` talks" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_answer_without_a_text_is_told(talk: Talk) -> None:
+    assert "without a text" in talk(["hello"], "--allowed-token-ids", str(EOS))[2]
+    assert "without a text" not in talk(["hello"])[2]
+
+
+def test_what_nobody_said_of_sampling(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_llama(tmp_path / "target", scale=2.0)
+
+    def said(*flags: str, command: str = "chat") -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+        named = [command, "--model", str(model)] if command == "chat" else [command, str(model), "hello"]
+        assert main([*named, "--seed", "3", "--max-tokens", "12", "--speculative-config", "none", *flags]) == 0
+        return capsys.readouterr().out
+
+    def expected(**values: Any) -> str:
+        llm = LLM(model, speculative_config=None)
+        params = SamplingParams(seed=3, max_tokens=12, **values)
+        return llm.chat([{"role": "user", "content": "hello"}], params)[0].outputs[0].text + "\n"
+
+    usual = expected(temperature=0.7, top_p=0.9)
+    assert said() == said(command="run") == usual
+    assert said("--temperature", "0.2") == expected(temperature=0.2, top_p=0.9)
+    assert said("--generation-config", "vllm") == expected() != usual
+    (model / "generation_config.json").write_text('{"temperature": 0.3}')
+    assert said() == said(command="run") == expected(temperature=0.3) != expected(temperature=0.3, top_p=0.9)
 
 
 def test_nothing_to_repeat(talk: Talk) -> None:

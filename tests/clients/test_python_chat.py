@@ -212,6 +212,33 @@ def test_calls_of_its_own(client: openai.OpenAI, offline: LLM) -> None:
     assert made.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_three_turns_with_a_tool(client: openai.OpenAI, streamed: bool) -> None:
+    """An agent's loop: two calls, each with what the function gave, then words; messages go back as they came."""
+    # The client's helper takes an answer that is cut off for an error.
+    asked: dict[str, Any] = {"model": MODEL, "tools": [WEATHER], "temperature": 0, "max_tokens": 60, "stop": [" "]}
+    messages: list[Any] = [{"role": "user", "content": "How is the weather in Rome?"}]
+    for choice in (NAMED, "required", "none"):
+        more: dict[str, Any] = {"messages": messages, "tool_choice": choice, "parallel_tool_calls": False}
+        if streamed:
+            with client.chat.completions.stream(**asked, **more) as stream:
+                for _ in stream:
+                    pass
+                (made,) = stream.get_final_completion().choices
+        else:
+            (made,) = client.chat.completions.create(**asked, **more).choices
+        messages.append(made.message)
+        if choice == "none":
+            break
+        (call,) = made.message.tool_calls or ()
+        assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+        assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
+    assert len(messages) == 6
+    assert not made.message.tool_calls
+    assert isinstance(made.message.content, str)
+
+
 def test_predictions_in_usage(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_tokens": 200}
     counts = []

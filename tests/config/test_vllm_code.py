@@ -171,6 +171,11 @@ COMMON = "--host 0.0.0.0 --port 8000 --seed 42 -tp 1 --gpu_memory_utilization 0.
             {"model": "facebook/opt-125m", "num_speculative_tokens": 5, "method": "draft_model"},
         ),
         (
+            f"facebook/opt-6.7b {COMMON} --per-request-spec-decode-metrics detailed --speculative-config "
+            """'{"method": "ngram", "num_speculative_tokens": 3}'""",
+            {"method": "ngram", "num_speculative_tokens": 3},
+        ),
+        (
             f"facebook/opt-6.7b {COMMON} --per-request-spec-decode-metrics summary --speculative-config "
             """'{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}'""",
             {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3},

@@ -7,11 +7,19 @@ import jsonschema
 import pytest
 
 from parlay import LLM, RequestError, SamplingParams
+from parlay.engine.tokenizer import TextCodec
+from parlay.models.find import find_model
+from parlay.sampling.grammar import Grammars
 from parlay.types.json_schema import closed
 from parlay.types.structured import StructuredOutputsParams
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B = {"type": "object", "properties": {"b": {"type": "integer"}}}
+
+
+@pytest.fixture(scope="module")
+def codec() -> TextCodec:
+    return TextCodec(find_model("tiny-code"))
 
 
 @pytest.mark.parametrize(
@@ -53,6 +61,31 @@ def test_objects_are_closed(schema: Any, good: Any, bad: Any) -> None:
 def test_what_is_open_on_purpose_stays_so(schema: Any, good: Any) -> None:
     jsonschema.validate(good, schema)
     jsonschema.validate(good, json.loads(closed(json.dumps(schema))))
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "permitted"),
+    [
+        (B | {"additionalProperties": False}, '{"b":1,"b":', False),
+        ({"properties": {**A["properties"], **B["properties"]}, "type": "object"}, '{"b":1,"a":2,"b":', False),
+        (A, '{"a":1,"x":2', True),
+        (A, '{"a":1,"x":2,"a":', False),
+        (A, '{"a":1,"x":2,"x":', True),  # nobody keeps a list of names that the schema does not have
+        ({"type": "object"}, '{"x":1,"x":', True),
+        ({"allOf": [A, B]}, '{"a":1,"b":2,"a":', False),
+    ],
+)
+def test_listed_names_come_once(schema: Any, text: str, permitted: bool, codec: TextCodec) -> None:
+    grammars = Grammars(codec.tokenizer.to_str, codec.tokenizer.get_vocab_size(), [0])
+    form = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+    *before, last = codec.encode(text)
+    constraint = grammars.start(form)
+    path: list[int] = []
+    for token in before:
+        if not constraint.permits(path, token):
+            break
+        path.append(token)
+    assert (path == before and constraint.permits(path, last)) is permitted
 
 
 def test_the_switch() -> None:

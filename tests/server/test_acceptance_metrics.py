@@ -14,6 +14,8 @@ from serving import Live
 
 from parlay import AsyncLLM
 from parlay.server.acceptance import request_metrics, speculative_decoding
+from parlay.server.errors import ApiError
+from parlay.server.fields import check_model
 from parlay.types.output import CompletionOutput, RequestMetrics, RequestOutput
 
 REPEATING: dict[str, Any] = {"prompt": [5, 6, 7, 8] * 8, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
@@ -103,6 +105,32 @@ def test_a_server_gives_it_to_everybody(engine: AsyncLLM) -> None:
         assert server.post("/v1/completions", REPEATING).json()["metrics"]["speculative_decoding"]["num_spec_steps"]
         several = server.post("/v1/completions", {**REPEATING, "n": 2}).json()
         assert several["metrics"] == {"speculative_decoding": None}
+
+
+def test_of_a_file_its_name_and_its_stem_are_names_too() -> None:
+    for name in ("/models/some-Q8_0.gguf", "some-Q8_0.gguf", "some-Q8_0", "alias", None):
+        check_model(name, ("/models/some-Q8_0.gguf", "alias"))
+    check_model("some", ("/models/some",))
+    with pytest.raises(ApiError, match=r"no model 'some' here but '/models/some-Q8_0.gguf' or 'alias'") as refused:
+        check_model("some", ("/models/some-Q8_0.gguf", "alias"))
+    assert (refused.value.status, refused.value.param) == (404, "model")
+
+
+def test_each_step_of_a_detailed_answer(engine: AsyncLLM) -> None:
+    with Live(engine, per_request_spec_decode_metrics="detailed") as server:
+        found = server.post("/v1/completions", REPEATING).json()["metrics"]["speculative_decoding"]
+        streamed = {**REPEATING, "stream": True, "stream_options": {"include_usage": True}}
+        *_, last = events(server.post("/v1/completions", streamed))
+    assert last["metrics"]["speculative_decoding"] == found
+    accepted, drafted = found["per_step_accepted"], found["per_step_drafted"]
+    assert len(accepted) == len(drafted) == found["num_spec_steps"] > 4
+    assert all(0 <= a <= d for a, d in zip(accepted, drafted, strict=True))
+    assert (sum(accepted), sum(drafted)) == (found["num_accepted_draft_tokens"], found["num_draft_tokens"])
+    histogram = found["acceptance_histogram"]
+    assert histogram == [accepted.count(n) for n in range(len(histogram))]
+    with Live(engine, per_request_spec_decode_metrics="summary") as server:
+        short = server.post("/v1/completions", REPEATING).json()["metrics"]["speculative_decoding"]
+    assert short == {name: value for name, value in found.items() if not name.startswith("per_step")}
 
 
 def test_each_name_is_the_model(live: Live) -> None:

@@ -35,7 +35,8 @@ FLOAT = st.floats(allow_nan=False)
 IDS = st.lists(COUNT, max_size=8)
 SCORES = st.tuples(FLOAT, COUNT, st.lists(st.tuples(COUNT, FLOAT), max_size=3).map(tuple))
 WHY = st.lists(st.tuples(TEXT, COUNT), max_size=2).map(tuple)
-METRICS = st.tuples(*[COUNT] * 3, IDS.map(tuple), *[COUNT] * 4, *[FLOAT] * 4, WHY, TEXT)
+STEPS = st.lists(st.tuples(COUNT, COUNT), max_size=2).map(tuple)
+METRICS = st.tuples(*[COUNT] * 3, IDS.map(tuple), *[COUNT] * 4, *[FLOAT] * 4, WHY, TEXT, STEPS)
 METHODS = st.builds(MethodSnapshot, drafts=COUNT, drafted=COUNT, accepted=COUNT, accepted_per_position=IDS.map(tuple))
 STATS = st.builds(
     StatsSnapshot,
@@ -127,7 +128,7 @@ def test_what_cannot_be_written_is_the_requests_fault() -> None:
 
 
 def test_results_in_the_order_of_their_fields() -> None:
-    metrics = RequestMetrics(1, 2, 3, (4, 5), 6, 7, 8, 9.0, 10.0, 11.0, 12.0)
+    metrics = RequestMetrics(1, 2, 3, (4, 5), 6, 7, 8, 9, 10.0, 11.0, 12.0, 13.0, (("a", 1),), "x", ((2, 1),))
     assert RequestMetrics(*plain_metrics(metrics)) == metrics
     entry = TokenLogprobs(-0.5, 3, ((7, -0.1), (8, float("-inf"))))
     assert [TokenLogprobs(*scores) for scores in plain_scores([entry])] == [entry]

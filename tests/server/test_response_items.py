@@ -1,5 +1,7 @@
 """The parts of `/v1/responses` by themselves: items to messages, answers to items and events, and what is kept."""
 
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,6 +115,21 @@ def test_fields_as_chat_completions_have_them() -> None:
     }  # fmt: skip
     assert asked(**meaningless) == asked()
     assert asked(include=["reasoning.encrypted_content"]) == asked()
+    assert asked(disable_additional_properties=False) == {**asked(), "disable_additional_properties": False}
+
+
+def test_keys_that_nobody_knows() -> None:
+    body = {"input": "x", "reasoning": {"effort": "low", "wizardry": 1}, "text": {"x": 1, "y": 2}}
+    read, _, warnings = read_response(body)
+    assert chat_fields(read) == asked(reasoning={"effort": "low"})
+    assert warnings == (
+        "unknown keys of reasoning were ignored: 'wizardry'",
+        "unknown keys of text were ignored: 'x', 'y'",
+    )
+    for field in ("reasoning", "text"):
+        with pytest.raises(ApiError, match=f"unknown key .* in {field}") as refused:
+            read_response({"input": "x", field: body[field]}, strict=True)
+        assert refused.value.param == field
 
 
 @pytest.mark.parametrize(
@@ -249,3 +266,29 @@ def test_the_store_is_bounded_and_everybodys_own() -> None:
     assert not store.put("large", Stored("alice", b"x" * 8000, b"[]"))
     assert store.get("r3", "alice").messages() == []
     assert not ResponseStore(0).put("r", one)
+
+
+def test_nobody_pushes_out_what_belongs_to_others_who_have_less() -> None:
+    def kept(owner: str) -> list[int]:
+        found = []
+        for i in range(12):
+            with suppress(ApiError):
+                store.get(f"{owner}{i}", owner)
+                found.append(i)
+        return found
+
+    one = Stored("alice", b"x" * 1000, b"[]")
+    store = ResponseStore(4 * one.size)
+    assert store.put("alice0", one)
+    assert all(store.put(f"bob{i}", replace(one, owner="bob")) for i in range(12))
+    assert (kept("alice"), kept("bob"), store.size) == ([0], [9, 10, 11], 4 * one.size)
+    assert all(store.put(f"alice{i}", one) for i in range(1, 4))
+    assert (kept("alice"), kept("bob")) == ([2, 3], [10, 11])
+    assert store.put("carol0", replace(one, owner="carol"))
+    assert sorted(len(kept(owner)) for owner in ("alice", "bob", "carol")) == [1, 1, 2]
+    assert not store.put("carol1", replace(one, owner="carol", body=b"x" * (3 * one.size)))
+    assert store.size <= 4 * one.size
+    for owner in ("alice", "bob", "carol"):
+        for i in kept(owner):
+            store.delete(f"{owner}{i}", owner)
+    assert store.size == 0

@@ -287,13 +287,14 @@ def test_responses_are_of_the_key_that_made_them(engine: AsyncLLM) -> None:
         assert server.http.get(path, headers=alice).json() == made
         anothers = server.http.get(path, headers=bob)
         assert anothers.status_code == server.http.delete(path, headers=bob).status_code == 404
-        again = {**body, "previous_response_id": made["id"]}
+        again = {**body, "previous_response_id": made["id"], "store": False}
         assert server.post("/v1/responses", again, headers=bob).status_code == 404
         assert server.post("/v1/responses", again, headers=alice).status_code == 200
         assert server.http.get(path).status_code == 401
-        for _ in range(4):
-            server.post("/v1/responses", body, headers=bob)
-        assert server.post("/v1/responses", again, headers=alice).status_code == 404
+        first, *_, last = (server.post("/v1/responses", body, headers=bob).json()["id"] for _ in range(4))
+        assert server.post("/v1/responses", again, headers=alice).status_code == 200
+        assert server.http.get(f"/v1/responses/{first}", headers=bob).status_code == 404
+        assert server.http.get(f"/v1/responses/{last}", headers=bob).status_code == 200
         large = server.post("/v1/responses", {**body, "metadata": {"a": "b" * 9000}}, headers=alice).json()
         assert not large["store"]
 

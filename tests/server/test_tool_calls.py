@@ -1,6 +1,7 @@
 """Calls in answers, however the answer is cut into pieces."""
 
 import json
+import re
 from time import process_time
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from parlay.server.errors import ApiError
 from parlay.server.fields import ChatFields
+from parlay.server.growing import GrowingText
 from parlay.server.tool_formats import FORMATS, format_of
 from parlay.server.tool_readers import FreeReader, NamedReader, Reader, reader_of
 from parlay.server.tools import Tools, read_tools
@@ -179,6 +181,50 @@ def test_long_answers_take_no_long_time() -> None:
     text, ((name, arguments),) = feed(reader, pieces)
     assert (len(text), name, len(arguments)) == (100_000, "f", 200_000 + 9)
     assert process_time() - before < 20
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "end"),
+    [
+        ("hermes", "", ""),
+        ("hermes", "Yes.", ""),
+        ("hermes", 'Yes. <tool_call>{"name": "f", "arguments": {"a": "', '"}}</tool_call>'),
+        ("hermes", '{"result": ["', '"]}'),
+        ("hermes", '{"arguments": {"a": "', '"}, "name": "f"}'),
+        ("llama3_json", '{"name": "f", "parameters": {"a": [', "]}}"),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "', '"}'),
+        ("mistral", "[TOOL_CALLS]", ""),
+        ("pythonic", "[f(a='", "')]"),
+        ("qwen3_xml", "<tool_call><function=g><parameter=a>", "</parameter></function></tool_call>"),
+        ("qwen3_xml", "<tool_call><function=f><parameter=a>", "</parameter></function></tool_call>"),
+    ],
+)
+@pytest.mark.parametrize("middle", ["y ", "y", " ", "\n"], ids=["words", "letters", "spaces", "lines"])
+def test_what_is_looked_at_grows_with_the_answer(
+    name: str, begin: str, end: str, middle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = 0
+
+    class Counting(GrowingText):
+        def cut(self, begin: int, end: int | None = None) -> str:
+            nonlocal looked
+            looked += len(found := super().cut(begin, end))
+            return found
+
+        def character(self, wanted: re.Pattern[str], at: int) -> tuple[int, str] | None:
+            nonlocal looked
+            found = super().character(wanted, at)
+            looked += (self.end if found is None else found[0]) - at
+            return found
+
+    monkeypatch.setattr("parlay.server.tool_scanner.GrowingText", Counting)
+    tools = Tools({"f": {"type": "object"}, "g": {"properties": {"a": {"type": "string"}}}}, "auto")
+    shares = []
+    for length in (4_000, 16_000):
+        looked, answer = 0, begin + middle * (length // len(middle)) + end
+        feed(FreeReader(tools, FORMATS[name]), [answer[i : i + 4] for i in range(0, len(answer), 4)])
+        shares.append(looked / len(answer))
+    assert shares[1] < 1.1 * shares[0] + 1
 
 
 # As the families' models write them, after their own chat templates.

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from parlay.bench.contenders import contenders, engines
+from parlay.bench.prompts import read_prompts
 from parlay.bench.protocol import TEMPERATURES, Prefix, load_prefixes
 from parlay.llm import LLM
 from parlay.models.select import describe_model
@@ -66,25 +68,38 @@ class _Run:
 
 
 def measure(
-    model: str, batch_sizes: tuple[int, ...], requests: int, length: int | None, tick: Callable[[str], None]
+    model: str,
+    batch_sizes: tuple[int, ...],
+    requests: int,
+    length: int | None,
+    tick: Callable[[str], None],
+    dataset: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield one row a batch size, temperature and method.
 
-    Request i continues held-out prefix i with schema i mod 4 and seed i, without white space between the parts.
+    Request i continues prompt i with schema i mod 4 and seed i, without white space between the parts.
     Methods take turns every few requests; a speed-up is the median of the rounds' ratios. What the grammar costs is
     measured on the answers given, token by token: the mask with its application and the search for forced tokens.
 
     Args:
-        model: the target: `tiny-code`, or a model with its vocabulary.
+        model: the target; without a dataset `tiny-code`, or a model with its vocabulary.
         batch_sizes: how many requests run at once.
         requests: how many.
         length: nodes a draft; None takes each proposer's default.
         tick: called with a label before every round.
+        dataset: a file of prompts, see `parlay.bench.prompts`; None takes the held-out prefixes.
+
+    Raises:
+        ConfigError: the dataset cannot be read.
     """
-    prefixes = load_prefixes(requests)
     most = max(batch_sizes)
     llms = engines(model, contenders(model, length), most)
     plain = next(iter(llms))
+    if dataset is None:
+        prefixes = load_prefixes(requests)
+    else:
+        engine = llms[plain].engine
+        prefixes = read_prompts(dataset, engine.codec, engine.max_model_len - MAX_TOKENS, requests)
     for llm in llms.values():
         _complete(llm, prefixes[:most], most, 0.8)  # warm-up; compiles the grammars too
     for batch_size in batch_sizes:

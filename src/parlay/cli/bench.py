@@ -35,7 +35,15 @@ def add_parser(commands: Any) -> None:
     bench_peers.add_parser(kinds)
     structured = kinds.add_parser("structured", help="answers to JSON schemas, with and without speculation")
     structured.add_argument(
-        "--model", default="tiny-code", help="the target (default: tiny-code), of the same vocabulary"
+        "--model",
+        default="tiny-code",
+        help="the target (default: tiny-code), of the same vocabulary or with --dataset",
+    )
+    structured.add_argument(
+        "--dataset",
+        type=Path,
+        metavar="FILE",
+        help="ask these prompts: JSON lines with 'turns', 'messages' or 'prompt'",
     )
     structured.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="requests that run at once")
     structured.add_argument("--requests", type=_count, default=128, help="how many answers (default: 128)")
@@ -105,8 +113,9 @@ def _structured(options: argparse.Namespace) -> int:
     from parlay.bench.structured import measure
 
     sizes = tuple(options.batch_sizes)
+    length, dataset = options.num_speculative_tokens, options.dataset
     with _progress() as tick:
-        rows = list(measure(options.model, sizes, options.requests, options.num_speculative_tokens, tick))
+        rows = list(measure(options.model, sizes, options.requests, length, tick, dataset))
     _report(
         rows,
         {

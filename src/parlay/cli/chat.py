@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay.cli.serving import Printer, add_model_flags, make_llm, make_params, summary
+from parlay.cli.serving import SAID_NOTHING, Printer, add_model_flags, make_llm, make_params, summary
 from parlay.errors import ConfigError, RequestError, nearest
 from parlay.sampling.seeds import mix
 from parlay.types.output import RequestOutput
@@ -30,6 +30,8 @@ _HELP = (
 _BLOCK = '"""'
 _ARGUMENTS = {"/set": 2, "/save": 1, "/load": 1}
 MAX_TOKENS = 512
+# Of answers for which neither their user nor the model's authors say anything: at 1 small models lose the thread.
+_SAMPLING = {"temperature": 0.7, "top_p": 0.9}
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -49,18 +51,35 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a conversation."""
     parser.add_argument("--system", metavar="TEXT", help="what to tell the model before the conversation")
     parser.add_argument("--chat-template", metavar="TEXT", help="a template in place of the model's own")
-    add_model_flags(parser, max_tokens=MAX_TOKENS)
+    own: dict[str, Any] = {name: f"the model's own, else {value}" for name, value in _SAMPLING.items()}
+    add_model_flags(parser, max_tokens=MAX_TOKENS, **own)
+
+
+def check_params(options: argparse.Namespace) -> None:
+    """Say what is wrong with the sampling parameters of a conversation before anything is loaded.
+
+    Raises:
+        ConfigError: they ask for several answers.
+        RequestError: one is out of range.
+    """
+    if make_params(options).n != 1:
+        raise ConfigError("a conversation goes on from one answer; leave --n at 1")
+
+
+def params_for(options: argparse.Namespace, llm: "LLM") -> SamplingParams:
+    """Return the sampling parameters of a conversation."""
+    plain = llm.engine.config.generation_config in ("vllm", "none")
+    defaults = llm.sampling_defaults or ({} if plain else _SAMPLING)
+    return make_params(options, **{"max_tokens": MAX_TOKENS, **defaults})
 
 
 def run(options: argparse.Namespace) -> int:
     """Load the model, then answer message by message."""
     from rich.console import Console
 
-    params = make_params(options, max_tokens=MAX_TOKENS)
-    if params.n != 1:
-        raise ConfigError("a conversation goes on from one answer; leave --n at 1")
+    check_params(options)
     llm = make_llm(options)
-    params = make_params(options, **llm.sampling_defaults, max_tokens=MAX_TOKENS)
+    params = params_for(options, llm)
     notes = Console(stderr=True, highlight=False)
     talk = Conversation(llm, params, options.system, options.chat_template, notes)
     if sys.stdin.isatty():
@@ -177,6 +196,8 @@ class Conversation:
         answer, output = self._show(self._llm.stream(prompt, params))
         self._messages = [*asked, {"role": "assistant", "content": answer}]
         if output is not None:
+            if not answer:
+                self._notes.print(SAID_NOTHING, style="yellow")
             self._last = prompt, params, output
             self._note(output)
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from parlay.cli.serving import Printer, add_model_flags, make_llm, make_params, summary
+from parlay.cli.serving import SAID_NOTHING, Printer, add_model_flags, make_llm, make_params, summary
 from parlay.errors import RequestError
 from parlay.types.output import RequestOutput
 from parlay.types.prompt import Prompt
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         printer.console.print()
     printer.console.print()
     if not any(one.text for one in output.outputs):
-        notes.print("the model ended its answer at once, without a text", style="yellow")
+        notes.print(SAID_NOTHING, style="yellow")
     notes.print(summary(output), style="dim")
     return 0
 

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from parlay.cli import chat
-from parlay.cli.serving import make_llm, make_params
+from parlay.cli.serving import make_llm
 from parlay.errors import ConfigError
 
 
@@ -45,12 +45,9 @@ def run(options: argparse.Namespace) -> int:
 def _answer(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    make_params(options)  # whose mistakes are told before anything is loaded
+    chat.check_params(options)
     llm = make_llm(options)
-    params = make_params(options, **llm.sampling_defaults, max_tokens=chat.MAX_TOKENS)
-    if params.n != 1:
-        raise ConfigError("a conversation goes on from one answer; leave --n at 1")
     notes = Console(stderr=True, highlight=False)
-    talk = chat.Conversation(llm, params, options.system, options.chat_template, notes)
+    talk = chat.Conversation(llm, chat.params_for(options, llm), options.system, options.chat_template, notes)
     talk.say(options.prompt)
     return 0

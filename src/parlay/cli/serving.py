@@ -98,6 +98,9 @@ class Printer:
             sys.stdout.flush()
 
 
+SAID_NOTHING = "the model ended its answer at once, without a text"
+
+
 def summary(output: RequestOutput) -> str:
     """Return one line about the speed of a finished output."""
     emitted = sum(o.metrics.emitted for o in output.outputs)

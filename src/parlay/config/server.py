@@ -51,8 +51,8 @@ class ServerConfig:
         max_stop: stop strings, bad words or stop token ids of a request.
         max_stop_chars: characters of a stop string or bad word.
         max_logit_bias: tokens that one request may give a bias.
-        response_store: bytes of memory for responses that `previous_response_id` may name; the oldest are forgotten
-            for newer ones, and with 0 none is kept.
+        response_store: bytes of memory for responses that `previous_response_id` may name; for newer ones the oldest
+            of the key that has most are forgotten, and with 0 none is kept.
         trust_request_chat_template: let clients send a chat template of their own; it runs in a sandbox.
         log_prompts: write prompts and answers to the log.
         log_format: `json` has a line of JSON for each request, `text` one for people; `auto` is `text` on a terminal.
@@ -63,7 +63,8 @@ class ServerConfig:
             `mistral` or `qwen3`; `auto` goes by the chat template, `none` leaves reasoning in the answer.
         strict_fields: refuse requests with fields that nobody knows, instead of ignoring these with a warning.
         per_request_spec_decode_metrics: `summary` gives `metrics.speculative_decoding` with every answer, which tools
-            such as aiperf read; with `none` requests ask for it themselves, by `return_metrics`.
+            such as aiperf read, `detailed` that of each step too; with `none` requests ask for it themselves, by
+            `return_metrics`.
     """
 
     host: str = "127.0.0.1"
@@ -98,7 +99,7 @@ class ServerConfig:
     tool_call_parser: ToolParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
     strict_fields: bool = False
-    per_request_spec_decode_metrics: Literal["none", "summary"] = "none"
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = "none"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:

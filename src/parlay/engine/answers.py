@@ -44,4 +44,5 @@ def metrics_of(request: Request) -> RequestMetrics:
         finished=counts.finished,
         undrafted=tuple(counts.undrafted.items()),
         verification=counts.verification,
+        per_step=() if request.finish_reason is None else tuple(counts.per_step),
     )

@@ -37,6 +37,7 @@ class Counts:
     drafted: int = 0
     accepted: int = 0
     per_position: Counter[int] = field(default_factory=Counter)
+    per_step: list[tuple[int, int]] = field(default_factory=list)
     steps: int = 0
     preemptions: int = 0
     cached_tokens: int = 0

@@ -283,6 +283,8 @@ class Scheduler:
         path = verdict.path[: len(request.tokens) - known]
         counts.accepted += len(path)
         counts.per_position.update(range(len(path)))
+        if span.draft.tokens:
+            counts.per_step.append((len(span.draft), len(path)))
         ended = reason is not None or verdict.error is not None
         judged = self.drafting.observe(request, span, verdict, request.tokens[known:], ended=ended)
         self.stats.judge(span.draft.source, path, judged, request.drafting.why)

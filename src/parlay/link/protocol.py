@@ -24,9 +24,9 @@ _DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 
 # In the order of the fields of `TokenLogprobs` and of `RequestMetrics`.
 Scores = tuple[float, int, tuple[tuple[int, float], ...]]
-Metrics = tuple[
-    int, int, int, tuple[int, ...], int, int, int, int, float, float, float, float, tuple[tuple[str, int], ...], str
-]
+_Counts = tuple[tuple[str, int], ...]
+_Steps = tuple[tuple[int, int], ...]
+Metrics = tuple[int, int, int, tuple[int, ...], int, int, int, int, float, float, float, float, _Counts, str, _Steps]
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):

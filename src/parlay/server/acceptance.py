@@ -7,13 +7,21 @@ from typing import Any
 from parlay.types.output import RequestMetrics, RequestOutput
 
 
-def speculative_decoding(metrics: RequestMetrics) -> dict[str, Any]:
+def speculative_decoding(metrics: RequestMetrics, *, detailed: bool = False) -> dict[str, Any]:
     """Return a completion's acceptance, as aiperf and others read it from `metrics.speculative_decoding`.
 
     The path that a step accepts begins at the root, so depth d is confirmed in just those steps that accept d guesses
     or more; that holds for trees too.
+
+    Args:
+        metrics: of a completion that has finished.
+        detailed: add how many guesses each step verified and accepted.
     """
     at_least = (metrics.drafts, *metrics.accepted_per_position, 0)
+    steps = {
+        "per_step_accepted": [accepted for _, accepted in metrics.per_step],
+        "per_step_drafted": [drafted for drafted, _ in metrics.per_step],
+    }
     return {
         "mean_acceptance_length": 1 + metrics.accepted / metrics.drafts if metrics.drafts else 1.0,
         "draft_acceptance_rate": metrics.accepted / metrics.drafted if metrics.drafted else 0.0,
@@ -24,19 +32,21 @@ def speculative_decoding(metrics: RequestMetrics) -> dict[str, Any]:
         "verification": metrics.verification,
         "lossless": metrics.lossless,
         "num_spec_tokens": None,  # there is no fixed one: lengths are chosen step by step
+        **(steps if detailed else {}),
     }
 
 
-def request_metrics(outputs: Sequence[RequestOutput], *, speculates: bool) -> dict[str, Any]:
+def request_metrics(outputs: Sequence[RequestOutput], *, speculates: bool, detailed: bool = False) -> dict[str, Any]:
     """Return a response's `metrics`.
 
     Args:
         outputs: of all its prompts.
         speculates: whether the engine does, unless asked not to.
+        detailed: say it of each step too.
     """
     found = None
     if len(outputs) == 1 and len(outputs[0].outputs) == 1:  # of several, one figure would mean nothing
         metrics = outputs[0].metrics
         if speculates or metrics.drafts:  # a prediction is guessed from whatever the engine loaded
-            found = speculative_decoding(metrics)
+            found = speculative_decoding(metrics, detailed=detailed)
     return {"speculative_decoding": found}

@@ -266,7 +266,8 @@ class Answer(Response):
         tokens = self._shape.reasoning_tokens
         took: dict[str, Any] = {"usage": usage(outputs, without_output=self._without_output, reasoning_tokens=tokens)}
         if self._metrics:
-            took["metrics"] = request_metrics(outputs, speculates=len(self._front.methods) > 1)
+            detailed = self._front.config.per_request_spec_decode_metrics == "detailed"
+            took["metrics"] = request_metrics(outputs, speculates=len(self._front.methods) > 1, detailed=detailed)
         return took
 
     def _record(self, account: Account) -> None:

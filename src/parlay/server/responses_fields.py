@@ -1,10 +1,10 @@
 """The fields of `/v1/responses`, and the same request as `/v1/chat/completions` has it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from parlay.errors import nearest, shown
+from parlay.errors import brief, nearest, shown
 from parlay.server.errors import ApiError
 from parlay.server.fields import SAMPLING, parse
 
@@ -24,6 +24,7 @@ _REFUSED = {
     "moderation": "nothing is moderated; leave moderation out",
 }
 _REASONING = ("effort", "summary", "generate_summary")
+_TEXT = ("format", "verbosity")
 _FORM = (
     "text is {'format': FORMAT}, FORMAT being {'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', "
 )
@@ -51,6 +52,8 @@ class ResponseFields:
         tools: functions that the model may call, as `{"type": "function", "name", "parameters"}`.
         tool_choice: `none`, `auto`, `required`, or `{"type": "function", "name": ...}`.
         parallel_tool_calls: whether `required` may give several calls.
+        disable_additional_properties: objects of a schema and of tools have no properties but those that are listed,
+            unless it says `additionalProperties`.
         chat_template_kwargs: further variables that the template reads.
         metadata: labels.
         reasoning: `{"effort": ...}`, a variable that the template reads; the rest changes nothing.
@@ -78,6 +81,7 @@ class ResponseFields:
     tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
+    disable_additional_properties: bool = True
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     reasoning: dict[str, Any] | None = None
@@ -110,7 +114,23 @@ def read_response(
             raise ApiError(400, message, param=name, code="unsupported_parameter")
     asked, sampling, warnings = parse(ResponseFields, body, sampling=True, strict=strict)
     _check(asked)
-    return asked, sampling, warnings
+    inner = {"reasoning": _REASONING, "text": _TEXT}
+    told = [_ignored(name, getattr(asked, name) or {}, known, strict=strict) for name, known in inner.items()]
+    return asked, sampling, (*warnings, *filter(None, told))
+
+
+def _ignored(field: str, given: Mapping[str, Any], known: Sequence[str], *, strict: bool) -> str:
+    """Return what to tell the client of keys that nobody knows; nothing without any.
+
+    Raises:
+        ApiError: one is nearly a known key, or unknown ones are refused.
+    """
+    unknown = [key for key in given if key not in known]
+    for key in unknown:
+        hint = nearest(key, known)
+        if strict or "did you mean" in hint:
+            raise ApiError(400, f"unknown key {shown(key)} in {field}{hint}", param=field, code="unknown_parameter")
+    return f"unknown keys of {field} were ignored: {brief(', '.join(map(shown, unknown)))}" if unknown else ""
 
 
 def _check(asked: ResponseFields) -> None:
@@ -135,9 +155,6 @@ def _check(asked: ResponseFields) -> None:
     for name, message in wrong.items():
         if message is not None:
             raise ApiError(400, message, param=name)
-    for name in (asked.reasoning or {}).keys() - set(_REASONING):
-        if guess := nearest(name, _REASONING):
-            raise ApiError(400, f"unknown key {shown(name)} in reasoning{guess}", param="reasoning")
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(
             400, "stream_options is about streamed answers; leave it out or set stream to true",
@@ -164,6 +181,8 @@ def chat_fields(asked: ResponseFields) -> dict[str, Any]:
         found["max_completion_tokens"] = asked.max_output_tokens
     if asked.chat_template_kwargs:
         found["chat_template_kwargs"] = asked.chat_template_kwargs
+    if not asked.disable_additional_properties:
+        found["disable_additional_properties"] = False
     if asked.tools:
         found["tools"] = [_tool(tool) for tool in asked.tools]
     if asked.tools or asked.tool_choice not in ("auto", "none"):  # agents send "auto" without tools too
@@ -201,9 +220,6 @@ def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
 
 
 def _form(text: dict[str, Any]) -> dict[str, Any] | None:
-    for name in text:
-        if name not in ("format", "verbosity"):
-            raise ApiError(400, f"unknown key {shown(name)} in text{nearest(name, ('format',))}", param="text")
     form = text.get("format")
     kind = form.get("type") if isinstance(form, dict) else None
     if form is None or kind == "text":

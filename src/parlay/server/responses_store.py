@@ -1,6 +1,6 @@
 """Responses that were asked to be kept: in memory, bounded in bytes, each for the key that made it."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -43,21 +43,29 @@ class ResponseStore:
     def __init__(self, most: int) -> None:
         """Begin empty; never keep more than `most` bytes."""
         self._most = most
-        self._held: OrderedDict[str, Stored] = OrderedDict()
+        self._held: dict[str, OrderedDict[str, Stored]] = {}  # by owner
+        self._sizes: Counter[str] = Counter()  # likewise
         self._lock = Lock()
-        self.size = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes that all of it takes."""
+        return self._sizes.total()
 
     def put(self, name: str, stored: Stored) -> bool:
-        """Keep a response, and forget the oldest ones for it; return whether it is not too large for that."""
+        """Keep a response, and forget older ones for it; return whether it is not too large for that.
+
+        Forgotten are the oldest of whoever has most, so that nobody pushes out what an owner has who has less.
+        """
         if stored.size > self._most:
             return False
         with self._lock:
-            self._held[name] = stored
-            self.size += stored.size
+            self._held.setdefault(stored.owner, OrderedDict())[name] = stored
+            self._sizes[stored.owner] += stored.size
             while self.size > self._most:
-                _, oldest = self._held.popitem(last=False)
-                self.size -= oldest.size
-        return True
+                greatest = max(self._sizes, key=self._sizes.__getitem__)
+                self._forget(greatest, next(iter(self._held[greatest])))
+            return name in self._held.get(stored.owner, {})
 
     def get(self, name: str, owner: str, param: str | None = None) -> Stored:
         """Return a response of `owner`.
@@ -75,12 +83,17 @@ class ResponseStore:
             ApiError: there is none.
         """
         with self._lock:
-            self.size -= self._find(name, owner, None).size
-            del self._held[name]
+            self._find(name, owner, None)
+            self._forget(owner, name)
+
+    def _forget(self, owner: str, name: str) -> None:
+        self._sizes[owner] -= self._held[owner].pop(name).size
+        if not self._held[owner]:
+            del self._held[owner], self._sizes[owner]
 
     def _find(self, name: str, owner: str, param: str | None) -> Stored:
-        found = self._held.get(name)
-        if found is None or found.owner != owner:
+        found = self._held[owner].get(name) if owner in self._held else None
+        if found is None:
             raise ApiError(
                 404, f"there is no response {shown(name)} of this key: it was not stored, or was deleted, or "
                 "forgotten for newer ones; give the whole conversation as input",

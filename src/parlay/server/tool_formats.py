@@ -15,13 +15,15 @@ from functools import partial
 from typing import Any, get_args
 
 from parlay.config.server import ToolParser
-from parlay.server.tool_scanner import Scanner, Wait, overlap
+from parlay.server.tool_scanner import Scanner, Wait
 
 Parameters = Mapping[str, Any]  # JSON schemas by function
 Search = Callable[[Scanner, int, Parameters], Wait[None]]
 
+_BRACE = re.compile("{")
 _MISTRAL_HEAD = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*")
 _MISTRAL_PART = re.compile(r"\s*[\w.-]*\s*(?:\[[^{]*)?")  # what may become that
+_MISTRAL_LONGEST = 256  # characters before the arguments
 _PYTHONIC = re.compile(r"(?:<\|python_start\|>)?\s*(\[.*\])\s*(?:<\|python_end\|>)?", re.DOTALL)
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
@@ -55,16 +57,17 @@ class ToolFormat:
         begin = yield from answer.space(0)
         if (yield from answer.char(begin)) in tuple(self.openers):
             yield from self.whole(answer, begin, parameters)
-        at = answer.done
+        at = solid = answer.done  # behind the last character that is no space
         bare = answer.called > 0  # nothing but space has come since a call
         while True:
             place, mark = answer.first(self.marks, at)
-            end = answer.done + len(answer.text[answer.done : place].rstrip())
-            bare = bare and end == answer.done
+            if new := answer.text.cut(at, place).rstrip():
+                solid = at + len(new)
+            bare = bare and solid == answer.done
             if not mark and answer.ended:
                 answer.say(answer.done if bare else place)
                 return
-            answer.say(end)
+            answer.say(solid)
             if not mark:
                 at = place
                 yield
@@ -73,6 +76,7 @@ class ToolFormat:
             yield from self.calls(answer, at, parameters)
             if answer.called > before:
                 at, bare = answer.done, True
+            solid = at
 
 
 def _json_call(answer: Scanner, at: int, forced: bool) -> Wait[bool]:
@@ -91,7 +95,7 @@ def _json_call(answer: Scanner, at: int, forced: bool) -> Wait[bool]:
             end = yield from (answer.string(at) if key == "name" else answer.value(at))
             if end is None or (key != "name" and not opens):
                 return False
-            value, at = answer.text[at:end], end
+            value, at = answer.text.cut(at, end), end
             if key == "name":
                 name = _unquoted(value)
                 if not answer.knows(name):
@@ -184,7 +188,7 @@ def _xml(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         return
     begin = at + len(_FUNCTION)
     at, mark = yield from answer.find((">", "\n"), begin)
-    name = answer.text[begin:at]
+    name = answer.text.cut(begin, at)
     if mark != ">" or not answer.begin(name):
         return
     schema = parameters.get(name)
@@ -201,7 +205,7 @@ def _xml(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         begin = at
         at, mark = yield from answer.find((">", "\n"), begin)
         if mark == ">":
-            key = answer.text[begin:at]
+            key = answer.text.cut(begin, at)
             answer.add(f"{opening}{_dump(key)}: ")
             opening = ", "
             at = yield from _xml_value(answer, at + 1, known.get(key))
@@ -219,20 +223,20 @@ def _xml_value(answer: Scanner, at: int, schema: Any) -> Wait[int]:
         place, mark = answer.first((_PARAMETER_END,), at)
         complete = bool(mark) or answer.ended
         end = place
-        if mark and place > begin and answer.text[place - 1] == "\n":
+        if mark and place > begin and answer.text.cut(place - 1, place) == "\n":
             end -= 1
         elif not complete:
-            end = min(end, len(answer.text) - overlap(answer.text, "\n" + _PARAMETER_END))
+            end = min(end, answer.text.end - answer.text.overlap("\n" + _PARAMETER_END))
         if is_text:
-            answer.add(_dump(answer.text[at:end])[1:-1])
-            at = max(at, end)
+            answer.add(_dump(answer.text.cut(at, end))[1:-1])
+        at = max(at, end)
         if complete:
             break
         yield
     if is_text:
         answer.add('"' if mark else "")
     elif mark:
-        answer.add(_dump(_typed(answer.text[begin:end])))
+        answer.add(_dump(_typed(answer.text.cut(begin, end))))
     return place + len(mark)
 
 
@@ -243,16 +247,16 @@ def _mistral(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         yield from _json(answer, begin, parameters)
         return
     while True:
-        brace = answer.text.find("{", at)
-        while brace < 0:
-            if answer.ended or not _MISTRAL_PART.fullmatch(answer.text, at):
+        while (brace := answer.text.character(_BRACE, at)) is None:
+            part = answer.text.cut(at, at + _MISTRAL_LONGEST + 1)
+            if answer.ended or len(part) > _MISTRAL_LONGEST or not _MISTRAL_PART.fullmatch(part):
                 return
             yield
-            brace = answer.text.find("{", at)
-        head = _MISTRAL_HEAD.fullmatch(answer.text, at, brace)
-        if head is None or not answer.begin(head[1]):
+        head, at = answer.text.cut(at, brace[0]), brace[0]
+        found = _MISTRAL_HEAD.fullmatch(head) if len(head) <= _MISTRAL_LONGEST else None
+        if found is None or not answer.begin(found[1]):
             return
-        answer.done = at = yield from answer.give(brace)
+        answer.done = at = yield from answer.give(at)
 
 
 def _pythonic(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
@@ -261,7 +265,7 @@ def _pythonic(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         return
     while not answer.ended:
         yield
-    whole = _PYTHONIC.fullmatch(answer.text.strip())
+    whole = _PYTHONIC.fullmatch(answer.text.cut(0).strip())
     try:
         calls = [] if whole is None else _python_calls(whole[1])
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -270,7 +274,7 @@ def _pythonic(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
         for name, arguments in calls:
             answer.begin(name)
             answer.add(arguments)
-            answer.done = len(answer.text)
+            answer.done = answer.text.end
 
 
 def _python_calls(text: str) -> list[tuple[str, str]]:

@@ -57,7 +57,7 @@ class FreeReader(Reader):
 
     def feed(self, text: str, finished: bool) -> list[Piece]:
         """Give text up to where a call may begin, and calls as they grow."""
-        self._answer.text += text
+        self._answer.text.add(text)
         self._answer.ended = finished
         next(self._search, None)
         pieces: list[Piece] = []

@@ -6,14 +6,16 @@ were there, and look at each character about once.
 
 import json
 import re
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator
 from typing import Literal, TypeVar
+
+from parlay.server.growing import GrowingText
 
 _T = TypeVar("_T")
 Wait = Generator[None, None, _T]  # gives its result once enough of the answer is there
 Given = tuple[Literal["text", "name", "arguments"], str]
 
-_SPACE = re.compile(r"\s*")
+_SOLID = re.compile(r"\S")
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[\s,}\]]")
@@ -31,7 +33,7 @@ class Scanner:
 
     def __init__(self, functions: Collection[str]) -> None:
         """Begin with an empty answer; `functions` are those that may be called."""
-        self.text = ""
+        self.text = GrowingText()
         self.ended = False
         self.done = 0
         self.called = 0
@@ -48,7 +50,7 @@ class Scanner:
     def say(self, end: int) -> None:
         """Give as text what stands before `end`."""
         if end > self.done:
-            self._given.append(("text", self.text[self.done : end]))
+            self._given.append(("text", self.text.cut(self.done, end)))
             self.done = end
 
     def knows(self, name: str) -> bool:
@@ -72,34 +74,34 @@ class Scanner:
 
     def char(self, at: int) -> Wait[str]:
         """Return a character; nothing behind the end."""
-        while at >= len(self.text) and not self.ended:
+        while at >= self.text.end and not self.ended:
             yield
-        return self.text[at : at + 1]
+        return self.text.cut(at, at + 1)
 
     def space(self, at: int) -> Wait[int]:
         """Return where the next character is that is no space."""
-        while True:
-            match = _SPACE.match(self.text, at)
-            at = match.end() if match else at
-            if at < len(self.text) or self.ended:
+        while (found := self.text.character(_SOLID, at)) is None:
+            at = max(at, self.text.end)
+            if self.ended:
                 return at
             yield
+        return found[0]
 
     def starts(self, mark: str, at: int) -> Wait[bool]:
         """Return whether a mark stands there."""
-        while not self.ended and len(self.text) - at < len(mark) and mark.startswith(self.text[at:]):
+        while not self.ended and self.text.end - at < len(mark) and mark.startswith(self.text.cut(at)):
             yield
-        return self.text.startswith(mark, at)
+        return self.text.cut(at, at + len(mark)) == mark
 
-    def first(self, marks: Sequence[str], at: int) -> tuple[int, str]:
+    def first(self, marks: tuple[str, ...], at: int) -> tuple[int, str]:
         """Return where the first of some marks stands, and which; without any, where one may yet begin."""
-        found = [(place, mark) for mark in marks if (place := self.text.find(mark, at)) >= 0]
-        if found:
-            return min(found)
-        partial = 0 if self.ended else max((overlap(self.text, mark) for mark in marks), default=0)
-        return max(at, len(self.text) - partial), ""
+        found = self.text.first(marks, at)
+        if found is not None:
+            return found
+        partial = 0 if self.ended else max(map(self.text.overlap, marks), default=0)
+        return max(at, self.text.end - partial), ""
 
-    def find(self, marks: Sequence[str], at: int) -> Wait[tuple[int, str]]:
+    def find(self, marks: tuple[str, ...], at: int) -> Wait[tuple[int, str]]:
         """Return where the first of some marks stands, and which; at the end of the answer, no mark."""
         while True:
             at, mark = self.first(marks, at)
@@ -115,16 +117,16 @@ class Scanner:
             return None
         at += 1
         while True:
-            match = _IN_STRING.search(self.text, at)
-            if match is None:
-                at = len(self.text)
-            elif match[0] == '"':
-                return match.end()
-            elif match.end() < len(self.text):
-                at = match.end() + 1
+            found = self.text.character(_IN_STRING, at)
+            if found is None:
+                at = self.text.end
+            elif found[1] == '"':
+                return found[0] + 1
+            elif found[0] + 1 < self.text.end:
+                at = found[0] + 2
                 continue
             else:
-                at = match.start()
+                at = found[0]
             if self.ended:
                 return None
             yield
@@ -136,13 +138,12 @@ class Scanner:
             return (yield from self.string(at))
         if char in ("{", "["):
             return (yield from self.brackets(at))
-        while True:
-            match = _SCALAR_END.search(self.text, at)
-            if match is not None:
-                return match.start()
+        while (found := self.text.character(_SCALAR_END, at)) is None:
+            at = self.text.end
             if self.ended:
                 return None
             yield
+        return found[0]
 
     def brackets(self, at: int, *, give: bool = False) -> Wait[int | None]:
         """Return behind the bracket that closes the one here; None if the answer ends before.
@@ -154,24 +155,24 @@ class Scanner:
         depth, given = 0, at
         quoted = False
         while True:
-            match = (_IN_STRING if quoted else _STRUCTURE).search(self.text, at)
-            if match is not None and match[0] == "\\" and match.end() == len(self.text):
-                at, match = match.start(), None  # what is escaped is yet to come
-            elif match is None:
-                at = len(self.text)
-            elif match[0] == "\\":
-                at = match.end() + 1
+            found = self.text.character(_IN_STRING if quoted else _STRUCTURE, at)
+            if found is not None and found[1] == "\\" and found[0] + 1 == self.text.end:
+                at, found = found[0], None  # what is escaped is yet to come
+            elif found is None:
+                at = self.text.end
+            elif found[1] == "\\":
+                at = found[0] + 2
             else:
-                at = match.end()
-                quoted ^= match[0] == '"'
-                depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0) if not quoted else 0
-            if match is not None and depth:
+                at = found[0] + 1
+                quoted ^= found[1] == '"'
+                depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[1], 0) if not quoted else 0
+            if found is not None and depth:
                 continue
             if give:
-                end = at if match is not None else len(self.text)
-                self.add(self.text[given:end])
+                end = at if found is not None else self.text.end
+                self.add(self.text.cut(given, end))
                 given = end
-            if match is not None:
+            if found is not None:
                 return at
             if self.ended:
                 return None
@@ -183,8 +184,8 @@ class Scanner:
             end = yield from self.brackets(at, give=True)
         else:
             end = yield from self.value(at)
-            self.add(self.text[at:end])
-        return len(self.text) if end is None else end
+            self.add(self.text.cut(at, end))
+        return self.text.end if end is None else end
 
     def key(self, at: int) -> Wait[tuple[str, int] | None]:
         """Return a key that stands here, and where its value begins; None if there is none."""
@@ -195,12 +196,7 @@ class Scanner:
         if (yield from self.char(colon)) != ":":
             return None
         try:
-            key = json.loads(self.text[at:end])
+            key = json.loads(self.text.cut(at, end))
         except ValueError:
             return None
         return key, (yield from self.space(colon + 1))
-
-
-def overlap(text: str, mark: str) -> int:
-    """Return how many of the last characters may begin a mark."""
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)

@@ -33,6 +33,7 @@ class RequestMetrics:
         arrival, admitted, first_token, finished: clock readings; 0 while not reached.
         undrafted: of the steps without a draft, why there was none, and how often.
         verification: what decided which guesses stand; see `SpeculativeConfig`.
+        per_step: once it has finished, nodes verified and confirmed in each of the steps that verified some.
     """
 
     drafts: int = 0
@@ -49,6 +50,7 @@ class RequestMetrics:
     finished: float = 0.0
     undrafted: tuple[tuple[str, int], ...] = ()
     verification: str = "coupled"
+    per_step: tuple[tuple[int, int], ...] = ()
 
     @property
     def lossless(self) -> bool:

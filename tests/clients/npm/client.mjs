@@ -131,6 +131,51 @@ test("tools", async () => {
   assert.ok(ran.length >= 1 && ran.every((city) => ["Paris", "Rome"].includes(city)));
 });
 
+const city = { type: "object", properties: { city: { enum: ["Paris", "Rome"] } }, required: ["city"], additionalProperties: false };
+const known = (text) => assert.ok(["Paris", "Rome"].includes(JSON.parse(text).city), text);
+
+for (const streamed of [false, true]) {
+  test(`chat: three turns with a tool, ${streamed ? "streamed" : "whole"}`, async () => {
+    const tools = [{ type: "function", function: { name: "weather", parameters: city } }];
+    const turns = [{ role: "user", content: "How is the weather in Rome?" }];
+    for (const choice of [{ type: "function", function: { name: "weather" } }, "required", "none"]) {
+      const asked = { model, messages: turns, tools, tool_choice: choice, parallel_tool_calls: false, temperature: 0, max_tokens: 60 };
+      const made = streamed ? await client.chat.completions.stream(asked).finalChatCompletion() : await client.chat.completions.create(asked);
+      const { message } = made.choices[0];
+      turns.push(message);
+      if (choice === "none") {
+        assert.ok(!message.tool_calls && typeof message.content === "string");
+      } else {
+        known(message.tool_calls[0].function.arguments);
+        turns.push({ role: "tool", tool_call_id: message.tool_calls[0].id, content: "sunny" });
+      }
+    }
+    assert.equal(turns.length, 6);
+  });
+
+  test(`responses: three turns with a tool, ${streamed ? "streamed" : "whole"}`, async () => {
+    const tools = [{ type: "function", name: "weather", parameters: city, strict: true }];
+    let input = [{ role: "user", content: "How is the weather in Rome?" }], previous_response_id = null;
+    for (const choice of [{ type: "function", name: "weather" }, "required", "none"]) {
+      const asked = { model, input, previous_response_id, tools, tool_choice: choice, parallel_tool_calls: false, temperature: 0,
+        max_output_tokens: 60 };
+      const made = streamed ? await client.responses.stream(asked).finalResponse() : await client.responses.create(asked);
+      previous_response_id = made.id;
+      if (choice === "none") {
+        assert.equal(made.output.at(-1).type, "message");
+      } else {
+        const call = made.output.at(-1);
+        known(call.arguments);
+        input = [{ type: "function_call_output", call_id: call.call_id, output: "sunny" }];
+      }
+    }
+    const kept = await client.responses.retrieve(previous_response_id);
+    assert.equal(kept.id, previous_response_id);
+    await client.responses.delete(previous_response_id);
+    await refused(client.responses.retrieve(previous_response_id), "NotFoundError", 404, { code: "response_not_found" });
+  });
+}
+
 test("errors are of the client's own types", async () => {
   const asked = { model, prompt, max_tokens: 2 };
   await refused(client.completions.create({ ...asked, temperature: -1 }), "BadRequestError", 400, { param: "temperature" });

@@ -1,0 +1,93 @@
+"""Parameters that a request does not give: the model's authors' own, if they have said any."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import write_llama
+from gguf_files import write_gguf
+from serving import Live
+
+from parlay import LLM, AsyncLLM, ConfigError, ModelError, SamplingParams
+from parlay.cli.main import main
+from parlay.models.generation import sampling_defaults
+
+OWN = {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.3, "do_sample": True, "max_length": 9, "min_p": None}
+ASKED = {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.3}
+PROMPT: Any = {"prompt_token_ids": [5, 6, 7, 8]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_llama(tmp_path_factory.mktemp("defaults") / "target", scale=2.0)
+    (path / "generation_config.json").write_text(json.dumps(OWN))
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> dict[str, tuple[int, ...]]:
+    llm = LLM(model, speculative_config=None, generation_config="vllm")
+    asked = {"own": ASKED, "colder": {**ASKED, "temperature": 0.0}, "none": {}}
+    return {
+        name: llm.generate(PROMPT, SamplingParams(**values, seed=3, max_tokens=12))[0].outputs[0].token_ids
+        for name, values in asked.items()
+    }
+
+
+def test_offline(model: Path, expected: dict[str, tuple[int, ...]]) -> None:
+    llm = LLM(model, speculative_config=None)
+    assert llm.get_default_sampling_params() == SamplingParams(**ASKED)
+    params = SamplingParams.parse({**llm.sampling_defaults, "seed": 3, "max_tokens": 12})
+    assert llm.generate(PROMPT, params)[0].outputs[0].token_ids == expected["own"]
+    # Who gives parameters has given all of them, as in vLLM.
+    own = SamplingParams(seed=3, max_tokens=12)
+    assert llm.generate(PROMPT, own)[0].outputs[0].token_ids == expected["none"]
+    assert LLM(model, speculative_config=None, generation_config="vllm").sampling_defaults == {}
+
+
+@pytest.fixture(scope="module")
+def live(model: Path) -> Iterator[Live]:
+    engine = AsyncLLM(model, speculative_config=None)
+    with Live(engine) as server:
+        yield server
+    asyncio.run(engine.close())
+
+
+def test_over_http(live: Live, expected: dict[str, tuple[int, ...]]) -> None:
+    body = {"prompt": PROMPT["prompt_token_ids"], "seed": 3, "max_tokens": 12, "return_token_ids": True}
+    own = {"temperature": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+    for name, more in (("own", {}), ("colder", {"temperature": 0}), ("own", {"top_k": None}), ("none", own)):
+        (choice,) = live.post("/v1/completions", {**body, **more}).json()["choices"]
+        assert tuple(choice["token_ids"]) == expected[name], more
+
+
+def test_on_the_command_line(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["generate", "abc", "--raw", "--model", str(model), "--seed", "3", "--max-tokens", "12"]
+    texts = []
+    for more in (
+        [],
+        ["--temperature", "0.7", "--top-k", "5", "--repetition-penalty", "1.3", "--generation-config", "vllm"],
+        ["--generation-config", "vllm"],
+    ):
+        assert main([*command, *more]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_what_a_gguf_file_says(model: Path, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"general__sampling__temp": 0.5, "general__sampling__top_k": 7}
+    file = write_gguf(model, tmp_path / "m.gguf", **keys)
+    assert sampling_defaults(file) == {"temperature": 0.5, "top_k": 7}
+    assert sampling_defaults(file, "none") == sampling_defaults(write_gguf(model, tmp_path / "n.gguf")) == {}
+
+
+def test_from_elsewhere_and_what_is_wrong(model: Path, tmp_path: Path) -> None:
+    assert sampling_defaults(Path("nowhere"), str(model)) == ASKED
+    with pytest.raises(ConfigError, match=r"generation_config\.json does not exist; give auto, vllm or a directory"):
+        sampling_defaults(model, str(tmp_path))
+    (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}')
+    with pytest.raises(ModelError, match="has temperature='hot', which must be a number"):
+        sampling_defaults(tmp_path)
