@@ -35,8 +35,16 @@ def test_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         select_kernels()
 
 
-def test_available_memory() -> None:
+def test_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 << 20 < env.available_memory() < 1 << 50
+    monkeypatch.setenv("PARLAY_MEMORY", "1000")
+    assert env.available_memory() == 1000
+    monkeypatch.setenv("PARLAY_MEMORY", str(10**17))
+    assert env.available_memory() < 1 << 50, "no more than there is"
+    for value in ("0", "-1", "8G", "²", "9" * 5000):
+        monkeypatch.setenv("PARLAY_MEMORY", value)
+        with pytest.raises(ConfigError, match="PARLAY_MEMORY must be a number of bytes above 0"):
+            env.available_memory()
 
 
 def test_waiting_is_passive_before_torch_is_imported() -> None:

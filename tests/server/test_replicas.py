@@ -38,7 +38,9 @@ class House:
         self.temporary = temporary
         self.loop = asyncio.new_event_loop()
         speculative = {"method": "ngram", "lengths": "fixed", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-        self.client = EngineClient(target, speculative_config=speculative, data_parallel_size=2, **OPTIONS)
+        self.client = EngineClient(
+            target, speculative_config=speculative, data_parallel_size=2, engine_timeout=5.0, **OPTIONS
+        )
         self.run(self.client.start())
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -52,8 +54,9 @@ def house(models: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory) -> 
         temporary = Path(tempfile.mkdtemp(prefix="p-", dir="/tmp"))
         patch.setattr(tempfile, "tempdir", str(temporary))
         house = House(models["float32"].target, temporary)
-        pids = [replica.pid for replica in house.client.replicas]
         yield house
+        house.run(until(lambda: all(replica.state == "ready" for replica in house.client.replicas)))
+        pids = [replica.pid for replica in house.client.replicas]
         house.run(house.client.close())
         house.loop.close()
         for pid in pids:
@@ -145,6 +148,7 @@ def test_a_killed_one_costs_its_own_requests(house: House) -> None:
     client = house.client
     victim = client.replicas[1]
     pid, other = victim.pid, client.replicas[0].pid
+    restarts = victim.restarts, client.restarts
     assert pid is not None
 
     async def main() -> None:
@@ -165,10 +169,30 @@ def test_a_killed_one_costs_its_own_requests(house: House) -> None:
         await until(lambda: idle(client))
 
     house.run(main())
-    assert [replica.restarts for replica in client.replicas] == [0, 1]
-    assert client.restarts == 1
+    assert (victim.restarts, client.restarts) == (restarts[0] + 1, restarts[1] + 1)
     assert client.replicas[0].pid == other
     assert victim.pid not in (pid, None)
+
+
+def test_one_that_hangs_costs_its_own_requests(house: House) -> None:
+    client = house.client
+    restarts = client.restarts
+
+    async def main() -> None:
+        async with begun(client, 4) as streams:
+            os.kill(client.replicas[0].pid or 0, signal.SIGSTOP)
+            for stream in streams[1]:
+                *_, output = [output async for output in stream]
+                assert len(output.outputs[0].token_ids) == 480
+            for stream in streams[0]:
+                with pytest.raises(EngineDeadError, match="send the request again"):
+                    async for _ in stream:
+                        pass
+            assert client.state == "ready"
+        await until(lambda: client.replicas[0].state == "ready")
+
+    house.run(main())
+    assert client.restarts == restarts + 1
 
 
 def test_only_when_none_is_left_nothing_is_served(house: House) -> None:
