@@ -58,6 +58,7 @@ def test_the_embedded_model(kinds: tuple[str, ...], tmp_path: Path, capsys: pyte
     laws = [row for row in rows if row["way"] == "sampled law"]
     assert {row["method"] for row in laws} == methods
     assert all(row["draws"] >= 100 and row["cells"] > 1 for row in laws)
+    assert all((row["accepted"] > 0) == (row["method"] != "plain") for row in laws), "the law of verified guesses"
     suite = ElementTree.parse(junit).getroot()
     assert suite.get("tests") == str(len(result["checks"]) + len(rows))
     assert (suite.get("failures"), suite.get("skipped")) == ("0", "0")
@@ -230,3 +231,27 @@ def test_planted_faults_are_found(
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][-1]
     assert not last["same"]
     assert last["difference"].startswith("prompt ")
+
+
+@pytest.mark.parametrize(("mode", "says"), [("rejection", "have the target's law"), ("typical", "are lossy, ")])
+def test_classical_verification_tests_the_law_of_guesses(
+    mode: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fifty requests at once would have no guesses if lengths were chosen; and what is lossy is called so."""
+    own = json.dumps({"method": "draft_model", "model": "tiny-code-draft", "verification": mode})
+    main(["verify", "--quick", "--max-tokens", "4", "--draws", "120", "--speculative-config", own, "--json"])
+    text, _, line = capsys.readouterr().out.rstrip().rpartition("\n")
+    result = json.loads(line)
+    assert (says if result["holds"] else "lossy, as it must be") in text
+    assert [row["accepted"] > 0 for row in result["rows"] if row["way"] == "sampled law"][-1]
+
+
+def test_a_classical_sampler_that_is_biased_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guesses that all stand have the draft's law."""
+    monkeypatch.setattr("parlay.verify.classical._log_ratio", lambda *of: 0.0)
+    own = json.dumps({"method": "draft_model", "model": "tiny-code-draft", "verification": "rejection"})
+    assert main(["verify", "--quick", "--max-tokens", "2", "--speculative-config", own, "--json"]) == 1
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][-1]
+    assert (last["method"], last["way"], last["same"]) == ("draft_model", "sampled law", False)

@@ -105,9 +105,12 @@ def compare(
                     expected[kind] = _alone(llm, asked.prompts, params)
                 except RequestError as error:  # a tokenizer that no grammar fits
                     yield {"method": label, "skipped": f"{kind}: {error}"}
-        # Steps of 24 rows cut the longer prompts, and blocks of 5 tokens the rest; drafts are as long as they may be.
+        # Steps of 24 rows cut the longer prompts, and blocks of 5 tokens the rest; drafts are as long as they may be,
+        # for which four requests leave room.
         eager = replace(config, lengths="fixed", num_speculative_tokens_per_batch_size=_off(config))
-        chunks = LLM(model, speculative_config=eager, max_num_batched_tokens=24, block_size=5, **options)
+        chunks = LLM(
+            model, speculative_config=eager, max_num_batched_tokens=24, max_num_seqs=4, block_size=5, **options
+        )
         for way, engine, complete in (
             ("alone", llm, _alone),
             ("together", llm, _together),
@@ -131,7 +134,7 @@ def compare(
                 }
         if asked.draws:
             tick(f"{name}: {asked.draws} draws")
-            for row in check_law(llm, asked.prompts[len(asked.prompts) // 2], asked.draws):
+            for row in check_law(chunks, asked.prompts[len(asked.prompts) // 2], asked.draws):
                 yield {"method": label, "way": "sampled law", **row}
 
 

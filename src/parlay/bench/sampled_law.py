@@ -20,7 +20,7 @@ _MOST = 4.0  # standard deviations from what is expected; one test in thirty tho
 
 
 def check_law(llm: LLM, prompt: str | Sequence[int], draws: int) -> Iterator[dict[str, Any]]:
-    """Yield a row for the first token after a prompt, and one for the third after the likeliest first two.
+    """Yield a row for the first token after a prompt, and for the second and third after the likeliest before them.
 
     Args:
         llm: who draws, at temperature 1.
@@ -31,12 +31,17 @@ def check_law(llm: LLM, prompt: str | Sequence[int], draws: int) -> Iterator[dic
     params = [
         SamplingParams(temperature=1.0, seed=seed, max_tokens=_LENGTH, ignore_eos=True) for seed in range(draws)
     ]
-    found = [output.outputs[0].token_ids for output in llm.generate([list(tokens)] * draws, params, use_tqdm=False)]
+    outputs = [output.outputs[0] for output in llm.generate([list(tokens)] * draws, params, use_tqdm=False)]
+    found, accepted = [one.token_ids for one in outputs], sum(one.metrics.accepted for one in outputs)
     ((begins, _),) = Counter(drawn[:2] for drawn in found).most_common(1)
-    for known in ((), begins):
+    for known in ((), begins[:1], begins):
         counts = Counter(drawn[len(known)] for drawn in found if drawn[: len(known)] == known)
         if counts.total() >= _FEW:
-            yield {"parameters": f"token {len(known) + 1}", **_test(counts, _law(llm, (*tokens, *known)))}
+            yield {
+                "parameters": f"token {len(known) + 1}",
+                "accepted": accepted,
+                **_test(counts, _law(llm, (*tokens, *known))),
+            }
 
 
 def _law(llm: LLM, context: Sequence[int]) -> dict[int, float]:
