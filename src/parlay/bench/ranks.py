@@ -185,7 +185,7 @@ def _partner(rank: int, size: int, kilobytes: int, memory: str, folder: str) -> 
         exchange = SharedMemory(file.fileno(), rank, size, 1024 * kilobytes, _PATIENCE)
     own, out = torch.zeros(1, bounds[1]), torch.zeros(1, bounds[-1])
     shared = _time(lambda: exchange.gather(own, out, bounds))
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    env.adopt({"GLOO_SOCKET_IFNAME": "lo"})
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     parts = list(torch.split(out, bounds[1], dim=1))
     gloo = _time(lambda: torch.distributed.all_gather(parts, own))

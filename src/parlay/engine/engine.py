@@ -20,19 +20,19 @@ from parlay.engine.numerics import cases, describe_numerics, identify, trust_mod
 from parlay.engine.rank import Assignment, arithmetic
 from parlay.engine.ranks import Ranks
 from parlay.engine.request import Counts, Request
+from parlay.engine.resolve import longest_sequence, text_codec
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names
 from parlay.engine.stats import EngineStats, StatsSnapshot
 from parlay.engine.step import Worker, drive
-from parlay.engine.tokenizer import Detokenizer, TextCodec, check_prompt, encode_prediction, logprob_tables
-from parlay.errors import ConfigError, EngineFaultError, RequestError, brief, nearest
+from parlay.engine.tokenizer import Detokenizer, check_prompt, encode_prediction, logprob_tables
+from parlay.errors import EngineFaultError, RequestError, brief, nearest
 from parlay.kernels.select import select_kernels
 from parlay.kernels.trust import settle
 from parlay.kernels.tuning import tune
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.log import logger
-from parlay.models.config import ModelConfig
 from parlay.models.find import find_model
 from parlay.models.generation import sampling_defaults
 from parlay.models.hub import Hub
@@ -104,8 +104,8 @@ class Engine:
             model_config = describe_as(path, config.storage, config.quantization, config.load_format)
             dtype = resolve_dtype(config.dtype, model_config)
             check_ranks(model_config, config.tensor_parallel_size)
-            self.max_model_len = _model_len(config, model_config.max_position)
-            self.codec = _codec(config, model_config, hub)
+            self.max_model_len = longest_sequence(config, model_config.max_position)
+            self.codec = text_codec(config, model_config, hub)
             target = TargetInfo(model_config, dtype, self.max_model_len, hub, config.tensor_parallel_size)
             methods = find_methods(speculative, target)
             groups = [cache_spec(model_config, dtype)] + [m.proposer.cache for m in methods if m.proposer.cache]
@@ -396,25 +396,3 @@ class Engine:
 
     def _logprobs(self, tokens: Sequence[int], entries: Sequence[TokenLogprobs]) -> tuple[dict[int, Logprob], ...]:
         return tuple(logprob_tables(self.codec, tokens, entries))
-
-
-def _codec(config: EngineConfig, model: ModelConfig, hub: Hub) -> TextCodec:
-    name, revision = config.tokenizer or config.model, config.tokenizer_revision
-    if name == config.model and revision in (None, config.revision):
-        return TextCodec(model.path)
-    codec = TextCodec(find_model(name, replace(hub, revision=revision), weights=False))
-    size = codec.tokenizer.get_vocab_size()
-    if size > model.vocab_size:
-        raise ConfigError(
-            f"the tokenizer {name!r} has {size} tokens, more than the {model.vocab_size} of the model "
-            f"{config.model!r}; give the tokenizer it was trained with"
-        )
-    return codec
-
-
-def _model_len(config: EngineConfig, limit: int) -> int:
-    if config.max_model_len is None:
-        return limit
-    if config.max_model_len > limit:
-        raise ConfigError(f"max_model_len={config.max_model_len} is beyond the model's {limit} positions; lower it")
-    return config.max_model_len

@@ -1,0 +1,43 @@
+"""What an engine's options come to for one model: its tokenizer, its longest sequence."""
+
+from dataclasses import replace
+
+from parlay.config import EngineConfig
+from parlay.engine.tokenizer import TextCodec
+from parlay.errors import ConfigError
+from parlay.models.config import ModelConfig
+from parlay.models.find import find_model
+from parlay.models.hub import Hub
+
+
+def text_codec(config: EngineConfig, model: ModelConfig, hub: Hub) -> TextCodec:
+    """Return the model's own tokenizer, or the one that is asked for.
+
+    Raises:
+        ConfigError: it has more tokens than the model.
+        ModelError: it cannot be found or read.
+    """
+    name, revision = config.tokenizer or config.model, config.tokenizer_revision
+    if name == config.model and revision in (None, config.revision):
+        return TextCodec(model.path)
+    codec = TextCodec(find_model(name, replace(hub, revision=revision), weights=False))
+    size = codec.tokenizer.get_vocab_size()
+    if size > model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer {name!r} has {size} tokens, more than the {model.vocab_size} of the model "
+            f"{config.model!r}; give the tokenizer it was trained with"
+        )
+    return codec
+
+
+def longest_sequence(config: EngineConfig, limit: int) -> int:
+    """Return the longest sequence that is served, of at most `limit` tokens.
+
+    Raises:
+        ConfigError: a longer one is asked for.
+    """
+    if config.max_model_len is None:
+        return limit
+    if config.max_model_len > limit:
+        raise ConfigError(f"max_model_len={config.max_model_len} is beyond the model's {limit} positions; lower it")
+    return config.max_model_len
