@@ -72,7 +72,7 @@ def test_what_is_not_shown_has_no_flag(model: Path, capsys: pytest.CaptureFixtur
         (["--speculative-config", '{"method": "ngrm"}'], "did you mean 'ngram'"),
         (["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 0}'], "at least 1"),
         (["--temperature", "-1"], "temperature must be between 0 and"),
-        (["--tensor-parallel-size", "2"], "not served yet"),
+        (["--tensor-parallel-size", "65"], "between 1 and 64"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_status_2(

@@ -61,18 +61,26 @@ def run(options: argparse.Namespace) -> int:
         import zmq  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"serving needs {error.name}; run: pip install 'parlay[serve]'") from None
-    with suppress(asyncio.CancelledError):  # told to end while it loaded
-        asyncio.run(_serve_and_end(values, speculative, config))
+    end = Timer(_LAST, os._exit, (0,))
+    end.daemon = True
+    try:
+        with suppress(asyncio.CancelledError):  # told to end while it loaded
+            asyncio.run(_serve_and_end(values, speculative, config, end))
+    finally:
+        end.cancel()
     return 0
 
 
-async def _serve_and_end(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
-    """Serve; the process ends then, even if a thread does not: a text that takes for ever is nobody's any more."""
+async def _serve_and_end(
+    values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig, end: Timer
+) -> None:
+    """Serve; then `end` has the process end even if a thread of the event loop does not.
+
+    The loop waits for its threads, and a text that takes one of them for ever is nobody's any more.
+    """
     try:
         await _serve(values, speculative, config)
     finally:
-        end = Timer(_LAST, os._exit, (0,))
-        end.daemon = True
         end.start()
 
 
