@@ -272,7 +272,7 @@ def test_the_metrics_page_of_ours_is_understood() -> None:
         faults={},
         **dict.fromkeys(names.split(), 0),
     )
-    metrics = PrometheusMetrics('a "model" in {braces}', "ngram", lambda: engine)
+    metrics = PrometheusMetrics('a "model" in {braces}', "ngram", [SimpleNamespace(stats=engine, restarts=0)])
     found = acceptance("", metrics.expose()[0].decode())
     assert found is not None
     assert (found["drafts"], found["drafted"], found["accepted"]) == (4, 16, 8)

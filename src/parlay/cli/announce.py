@@ -11,10 +11,10 @@ from parlay.server.reasoning import marks_of
 from parlay.server.tool_formats import FORMATS, format_of
 
 if TYPE_CHECKING:
-    from parlay.server.client import EngineClient
+    from parlay.link.engine import AsyncEngine
 
 
-def facts(engine: "EngineClient", config: ServerConfig, url: str) -> dict[str, str]:
+def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, str]:
     """Return what people want to know of a server that is ready, by name.
 
     Args:
@@ -29,7 +29,7 @@ def facts(engine: "EngineClient", config: ServerConfig, url: str) -> dict[str, s
     if template is not None and not codec.shows_tools():
         tools = "hermes; the system message describes them, since the chat template ignores tools"
     marks = marks_of(config.reasoning_parser, template)
-    replicas = len(engine.replicas)
+    replicas = config.data_parallel_size
     return {
         **({} if replicas == 1 else {"replicas": f"{replicas}, each as follows"}),
         "model": f"{engine.model_name}, {size_text(memory.weights)} of weights",

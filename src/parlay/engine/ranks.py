@@ -175,7 +175,7 @@ def share_threads(threads: int, size: int) -> list[int]:
 def _watch(
     processes: Sequence["subprocess.Popen[bytes]"], exchange: "SharedMemory", closing: threading.Event
 ) -> None:
-    """Have everybody give up as soon as a rank has ended that was not told to."""
+    """Have everybody give up, and end, as soon as a rank has ended that was not told to."""
     ended = threading.Event()
 
     def wait(process: "subprocess.Popen[bytes]") -> None:
@@ -187,6 +187,8 @@ def _watch(
     ended.wait()
     if not closing.is_set():
         exchange.abandon()
+        for process in processes:  # some wait for orders, and none is of use any more
+            process.kill()
 
 
 def _close(
