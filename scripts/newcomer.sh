@@ -48,5 +48,5 @@ step first_lines parlay generate "def fibonacci(n):" --temperature 0 --speculati
 parlay serve smollm2 --port 8765 &
 server=$!
 step answer
-step parlay verify tiny-code --max-tokens 8
+step parlay verify tiny-code --quick
 echo "all of it: $(($(date +%s) - whole)) s"
