@@ -118,6 +118,6 @@ def test_what_is_learnt_does_not_depend_on_lengths(lengths: tuple[int, int]) -> 
             if not levels[-1]:
                 break
         ahead.judged(levels)
-        means.append(ahead._chances[: lengths[0]])
+        means.append(ahead.acceptance._now[: lengths[0]])
     for level in range(lengths[0]):
         assert sum(m[level] for m in means) / len(means) == pytest.approx(alpha, abs=0.03)

@@ -1,29 +1,22 @@
 """How long a device proposer's next drafts may be: its guesses are made before anybody can say what they are worth.
 
-Known are what drafting so many tokens takes, and how often a guess at each depth was right, given that the one before
-it was. Both are learnt from drafts alone, so now and then one is made that does not seem to pay, and one that is a
-token longer than seems best. A small share of the time is saved up for that and spent on nothing else: what has
-never paid costs no more than this, and where a try is lucky there is enough saved for the next few at once.
+Known are what drafting so many tokens takes, and how often a guess at each depth is right (`Acceptance`). Both are
+learnt from drafts alone, so now and then one is made that does not seem to pay, and one that is a token longer than
+seems best. A small share of the time is saved up for that and spent on nothing else (`Tries`).
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
+from parlay.drafting.acceptance import Acceptance
 from parlay.drafting.goodput import best_draft
 from parlay.drafting.times import LONG, DraftTimes
+from parlay.drafting.tries import Tries
 
-_PRIOR = 0.6  # acceptance of a node, before anything is known
-_DEEPER = 0.95  # of its parent's, where that is more: what is right now is nearly as often right a token later
-_FEW, _MANY = 4, 50  # nodes that an estimate rests on, at first and at most
-_ENOUGH = 16  # without as many nothing is given up; and while nothing pays no more count, so that a change is seen
-_UNLIKELY = 0.0005  # a run of guesses right, or wrong, that was no likelier is a change
-_AGAIN = 2  # nodes that count after one
 _FOLLOW = 0.3  # share that is learnt of following tokens
-_SHARE = 0.005  # of the time that may be lost on tries
-_SAVED = 7.0  # tries that can be saved up for
-_KEPT = 6.0  # of which so many must be there for one after another that was not lucky
 _LOST = 0.1  # share of a try's seconds that are lost at least, however likely it is right
-_LUCK = 2  # tries in a row that may go wrong after one that was right
 _NODES = 0.1  # share that a draft's nodes take in what is known of their number
 _ANEW = 16  # steps after which the best length is found anew, though nothing but the pace has changed
 _FIRST = 1  # tokens drafted until it is known what these take
@@ -55,28 +48,25 @@ class Ahead:
     """What decides the lengths of one device proposer's drafts.
 
     Attributes:
+        acceptance: of its guesses.
         times: what its drafts take.
-        trying: whether what is drafted next does not pay, or nobody knows yet; then one request is enough.
-        hopeful: whether a draft of one token may pay, if guesses are right a standard error more often than it seems.
+        tries: that may be lost on drafts that do not seem to pay.
+        trying: whether what is drafted next does not pay, or nobody knows yet; then a few requests are enough.
+        hopeful: whether any draft may pay, if guesses are right a standard error more often than it seems.
     """
 
     def __init__(self, length: int, times: Mapping[int, float] | None = None, chances: Sequence[float] = ()) -> None:
         """Begin with drafts of at most `length` tokens, and with what is known of their times and acceptance."""
-        known = len(chances[:length])
-        # At each depth, given that the parent is accepted; and the nodes that each rests on.
-        self._chances = [*chances[:length], *[_PRIOR] * (length - known)]
-        self._weights = [float(_ENOUGH)] * known + [float(_FEW)] * (length - known)
-        self._runs = [(True, 1.0)] * length  # of guesses alike, and how likely it was
-        self.times = DraftTimes(times)
-        self._saved: float | None = None  # seconds that may be lost; None before a try has a price
+        self.acceptance, self.times = Acceptance(length, chances), DraftTimes(times)
+        self.tries = Tries()
         self._pays, self.trying, self.hopeful = False, False, True
+        self._promising = 0  # tokens that may pay, if guesses are right more often than it seems
         self._answers = dict[tuple[int, int, int], tuple[int, float, list[float]]]()  # of `_best`
         self._table: Sequence[float] = ()  # for which those are
         self._count = 0  # requests to draft for
         self._news, self._asked = True, 0
         self._nodes: dict[int, float] = {}  # verified of drafts by their length, as far as that is known
         self._follow = 0.0  # seconds of following a token that the proposer is behind
-        self._luck = 0  # tries that may go wrong before they are saved up for again
 
     def saving(self, most: int, count: int, step: Step) -> float:
         """Return the share of the time that drafts of at most so many tokens would save if these requests had them.
@@ -89,11 +79,10 @@ class Ahead:
         if most < 1 or count < 1 or not self.times.known:
             return 0.0
         best, saving, paced = self._best(most, count, step)
-        at_best = self._chances[0] + (self._chances[0] * (1 - self._chances[0]) / self._weights[0]) ** 0.5
-        self.hopeful = best > 0 or self._weights[0] < _ENOUGH
-        if not self.hopeful:
-            one = [at_best], count, step.requests, step.table, paced, step.more
-            self.hopeful = best_draft(*one)[0] > 0
+        self._promising = (
+            best or best_draft(self.acceptance.at_best(), count, step.requests, step.table, paced, step.more)[0]
+        )
+        self.hopeful = self._promising > 0 or not self.acceptance.enough
         return saving
 
     def next_length(
@@ -101,6 +90,7 @@ class Ahead:
         most: int,
         count: int,
         step: Step,
+        near: int = 1,
         behind: int = 0,
         rerun: float = 0.0,
         passed: int = 1,
@@ -113,13 +103,15 @@ class Ahead:
             most: tokens.
             count: requests to draft for.
             step: the one that drafts would be verified in.
-            behind: tokens that the proposer has to follow first, of the request of which they are fewest.
-            rerun: seconds that the target takes to run tokens of it once more.
+            near: of these, requests of which the proposer has to follow the fewest tokens first: a try is for them.
+            behind: tokens that these are.
+            rerun: seconds that the target takes to run tokens of them once more.
             passed: steps since this was asked last.
             ready: whether any request is worth following what the proposer is behind; if not, all it does is tries.
         """
-        self.trying = False
+        self.trying, plain = False, step.seconds(0)
         if most < 1 or count < 1:
+            self.tries.save(plain * passed)
             return 0
         if not self.times.known:
             self.trying = True
@@ -128,29 +120,21 @@ class Ahead:
         best, _, times = self._best(most, count, step)
         best *= ready
         self._pays = best > 0
-        plain = step.seconds(0)
-        further, catching_up = min(best + 1, most), 0.0
+        further, catching_up = min(max(best + 1, self._promising), most), 0.0
         price = times[further] - times[best]
         if not best:
             self.trying = True
-            self._weights = [min(weight, _ENOUGH) for weight in self._weights]
-            if self._weights[0] < _ENOUGH:
+            self.acceptance.doubt()
+            if not self.acceptance.enough:
                 return further
             # Following what it lacks is paid for once, guesses after that are cheap; and of a guess no more is lost
             # than what it is not worth.
             catching_up = self._follow * behind / step.pace + rerun
-            worth = self._chances[0] * plain / step.requests
-            price = max(price + step.seconds(1) - plain - worth, _LOST * price)
-        if self._saved is None:
-            self._saved = catching_up + price
-        else:
-            self._saved = min(self._saved + _SHARE * plain * passed, catching_up + _SAVED * price)
-        if further > best and self._saved >= catching_up + price * (1.0 if self._luck else _KEPT):
-            self._saved -= catching_up + price
-            if catching_up > price:
-                self._luck = max(self._luck, _LUCK)
-            return further
-        return best
+            worth = sum(accumulate(self.acceptance.believed()[:further], mul)) * plain / step.requests
+            price = self.times.of(further, near) / step.pace
+            price = max(price + step.seconds(near * further) - plain - near * worth, _LOST * price)
+        takes = self.tries.take(price, catching_up, plain * passed) if further > best else False
+        return further if takes else best
 
     def _best(self, most: int, count: int, step: Step) -> tuple[int, float, list[float]]:
         """Return the best length, the share of the time that it saves, and seconds by length at the usual pace."""
@@ -162,23 +146,14 @@ class Ahead:
             paced = [seconds / step.pace for seconds in self.times.by_length(most, count)]
             factor = 1.0 if self._pays else step.margin
             nodes = [self._verified(length) for length in range(most + 1)]
-            asked = self._believed(), count, step.requests, step.table, paced, step.more, factor, nodes
+            asked = self.acceptance.believed(), count, step.requests, step.table, paced, step.more, factor, nodes
             found = self._answers[most, count, step.requests] = (*best_draft(*asked), paced)
         return found
 
     @property
-    def chances(self) -> list[float]:
-        """How often a guess at depth 1, 2, ... was right, given that its parent was, as far as that is known."""
-        return [chance for chance, weight in zip(self._chances, self._weights, strict=True) if weight >= _ENOUGH]
-
-    @property
     def gain(self) -> float:
         """Tokens that the longest draft is expected to add."""
-        gain, survival = 0.0, 1.0
-        for chance in self._believed():
-            survival *= chance
-            gain += survival
-        return gain
+        return sum(accumulate(self.acceptance.believed(), mul), 0.0)
 
     def judged(self, levels: Sequence[bool], length: int = 0, nodes: int = 0) -> None:
         """Learn whether a draft was right at depths 1, 2, ..., as far as it was judged.
@@ -192,15 +167,8 @@ class Ahead:
         if nodes:
             before = self._nodes.get(length, float(nodes))
             self._nodes[length] = before + _NODES * (nodes - before)
-        self._luck = _LUCK if all(levels) else max(self._luck - 1, 0)
-        for level, right in enumerate(levels[: len(self._chances)]):
-            chance = self._chances[level] = self._believed()[level]
-            before, likely = self._runs[level]
-            likely = (likely if right == before else 1.0) * (chance if right else 1 - chance)
-            self._runs[level] = right, likely
-            known = self._weights[level] if likely > _UNLIKELY else min(self._weights[level], _AGAIN)
-            weight = self._weights[level] = min(known + 1, _MANY if self._pays else _ENOUGH)
-            self._chances[level] = chance + (right - chance) / weight
+        self.tries.judged(right=all(levels))
+        self.acceptance.judged(levels, pays=self._pays)
 
     def timed(self, lengths: Sequence[int], seconds: float, behind: int = 0, settled: bool = True) -> None:
         """Learn what drafts of these lengths took together, after following tokens that the proposer was `behind`.
@@ -219,14 +187,6 @@ class Ahead:
     def following(self, tokens: int) -> float:
         """Return the seconds that following so many tokens takes."""
         return self._follow * tokens
-
-    def _believed(self) -> list[float]:
-        """Return the acceptance of nodes at each depth, of those that were never judged by their parents'."""
-        found: list[float] = []
-        for chance, weight in zip(self._chances, self._weights, strict=True):
-            unseen = found and weight <= _FEW
-            found.append(max(chance, _DEEPER * found[-1]) if unseen else chance)
-        return found
 
     def _verified(self, length: int) -> float:
         """Return how many nodes of a draft of some length are verified: as is known of one as long, or nearly."""

@@ -205,6 +205,11 @@ class Controller:
         return self._ahead.hopeful
 
     @property
+    def affords(self) -> bool:
+        """Whether a device proposer may be tried though its guesses do not seem to pay."""
+        return self._ahead.tries.affordable
+
+    @property
     def trying(self) -> bool:
         """Whether a device proposer's next drafts are a try, for which one request is enough."""
         return self._ahead.trying
@@ -215,6 +220,7 @@ class Controller:
         count: int,
         requests: int,
         keys: int,
+        near: int = 1,
         behind: int = 0,
         again: int = 0,
         passed: int = 1,
@@ -228,8 +234,9 @@ class Controller:
             count: requests that it would draft for.
             requests: that will emit.
             keys: that these read.
-            behind: tokens that it has to follow first, of the request of which they are fewest.
-            again: tokens of it that the target has to run once more before that.
+            near: of these, requests of which it has to follow the fewest tokens first, with which it may be tried.
+            behind: tokens that these are.
+            again: tokens of them that the target has to run once more before that.
             passed: steps since this was asked last.
             ready: see `Ahead.next_length`.
         """
@@ -240,7 +247,7 @@ class Controller:
         first, end = min(requests, last), min(requests + again, last)
         rerun = cost.table[end] - cost.table[first] if again else 0.0
         step = self._step(requests, keys)
-        self._next = self._ahead.next_length(most, count, step, behind, rerun, passed, ready=ready)
+        self._next = self._ahead.next_length(most, count, step, near, behind, rerun, passed, ready=ready)
         return self._next
 
     def judged(self, levels: Sequence[bool], length: int, nodes: int) -> None:

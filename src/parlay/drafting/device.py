@@ -24,7 +24,8 @@ THINKS = 8  # while it is off, whether to try it is thought about once in so man
 _SCOUTS = 16  # requests of which one is held where guesses are far from paying
 _FAR = 256  # tokens that an answer is counted on to have left: most end before they may
 _NEAR = 16  # tokens that it may be behind without a thought
-_LEFT = 0.25  # tokens that drafts may save of one that is left to emit, where they do not seem to pay
+_TRIED = 4  # requests that a try is made with at most: their guesses tell as much as so many tries, and cost less
+_LEFT = 0.06  # tokens that drafts may save of one that is left to emit, where they do not seem to pay
 _UNSEEN = 16  # tokens that a proposer may follow for one that the target has to run once more
 _ROWS = 16  # of a level of drafts with branches, all requests together; beyond, drafts are chains
 _BRANCHING = 0.3  # price of a row beyond which a second guess in the same place is hardly worth one
@@ -68,7 +69,7 @@ class Device:
         self._pairs = method.proposer.pairs
         self._control, self._faults = controller, faults
         self._share_prefixes, self._vocab_size = share_prefixes, vocab_size
-        self._only: Drafted | None = None  # whose drafts it is tried with
+        self._tried: Sequence[Drafted] | None = None  # with whose drafts it is tried; None where it is no try
         self._forgotten: list[int] = []
         self._requests: Sequence[Drafted] = ()  # of the step
         self._saving = 0.0  # share of the time that drafts are expected to save
@@ -125,13 +126,15 @@ class Device:
         self._saving = control.saving(most, len(every), emitting, keys)
         ready = [one for one in every if self._worth(one[0], self._saving)]
         free = ready or [one for one in every if self._worth(one[0], _LEFT)]
-        least = min(free, key=lambda one: self._lag(one[0]) + _UNSEEN * self._lacking(one[0]), default=(None, 0))[0]
-        behind, again = (self._lag(least), self._lacking(least)) if least else (0, 0)
+        free.sort(key=lambda one: self._distance(one[0]))
+        reach = self._distance(free[0][0]) + _NEAR if free else 0
+        near = [request for request, _ in free[:_TRIED] if self._distance(request) <= reach]
+        behind, again = sum(map(self._lag, near)), sum(map(self._lacking, near))
         most = min(self.length, max((limit for _, limit in free), default=0))
         passed = 1 if self.next_length else THINKS
-        steps = emitting, keys, behind, again, passed
+        steps = emitting, keys, len(near), behind, again, passed
         self.next_length = control.next_length(most, len(free), *steps, ready=bool(ready))
-        self._only = least if control.trying else None
+        self._tried = near if control.trying else None
         if not self._shaped:
             worth = control.branches and control.price < _BRANCHING and self._width * len(free) <= _ROWS
             self._next_width = self._width if worth else 1
@@ -148,7 +151,8 @@ class Device:
         """
         state, budget = request.drafting, 0
         if self.next_length and not state.predicted and self._drafts_for(request):
-            budget = max(min(limit, self.next_length, next_rows), 0) if self._only in (None, request) else 0
+            tried = self._tried is None or request in self._tried
+            budget = max(min(limit, self.next_length, next_rows), 0) if tried else 0
         elif self._control and not self._pairs and not draft.tokens:
             return NOTHING  # as in most steps
         follow = self._follows and (limit if self._pairs and not self._control else budget) > 0
@@ -215,7 +219,7 @@ class Device:
         held = state.layers.held
         if not held:
             self._begun += 1
-            state.scout = self._begun % _SCOUTS == 0
+            state.scout = self._begun % _SCOUTS == 0 or (self._control is not None and self._control.affords)
         wanted = state.scout or self._control is None or self._control.hopeful
         if wanted and held + more <= MOST_HELD:
             if self._held is None:
@@ -246,11 +250,15 @@ class Device:
         layers = request.drafting.layers
         return layers.held if self._pairs else max(request.computed - layers.computed, 0) if self._follows else 0
 
+    def _distance(self, request: Drafted) -> int:
+        """How much has to be followed before it can draft for a request, in tokens that it has seen."""
+        return self._lag(request) + _UNSEEN * self._lacking(request)
+
     def _drafts_for(self, request: Drafted) -> bool:
         """Whether it is to guess for a request, for which it may have to catch up."""
         if not self._may_draft_for(request):
             return False
-        return self._control is None or self._only is request or self._worth(request, self._saving)
+        return self._control is None or request in (self._tried or ()) or self._worth(request, self._saving)
 
     def _may_draft_for(self, request: Drafted) -> bool:
         """Whether it is loaded for a request, and nobody else does better."""

@@ -176,7 +176,7 @@ def _controller(
 
     def keep(cost: StepCost, ahead: Ahead) -> None:
         times = ahead.times.known if name else {}
-        file.write(Costs(cost.known, {name: times} if times else {}, {name: ahead.chances} if times else {}))
+        file.write(Costs(cost.known, {name: times} if times else {}, {name: ahead.acceptance.known} if times else {}))
 
     return Controller(
         cost,

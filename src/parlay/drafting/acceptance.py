@@ -1,0 +1,77 @@
+"""How often a device proposer's guesses are right, by their depth, given that the one before was.
+
+Two estimates are kept of each depth: of the text of now, which follows a change within a few dozen nodes, and of all
+text. What is believed is the first, held back by the second: a few unlucky guesses do not end drafting that has paid
+for thousands of tokens. The second is also what the next run begins with.
+"""
+
+from collections.abc import Sequence
+
+_PRIOR = 0.6  # acceptance of a node, before anything is known
+_DEEPER = 0.95  # of its parent's, where that is more: what is right now is nearly as often right a token later
+_FEW, _MANY = 4, 50  # nodes that an estimate of now rests on, at first and at most
+_ENOUGH = 16  # without as many nothing is given up; and while nothing pays no more count, so that a change is seen
+_UNLIKELY = 0.0005  # a run of guesses right, or wrong, that was no likelier is a change
+_AGAIN = 2  # nodes that count after one
+_LONG = 500  # nodes that the estimate of all text rests on at most
+_HELD = 50  # for how many it counts in what is believed, at most
+
+
+class Acceptance:
+    """What is known of one proposer's guesses at depth 1, 2, ...; nothing of requests or time."""
+
+    def __init__(self, length: int, known: Sequence[float] = ()) -> None:
+        """Begin with drafts of at most `length` tokens, and with what an earlier run has known of all text."""
+        seen = len(known[:length])
+        self._now = [*known[:length], *[_PRIOR] * (length - seen)]
+        self._weights = [float(_ENOUGH)] * seen + [float(_FEW)] * (length - seen)  # nodes that each rests on
+        self._all = list(self._now)
+        self._counts = [float(_HELD)] * seen + [0.0] * (length - seen)
+        self._runs = [(True, 1.0)] * length  # of guesses alike, and how likely it was
+
+    @property
+    def enough(self) -> bool:
+        """Whether enough is known to give up drafting."""
+        return self._weights[0] >= _ENOUGH
+
+    @property
+    def known(self) -> list[float]:
+        """Of all text, as far as enough nodes were judged to tell the next run."""
+        return [chance for chance, count in zip(self._all, self._counts, strict=True) if count >= _ENOUGH]
+
+    def believed(self) -> list[float]:
+        """Return what is expected of the next nodes; where a depth was never reached, by its parent's."""
+        found: list[float] = []
+        estimates = zip(self._now, self._weights, self._all, self._counts, strict=True)
+        for chance, weight, whole, count in estimates:
+            held = min(count, _HELD)
+            own = (chance * weight + whole * held) / (weight + held)
+            found.append(max(own, _DEEPER * found[-1]) if found and weight <= _FEW else own)
+        return found
+
+    def at_best(self) -> list[float]:
+        """Return the same, if guesses are right a standard error more often than it seems."""
+        known = zip(self.believed(), self._weights, strict=True)
+        return [min(chance + (chance * (1 - chance) / weight) ** 0.5, 1.0) for chance, weight in known]
+
+    def doubt(self) -> None:
+        """Rest on few nodes, while nothing seems to pay: the text may have changed unseen."""
+        self._weights = [min(weight, _ENOUGH) for weight in self._weights]
+
+    def judged(self, levels: Sequence[bool], *, pays: bool) -> None:
+        """Learn whether guesses at depth 1, 2, ... were right, as far as they were judged.
+
+        Where drafts do not seem to pay, few are made, of which the latest count more.
+        """
+        for level, right in enumerate(levels[: len(self._now)]):
+            if self._weights[level] <= _FEW:
+                self._now[level] = self.believed()[level]
+            chance = self._now[level]
+            before, likely = self._runs[level]
+            likely = (likely if right == before else 1.0) * (chance if right else 1 - chance)
+            self._runs[level] = right, likely
+            weight = self._weights[level] if likely > _UNLIKELY else min(self._weights[level], _AGAIN)
+            weight = self._weights[level] = min(weight + 1, _MANY if pays else _ENOUGH)
+            self._now[level] = chance + (right - chance) / weight
+            count = self._counts[level] = min(self._counts[level] + 1, _LONG)
+            self._all[level] += (right - self._all[level]) / count
