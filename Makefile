@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # Bytecode is kept whatever the shell says: the suite starts over a hundred processes, which would compile all anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test clients soak check stub clean
+.PHONY: demo test clients soak check docs stub clean
 
 # A stamp per set of tools, so that `make demo` installs no test tools. Native sources are part of the package: when
 # they change, it is built again, and nothing else builds it. pip knows dependency groups since 25.1.
@@ -23,7 +23,7 @@ $(VENV)/.installed: $(SOURCES)
 	touch $@
 
 $(VENV)/.tools: $(VENV)/.installed
-	$(INSTALL) --group test --group check
+	$(INSTALL) --group test --group check --group docs
 	touch $@
 
 $(VENV)/.clients: $(VENV)/.tools
@@ -56,6 +56,10 @@ check: $(VENV)/.tools
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The documentation as a site in build/site; a link that leads nowhere fails.
+docs: $(VENV)/.tools
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Types of the native module, written by nanobind: after a change to what csrc/ offers Python.
 stub: $(VENV)/.tools

@@ -69,7 +69,7 @@ FAULTS = [
     ),
     Fault(
         "a stop string lost across drafts",
-        "src/parlay/engine/tokenizer.py",
+        "src/parlay/text/tokenizer.py",
         "tail.find(s, max(0, before + 1 - len(s) - begin))",
         "tail.find(s, before - begin)",
     ),
@@ -99,7 +99,7 @@ FAULTS = [
     ),
     Fault(
         "a numerics id without the kinds of weights",
-        "src/parlay/engine/numerics.py",
+        "src/parlay/numerics/identify.py",
         '"+".join((str(dtype).removeprefix("torch."), *_quantised(config)))',
         'str(dtype).removeprefix("torch.")',
     ),

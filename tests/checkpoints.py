@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from parlay.models import llama
 from parlay.models.config import read_config
 from parlay.models.decoder import weight_shapes
+from parlay.models.families import llama
 
 EOS = 256
 VOCAB = 257

@@ -10,8 +10,7 @@ import pytest
 import torch
 from asking import Ask, assert_whole, random_seed, run
 from checkpoints import write_llama
-from fitting_texts import RIGHT_ON_RANDOM_TEXTS
-from heads import FITTED, fitted
+from fitting import FITTED, fitted, fitting
 from hypothesis import settings
 
 from parlay import LLM, CompletionOutput
@@ -119,7 +118,7 @@ def check_accepted(method: str, accepted: int, possible: bool = True) -> None:
     """Check how many guesses were right, where these tests can know: on a random target's texts.
 
     A proposer that guesses from tokens alone may find nothing in them; what it does on a text that suits it is
-    checked on its line of `TEXTS`.
+    checked on its own `TEXT`.
     """
     if not drafts(method) or not possible:
         assert accepted == 0
@@ -129,15 +128,16 @@ def check_accepted(method: str, accepted: int, possible: bool = True) -> None:
 
 def guesses_on_random_texts(method: str) -> bool:
     """Whether a proposer is known to guess on a random target's texts."""
-    return method in RIGHT_ON_RANDOM_TEXTS or not issubclass(proposers.load(method).Proposer, HostProposer)
+    on_host = issubclass(proposers.load(method).Proposer, HostProposer)
+    return not on_host or getattr(fitting(method), "GUESSES_ON_RANDOM_TEXTS", False)
 
 
 def proposer_options(method: str, pair: Pair) -> dict[str, Any]:
     """Return what a proposer cannot do without, or does little without on random texts."""
     if method in FITTED:
         return {"model": str(fitted(method, pair.target))}
-    known = {"draft_model": {"model": str(pair.draft)}, "ngram": {"prompt_lookup_min": 1, "prompt_lookup_max": 3}}
-    return known.get(method, {})
+    own = fitting(method)
+    return own.options(pair) if hasattr(own, "options") else {}
 
 
 Plain = Callable[..., list[CompletionOutput]]

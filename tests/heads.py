@@ -2,23 +2,19 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from checkpoints import VOCAB
-from eagles import fit_eagle, fit_eagle3
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import gelu, one_hot, silu
 
 from parlay import LLM, SamplingParams
-from parlay.kernels.select import select_kernels
-from parlay.models.select import describe_model, load_model
 from parlay.runner.batch import Stretch, flatten
-from parlay.runner.runner import ModelRunner
 
 Tensors = dict[str, Tensor]
 ChooseAll = Callable[[int, Tensor], Tensor]  # of a step and its logits `[rows, V]`, the choices
@@ -185,7 +181,7 @@ def write_medusa(path: Path, tensors: Mapping[str, Tensor], file: str = "medusa_
 # ---------------------------------------------------------------- heads that agree with a target in part, in a second
 
 
-def _fit(features: Tensor, tokens: Tensor, vocab: int) -> Tensor:
+def fit(features: Tensor, tokens: Tensor, vocab: int) -> Tensor:
     """Return the output layer `[vocab, D]` that tells `tokens` best from features `[rows, D]` by least squares."""
     features = features.double()
     gram = features.T @ features + 0.3 * torch.eye(features.shape[1], dtype=torch.float64)
@@ -194,7 +190,7 @@ def _fit(features: Tensor, tokens: Tensor, vocab: int) -> Tensor:
 
 
 @cache
-def _texts(target: Path) -> tuple[Tensor, Tensor]:
+def texts_of(target: Path) -> tuple[Tensor, Tensor]:
     """Return tokens `[texts, length]` that a target wrote, and its hidden states `[texts, length, H]`."""
     llm = LLM(str(target), dtype="float32", max_model_len=_PROMPT + _OUTPUT, speculative_config=None)
     vocab = llm.engine.vocab_size
@@ -211,69 +207,11 @@ def _texts(target: Path) -> tuple[Tensor, Tensor]:
     return torch.tensor(texts), torch.stack(states)
 
 
-def _windows(target: Path) -> tuple[Tensor, Tensor]:
+def windows_of(target: Path) -> tuple[Tensor, Tensor]:
     """Return hidden states `[rows, H]` and the tokens `[rows, GUESSES + 1]` that follow each."""
-    texts, hidden = _texts(target)
+    texts, hidden = texts_of(target)
     starts = range(_PROMPT - 1, texts.shape[1] - GUESSES - 1)
     return (
         torch.cat([hidden[:, i] for i in starts]),
         torch.cat([texts[:, i + 1 : i + GUESSES + 2] for i in starts]),
     )
-
-
-def _fitted_medusa(path: Path, target: Path) -> None:
-    hidden, follow = _windows(target)
-    vocab = json.loads((target / "config.json").read_text())["vocab_size"]
-    tensors = random_medusa(hidden=hidden.shape[1], heads=GUESSES, outputs=False)
-    for i, state in enumerate(medusa_states(tensors, hidden, GUESSES, 1)):
-        tensors[f"{i}.1.weight"] = _fit(state, follow[:, i + 1], vocab)
-    write_medusa(path, tensors)
-
-
-def _fitted_mlp(path: Path, target: Path) -> None:
-    hidden, follow = _windows(target)
-    vocab = json.loads((target / "config.json").read_text())["vocab_size"]
-    config = mlp_config(vocab_size=vocab, emb_dim=hidden.shape[1], inner_dim=96, n_predict=GUESSES, scale_input=True)
-    tensors = random_mlp(config)
-    states = mlp_states(config, tensors, hidden, list(follow[:, :GUESSES].T))
-    for i, state in enumerate(states):
-        tensors[f"speculator.head.{i}.weight"] = _fit(state, follow[:, i + 1], vocab)
-    write_head(path, config, tensors)
-
-
-def _fitted_eagle(path: Path, target: Path) -> None:
-    fit_eagle(path, target, *_texts(target))
-
-
-def _fitted_eagle3(path: Path, target: Path) -> None:
-    texts, _ = _texts(target)
-    kernels = select_kernels()
-    model = load_model(describe_model(str(target)), torch.float32, texts.shape[1], kernels)
-
-    def states(layers: Sequence[int]) -> Tensor:
-        runner = ModelRunner(model, kernels, texts.shape[1], 1)
-        runner.tap(tuple(layers))
-        found = []
-        for text in texts.tolist():
-            runner.forward(flatten([Stretch(text, 0, range(len(text)))], 1))
-            found.append(torch.cat(list(runner.tapped), 1))
-        return torch.stack(found)
-
-    fit_eagle3(path, target, texts, states)
-
-
-# How the tests make weights for proposers that need some of their own; one line for each such proposer.
-FITTED: dict[str, Callable[[Path, Path], None]] = {
-    "eagle": _fitted_eagle,
-    "eagle3": _fitted_eagle3,
-    "medusa": _fitted_medusa,
-    "mlp_speculator": _fitted_mlp,
-}
-
-
-def fitted(method: str, target: Path) -> Path:
-    """Return a head for a target, made beside it when first asked for."""
-    path = target.parent / method
-    if not path.is_dir():
-        FITTED[method](path, target)
-    return path

@@ -172,13 +172,13 @@ def use(path: Path, chats: bool) -> list[Exception]:
     """Do all that an engine does with a checkpoint's files; return what was refused."""
     import torch
 
-    from parlay.engine.tokenizer import TextCodec
+    from parlay.checkpoints.generation import sampling_defaults
     from parlay.errors import ParlayError
     from parlay.kernels.select import select_kernels
     from parlay.library.headers import read_tensors
-    from parlay.models.generation import sampling_defaults
     from parlay.models.select import check_weights, describe_model, load_model
     from parlay.runner.footprint import weight_bytes
+    from parlay.text.tokenizer import TextCodec
 
     def load() -> None:
         config = describe_model(str(path))

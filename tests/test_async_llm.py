@@ -12,9 +12,9 @@ from asking import assert_whole, essence
 from conftest import MakeLLM, Pair, proposer_options
 
 from parlay import AsyncLLM, ConfigError, ParlayError, RequestError, RequestOutput, SamplingParams
-from parlay.engine.tokenizer import Detokenizer
 from parlay.link.engine import AsyncEngine
 from parlay.link.protocol import Outputs, encode
+from parlay.text.tokenizer import Detokenizer
 
 PROMPT = list(range(40, 52)) * 2
 PARAMS = SamplingParams(temperature=0.7, seed=3, max_tokens=12, logprobs=1)

@@ -16,10 +16,10 @@ import pytest
 
 import parlay
 from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig
-from parlay.engine.chat import ChatOptions
 from parlay.engine.request import Request
 from parlay.engine.stats import EngineStats
 from parlay.proposers.select import proposers
+from parlay.text.chat import ChatOptions
 from parlay.train.options import TrainOptions
 from parlay.train.trainee import methods
 from parlay.types.cache import CacheSpec
@@ -70,7 +70,8 @@ def test_importing_is_cheap() -> None:
 
 def test_the_servers_front_does_without_torch() -> None:
     """It is a process of its own, which would take three times the memory."""
-    code = "import sys, parlay.server.app, parlay.server.client, parlay.server.metrics; print('torch' in sys.modules)"
+    modules = "parlay.server.app, parlay.server.remote.client, parlay.server.metrics, parlay.text.tokenizer"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False"]
 

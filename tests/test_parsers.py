@@ -13,8 +13,8 @@ from parsing import ANY, DEEP, ODD, edits, examples, many, orderly
 from parlay import LLM, ConfigError, RequestError, SamplingParams
 from parlay.cli.flags import Parser, add_flags
 from parlay.config import EngineConfig, SpeculativeConfig, build, modernise
-from parlay.engine.chat import ChatOptions, render
 from parlay.proposers.select import proposers
+from parlay.text.chat import ChatOptions, render
 
 GOOD = {
     **{f.name: getattr(EngineConfig(), f.name) for f in fields(EngineConfig)},

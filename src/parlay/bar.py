@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from parlay.models.download import size_text
+from parlay.checkpoints.download import size_text
 from parlay.types.progress import OnProgress, Progress, ignore
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from parlay.bar import loading_bar
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
 from parlay.config.speculative import DEFAULT, Speculation
-from parlay.engine.chat import ChatOptions
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request, best
-from parlay.engine.tokenizer_view import TokenizerView
 from parlay.errors import ConfigError, RequestError, shown
 from parlay.metrics import Metric, metrics_of
+from parlay.text.chat import ChatOptions
+from parlay.text.tokenizer_view import TokenizerView
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.prompt import Messages, Prompt, content_of, text_of

@@ -1,33 +1,51 @@
-"""Finding one-file plug-ins by name: a module of a package is imported when its name is first asked for."""
+"""Finding plug-ins by name: one is imported when its name is first asked for."""
 
-import pkgutil
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 from parlay.errors import ConfigError, nearest, shown
 
 
 class Registry:
-    """The modules of one package, by name. There is no list to keep: the folder is the list."""
+    """The plug-ins of one package, by name. There is no list to keep: the folder is the list.
 
-    def __init__(self, package: str, kind: str, hidden: frozenset[str] = frozenset()) -> None:
+    A plug-in is a file `name.py`, or a folder `name` with several parts of which each registry reads one.
+    """
+
+    def __init__(self, package: str, kind: str, part: str | None = None, *, files: bool = True) -> None:
+        """Look for nothing yet.
+
+        Args:
+            package: that holds plug-ins and nothing else.
+            kind: what errors call one.
+            part: the file of a plug-in's folder that is read, such as "proposer"; None where all are single files.
+            files: whether single files count; if not, they lack this part.
+        """
         self._package = package
         self._kind = kind
-        self._hidden = hidden
+        self._part = part
+        self._files = files
 
     def names(self) -> Iterator[str]:
         """Yield the names that `load` accepts, sorted."""
-        path = import_module(self._package).__path__
-        yield from sorted(m.name for m in pkgutil.iter_modules(path) if m.name not in self._hidden)
+        found = set()
+        for folder in map(Path, import_module(self._package).__path__):
+            if self._files:
+                found |= {file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")}
+            if self._part is not None:
+                found |= {file.parent.name for file in folder.glob(f"*/{self._part}.py")}
+        yield from sorted(found)
 
     def load(self, name: str) -> ModuleType:
-        """Import and return the module called `name`.
+        """Import and return the plug-in called `name`, or this registry's part of it.
 
         Raises:
-            ConfigError: no such module; the message suggests the nearest name.
+            ConfigError: no such plug-in; the message suggests the nearest name.
         """
         names = list(self.names())
         if name not in names:
             raise ConfigError(f"unknown {self._kind} {shown(name)}{nearest(name, names)}")
-        return import_module(f"{self._package}.{name}")
+        module = import_module(f"{self._package}.{name}")
+        return import_module(f"{module.__name__}.{self._part}") if hasattr(module, "__path__") else module

@@ -9,8 +9,8 @@ import pytest
 from checkpoints import write_byte_tokenizer
 
 from parlay.bench.prompts import name_of, read_prompts
-from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
+from parlay.text.tokenizer import TextCodec
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"

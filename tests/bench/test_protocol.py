@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from parlay.bench.protocol import load_prefixes, params_for, repeated_share
+from parlay.checkpoints.find import ASSETS, find_model
 from parlay.cli.main import main
-from parlay.engine.tokenizer import TextCodec
-from parlay.models.find import ASSETS, find_model
 from parlay.proposers.select import embedded_configs
+from parlay.text.tokenizer import TextCodec
 
 
 def test_prefixes_are_frozen() -> None:

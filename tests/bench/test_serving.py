@@ -12,10 +12,10 @@ from parlay.bench import serving
 from parlay.bench.options import LatencyOptions, ThroughputOptions
 from parlay.bench.plot import check_target, draw
 from parlay.bench.serving import measure, panels, workload
+from parlay.checkpoints.find import ASSETS
 from parlay.cli.main import main
 from parlay.config import SpeculativeConfig
-from parlay.engine.tokenizer import TextCodec
-from parlay.models.find import ASSETS
+from parlay.text.tokenizer import TextCodec
 
 NGRAM = SpeculativeConfig(method="ngram", lengths="fixed", options={"prompt_lookup_min": 1, "prompt_lookup_max": 2})
 SMALL = {"input_len": 12, "output_len": 6, "num_iters": 3, "num_iters_warmup": 1}

@@ -8,9 +8,9 @@ from checkpoints import write_byte_tokenizer
 
 from parlay.bench.protocol import load_prefixes
 from parlay.bench.workloads import EMBEDDED_ONLY, WORKLOADS, Workload, edit, workload
-from parlay.engine.tokenizer import TextCodec
+from parlay.checkpoints.find import find_model
 from parlay.errors import ConfigError
-from parlay.models.find import find_model
+from parlay.text.tokenizer import TextCodec
 
 FROZEN = {
     "completion": "fc69360c6d6698fe",

@@ -12,7 +12,7 @@ from checkpoints import write_llama
 from kernels.breaking import OtherOrder
 
 import parlay.engine.engine
-import parlay.engine.numerics
+import parlay.numerics.identify
 from parlay import LLM, SamplingParams
 from parlay.bench import sameness
 from parlay.cli.main import main
@@ -88,7 +88,7 @@ def test_broken_kernels_fail(
     def select(device: str = "cpu") -> Kernels:
         return OtherOrder(ReferenceKernels("float32"), lambda rows: rows > 3 if kind == "from 4 rows" else rows == 45)
 
-    for module in (parlay.engine.engine, parlay.engine.numerics):
+    for module in (parlay.engine.engine, parlay.numerics.identify):
         monkeypatch.setattr(module, "select_kernels", select)
     model = str(write_llama(tmp_path / "model", scale=7.0))
     assert main(["verify", model, "--quick", "--max-tokens", "4", "--draws", "0", "--json"]) == 1

@@ -12,7 +12,7 @@ import pytest
 from served import Served
 
 from parlay import LLM, SamplingParams
-from parlay.models.find import ASSETS
+from parlay.checkpoints.find import ASSETS
 
 pytestmark = pytest.mark.clients
 pytest_plugins = ["servers"]

@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import drafts
-from fitting_texts import TEXTS
+from fitting import fitting
 
 from parlay import LLM, SamplingParams
 from parlay.proposers.base import HostProposer
@@ -13,10 +13,13 @@ HOSTS = [n for n in proposers.names() if drafts(n) and issubclass(proposers.load
 
 @pytest.mark.parametrize("method", HOSTS)
 def test_guesses_are_right_and_change_nothing(method: str) -> None:
-    assert method in TEXTS, f"add a prompt that suits {method} to TEXTS in tests/fitting_texts.py"
+    text = getattr(fitting(method), "TEXT", None)
+    assert text, (
+        f"give tests/proposers/methods/{method}/fitting_{method}.py a TEXT after which some of its guesses are right"
+    )
     params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
     llm = LLM("tiny-code", speculative_config={"method": method, "lengths": "fixed"})
-    (found,) = llm.generate(TEXTS[method], params)
-    (expected,) = LLM("tiny-code", speculative_config=None).generate(TEXTS[method], params)
+    (found,) = llm.generate(text, params)
+    (expected,) = LLM("tiny-code", speculative_config=None).generate(text, params)
     assert found.outputs[0].token_ids == expected.outputs[0].token_ids
     assert found.outputs[0].metrics.accepted > 0

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from parlay import StructuredOutputsParams
+from parlay.checkpoints.find import find_model
 from parlay.drafting.shape import shape
-from parlay.engine.tokenizer import TextCodec
-from parlay.models.find import find_model
 from parlay.sampling.grammar import Constraint, Grammars
+from parlay.text.tokenizer import TextCodec
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 
 

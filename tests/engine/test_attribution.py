@@ -9,9 +9,9 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import Metaspace
 from tokenizers.models import WordLevel
 
+from parlay.checkpoints.find import find_model
 from parlay.engine.attribution import Attribution
-from parlay.engine.tokenizer import Detokenizer, TextCodec
-from parlay.models.find import find_model
+from parlay.text.tokenizer import Detokenizer, TextCodec
 from parlay.types.output import Rejected
 
 TEXT = "def naïve(☃):\n    return 1"

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from parlay import ConfigError, RequestError, SamplingParams
-from parlay.engine.chat import ChatOptions, render
-from parlay.engine.tokenizer import TextCodec
-from parlay.models.find import ASSETS
+from parlay.checkpoints.find import ASSETS
+from parlay.text.chat import ChatOptions, render
+from parlay.text.tokenizer import TextCodec
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from parlay import ModelError, RequestError
-from parlay.engine.tokenizer import Detokenizer, TextCodec
+from parlay.text.tokenizer import Detokenizer, TextCodec
 
 
 @pytest.fixture(scope="module")

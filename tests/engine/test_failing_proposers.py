@@ -7,9 +7,9 @@ import pytest
 from asking import assert_same, assert_whole, half_repeating, run
 from conftest import MakeLLM, Plain
 
-from parlay.proposers.draft_model import Proposer as DraftModel
-from parlay.proposers.ngram import Proposer as NGram
-from parlay.proposers.suffix import Proposer as Suffix
+from parlay.proposers.methods.draft_model.proposer import Proposer as DraftModel
+from parlay.proposers.methods.ngram import Proposer as NGram
+from parlay.proposers.methods.suffix import Proposer as Suffix
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal
 

@@ -10,9 +10,9 @@ from conftest import MakeLLM, Pair
 from parlay import LLM, AsyncLLM, EngineFaultError, SamplingParams
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.stats import EngineStats, MethodStats
-from parlay.engine.tokenizer import Detokenizer
-from parlay.proposers.ngram import Proposer as NGram
+from parlay.proposers.methods.ngram import Proposer as NGram
 from parlay.sampling.processors import Penalties
+from parlay.text.tokenizer import Detokenizer
 from parlay.types.plan import SpanError
 
 PROMPTS = [[*range(40 + i, 52 + i)] * 2 for i in range(5)]

@@ -10,11 +10,11 @@ from checkpoints import write_llama
 from gguf_files import write_gguf
 
 from parlay import ModelError
+from parlay.checkpoints.loader import Checkpoint
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.engine.engine import Engine
 from parlay.engine.loading import Loading
 from parlay.kernels.select import select_kernels
-from parlay.models.loader import Checkpoint
 from parlay.models.select import describe_as, load_model, weight_shapes
 from parlay.types.progress import Progress
 

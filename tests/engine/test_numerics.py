@@ -18,11 +18,11 @@ from kernels.conftest import ISAS
 
 import parlay.engine.engine
 from parlay import LLM, SamplingParams
-from parlay.engine.numerics import cases, inspect
-from parlay.kernels import selfcheck
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model
+from parlay.numerics import selfcheck
+from parlay.numerics.identify import cases, inspect
 
 ASKS = [Ask(tuple(range(i, 20 + 5 * i)), SamplingParams(max_tokens=8, seed=i, logprobs=2)) for i in range(5)]
 
@@ -57,7 +57,7 @@ def test_other_arithmetic_is_another_id(make_llm: MakeLLM, monkeypatch: pytest.M
     for kernels in (ReferenceKernels("float32"), ReferenceKernels("rows")):
         kernels.name = "same name"
         monkeypatch.setattr(parlay.engine.engine, "select_kernels", lambda device, k=kernels: k)
-        monkeypatch.setattr("parlay.kernels.trust.env.cache_dir", lambda: None)
+        monkeypatch.setattr("parlay.numerics.trust.env.cache_dir", lambda: None)
         ids.add(make_llm(dtype="bfloat16").numerics_id)
     assert len(ids) == 2
 

@@ -10,10 +10,10 @@ import pytest
 from checkpoints import write_llama
 
 from parlay import LLM, AsyncLLM, ModelError, ParlayError, RequestError, SamplingParams
-from parlay.engine.pieces import Pieces
-from parlay.engine.tokenizer import TextCodec
-from parlay.models.find import find_model
+from parlay.checkpoints.find import find_model
 from parlay.panics import Contained
+from parlay.text.pieces import Pieces
+from parlay.text.tokenizer import TextCodec
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 FRAME = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "[X]", "type_id": 0}}]

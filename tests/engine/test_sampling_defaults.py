@@ -12,8 +12,8 @@ from gguf_files import write_gguf
 from serving import Live
 
 from parlay import LLM, AsyncLLM, ConfigError, ModelError, SamplingParams
+from parlay.checkpoints.generation import sampling_defaults
 from parlay.cli.main import main
-from parlay.models.generation import sampling_defaults
 
 OWN = {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.3, "do_sample": True, "max_length": 9, "min_p": None}
 ASKED = {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.3}

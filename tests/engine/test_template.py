@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from parsing import DEEP, examples, many, orderly
 
 from parlay import RequestError
-from parlay.engine import template as templates
-from parlay.engine.chat import ChatOptions, render
+from parlay.text import template as templates
+from parlay.text.chat import ChatOptions, render
 
 MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "x" * 3000}]
 

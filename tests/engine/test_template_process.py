@@ -16,10 +16,10 @@ from checkpoints import write_llama
 from engine.hostile_templates import HOSTILE, KINDS
 
 from parlay import AsyncLLM, RequestError, SamplingParams
-from parlay.engine.chat import ChatOptions
-from parlay.engine.template_process import TemplateProcess
-from parlay.engine.tokenizer import TextCodec
-from parlay.models.find import find_model
+from parlay.checkpoints.find import find_model
+from parlay.text.chat import ChatOptions
+from parlay.text.template_process import TemplateProcess
+from parlay.text.tokenizer import TextCodec
 
 VARIABLES: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "tools": None}
 ENDLESS = HOSTILE[0]
@@ -147,7 +147,7 @@ def test_nobody_leaves_a_process_behind() -> None:
     gc.collect()
     assert child.poll() is not None
     script = (
-        "from parlay.engine.template_process import TemplateProcess\n"
+        "from parlay.text.template_process import TemplateProcess\n"
         "p = TemplateProcess(); p.run('a', {}); print(p._started[0].pid)"
     )
     done = subprocess.run([os.sys.executable, "-c", script], capture_output=True, text=True, check=True)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from checkpoints import write_llama
 
-from parlay.engine.tokenizer import TextCodec
+from parlay.text.tokenizer import TextCodec
 
 TEXT = "def f(x): return x if x < 2 else f(x - 1)\n\N{SNOWMAN}" * 40
 

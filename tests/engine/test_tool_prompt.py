@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from parlay.engine.chat import ChatOptions, render, shows_tools
-from parlay.engine.tool_prompt import told
+from parlay.text.chat import ChatOptions, render, shows_tools
+from parlay.text.tool_prompt import told
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"

@@ -8,7 +8,7 @@ from torch import Tensor
 from parlay.kernels.base import Kernels
 from parlay.kernels.quantised import product, quantise
 from parlay.kernels.reference import ReferenceKernels
-from parlay.kernels.selfcheck import random_blocks
+from parlay.numerics.selfcheck import random_blocks
 from parlay.weights.blocks import unpack
 from parlay.weights.kinds import BY_NAME, COMPUTED, Kind
 from parlay.weights.weight import Part, Weight

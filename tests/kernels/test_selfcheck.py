@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay.kernels import selfcheck
 from parlay.kernels.base import Activation, AttentionView, Kernels
 from parlay.kernels.reference import ReferenceKernels
-from parlay.kernels.selfcheck import ROW_COUNTS, Case, check, product_case
+from parlay.numerics import selfcheck
+from parlay.numerics.selfcheck import ROW_COUNTS, Case, check, product_case
 
 from .breaking import OneSlot, OtherOrder
 from .helpers import DTYPES

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from parlay.kernels import selfcheck, trust
 from parlay.kernels.reference import ReferenceKernels
-from parlay.kernels.selfcheck import Case, product_case
-from parlay.kernels.trust import judge, settle
+from parlay.numerics import selfcheck, trust
+from parlay.numerics.selfcheck import Case, product_case
+from parlay.numerics.trust import judge, settle
 
 from .breaking import OtherOrder
 

@@ -10,8 +10,8 @@ from parlay import env
 from parlay.kernels import tuning
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
-from parlay.kernels.selfcheck import random_blocks
 from parlay.kernels.tuning import Prefetching, tune
+from parlay.numerics.selfcheck import random_blocks
 from parlay.weights.kinds import BY_NAME
 from parlay.weights.weight import Weight
 

@@ -8,7 +8,7 @@ from checkpoints import write_llama
 from gguf_files import write_gguf
 from stand_in_hub import StandInHub, serving
 
-from parlay.models.hub import Hub
+from parlay.checkpoints.hub import Hub
 
 
 @pytest.fixture(scope="session")

@@ -13,12 +13,12 @@ import pytest
 from gguf_files import write_gguf
 from stand_in_hub import StandInHub
 
+from parlay.checkpoints.find import ASSETS, find_model
+from parlay.checkpoints.hub import Hub
 from parlay.cli.main import main
 from parlay.errors import ModelError
 from parlay.library.headers import read_tensors
 from parlay.library.pull import pull
-from parlay.models.find import ASSETS, find_model
-from parlay.models.hub import Hub
 
 pytestmark = pytest.mark.usefixtures("endpoint", "_own_folders")
 

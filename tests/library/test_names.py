@@ -6,9 +6,9 @@ import pytest
 from checkpoints import write_llama
 
 from parlay import ConfigError, ModelError
-from parlay.models.find import embedded, embedded_models, find_model
-from parlay.models.hub import Hub, is_hub_id
-from parlay.models.names import resolve, short_names
+from parlay.checkpoints.find import embedded, embedded_models, find_model
+from parlay.checkpoints.hub import Hub, is_hub_id
+from parlay.checkpoints.names import resolve, short_names
 
 pytestmark = pytest.mark.usefixtures("_own_folders")
 

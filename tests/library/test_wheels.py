@@ -8,11 +8,11 @@ import pytest
 from stand_in_hub import StandInHub
 
 from parlay import ModelError
+from parlay.checkpoints.find import find_model
+from parlay.checkpoints.hub import Hub
 from parlay.library.local import look
 from parlay.library.pull import pull
 from parlay.library.remove import removable, remove
-from parlay.models.find import find_model
-from parlay.models.hub import Hub
 
 pytestmark = pytest.mark.usefixtures("_own_folders")
 

@@ -15,11 +15,11 @@ from parsing import ANY, CUTS, DEEP, ODD, PATCHES, Patch, damaged, edits, exampl
 from safetensors.torch import load_file
 
 from parlay import LLM, ModelError
-from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ParlayError
 from parlay.kernels.select import select_kernels
 from parlay.models.select import check_weights, describe_model, load_model
 from parlay.runner.footprint import weight_bytes
+from parlay.text.tokenizer import TextCodec
 
 KERNELS = select_kernels()
 SHAPE = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8, "num_attention_heads": 2}

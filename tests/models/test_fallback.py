@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, ModelError, SamplingParams
-from parlay.engine import whole
-from parlay.engine.numerics import inspect
 from parlay.kernels.select import select_kernels
-from parlay.models import foreign_modules
-from parlay.models.foreign_modules import Linear, RotaryTable
 from parlay.models.select import describe_model, load_model
+from parlay.models.transformers import modules as foreign_modules
+from parlay.models.transformers.modules import Linear, RotaryTable
+from parlay.numerics import whole
+from parlay.numerics.identify import inspect
 from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
 
@@ -320,7 +320,7 @@ def test_what_bfloat16_hides_is_not_called_exact(
     llm = LLM(path, max_model_len=32, dtype="bfloat16")
     assert llm.numerics_id.endswith("/up-to-floating-point")
     assert "bfloat16 hides what torch's " in caplog.text
-    monkeypatch.setattr("parlay.engine.numerics.ROW_COUNTS", (2, 5))  # torch's experts are slow
+    monkeypatch.setattr("parlay.numerics.identify.ROW_COUNTS", (2, 5))  # torch's experts are slow
     numerics, findings = inspect(path, "bfloat16")
     assert numerics == llm.engine.numerics
     assert any(found.row_counts for found in findings.values())

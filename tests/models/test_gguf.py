@@ -27,12 +27,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from parlay import LLM, ModelError, SamplingParams
+from parlay.checkpoints.find import find_model
+from parlay.checkpoints.gguf import GGUFFile
 from parlay.kernels.select import select_kernels
 from parlay.models.config import read_config
-from parlay.models.find import find_model
-from parlay.models.gguf import GGUFFile
-from parlay.models.identity import digest_model
 from parlay.models.select import describe_model, load_model
+from parlay.numerics.digests import digest_model
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 
@@ -212,7 +212,7 @@ def test_a_tensor_of_many_slabs(tmp_path: Path, kind: str, monkeypatch: pytest.M
     with GGUFFile(tmp_path / "a.gguf") as file:
         whole = file.read("x")
         for slab in (1, 513, 2048, 5000):
-            monkeypatch.setattr("parlay.models.gguf._SLAB", slab)
+            monkeypatch.setattr("parlay.checkpoints.gguf._SLAB", slab)
             assert torch.equal(file.read("x"), whole)
 
 

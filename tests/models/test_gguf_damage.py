@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from test_gguf_tokenizer import spm_keys
 
 from parlay import LLM, ModelError
-from parlay.engine.tokenizer import TextCodec
+from parlay.checkpoints.gguf import GGUFFile
+from parlay.checkpoints.loader import Checkpoint
 from parlay.kernels.select import select_kernels
 from parlay.models.config import read_config
-from parlay.models.gguf import GGUFFile
-from parlay.models.identity import digest_model
-from parlay.models.loader import Checkpoint
 from parlay.models.select import describe_model, load_model
+from parlay.numerics.digests import digest_model
+from parlay.text.tokenizer import TextCodec
 
 HUGE = (1 << 63) + 5
 

@@ -20,11 +20,11 @@ from test_packed import write as write_packed
 from torch import Tensor
 
 from parlay import LLM, ConfigError, ModelError, SamplingParams
+from parlay.checkpoints.find import find_model
+from parlay.checkpoints.gguf import GGUFFile
+from parlay.checkpoints.loader import Checkpoint
 from parlay.kernels.select import select_kernels
-from parlay.models.find import find_model
-from parlay.models.gguf import GGUFFile
-from parlay.models.gguf_export import FORMS, export
-from parlay.models.loader import Checkpoint
+from parlay.models.export.gguf import FORMS, export
 from parlay.models.select import describe_as, describe_model, load_model
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner

@@ -12,16 +12,16 @@ from checkpoints import write_llama
 from gguf_files import write_gguf
 
 from parlay import LLM, ModelError, SamplingParams
+from parlay.checkpoints.find import find_model
+from parlay.checkpoints.gguf import GGUFFile
+from parlay.checkpoints.gguf_parts import GGUFModel
+from parlay.checkpoints.loader import Checkpoint
 from parlay.config import EngineConfig
-from parlay.engine.tokenizer import TextCodec
 from parlay.models.config import read_config
-from parlay.models.find import find_model
-from parlay.models.gguf import GGUFFile
-from parlay.models.gguf_parts import GGUFModel
-from parlay.models.identity import digest_model
-from parlay.models.loader import Checkpoint
 from parlay.models.select import describe_model
+from parlay.numerics.digests import digest_model
 from parlay.runner.footprint import weight_bytes
+from parlay.text.tokenizer import TextCodec
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
 NAMES = [f"m-{i}-of-00003.gguf" for i in ("00001", "00002", "00003")]

@@ -9,8 +9,8 @@ from gguf_files import write_gguf
 from test_gguf_tokenizer import PIECES, spm_keys
 
 from parlay import LLM, SamplingParams
-from parlay.engine.tokenizer import Detokenizer, TextCodec
 from parlay.models.config import read_config
+from parlay.text.tokenizer import Detokenizer, TextCodec
 
 ONE = SamplingParams(max_tokens=1)
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}"

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
 from parlay import ModelError
-from parlay.engine.tokenizer import TextCodec
-from parlay.models.find import ASSETS, find_model
-from parlay.models.gguf_tokenizer import read_gguf_tokenizer
+from parlay.checkpoints.find import ASSETS, find_model
+from parlay.text.gguf import read_gguf_tokenizer
+from parlay.text.tokenizer import TextCodec
 
 PREFIXES = [json.loads(line) for line in (ASSETS / "evaluation" / "prefixes.jsonl").read_text().splitlines()]
 ODD = [

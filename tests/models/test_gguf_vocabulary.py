@@ -15,12 +15,12 @@ from test_gguf_tokenizer import PATTERNS, PIECES, TEXTS, spm_keys, write_tokeniz
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from parlay import ModelError
-from parlay.engine.tokenizer import TextCodec
+from parlay.checkpoints.find import find_model
+from parlay.checkpoints.gguf_write import Value
 from parlay.models.config import read_config
-from parlay.models.find import find_model
-from parlay.models.gguf_tokenizer import SAME_AS, read_gguf_tokenizer
-from parlay.models.gguf_vocabulary import vocabulary
-from parlay.models.gguf_write import Value
+from parlay.models.export.vocabulary import vocabulary
+from parlay.text.gguf import SAME_AS, read_gguf_tokenizer
+from parlay.text.tokenizer import TextCodec
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 4200}
 ANY = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text("aB1 \n\r\t'slLt.-é²", max_size=40)

@@ -8,8 +8,8 @@ from gguf import GGUFReader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.models.gguf import GGUFFile
-from parlay.models.gguf_write import ALIGNMENT, Entry, Value, encode, header, padding
+from parlay.checkpoints.gguf import GGUFFile
+from parlay.checkpoints.gguf_write import ALIGNMENT, Entry, Value, encode, header, padding
 from parlay.weights.kinds import KINDS
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)

@@ -16,9 +16,9 @@ from gguf_files import write_gguf
 
 from parlay import LLM, ConfigError, ModelError
 from parlay.bench.provenance import provenance
+from parlay.checkpoints.find import find_model
+from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig
-from parlay.models.find import find_model
-from parlay.models.hub import Hub
 from parlay.models.select import describe_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, ModelError, env
-from parlay.engine import numerics
-from parlay.models import identity
+from parlay.checkpoints.find import find_model
 from parlay.models.config import ModelConfig
-from parlay.models.find import find_model
-from parlay.models.identity import digest_model, start_digest
 from parlay.models.select import describe_model
 from parlay.models.style import Rotary
+from parlay.numerics import digests as identity
+from parlay.numerics import identify as numerics
+from parlay.numerics.digests import digest_model, start_digest
 
 Change = Callable[[Path], object]
 

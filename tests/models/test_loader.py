@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, ModelError
-from parlay.models.identity import digest_model
-from parlay.models.loader import Checkpoint
+from parlay.checkpoints.loader import Checkpoint
+from parlay.numerics.digests import digest_model
 
 Tensors = dict[str, Tensor]
 Edit = Callable[[Tensors], None]

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, ConfigError, ModelError, SamplingParams
+from parlay.checkpoints.loader import Checkpoint
 from parlay.models.config import read_config
-from parlay.models.loader import Checkpoint
 from parlay.models.select import stored_kinds
 from parlay.runner.footprint import weight_bytes
 

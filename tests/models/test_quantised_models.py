@@ -15,12 +15,12 @@ from gguf_files import write_gguf
 from torch import Tensor
 
 from parlay import LLM, ConfigError, ModelError, SamplingParams
+from parlay.checkpoints.find import find_model
+from parlay.checkpoints.gguf import GGUFFile
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
 from parlay.models.decoder import Decoder
-from parlay.models.find import find_model
-from parlay.models.gguf import GGUFFile
 from parlay.models.select import describe_model, load_model, stored_kinds
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.footprint import weight_bytes

@@ -20,10 +20,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, ConfigError, ModelError
-from parlay.models.compound import fits_float16
+from parlay.checkpoints.compound import fits_float16
+from parlay.checkpoints.loader import Checkpoint
+from parlay.checkpoints.packing import read_packing
 from parlay.models.config import read_config
-from parlay.models.loader import Checkpoint
-from parlay.models.packing import read_packing
 from parlay.models.select import describe_as, stored_kinds
 
 WIDE = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 1, "head_dim": 32}

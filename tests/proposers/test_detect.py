@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from parlay import LLM, ConfigError, ModelError
+from parlay.checkpoints.find import ASSETS
 from parlay.config import SpeculativeConfig
-from parlay.models.find import ASSETS
 from parlay.proposers import detect as module
 from parlay.proposers.detect import detect
 from parlay.proposers.select import embedded_configs, proposers, settle_method
@@ -245,7 +245,7 @@ shapes = st.lists(st.integers(0, 16), max_size=3).map(tuple)
 @given(st.dictionaries(keys | st.text(max_size=6), values, max_size=4), st.dictionaries(names, shapes, max_size=6))
 def test_any_config_and_any_tensors(raw: dict[str, Any], tensors: dict[str, tuple[int, ...]]) -> None:
     assert isinstance(module.announced(raw), str | None)
-    assert isinstance(module._by_tensors(tensors), str | None)
+    assert isinstance(module._matching(raw, tensors), str | None)
 
 
 @given(st.dictionaries(keys, values, max_size=4))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import parlay.proposers
+import parlay.proposers.methods
 from parlay import LLM, SamplingParams
 from parlay.proposers.select import proposers
 
@@ -19,12 +19,12 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "adding-a-proposer.md"
 def echo(monkeypatch: pytest.MonkeyPatch) -> Any:
     code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
     assert code is not None
-    module = types.ModuleType("parlay.proposers.echo")
-    monkeypatch.setitem(sys.modules, "parlay.proposers.echo", module)
+    module = types.ModuleType("parlay.proposers.methods.echo")
+    monkeypatch.setitem(sys.modules, "parlay.proposers.methods.echo", module)
     exec(compile(code[1], "echo.py", "exec"), module.__dict__)
-    monkeypatch.setattr(parlay.proposers, "echo", module, raising=False)
+    monkeypatch.setattr(parlay.proposers.methods, "echo", module, raising=False)
     names = [*proposers.names(), "echo"]
-    monkeypatch.setattr(type(proposers), "names", lambda self: names)
+    monkeypatch.setattr(proposers, "names", lambda: names)
     return module
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from asking import Ask, accepted, ask_for, assert_same, assert_whole, run, with_params
 from conftest import MakeLLM, Pair, Plain
+from fitting import fitted
 from heads import (
     ChooseAll,
-    fitted,
     medusa_logits,
     medusa_states,
     mlp_chain,
@@ -176,7 +176,7 @@ def test_when_blocks_run_out(make_llm: MakeLLM, models: dict[str, Pair], method:
 def test_more_requests_than_a_turn_takes(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, outputs: bool
 ) -> None:
-    for module in ("expander", "heads", "medusa", "mlp_speculator"):
+    for module in ("expander", "heads", "methods.medusa.proposer", "methods.mlp_speculator.proposer"):
         monkeypatch.setattr(f"parlay.proposers.{module}.MOST_ROWS", 2)
     if method == "medusa":
         path = write_medusa(tmp_path, random_medusa(outputs=outputs))

@@ -17,9 +17,9 @@ from gguf_files import write_gguf
 from safetensors.torch import load_file
 
 from parlay import LLM, CapacityError
+from parlay.checkpoints.loader import Checkpoint
 from parlay.kernels.select import select_kernels
 from parlay.models.config import read_config
-from parlay.models.loader import Checkpoint
 from parlay.models.select import describe_model, load_model
 from parlay.runner.footprint import weight_bytes
 

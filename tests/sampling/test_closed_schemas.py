@@ -7,9 +7,9 @@ import jsonschema
 import pytest
 
 from parlay import LLM, RequestError, SamplingParams
-from parlay.engine.tokenizer import TextCodec
-from parlay.models.find import find_model
+from parlay.checkpoints.find import find_model
 from parlay.sampling.grammar import Grammars
+from parlay.text.tokenizer import TextCodec
 from parlay.types.json_schema import closed
 from parlay.types.structured import StructuredOutputsParams
 

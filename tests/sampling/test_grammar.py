@@ -13,10 +13,10 @@ from jsonschema import validate
 from schemas import random_schema
 
 from parlay import RequestError, SamplingParams, StructuredOutputsParams
-from parlay.engine.tokenizer import TextCodec
-from parlay.models.find import find_model
+from parlay.checkpoints.find import find_model
 from parlay.sampling.grammar import Constraint, Grammars
 from parlay.sampling.schema import check_schema
+from parlay.text.tokenizer import TextCodec
 
 VOCAB, EOS = 4096, 0
 

@@ -11,8 +11,8 @@ from checkpoints import write_llama
 from serving import Live
 
 from parlay import AsyncLLM
-from parlay.engine.tokenizer import TextCodec
-from parlay.server.completions import CompletionShape
+from parlay.server.openai.completions import CompletionShape
+from parlay.text.tokenizer import TextCodec
 
 
 @pytest.fixture

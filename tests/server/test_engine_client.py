@@ -21,7 +21,7 @@ from conftest import MakeLLM, Pair
 
 from parlay import ConfigError, EngineDeadError, ModelError, ParlayError, RequestError, RequestOutput, SamplingParams
 from parlay.engine.stats import MethodSnapshot
-from parlay.server.client import EngineClient
+from parlay.server.remote.client import EngineClient
 
 PROMPT = list(range(40, 52)) * 2
 PARAMS = SamplingParams(temperature=0.7, seed=3, max_tokens=12, logprobs=1)
@@ -377,7 +377,7 @@ def test_the_engine_ends_with_its_parent(models: dict[str, Pair], tmp_path: Path
     script = tmp_path / "front.py"
     script.write_text(
         "import asyncio, sys\n"
-        "from parlay.server.client import EngineClient\n"
+        "from parlay.server.remote.client import EngineClient\n"
         "async def main():\n"
         "    client = EngineClient(sys.argv[1], max_model_len=64)\n"
         "    await client.start()\n"

@@ -12,12 +12,12 @@ from conftest import MakeLLM
 
 from parlay import EngineFaultError, SamplingParams
 from parlay.engine.engine import Engine
-from parlay.engine.tokenizer import Detokenizer
 from parlay.link.protocol import Abort, Add, Command, Failure, Outputs, Stop, decode_report, encode, plain_params
 from parlay.link.serving import EngineServer
 from parlay.sampling import grammar
 from parlay.sampling.grammar import Grammars
 from parlay.server.door import SocketDoor
+from parlay.text.tokenizer import Detokenizer
 
 PROMPT = tuple(range(40, 52)) * 2
 LIMIT = 20.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.server.growing import GrowingText
+from parlay.server.openai.growing import GrowingText
 
 TEXTS = st.lists(st.text("ab<>/ é", max_size=5), max_size=8)
 WANTED = re.compile(r"[a<]")

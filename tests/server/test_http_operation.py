@@ -24,9 +24,9 @@ from serving import Live, wait_for
 from parlay import AsyncLLM
 from parlay.config import ServerConfig
 from parlay.errors import ConfigError, EngineDeadError
-from parlay.server.backend import Observation
-from parlay.server.fields import KNOWN, SAMPLING
 from parlay.server.keys import read_keys
+from parlay.server.openai.fields import KNOWN, SAMPLING
+from parlay.server.remote.backend import Observation
 
 KEYS = ("the-first-key", "the-other-key")
 LONG = {"prompt": [1, 2, 3], "max_tokens": 480, "ignore_eos": True, "temperature": 0}

@@ -9,9 +9,9 @@ from checkpoints import write_llama
 from prometheus_client.parser import text_string_to_metric_families
 
 from parlay import LLM, SamplingParams
-from parlay.server.answer import _measure
 from parlay.server.guard import Account
 from parlay.server.metrics import PrometheusMetrics, names
+from parlay.server.openai.answer import _measure
 from parlay.types.output import CompletionOutput, RequestMetrics, RequestOutput
 
 

@@ -15,7 +15,7 @@ from serving import Live
 from parlay import LLM, AsyncLLM, SamplingParams
 from parlay.config import ServerConfig
 from parlay.server.app import create_app
-from parlay.server.client import EngineClient
+from parlay.server.remote.client import EngineClient
 
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 MESSAGES = [{"role": "user", "content": "Say something."}]

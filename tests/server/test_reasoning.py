@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.server.reasoning import MARKS, Marks, ReasoningReader, marks_of
+from parlay.server.openai.reasoning import MARKS, Marks, ReasoningReader, marks_of
 
 THINK = MARKS["qwen3"]
 assert THINK is not None

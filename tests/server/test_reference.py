@@ -8,7 +8,7 @@ import pytest
 from serving import Live
 from test_foreign_pages import NoEngine
 
-from parlay.server.reference import kind
+from parlay.server.openai.reference import kind
 
 
 class Texts(HTMLParser):

@@ -19,9 +19,9 @@ from conftest import MakeLLM, Pair
 
 from parlay import CapacityError, ConfigError, EngineDeadError, RequestOutput, SamplingParams, env
 from parlay.link.protocol import Ready
-from parlay.server import client as client_module
-from parlay.server.client import EngineClient
-from parlay.server.link import EngineLink
+from parlay.server.remote import client as client_module
+from parlay.server.remote.client import EngineClient
+from parlay.server.remote.link import EngineLink
 
 PROMPT = list(range(40, 52)) * 2
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=12, logprobs=1)

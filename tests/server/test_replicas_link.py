@@ -7,7 +7,7 @@ import pytest
 from parlay import ConfigError, RequestError
 from parlay.engine.memory import Memory
 from parlay.link.protocol import Abort, Add, Command, Ready
-from parlay.server.replicas import Replicas, check_alike
+from parlay.server.remote.replicas import Replicas, check_alike
 
 SIZE = 4
 TALK = tuple(range(40))

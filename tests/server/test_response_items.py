@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay.server.errors import ApiError
-from parlay.server.responses_fields import chat_fields, read_response
-from parlay.server.responses_input import messages_of
-from parlay.server.responses_store import ResponseStore, Stored
-from parlay.server.responses_stream import Output
+from parlay.server.openai.responses_fields import chat_fields, read_response
+from parlay.server.openai.responses_input import messages_of
+from parlay.server.openai.responses_store import ResponseStore, Stored
+from parlay.server.openai.responses_stream import Output
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "f", "arguments": '{"x": 1}', "status": "x"}
 OTHER = {**CALL, "call_id": "b", "name": "g"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
-from parlay.server.routing import ANSWER, BUSIER, PrefixIndex, block_names, choose
+from parlay.server.remote.routing import ANSWER, BUSIER, PrefixIndex, block_names, choose
 
 SIZE = 4
 

@@ -13,10 +13,10 @@ import zmq
 from conftest import Pair
 
 from parlay import EngineDeadError, SamplingParams
-from parlay.server import client as client_module
-from parlay.server.client import EngineClient
-from parlay.server.engine_process import REPORTS
-from parlay.server.link import EngineLink
+from parlay.server.remote import client as client_module
+from parlay.server.remote.client import EngineClient
+from parlay.server.remote.engine_process import REPORTS
+from parlay.server.remote.link import EngineLink
 
 PROMPT = list(range(40, 52))
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=480, ignore_eos=True)

@@ -10,9 +10,9 @@ import pytest
 
 from parlay import CompletionOutput, RequestOutput
 from parlay.config import ServerConfig
-from parlay.server import answer
 from parlay.server.app import create_app
 from parlay.server.gate import Gate
+from parlay.server.openai import answer
 
 HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
 

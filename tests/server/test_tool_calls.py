@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay.server.errors import ApiError
-from parlay.server.fields import ChatFields
-from parlay.server.growing import GrowingText
-from parlay.server.tool_formats import FORMATS, format_of
-from parlay.server.tool_readers import FreeReader, NamedReader, Reader, reader_of
-from parlay.server.tools import Tools, read_tools
+from parlay.server.openai.fields import ChatFields
+from parlay.server.openai.growing import GrowingText
+from parlay.server.openai.tool_formats import FORMATS, format_of
+from parlay.server.openai.tool_readers import FreeReader, NamedReader, Reader, reader_of
+from parlay.server.openai.tools import Tools, read_tools
 
 TOOLS = Tools({"f": {"type": "object"}, "g": {"type": "object"}}, "auto")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "<tool_call>"}}\n</tool_call>'
@@ -217,7 +217,7 @@ def test_what_is_looked_at_grows_with_the_answer(
             looked += (self.end if found is None else found[0]) - at
             return found
 
-    monkeypatch.setattr("parlay.server.tool_scanner.GrowingText", Counting)
+    monkeypatch.setattr("parlay.server.openai.tool_scanner.GrowingText", Counting)
     tools = Tools({"f": {"type": "object"}, "g": {"properties": {"a": {"type": "string"}}}}, "auto")
     shares = []
     for length in (4_000, 16_000):

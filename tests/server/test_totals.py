@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from parlay.engine.stats import MethodSnapshot, StatsSnapshot
-from parlay.server.totals import total
+from parlay.server.remote.totals import total
 
 ONE = StatsSnapshot(
     steps=3,

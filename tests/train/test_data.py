@@ -8,8 +8,8 @@ from checkpoints import EOS, write_llama
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
+from parlay.text.tokenizer import TextCodec
 from parlay.train.data import Text, digest, read_texts
 
 

@@ -11,7 +11,7 @@ from eagles import Twin
 from torch import Tensor
 from training import options, write_prompts, write_target
 
-from parlay.engine.tokenizer import TextCodec
+from parlay.text.tokenizer import TextCodec
 from parlay.train.data import Text, read_texts
 from parlay.train.save import save_head
 from parlay.train.teacher import Lesson, Teacher

@@ -16,10 +16,10 @@ from training import options, write_prompts, write_target
 
 from parlay import LLM, SamplingParams, env
 from parlay.cli.main import main
-from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, ModelError, ParlayError
 from parlay.runner.batch import Batch
 from parlay.runner.runner import ModelRunner
+from parlay.text.tokenizer import TextCodec
 from parlay.train.data import Text, read_texts
 from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses

@@ -9,8 +9,8 @@ import pytest
 from training import options, write_target
 
 from parlay import LLM, SamplingParams
-from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
+from parlay.text.tokenizer import TextCodec
 from parlay.train.options import TrainOptions
 from parlay.train.prompts import header_of, write_prompts
 from parlay.train.run import Progress, train

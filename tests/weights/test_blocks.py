@@ -8,7 +8,7 @@ from torch import Tensor
 
 from parlay.kernels.base import Kernels
 from parlay.kernels.select import select_kernels
-from parlay.kernels.selfcheck import random_blocks
+from parlay.numerics.selfcheck import random_blocks
 from parlay.weights.kinds import BY_NAME, COMPUTED, KINDS, Kind
 from parlay.weights.weight import Part, Weight
 

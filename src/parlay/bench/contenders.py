@@ -8,17 +8,17 @@ from typing import Any
 from parlay.bench.widen import WIDENED
 from parlay.bench.widen_heads import FOLDER
 from parlay.bench.workloads import has_embedded_vocabulary
+from parlay.checkpoints.find import find_model
 from parlay.config import SpeculativeConfig
 from parlay.config.speculative import AUTO, PLAIN, TreeShape, together
 from parlay.config.verification import COUPLED
-from parlay.engine.tokenizer import TextCodec
 from parlay.errors import CapacityError, ConfigError, ModelError, nearest, shown
 from parlay.llm import LLM
 from parlay.log import logger
-from parlay.models.find import find_model
 from parlay.models.select import describe_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
 from parlay.proposers.select import embedded_configs, make_proposer, proposers, settle_method
+from parlay.text.tokenizer import TextCodec
 
 _AND = "+"  # between methods whose guesses become one draft
 

@@ -21,9 +21,9 @@ import httpx
 from parlay.bench.options import LoadOptions
 from parlay.bench.prompts import read_texts
 from parlay.bench.protocol import load_prefixes
-from parlay.engine.tokenizer import TextCodec
+from parlay.checkpoints.find import ASSETS
 from parlay.errors import ConfigError, ParlayError, brief
-from parlay.models.find import ASSETS
+from parlay.text.tokenizer import TextCodec
 
 _TICK = 0.01  # seconds between looks at how late the event loop is
 

@@ -18,13 +18,13 @@ from parlay.bench.protocol import Prefix
 from parlay.bench.record import Record
 from parlay.bench.tally import Tally
 from parlay.bench.workloads import REMEMBERED, WORKLOADS, Workload, usual_workloads, workload
+from parlay.checkpoints.find import find_model
 from parlay.config import SpeculativeConfig
 from parlay.config.verification import COUPLED
-from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, nearest, shown
 from parlay.llm import LLM
-from parlay.models.find import find_model
 from parlay.models.select import describe_model
+from parlay.text.tokenizer import TextCodec
 from parlay.types.output import CompletionOutput
 
 PLAIN = "plain"

@@ -11,9 +11,9 @@ import torch
 from parlay import env
 from parlay.bench.prompts import read_prompts
 from parlay.bench.protocol import TOKENS, load_prefixes
+from parlay.checkpoints.find import find_model
 from parlay.errors import ConfigError
 from parlay.llm import LLM
-from parlay.models.find import find_model
 from parlay.types.params import SamplingParams
 
 _PROMPTS = 5  # long ones that count

@@ -21,9 +21,9 @@ from parlay.bench.paired import estimate
 from parlay.bench.peer_process import Peer, PeerError, Worker, installed
 from parlay.bench.prompts import name_of, read_prompts
 from parlay.bench.record import Kind, Record
-from parlay.engine.tokenizer import TextCodec
+from parlay.checkpoints.find import find_model
 from parlay.errors import ConfigError, nearest, shown
-from parlay.models.find import find_model
+from parlay.text.tokenizer import TextCodec
 
 Tick = Callable[[str], None]
 Row = dict[str, Any]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from parlay.bench.protocol import Prefix
-from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, RequestError, shown
+from parlay.text.tokenizer import TextCodec
 
 _ENDINGS = (".gz", ".jsonl")
 _FORMS = "'turns', 'messages' or 'prompt'"

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from parlay.models.find import ASSETS
+from parlay.checkpoints.find import ASSETS
 from parlay.types.params import SamplingParams
 
 TOKENS = 32

@@ -13,13 +13,13 @@ from parlay.bench.prompts import name_of, read_prompts
 from parlay.bench.protocol import Prefix
 from parlay.bench.traces import Recorded, Trace
 from parlay.bench.workloads import WORKLOADS, workload
+from parlay.checkpoints.find import find_model
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.engine.engine import Engine
 from parlay.engine.step import Worker
-from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, ParlayError, nearest
-from parlay.models.find import find_model
 from parlay.models.select import describe_model
+from parlay.text.tokenizer import TextCodec
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.params import SamplingParams
 from parlay.types.plan import Plan, StepOutput

@@ -14,13 +14,13 @@ from parlay.drafting.hosts import Method
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.step import Worker
-from parlay.engine.tokenizer import Detokenizer, TextCodec
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.models.select import Model
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, Runtime
 from parlay.proposers.places import scratch_blocks
 from parlay.runner.runner import ModelRunner
+from parlay.text.tokenizer import Detokenizer, TextCodec
 from parlay.types.draft import Draft
 from parlay.types.params import SamplingParams
 

@@ -17,11 +17,11 @@ from typing import Any
 from parlay.bench.options import LatencyOptions, ServingOptions, ThroughputOptions
 from parlay.bench.prompts import read_prompts
 from parlay.bench.protocol import load_prefixes
+from parlay.checkpoints.find import ASSETS
 from parlay.config import SpeculativeConfig
-from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
 from parlay.llm import LLM
-from parlay.models.find import ASSETS
+from parlay.text.tokenizer import TextCodec
 from parlay.types.output import CompletionOutput
 from parlay.types.params import SamplingParams
 

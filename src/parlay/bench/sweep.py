@@ -14,8 +14,8 @@ from parlay.bench.methods import Tick, gather, measure_cases, question_of
 from parlay.bench.options import MethodsOptions, SweepOptions
 from parlay.bench.record import SWEEP, Record
 from parlay.bench.workloads import usual_workloads
-from parlay.engine.tokenizer import TextCodec
-from parlay.models.find import find_model
+from parlay.checkpoints.find import find_model
+from parlay.text.tokenizer import TextCodec
 
 _OF_A_MODEL = ("model", "methods", "num_speculative_tokens")  # of what a case is measured under
 

@@ -25,10 +25,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from parlay.checkpoints.files import read_json
+from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ConfigError, ModelError
-from parlay.models.config import ModelConfig, read_json
+from parlay.models.config import ModelConfig
 from parlay.models.decoder import weight_shapes
-from parlay.models.loader import Checkpoint
 from parlay.models.select import describe_model, resolve_dtype
 
 _SHARD_BYTES = 500_000_000

@@ -18,14 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from parlay.bench.widen import Shape, find_places, is_widened, make_directory, widen, write_json
+from parlay.checkpoints.loader import Checkpoint
 from parlay.config import SpeculativeConfig
 from parlay.errors import ConfigError, ModelError, shown
 from parlay.models.config import ModelConfig
 from parlay.models.heads import HeadConfig, read_head
-from parlay.models.loader import Checkpoint
 from parlay.models.select import describe_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
-from parlay.proposers.medusa import read_layout
+from parlay.proposers.methods.medusa.format import FILE, read_layout
 from parlay.proposers.select import make_proposer, settle_method
 
 FOLDER = "heads"  # in a widened model's directory; each head is named after its method
@@ -210,7 +210,7 @@ def _medusa(head: _Head, wide: ModelConfig) -> _Plan:
         axes |= {f"{block}.weight": (1, 1), f"{block}.bias": (1,)}
     axes |= dict.fromkeys(layout.outputs, (0, 1))
     config = {"hidden_size": wide.hidden_size} if "hidden_size" in head.config.raw else {}
-    return _Plan(config, axes, file="medusa_lm_head.safetensors")
+    return _Plan(config, axes, file=FILE)
 
 
 def _mlp_speculator(head: _Head, wide: ModelConfig) -> _Plan:

@@ -19,9 +19,9 @@ from hashlib import sha256
 from random import Random
 
 from parlay.bench.protocol import TOKENS, Prefix, load_prefixes
-from parlay.engine.tokenizer import TextCodec
+from parlay.checkpoints.find import ASSETS
 from parlay.errors import ConfigError
-from parlay.models.find import ASSETS
+from parlay.text.tokenizer import TextCodec
 from parlay.types.params import SamplingParams
 
 _PROMPTS = 512

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay import env
+from parlay.checkpoints.download import size_text
 from parlay.config import ServerConfig
 from parlay.config.verification import COUPLED, LOSSY, verification_of
-from parlay.models.download import size_text
-from parlay.server.reasoning import marks_of
-from parlay.server.tool_formats import FORMATS, format_of
+from parlay.server.openai.reasoning import marks_of
+from parlay.server.openai.tool_formats import FORMATS, format_of
 
 if TYPE_CHECKING:
     from parlay.link.engine import AsyncEngine

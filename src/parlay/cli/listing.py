@@ -31,8 +31,8 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Look, then print."""
+    from parlay.checkpoints.hub import Hub
     from parlay.library.local import look
-    from parlay.models.hub import Hub
 
     if options.names:
         return _names(options.json)
@@ -58,7 +58,7 @@ def as_json(one: "Local") -> dict[str, Any]:
 
 
 def _names(as_line: bool) -> int:
-    from parlay.models.names import short_names
+    from parlay.checkpoints.names import short_names
 
     names = short_names()
     if as_line:
@@ -72,7 +72,7 @@ def _names(as_line: bool) -> int:
 
 def _table(title: str, found: "Sequence[Local]") -> None:
     """Print rows of text, which a pipe gets whole."""
-    from parlay.models.download import size_text
+    from parlay.checkpoints.download import size_text
 
     if not found:
         return

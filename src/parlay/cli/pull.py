@@ -28,9 +28,9 @@ def add_hub_flags(parser: argparse.ArgumentParser, fetching: bool = False) -> No
 
 def run(options: argparse.Namespace) -> int:
     """Download, and say where it went and how large it is."""
+    from parlay.checkpoints.download import size_text
+    from parlay.checkpoints.hub import Hub
     from parlay.library.pull import pull
-    from parlay.models.download import size_text
-    from parlay.models.hub import Hub
 
     hub = Hub(revision=options.revision, token=options.hf_token, cache_dir=options.download_dir)
     try:

@@ -29,9 +29,9 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Find the model, write it, say how large it became."""
+    from parlay.checkpoints.find import find_model
     from parlay.cli.report import progress
-    from parlay.models.find import find_model
-    from parlay.models.gguf_export import check_output, export
+    from parlay.models.export.gguf import check_output, export
 
     check_output(options.output, options.force)  # before a model is downloaded
     with progress() as tick:

@@ -24,9 +24,9 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show what would go, ask, remove."""
+    from parlay.checkpoints.download import size_text
+    from parlay.checkpoints.hub import Hub
     from parlay.library.remove import removable, remove
-    from parlay.models.download import size_text
-    from parlay.models.hub import Hub
 
     hub = Hub(cache_dir=options.download_dir)
     found = removable(options.name, hub)

@@ -27,9 +27,9 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Fetch, load, then talk, or answer once."""
+    from parlay.checkpoints.download import size_text
+    from parlay.checkpoints.hub import Hub
     from parlay.library.pull import pull
-    from parlay.models.download import size_text
-    from parlay.models.hub import Hub
 
     if hasattr(options, "model"):
         raise ConfigError(f"the model is named twice, {options.name!r} and --model {options.model!r}; leave one out")

@@ -89,7 +89,6 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
     from parlay.cli.announce import facts, loading
     from parlay.server.app import create_app
     from parlay.server.browsers import LOOPBACK
-    from parlay.server.client import EngineClient
     from parlay.server.garbage import leave_out_what_is_loaded, search_seldom
     from parlay.server.gate import Gate
     from parlay.server.keys import read_keys
@@ -97,6 +96,7 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
     from parlay.server.logs import log_line, log_text, report_speed
     from parlay.server.metrics import PrometheusMetrics
     from parlay.server.page import content_security_policy, page
+    from parlay.server.remote.client import EngineClient
 
     keys = read_keys(config, env.api_keys())
     if not keys and speculative.remember_responses is None:

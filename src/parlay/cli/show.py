@@ -27,8 +27,8 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read the files' descriptions and print what they say."""
+    from parlay.checkpoints.hub import Hub
     from parlay.library.card import read_card
-    from parlay.models.hub import Hub
 
     card = read_card(options.name, Hub(cache_dir=options.download_dir))
     if options.json:
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _lines(card: "Card") -> list[tuple[str, str]]:
-    from parlay.models.download import size_text
+    from parlay.checkpoints.download import size_text
 
     local, shape = card.local, card.shape
     roles = {"model": "model", "head": "draft head, for --speculative-config", "draft": "draft model"}

@@ -11,7 +11,8 @@ from parlay.train.options import TrainOptions
 if TYPE_CHECKING:
     from parlay.train.run import Progress
 
-_METHODS = Registry("parlay.train.methods", "method to train")  # names alone import nothing heavy
+# Names alone import nothing heavy.
+_METHODS = Registry("parlay.proposers.methods", "method to train", "training", files=False)
 
 
 class _MethodParser(Parser):

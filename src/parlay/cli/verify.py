@@ -71,8 +71,8 @@ def run(options: argparse.Namespace) -> int:
     from parlay.config import SpeculativeConfig
     from parlay.config.speculative import PLAIN, plain
     from parlay.config.verification import COUPLED, LOSSY
-    from parlay.engine.numerics import inspect
     from parlay.errors import ConfigError
+    from parlay.numerics.identify import inspect
     from parlay.proposers.select import settle_methods
 
     if options.max_tokens < 1:
@@ -173,8 +173,8 @@ def _comparison(options: argparse.Namespace) -> Any:
     """Return what is to be compared; a model's tokenizer is read if prompts have to be."""
     from parlay.bench.prompts import read_prompts
     from parlay.bench.sameness import KINDS, PROMPTS, QUICK, Comparison
-    from parlay.engine.tokenizer import TextCodec
-    from parlay.models.find import find_model
+    from parlay.checkpoints.find import find_model
+    from parlay.text.tokenizer import TextCodec
 
     prompts: Any = PROMPTS
     if options.prompts is not None:

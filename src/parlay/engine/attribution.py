@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from parlay.engine.pieces import DECODING, Pieces
+from parlay.text.pieces import DECODING, Pieces
 from parlay.types.output import Rejected
 
 # Text, who supplied it, and whether it is part of the completion or a rejected guess.

@@ -7,6 +7,9 @@ from time import perf_counter
 import torch
 
 from parlay import env
+from parlay.checkpoints.find import find_model
+from parlay.checkpoints.generation import sampling_defaults
+from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import plain
 from parlay.config.verification import DRAWN
@@ -16,7 +19,6 @@ from parlay.drafting.state import DraftState
 from parlay.engine.answers import metrics_of, text_of
 from parlay.engine.loading import Loading
 from parlay.engine.memory import Memory, count_blocks
-from parlay.engine.numerics import cases, describe_numerics, identify, trust_model
 from parlay.engine.rank import Assignment, arithmetic
 from parlay.engine.ranks import Ranks
 from parlay.engine.request import Counts, Request
@@ -25,18 +27,12 @@ from parlay.engine.scheduler import Scheduler
 from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names
 from parlay.engine.stats import EngineStats, StatsSnapshot
 from parlay.engine.step import Worker, drive
-from parlay.engine.tokenizer import Detokenizer, check_prompt, encode_prediction, logprob_tables
 from parlay.errors import EngineFaultError, RequestError, brief, nearest
 from parlay.kernels.select import select_kernels
-from parlay.kernels.trust import settle
 from parlay.kernels.tuning import tune
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.log import logger
-from parlay.models.find import find_model
-from parlay.models.generation import sampling_defaults
-from parlay.models.hub import Hub
-from parlay.models.identity import start_digest
 from parlay.models.select import (
     cache_spec,
     check_ranks,
@@ -46,6 +42,9 @@ from parlay.models.select import (
     load_model,
     resolve_dtype,
 )
+from parlay.numerics.digests import start_digest
+from parlay.numerics.identify import cases, describe_numerics, identify, trust_model
+from parlay.numerics.trust import settle
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.places import scratch_blocks
 from parlay.proposers.select import naming_heads
@@ -55,6 +54,7 @@ from parlay.sampling.grammar import Constraint, Grammars
 from parlay.sampling.live import LiveProcessor
 from parlay.sampling.processors import prepare
 from parlay.sampling.seeds import mix
+from parlay.text.tokenizer import Detokenizer, check_prompt, encode_prediction, logprob_tables
 from parlay.types.output import CompletionOutput, Logprob
 from parlay.types.params import SamplingParams, SpeculationOverride
 from parlay.types.place import check_place

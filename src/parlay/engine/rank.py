@@ -14,13 +14,13 @@ import torch
 
 from parlay import env, log
 from parlay.config import EngineConfig
-from parlay.engine.numerics import cases
 from parlay.errors import RankError
 from parlay.kernels.select import select_kernels
-from parlay.kernels.trust import settle
 from parlay.kernels.tuning import tune
 from parlay.log import logger
 from parlay.models.select import describe_as, load_model
+from parlay.numerics.identify import cases
+from parlay.numerics.trust import settle
 from parlay.parallel.group import Group
 from parlay.parallel.numa import stay_on
 from parlay.runner.orders import Forward, Logits, decode

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from parlay.config.verification import COUPLED
 from parlay.drafting.state import DraftState
-from parlay.engine.tokenizer import Detokenizer
 from parlay.errors import RequestError
 from parlay.kv.table import BlockTable
+from parlay.text.tokenizer import Detokenizer
 from parlay.types.output import FinishReason, Rejected
 from parlay.types.params import DrawParams, SamplingParams
 from parlay.types.plan import TokenLogprobs

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+from parlay.checkpoints.find import find_model
+from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig
-from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
-from parlay.models.find import find_model
-from parlay.models.hub import Hub
+from parlay.text.tokenizer import TextCodec
 
 
 def text_codec(config: EngineConfig, model: ModelConfig, hub: Hub) -> TextCodec:

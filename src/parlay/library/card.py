@@ -5,15 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from parlay.checkpoints.files import read_json
+from parlay.checkpoints.find import ASSETS, here, unknown
+from parlay.checkpoints.gguf import GGUFFile
+from parlay.checkpoints.hub import DEFAULT, Hub, is_hub_id
+from parlay.checkpoints.names import resolve
+from parlay.checkpoints.packing import quantization_of
 from parlay.errors import ModelError, shown
 from parlay.library.headers import Held, kind_text, read_tensors
 from parlay.library.local import Local, describe, on_this_machine
-from parlay.models.config import architecture_of, read_json, read_raw
-from parlay.models.find import ASSETS, here, unknown
-from parlay.models.gguf import GGUFFile
-from parlay.models.hub import DEFAULT, Hub, is_hub_id
-from parlay.models.names import resolve
-from parlay.models.packing import quantization_of
+from parlay.models.config import architecture_of, read_raw
 
 # What generation_config.json says of sampling, and what a GGUF file may say in its place.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")

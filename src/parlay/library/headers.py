@@ -5,9 +5,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from parlay.checkpoints.files import read_json
+from parlay.checkpoints.gguf_parts import GGUFModel
 from parlay.errors import ModelError
-from parlay.models.config import read_json
-from parlay.models.gguf_parts import GGUFModel
 
 _LONGEST = 100_000_000  # bytes of a header, as the format's own library has it
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}

@@ -5,18 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from parlay.checkpoints import wheels
+from parlay.checkpoints.download import cache_of
+from parlay.checkpoints.files import read_json
+from parlay.checkpoints.find import ASSETS, embedded, target_of
+from parlay.checkpoints.gguf import GGUFFile
+from parlay.checkpoints.gguf_names import family_of
+from parlay.checkpoints.gguf_parts import all_parts, first_part
+from parlay.checkpoints.hub import DEFAULT, Hub, is_hub_id, read_id
+from parlay.checkpoints.names import Named, resolve, short_names
+from parlay.checkpoints.packing import quantization_of
 from parlay.errors import ModelError
 from parlay.library.headers import main_kind, read_tensors
-from parlay.models import wheels
-from parlay.models.config import architecture_of, read_json
-from parlay.models.download import cache_of
-from parlay.models.find import ASSETS, embedded, target_of
-from parlay.models.gguf import GGUFFile
-from parlay.models.gguf_names import family_of
-from parlay.models.gguf_parts import all_parts, first_part
-from parlay.models.hub import DEFAULT, Hub, is_hub_id, read_id
-from parlay.models.names import Named, resolve, short_names
-from parlay.models.packing import quantization_of
+from parlay.models.config import architecture_of
 from parlay.proposers.detect import announced, is_head
 
 if TYPE_CHECKING:

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from parlay.checkpoints import wheels
+from parlay.checkpoints.download import prefetch, storage
+from parlay.checkpoints.find import here, named_model, one_version, unknown
+from parlay.checkpoints.gguf_parts import all_parts
+from parlay.checkpoints.hub import DEFAULT, Hub, fetch, is_hub_id, read_id
+from parlay.checkpoints.names import Named, resolve
 from parlay.errors import ModelError
 from parlay.library.headers import read_tensors
 from parlay.library.remove import forget
-from parlay.models import wheels
-from parlay.models.download import prefetch, storage
-from parlay.models.find import here, named_model, one_version, unknown
-from parlay.models.gguf_parts import all_parts
-from parlay.models.hub import DEFAULT, Hub, fetch, is_hub_id, read_id
-from parlay.models.names import Named, resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from parlay.checkpoints.download import cache_of, cut_off, drop
+from parlay.checkpoints.find import here, unknown
+from parlay.checkpoints.hub import DEFAULT, Hub, is_hub_id, read_id
+from parlay.checkpoints.names import resolve
 from parlay.errors import ConfigError, ModelError, shown
 from parlay.library.local import Local, look, on_this_machine
-from parlay.models.download import cache_of, cut_off, drop
-from parlay.models.find import here, unknown
-from parlay.models.hub import DEFAULT, Hub, is_hub_id, read_id
-from parlay.models.names import resolve
 
 _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt")
 

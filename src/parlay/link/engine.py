@@ -13,14 +13,14 @@ from threading import Lock
 from typing import Any, Literal
 
 from parlay.config import EngineConfig
-from parlay.engine.chat import ChatOptions
 from parlay.engine.stats import StatsSnapshot
-from parlay.engine.tokenizer import TextCodec, check_prompt, encode_prediction
 from parlay.errors import ParlayError, RequestError
 from parlay.link.base import Link
 from parlay.link.protocol import Abort, Add, Delta, Outputs, PromptScores, Ready, plain_params
 from parlay.link.stream import Stream
 from parlay.sampling.seeds import mix
+from parlay.text.chat import ChatOptions
+from parlay.text.tokenizer import TextCodec, check_prompt, encode_prediction
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.place import check_place

@@ -7,9 +7,9 @@ news when it does. Put together is what is new, or, for a reader that wants that
 from asyncio import AbstractEventLoop, Event, get_running_loop
 from threading import Lock
 
-from parlay.engine.tokenizer import TextCodec, logprob_tables
 from parlay.errors import ParlayError
 from parlay.link.protocol import Delta, PromptScores
+from parlay.text.tokenizer import TextCodec, logprob_tables
 from parlay.types.output import CompletionOutput, FinishReason, Logprob, Rejected, RequestMetrics, RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.plan import TokenLogprobs

@@ -1,16 +1,16 @@
 """Reading a checkpoint's `config.json`."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from parlay.checkpoints.files import config_file, dtype_of, read_json
+from parlay.checkpoints.gguf_config import read_gguf_config
+from parlay.checkpoints.packing import read_packing
 from parlay.errors import ModelError, brief, shown
-from parlay.models.gguf_config import read_gguf_config
-from parlay.models.packing import read_packing
-from parlay.models.rope import config_file, longest, read_rotary
+from parlay.models.rope import longest, read_rotary
 from parlay.models.style import Experts, Foreign, Rotary, Style
 from parlay.types.storage import Storage
 
@@ -168,11 +168,6 @@ def read_raw(path: Path) -> dict[str, Any]:
     return raw
 
 
-def dtype_of(raw: dict[str, Any]) -> str:
-    """Return what a `config.json` says that its weights are stored as."""
-    return str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
-
-
 def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     """Return what `read_config` does for the content of a `config.json`, wherever it comes from.
 
@@ -217,25 +212,6 @@ def architecture_of(raw: dict[str, Any]) -> str:
     """Return the name of the class that a config is for."""
     names = raw.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else "an unnamed architecture"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        ModelError: the file is missing, unreadable, or holds something else.
-    """
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path} does not exist; a model directory needs one") from None
-    except (OSError, ValueError) as error:  # also no UTF-8, no JSON, a number of too many digits
-        raise ModelError(f"{path} cannot be read: {error}") from None
-    except RecursionError:
-        raise ModelError(f"{path} cannot be read: it is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object")
-    return value
 
 
 def _size(raw: dict[str, Any], key: str, default: int | None = None) -> int:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from parlay.checkpoints.loader import Checkpoint, Reader
 from parlay.kernels.base import Kernels
 from parlay.models.config import MOST_LAYERS, ModelConfig
 from parlay.models.context import ForwardContext, LayerCache, tapped
@@ -21,7 +22,6 @@ from parlay.models.layers import (
     Head,
     HeadNorms,
 )
-from parlay.models.loader import Checkpoint, Reader
 from parlay.models.moe import MixtureOfExperts
 from parlay.models.rotary import cos_sin_table
 from parlay.models.style import Experts

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from parlay.checkpoints.files import read_json
+from parlay.checkpoints.find import find_model
+from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.errors import ModelError, shown
-from parlay.models.config import ModelConfig, parse_config, read_json
-from parlay.models.find import find_model
-from parlay.models.hub import DEFAULT, Hub
+from parlay.models.config import ModelConfig, parse_config
 from parlay.models.style import Style
 
 _MOST = (1 << 31) - 1  # of any size; beyond are only damaged files

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from parlay.checkpoints.files import config_file
 from parlay.errors import ModelError, brief, shown
 from parlay.models.style import Rotary
 
@@ -87,11 +88,6 @@ def longest(rotary: Rotary, positions: int) -> int:
     if rotary.kind == "yarn":
         return max(positions, int(rotary.scaling[_ORIGINAL] * rotary.scaling["factor"]))
     return positions
-
-
-def config_file(path: Path) -> Path:
-    """Return the file that says what the model in directory or GGUF file `path` is like."""
-    return path / "config.json" if path.is_dir() else path
 
 
 def _factors(path: Path, scaling: dict[str, Any], key: str) -> tuple[float, ...]:

@@ -8,17 +8,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from parlay.checkpoints.find import find_model
+from parlay.checkpoints.hub import DEFAULT, Hub
+from parlay.checkpoints.loader import Checkpoint, file_format
+from parlay.checkpoints.packing import quantization_of
 from parlay.errors import ConfigError, ModelError, brief, nearest, shown
 from parlay.kernels.base import Kernels
 from parlay.log import logger
-from parlay.models import foreign
 from parlay.models.config import ModelConfig, architecture_of, parse_config, read_raw
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder
-from parlay.models.find import find_model
-from parlay.models.hub import DEFAULT, Hub
-from parlay.models.loader import Checkpoint, file_format
-from parlay.models.packing import quantization_of
+from parlay.models.transformers import model as foreign
 from parlay.parallel.group import ALONE, Group
 from parlay.registry import Registry
 from parlay.types.cache import CacheSpec
@@ -30,52 +30,7 @@ _SUFFIX = "ForCausalLM"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 # Family files are found by name: LlamaForCausalLM lives in llama.py.
-families = Registry(
-    "parlay.models",
-    "model family",
-    hidden=frozenset(
-        {
-            "codebook",
-            "compound",
-            "config",
-            "context",
-            "decoder",
-            "download",
-            "find",
-            "foreign",
-            "foreign_attention",
-            "foreign_modules",
-            "foreign_probe",
-            "foreign_survey",
-            "gguf",
-            "gguf_config",
-            "gguf_export",
-            "gguf_metadata",
-            "gguf_names",
-            "gguf_parts",
-            "gguf_tokenizer",
-            "gguf_vocabulary",
-            "gguf_write",
-            "heads",
-            "hub",
-            "identity",
-            "layers",
-            "loader",
-            "moe",
-            "names",
-            "packed",
-            "packing",
-            "pickled",
-            "rope",
-            "rotary",
-            "scaled",
-            "select",
-            "style",
-            "tokenizer",
-            "wheels",
-        }
-    ),
-)
+families = Registry("parlay.models.families", "model family")
 
 
 class Model(Protocol):

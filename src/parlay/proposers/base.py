@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import LayerCache
-from parlay.models.hub import DEFAULT, Hub
 from parlay.models.select import Model
 from parlay.sampling.live import Processors
 from parlay.types.cache import CacheSpec

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from parlay.checkpoints.loader import Reader
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Layer, make_attention, make_mlp
-from parlay.models.loader import Reader
 from parlay.models.rotary import cos_sin_table
 from parlay.parallel.group import ALONE
 

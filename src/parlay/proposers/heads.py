@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from parlay.checkpoints.loader import Checkpoint
 from parlay.config.speculative import MOST_DEPTH
 from parlay.errors import ConfigError
 from parlay.models.heads import HeadConfig, read_head
-from parlay.models.loader import Checkpoint
 from parlay.models.select import stored_kinds
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
 from parlay.proposers.expander import Expander, Head, Start

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError
 from parlay.kv.store import allocate
 from parlay.models.config import ModelConfig
 from parlay.models.context import Buffers, ForwardContext, LayerCache
 from parlay.models.heads import read_head
-from parlay.models.loader import Checkpoint
 from parlay.models.select import cache_spec, lends
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
 from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start

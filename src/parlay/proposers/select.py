@@ -6,34 +6,17 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from parlay.checkpoints.find import ASSETS, find_model, target_of
+from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.config import SpeculativeConfig, build
 from parlay.config.speculative import AUTO, KEYS, PLAIN
 from parlay.errors import ConfigError, ModelError, nearest, shown
-from parlay.models.find import ASSETS, find_model, target_of
-from parlay.models.hub import DEFAULT, Hub
 from parlay.proposers.base import HostProposer, Proposer, TargetInfo
 from parlay.proposers.detect import detect
 from parlay.proposers.heads import Options as CheckpointOptions
 from parlay.registry import Registry
 
-_HELPERS = frozenset(
-    {
-        "base",
-        "body",
-        "branching",
-        "detect",
-        "draws",
-        "expander",
-        "heads",
-        "lent",
-        "paired",
-        "places",
-        "recorder",
-        "select",
-        "suffix_tree",
-    }
-)
-proposers = Registry("parlay.proposers", "speculative method", hidden=_HELPERS)
+proposers = Registry("parlay.proposers.methods", "speculative method", "proposer")
 # What of the options of "auto" is about the checkpoint, and decides which method it is for.
 _MODEL_KEYS = frozenset(option.name for option in fields(CheckpointOptions))
 

@@ -15,23 +15,23 @@ from parlay import __version__
 from parlay.config import ServerConfig
 from parlay.errors import ParlayError
 from parlay.link.engine import AsyncEngine
-from parlay.server import documents, documents_answers
-from parlay.server.answer import Front
-from parlay.server.backend import Metrics
-from parlay.server.chat import chat
-from parlay.server.completions import complete
 from parlay.server.errors import ApiError, ClientLeftError, as_api_error, json_response
-from parlay.server.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, check_model
 from parlay.server.gate import Gate
 from parlay.server.guard import OPEN, Guard
 from parlay.server.keys import Keys
 from parlay.server.logs import Log, log_line
+from parlay.server.openai import documents, documents_answers
+from parlay.server.openai.answer import Front
+from parlay.server.openai.chat import chat
+from parlay.server.openai.completions import complete
+from parlay.server.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, check_model
+from parlay.server.openai.reference import reference
+from parlay.server.openai.responses import delete, respond, retrieve
+from parlay.server.openai.responses_fields import ResponseFields
+from parlay.server.openai.responses_store import ResponseStore
+from parlay.server.openai.tokens import detokenize, tokenize
 from parlay.server.page import content_security_policy
-from parlay.server.reference import reference
-from parlay.server.responses import delete, respond, retrieve
-from parlay.server.responses_fields import ResponseFields
-from parlay.server.responses_store import ResponseStore
-from parlay.server.tokens import detokenize, tokenize
+from parlay.server.remote.backend import Metrics
 
 
 def create_app(

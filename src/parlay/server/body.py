@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from parlay.server.apart import apart
 from parlay.server.errors import ApiError, ClientLeftError
+from parlay.server.remote.apart import apart
 
 T = TypeVar("T")
 

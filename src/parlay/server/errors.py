@@ -109,7 +109,7 @@ def _http(error: HTTPException) -> str:
 
 def _field(message: str) -> str | None:
     """Return the field that a message of the engine's begins with."""
-    from parlay.server.fields import KNOWN
+    from parlay.server.openai.fields import KNOWN
 
     found = (word for word in re.findall(r"[a-z]\w*", message) if word in KNOWN)
     return next(found, "prompt" if "prompt" in message else None)

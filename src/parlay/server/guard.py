@@ -12,11 +12,11 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parlay.config import ServerConfig
-from parlay.server.backend import Metrics, Observation
 from parlay.server.browsers import check_page
 from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error
 from parlay.server.keys import ANYONE, Keys
 from parlay.server.logs import Log, log_line
+from parlay.server.remote.backend import Metrics, Observation
 
 OPEN = frozenset({"/", "/docs", "/health", "/ready"})  # without a key
 _DRAINED = 32  # times the limit: a client that is still sending would not read why its body is refused

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from parlay.server.answer import Front
-from parlay.server.fields import ChatFields
-from parlay.server.reasoning import Marks, marks_of
-from parlay.server.tool_formats import FORMATS, ToolFormat, format_of
-from parlay.server.tools import Tools
+from parlay.server.openai.answer import Front
+from parlay.server.openai.fields import ChatFields
+from parlay.server.openai.reasoning import Marks, marks_of
+from parlay.server.openai.tool_formats import FORMATS, ToolFormat, format_of
+from parlay.server.openai.tools import Tools
 
 IGNORED = (
     "the model's chat template ignores tools: the system message describes them instead, and calls are expected "

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parlay.engine.chat import ChatOptions
-from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError, RequestError, shown
 from parlay.log import logger
+from parlay.text.chat import ChatOptions
+from parlay.text.tokenizer import TextCodec
 
 LEAST_TOKENS = 4  # of a text; shorter ones teach nothing
 _LINES = (".jsonl", ".ndjson")

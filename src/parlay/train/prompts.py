@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from parlay.engine.chat import ChatOptions
-from parlay.engine.tokenizer import TextCodec
 from parlay.errors import ConfigError
 from parlay.llm import LLM
+from parlay.text.chat import ChatOptions
+from parlay.text.tokenizer import TextCodec
 from parlay.train.data import LEAST_TOKENS, Text
 from parlay.train.kept import read_kept, usable
 from parlay.train.options import TrainOptions

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parlay.engine.tokenizer import TextCodec
+from parlay.checkpoints.find import find_model
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
-from parlay.models.find import find_model
-from parlay.models.identity import digest_model
+from parlay.numerics.digests import digest_model
 from parlay.proposers.select import naming_heads
+from parlay.text.tokenizer import TextCodec
 from parlay.train.card import card
 from parlay.train.data import Text, digest, read_texts
 from parlay.train.options import TrainOptions

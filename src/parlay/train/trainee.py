@@ -1,6 +1,6 @@
 """What can be trained.
 
-A file of `parlay.train.methods`, named as its proposer, has
+The folder of a proposer that can be trained has a file `training.py`, with
     Options     a frozen dataclass of what the method's training is asked besides `TrainOptions`;
     Trainee     a subclass of `Trainee`: the head in torch, with gradients. Its tests compare it with the proposer.
 
@@ -25,7 +25,7 @@ from parlay.train.teacher import Lesson, Output, Teacher
 _LOSS_LOGITS = 1 << 21  # that are there at once on the CPU, whose caches they are to fit
 _WIDE = 32  # times as many on an accelerator, which small products leave idle
 
-methods = Registry("parlay.train.methods", "method to train")
+methods = Registry("parlay.proposers.methods", "method to train", "training", files=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

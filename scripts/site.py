@@ -1,0 +1,47 @@
+"""What the documentation's site has of files outside `docs/`, for mkdocs: `make docs`.
+
+The README is its first page. Links between pages become the site's; of links to files that the site has no page for,
+such as sources, the text stays.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+
+
+def on_files(files: Files, *, config: MkDocsConfig, **_: Any) -> Files:
+    """Add the pages that lie beside `docs/`."""
+    for name, page in _PAGES.items():
+        files.append(File.generated(config, page, content=(_ROOT / name).read_text("utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, files: Files, **_: Any) -> str:
+    """Lead links to where the site has what they are to."""
+    own = {place: name for name, place in _PAGES.items()}
+    source = own.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def lead(match: re.Match[str]) -> str:
+        text, target = match.groups()
+        path, _, anchor = target.partition("#")
+        if not path or ":" in path:
+            return match[0]
+        whole = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        if not (_ROOT / whole).exists():
+            return match[0]  # which mkdocs refuses
+        place = _PAGES.get(whole, whole.removeprefix("docs/") if whole.startswith("docs/") else "")
+        if files.get_file_from_path(place) is None:
+            return text
+        there = posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".")
+        return f"[{text}]({there}{'#' + anchor if anchor else ''})"
+
+    return _LINK.sub(lead, markdown)

@@ -1,0 +1,44 @@
+"""The small JSON files of a model's directory."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from parlay.errors import ModelError
+
+
+def config_file(path: Path) -> Path:
+    """Return the file that says what the model in directory or GGUF file `path` is like."""
+    return path / "config.json" if path.is_dir() else path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        ModelError: the file is missing, unreadable, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist; a model directory needs one") from None
+    except (OSError, ValueError) as error:  # also no UTF-8, no JSON, a number of too many digits
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    except RecursionError:
+        raise ModelError(f"{path} cannot be read: it is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return value
+
+
+def dtype_of(raw: dict[str, Any]) -> str:
+    """Return what a `config.json` says that its weights are stored as."""
+    return str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
+
+
+def class_names(raw: Mapping[str, Any]) -> list[str]:
+    """Return the names that a `config.json` gives its model: of classes, and of its type."""
+    named = raw.get("architectures")
+    names = [*(named if isinstance(named, list) else []), raw.get("model_type")]
+    return [name for name in names if isinstance(name, str)]

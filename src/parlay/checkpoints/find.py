@@ -1,0 +1,112 @@
+"""From a name to a model's files: embedded, on disk, by a short name, or from the hub."""
+
+from pathlib import Path
+
+from parlay.checkpoints import wheels
+from parlay.checkpoints.gguf_parts import model_file
+from parlay.checkpoints.hub import DEFAULT, Hub, fetch, is_hub_id
+from parlay.checkpoints.names import Named, resolve, similar
+from parlay.errors import ConfigError, ModelError, shown
+
+ASSETS = Path(__file__).parent.parent / "assets"
+
+
+def embedded() -> list[str]:
+    """Return the names of all checkpoints that come with the package."""
+    return sorted(p.parent.name for p in ASSETS.glob("*/config.json"))
+
+
+def embedded_models() -> list[str]:
+    """Return the names of the models among them."""
+    return [name for name in embedded() if target_of(name) is None]
+
+
+def target_of(name: str) -> str | None:
+    """Return which embedded model an embedded checkpoint guesses for, or None for a model.
+
+    What guesses for a model lies beside it, under its name and what it is.
+    """
+    return next((model for model in embedded() if name.startswith(f"{model}-")), None)
+
+
+def find_model(name: str, hub: Hub = DEFAULT, weights: bool = True) -> Path:
+    """Return the directory or GGUF file of a model: embedded, on disk (`./name` means only that), or from the hub.
+
+    Args:
+        name: of an embedded model, a directory, a GGUF file or any of its parts, a short name, or one on the hub.
+        hub: how to fetch the last two.
+        weights: False if only the tokenizer is needed.
+
+    Raises:
+        ModelError: there is none.
+        ConfigError: a revision of what is not on the hub, or the user's table of short names is malformed.
+    """
+    path = here(name)
+    if path is not None:
+        if hub.revision is not None:
+            raise one_version(name, hub)
+        return path
+    if is_hub_id(name):
+        return fetch(name, hub, weights)
+    named = resolve(name)
+    if named is None:
+        raise unknown(name)
+    return named_model(named, hub, weights)
+
+
+def here(name: str) -> Path | None:
+    """Return where an embedded model, a directory or a GGUF file lies; None if `name` is none of these."""
+    path = ASSETS / name if name in embedded() else Path(name)
+    try:
+        return model_file(path) if path.is_dir() or path.is_file() else None
+    except OSError:  # a name that no file can have, or one in a folder that may not be looked into
+        return None
+
+
+def named_model(named: Named, hub: Hub, weights: bool = True) -> Path:
+    """Return the files that a short name stands for: those on disk, from the hub, or else from a wheel.
+
+    Raises:
+        ModelError: none of these has it.
+        ConfigError: a revision of what is not on the hub.
+    """
+    path = named.path
+    if path is not None:
+        found = here(str(path))
+        if found is None:
+            raise ModelError(
+                f"{named.name} stands for {path}, where there is no model; correct the table of short names "
+                f"{named.table}"
+            )
+        if hub.revision is not None:
+            raise one_version(named.name, hub)
+        return found
+    if named.wheel is None or hub.revision is not None:
+        return fetch(named.model, hub, weights)
+    # Once it came from the wheel it is the same file, and the hub need not be waited for again.
+    held = wheels.held(named)
+    if held is not None:
+        return held
+    try:
+        return fetch(named.model, hub, weights)
+    except ModelError as error:
+        return wheels.fetch(named, str(error))
+
+
+def one_version(name: str, hub: Hub) -> ConfigError:
+    """Return what to say of a revision that was given for a model of one version."""
+    return ConfigError(
+        f"revision={shown(hub.revision)} picks a version of a model on a hub, but {shown(name)} is on this "
+        "machine already; leave revision out"
+    )
+
+
+def unknown(name: str) -> ModelError:
+    """Return what to say of a name that means nothing, with those that are like it."""
+    close = similar(name, embedded())
+    near = " or ".join(repr(other) for other in close)
+    hint = f" (did you mean {near}?)" if close else "; `parlay list --names` shows the short names"
+    return ModelError(
+        f"there is no model {shown(name)}: give a directory with a config.json, a GGUF file, an embedded model "
+        f"({', '.join(embedded_models())}), a short name or, as owner/model, one on the hub{hint}"
+    )

@@ -1,0 +1,302 @@
+"""Reading weights, strictly: what is missing, left over or of another shape is known before any data is read.
+
+Leftovers that a family explains, such as layers that predict further tokens, are handed back by name.
+"""
+
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from parlay.checkpoints.codebook import CodebookLayers
+from parlay.checkpoints.compound import CompoundLayers
+from parlay.checkpoints.files import dtype_of
+from parlay.checkpoints.gguf_names import GGUFWeights
+from parlay.checkpoints.packed import PackedLayers
+from parlay.checkpoints.packing import read_packing
+from parlay.checkpoints.pickled import Pickled
+from parlay.checkpoints.scaled import ScaledLayers
+from parlay.errors import ModelError, brief, shown
+from parlay.kernels.quantise import quantise
+from parlay.types.progress import OnRead, ignore
+from parlay.types.storage import MADE, Storage
+from parlay.weights.kinds import COMPUTED, HALF, Kind
+from parlay.weights.quantise import INT4, INT8, fits
+from parlay.weights.weight import Weight
+
+_PICKLED = (".bin", ".pt")
+_HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+_LAYERS = {"awq": PackedLayers, "gptq": PackedLayers, "scaled": ScaledLayers, "codebook": CodebookLayers}
+_NAME = 255  # characters of a file's name
+_LOOKED_UP = ("embed_positions.weight",)  # and added
+_NEVER_QUANTISED = (*_LOOKED_UP, ".gate.weight")  # and a router's
+_OUTERMOST = ("embed_tokens.weight", "lm_head.weight")  # eight bits at least: every token passes through them
+
+
+class Checkpoint:
+    """The tensors of a model directory or GGUF file, by name; read one at a time, as asked for. A context manager."""
+
+    def __init__(
+        self, path: Path, *, head: bool = False, storage: Storage = "plain", on_read: OnRead = ignore
+    ) -> None:
+        """Open the weights in directory `path`, safetensors or else `.bin`, or GGUF file `path`.
+
+        Of safetensors and GGUF files only headers are read here.
+
+        Args:
+            path: of the weights.
+            head: those of a draft head are wanted, beside which its target's may lie; they become the target's dtype.
+            storage: how `read_weight` gives matrices.
+            on_read: told of every tensor that was read.
+
+        Raises:
+            ModelError: there are none, or one is corrupt.
+        """
+        self._path = path
+        self._storage, self._on_read = storage, on_read
+        self._stack = ExitStack()
+        self._files: dict[Path, Any] = {}
+        self._where: dict[str, Path] = {}
+        for file in weight_files(path, head):
+            self._files[file] = handle = self._open(file)
+            for name in handle.keys():  # noqa: SIM118 - not a mapping
+                self._where[name] = file
+        raw = {} if head else _config(path)
+        self._halves = path.is_file() or dtype_of(raw) == "float16"
+        packing = read_packing(path, raw)
+        if packing is not None:
+            kind = _LAYERS[packing.method]
+            layers = kind(packing, {name: self._files[file] for name, file in self._where.items()})
+            self._files[path] = layers
+            self._where = {name: file for name, file in self._where.items() if name not in layers.parts}
+            self._where |= dict.fromkeys(layers.keys(), path)
+
+    def _open(self, file: Path) -> Any:
+        if file.suffix in _PICKLED:
+            return Pickled(file)
+        try:
+            opened = GGUFWeights(file) if file == self._path else safe_open(file, framework="pt")
+            return self._stack.enter_context(opened)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(
+                f"{file} cannot be read: {brief(str(error))}; it is cut off or damaged, fetch it again"
+            ) from None
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all tensors, sorted."""
+        return sorted(self._where)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape without reading it."""
+        return tuple(self._files[self._where[name]].get_slice(name).get_shape())
+
+    def expect(
+        self, shapes: Mapping[str, tuple[int, ...]], ignorable: Iterable[str] = (), further: Iterable[str] = ()
+    ) -> tuple[str, ...]:
+        """Compare the headers with what a family needs.
+
+        Args:
+            shapes: every tensor that will be read.
+            ignorable: endings of names that may stand in a file without being read.
+            further: beginnings of names that are no part of the model but may be of use to somebody else.
+
+        Returns:
+            The names of those further tensors.
+
+        Raises:
+            ModelError: a tensor is missing, left over, or of another shape; the message names it.
+        """
+        missing = sorted(set(shapes) - set(self._where))
+        if missing:
+            raise ModelError(f"{self._path} lacks the tensor {shown(missing[0])}{_more(missing)}")
+        ignored, wanted = tuple(ignorable), tuple(further)
+        extra = sorted(n for n in self._where if n not in shapes and not n.endswith(ignored))
+        leftovers = tuple(name for name in extra if name.startswith(wanted))
+        extra = [name for name in extra if not name.startswith(wanted)]
+        if extra:
+            raise ModelError(
+                f"{self._path} has a tensor that its config does not explain: {shown(extra[0])}{_more(extra)}"
+            )
+        for name, shape in shapes.items():
+            if self.shape(name) != shape:
+                raise ModelError(
+                    f"{self._path}: tensor {shown(name)} has shape {list(self.shape(name))}, "
+                    f"but the config says {list(shape)}"
+                )
+        return leftovers
+
+    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a tensor, converted to `dtype` unless that is None.
+
+        Raises:
+            ModelError: some value is not finite, or too large for `dtype`.
+        """
+        tensor = self._read(name, dtype)
+        self._on_read(tensor.nbytes)
+        return tensor
+
+    def _read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        stored: Tensor = self._files[self._where[name]].get_tensor(name)
+        dtype = dtype or stored.dtype
+        tensor = stored.to(dtype).contiguous()
+        # One pass at the speed of memory; NaN wins over any minimum and maximum.
+        if tensor.numel() and not all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
+            raise self._not_finite(name, "" if stored.dtype is dtype else f" in {dtype}".replace("torch.", ""))
+        return tensor
+
+    def kind(self, name: str) -> Kind | None:
+        """Return the blocks, or float16, that `read_weight` gives a matrix in; None for other numbers."""
+        file, shape = self._files[self._where[name]], self.shape(name)
+        if self._storage == "stored" and len(shape) == 2 and not name.endswith(_LOOKED_UP):
+            if not isinstance(file, GGUFWeights | CompoundLayers):
+                half = self._halves and file.get_slice(name).get_dtype() == HALF.name
+                return HALF if half else None
+            kind = file.kind(name)
+            return kind if kind in (*COMPUTED, HALF) else None
+        if self._storage in MADE and fits(shape) and not name.endswith(_NEVER_QUANTISED):
+            return INT4 if self._storage == "int4" and not name.endswith(_OUTERMOST) else INT8
+        return None
+
+    def quantised(self, name: str) -> bool:
+        """Whether a tensor is stored in small integers of any kind, whatever it is read as."""
+        file = self._files[self._where[name]]
+        return isinstance(file, CompoundLayers) or (isinstance(file, GGUFWeights) and file.kind(name).block > 1)
+
+    def size(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, plain: Collection[str] = ()) -> int:
+        """Return the bytes of some tensors once they are read.
+
+        Args:
+            shapes: by name; of some, fewer outputs than the file has.
+            dtype: of plain numbers.
+            plain: matrices that are read by `read`, the others being read by `read_weight`.
+        """
+        total = 0
+        for name, shape in shapes.items():
+            kind, numbers = None if name in plain else self.kind(name), math.prod(shape)
+            total += numbers * dtype.itemsize if kind is None else numbers // kind.block * kind.size
+        return total
+
+    def read_weight(self, name: str, dtype: torch.dtype) -> Weight:
+        """Return a matrix for the kernels, plain numbers converted to `dtype`.
+
+        Raises:
+            ModelError: as `read` does.
+        """
+        kind = self.kind(name)
+        if kind is None or kind is HALF:
+            return Weight.of(self.read(name, None if kind else dtype))
+        weight: Weight
+        if self._storage in MADE:
+            weight = quantise(self._read(name), kind)
+        else:
+            weight = self._files[self._where[name]].get_blocks(name)
+        if not weight.finite():
+            raise self._not_finite(name)
+        self._on_read(sum(part.data.nbytes for part in weight.parts))
+        return weight
+
+    def _not_finite(self, name: str, dtype: str = "") -> ModelError:
+        return ModelError(
+            f"{self._where[name]}: tensor {shown(name)} holds values that are infinite or not numbers{dtype}; "
+            "the checkpoint is damaged"
+        )
+
+
+class Reader:
+    """A part of a checkpoint whose tensors' names begin alike, such as a layer; reads them by the rest."""
+
+    def __init__(
+        self, weights: Checkpoint, dtype: torch.dtype, prefix: str, renamed: Mapping[str, str] | None = None
+    ) -> None:
+        """Read from `weights` in `dtype`; `renamed` says which names stand for others."""
+        self._weights, self._dtype, self._prefix = weights, dtype, prefix
+        self._renamed = renamed or {}
+
+    def __call__(self, name: str) -> Tensor:
+        """Return a tensor of plain numbers."""
+        return self._weights.read(self._full(name), self._dtype)
+
+    def weight(self, name: str) -> Weight:
+        """Return a matrix as the kernels multiply with it."""
+        return self._weights.read_weight(self._full(name), self._dtype)
+
+    def _full(self, name: str) -> str:
+        return self._prefix + self._renamed.get(name, name)
+
+
+def file_format(path: Path) -> str:
+    """Return what a model's weights are read from: "gguf", "safetensors" or "pt".
+
+    Raises:
+        ModelError: there are none.
+    """
+    if path.is_file():
+        return "gguf"
+    return "pt" if weight_files(path)[0].suffix in _PICKLED else "safetensors"
+
+
+def weight_files(path: Path, head: bool = False) -> list[Path]:
+    """Return the files of a checkpoint's weights.
+
+    Args:
+        path: a directory, or a GGUF file, of which it is the first part.
+        head: prefer those of a draft head.
+
+    Raises:
+        ModelError: there are none, or the index is damaged or names files elsewhere.
+    """
+    if path.is_file():
+        return [path]
+    own = (
+        "model.safetensors.index.json",
+        "model.safetensors",
+        "pytorch_model.bin.index.json",
+        "pytorch_model.bin",
+    )
+    known = (*_HEADS, *own) if head else (*own, *_HEADS)  # the first of these that is there is what counts
+    first = path / next((name for name in known if (path / name).exists()), "model.safetensors")
+    files = [first]
+    if first.suffix == ".json":
+        try:
+            names = sorted(set(json.loads(first.read_text("utf-8"))["weight_map"].values()))
+            files = [path / name for name in names]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ModelError(f"{first} cannot be read: {type(error).__name__}: {brief(str(error))}") from None
+        for name in names:
+            # Files elsewhere are none of the model's business, whatever its index says.
+            if Path(name).is_absolute() or ".." in Path(name).parts or not name.isprintable() or len(name) > _NAME:
+                raise ModelError(f"{first} names {shown(name)}, which is no file in the model's directory")
+    for file in files:
+        if not file.is_file():
+            raise ModelError(f"{file} does not exist; weights are read from safetensors or .bin files")
+    return files
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """Return the `config.json` of a model's directory; nothing where there is none."""
+    file = path / "config.json"
+    try:
+        raw = json.loads(file.read_text("utf-8")) if path.is_dir() and file.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
+    return raw if isinstance(raw, dict) else {}
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""

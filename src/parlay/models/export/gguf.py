@@ -1,0 +1,276 @@
+"""Any model of a family that GGUF files have, written as one: matrices in blocks or in floats of 16 bits.
+
+Which matrices become which blocks is what `Checkpoint` decides for an engine's `quantization`; so a file has the
+very blocks that the engine makes. Norms, biases and routers are float32, as llama.cpp's converters have them. A
+matrix that has the wanted blocks already is copied. One tensor at a time is in memory; of a stack of experts, what is
+written.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any, BinaryIO, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parlay.checkpoints.gguf_names import ROTARY, Family, file_name, in_pairs
+from parlay.checkpoints.gguf_parts import GGUFModel
+from parlay.checkpoints.gguf_write import Entry, Value, encode, header, padding
+from parlay.checkpoints.loader import Checkpoint
+from parlay.errors import ConfigError, ModelError, shown
+from parlay.log import logger
+from parlay.models.config import ModelConfig
+from parlay.models.export.metadata import family_to_write, metadata, rotary_factors
+from parlay.models.export.vocabulary import vocabulary
+from parlay.models.select import check_weights, describe_files, weight_shapes
+from parlay.types.storage import MADE, Storage
+from parlay.weights.kinds import BY_NAME, Kind
+
+Form = Literal["int4", "int8", "bf16", "f16"]
+FORMS: tuple[Form, ...] = get_args(Form)
+
+# What plain matrices are stored as, by the form that is wanted or else by the model's dtype.
+_FLOATS = {"bf16": BY_NAME["BF16"], "f16": BY_NAME["F16"], "float16": BY_NAME["F16"], "float32": BY_NAME["F32"]}
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FILE_TYPES = {"f16": 1, "int4": 3, "int8": 7, "bf16": 32}  # llama.cpp's, by what most matrices are
+_ROUTERS = ".gate.weight"
+# Of a file that is read, what tells of the file and not of the model.
+_OF_FILES = ("split.", "quantize.", "general.alignment")
+# Of a config, what may be otherwise in a file: where it comes from, and names.
+_FREE = ("path", "architecture", "raw", "dtype", "eos_token_ids", "storage", "foreign")
+
+Tick = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What came of a model.
+
+    Attributes:
+        path: the file.
+        size: its bytes.
+        bits: per weight, all tensors together.
+    """
+
+    path: Path
+    size: int
+    bits: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A tensor of the file, and those of the model that it is made of: one, or a stack of experts."""
+
+    entry: Entry
+    sources: tuple[str, ...]
+
+
+def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: Tick = lambda label: None) -> Written:
+    """Write a model as a GGUF file; nothing has that name before it is complete.
+
+    Args:
+        path: a directory in Hugging Face's format, or a GGUF file.
+        output: the file to write.
+        form: of the matrices.
+        force: replace a file that is there.
+        tick: is told what is going on.
+
+    Raises:
+        ConfigError: there is such a file, or it cannot be written there.
+        ModelError: the model cannot be read, or a GGUF file cannot hold it.
+    """
+    check_output(output, force)
+    config = describe_files(path)
+    name, family = family_to_write(config)
+    check_weights(config)
+    if config.path.is_file():
+        with GGUFModel(path) as file:
+            keys = {k: v for k, v in file.verbatim().items() if not k.startswith(_OF_FILES)}
+            factors = {n: file.read(n) for n in ROTARY if n in file.tensors}
+    else:
+        general: dict[str, Value] = {"general.architecture": name, "general.type": "model"}
+        general["general.name"] = _name(config.path.resolve())
+        told = {**general, **metadata(config), **vocabulary(config, name)}
+        keys = {key: encode(value) for key, value in told.items()}
+        factors = rotary_factors(config)
+    keys["general.file_type"] = encode(_FILE_TYPES[form])
+    if form in MADE:
+        keys["general.quantization_version"] = encode(2)
+    partial = output.with_name(f"{output.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("xb") as target, _Source(config, family, form) as source:
+            size, bits = _write(target, keys, factors, source, tick)
+        partial.replace(output)
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return Written(output, size, bits)
+
+
+def check_output(output: Path, force: bool) -> None:
+    """Refuse a name that cannot be written to, before anything is done for it.
+
+    Raises:
+        ConfigError: it is no name of a GGUF file, there is such a file, or no such directory.
+    """
+    if output.suffix != ".gguf":
+        raise ConfigError(f"{shown(str(output))} must end in .gguf, for by that such files are known")
+    if output.is_dir() or not output.parent.is_dir():
+        what = "is a directory" if output.is_dir() else f"lies in {output.parent}, which does not exist"
+        raise ConfigError(f"{output} {what}; name a file in a directory that exists")
+    if output.exists() and not force:
+        raise ConfigError(f"{output} exists; name another file, or replace it with --force")
+
+
+def _name(path: Path) -> str:
+    """Return what a model's directory says that it is called; in the hub's cache it is two folders above."""
+    cached = path.parent.name == "snapshots"
+    return path.parent.parent.name.rpartition("--")[2] if cached else path.name
+
+
+class _Source:
+    """The tensors of a model, in the form that is wanted. A context manager."""
+
+    def __init__(self, config: ModelConfig, family: Family, form: Form) -> None:
+        made: Storage = form if form in MADE else "plain"
+        self.config = config
+        self._family = family
+        self._plain = _FLOATS.get(form, _FLOATS.get(config.dtype, BY_NAME["BF16"]))
+        self._stored = Checkpoint(config.path, storage="stored")
+        self._made = Checkpoint(config.path, storage=made)
+
+    @property
+    def loses(self) -> bool:
+        """Whether a tensor that was quantised before is quantised otherwise."""
+        names = filter(self._stored.quantised, weight_shapes(self.config))
+        return any(self._stored.kind(name) != self._kind(name) for name in names)
+
+    def plan(self) -> list[_Planned]:
+        """Return the tensors of the file, in order."""
+        stacks: dict[str, list[str]] = {}
+        for name in weight_shapes(self.config):
+            stacks.setdefault(file_name(name, self._family)[0], []).append(name)
+        return [self._planned(name, sources) for name, sources in stacks.items()]
+
+    def _planned(self, name: str, sources: list[str]) -> _Planned:
+        shape = self._made.shape(sources[0])
+        stacked = file_name(sources[0], self._family)[1] is not None
+        return _Planned(
+            Entry(name, self._kind(sources[0]), (len(sources), *shape) if stacked else shape), tuple(sources)
+        )
+
+    def _kind(self, name: str) -> Kind:
+        if len(self._made.shape(name)) == 1 or name.endswith(_ROUTERS):
+            return BY_NAME["F32"]
+        kind = self._made.kind(name)
+        if kind is None:  # a matrix stays as it is where it does not divide into blocks
+            kind = self._plain
+        return kind
+
+    def bytes_of(self, name: str) -> Tensor:
+        """Return a tensor of the model as the file has it, uint8, in one dimension.
+
+        Raises:
+            ModelError: it holds numbers that the form cannot.
+        """
+        kind = self._kind(name)
+        if kind.block == 1:
+            data = self._made.read(name, _DTYPES[kind.name])
+            if self._family.norm_offset and "norm" in name:
+                data = data + self._family.norm_offset
+        else:
+            weights = self._stored if self._stored.kind(name) == kind else self._made
+            (part,) = weights.read_weight(name, torch.float32).parts
+            data = part.data
+        heads = {"q_proj": self.config.num_heads, "k_proj": self.config.num_kv_heads}.get(name.split(".")[-2])
+        if heads is not None and self._family.interleaved:
+            data = in_pairs(data, heads)
+        return data.contiguous().view(-1).view(torch.uint8)
+
+    def __enter__(self) -> "_Source":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._made.__exit__(*error)
+        self._stored.__exit__(*error)
+
+
+def _write(
+    target: BinaryIO, keys: dict[str, bytes], factors: dict[str, Tensor], source: _Source, tick: Tick
+) -> tuple[int, float]:
+    """Write everything; return the bytes of the file, and bits a weight."""
+    planned = source.plan()
+    rotary = [Entry(name, BY_NAME["F32"], tuple(factor.shape)) for name, factor in factors.items()]
+    entries = [*rotary, *(one.entry for one in planned)]
+    target.write(header(keys, entries))
+    for factor in factors.values():
+        _put(target, factor.float().view(torch.uint8).numpy())
+    size = target.tell() + sum(one.entry.size + padding(one.entry.size) for one in planned)
+    path = Path(target.name)
+    if disk_usage(path.parent).free < size - target.tell():
+        raise ConfigError(
+            f"{path.parent} has too little room for {size / 1e9:.1f} GB; make room or name another place"
+        )
+    target.truncate(size)
+    target.flush()
+    _compare(source.config, path)
+    if source.loses:
+        logger.warning(
+            "%s is quantised already and loses accuracy once more; begin with what it was made of, if you can",
+            source.config.path,
+        )
+    for number, one in enumerate(planned, start=1):
+        tick(f"{number} of {len(planned)}: {one.entry.name} as {one.entry.kind}")
+        _put(target, _joined(source, one))
+    target.flush()
+    os.fsync(target.fileno())
+    weights = sum(int(np.prod(entry.shape)) for entry in entries)
+    return size, 8 * sum(entry.size for entry in entries) / weights
+
+
+def _joined(source: _Source, planned: _Planned) -> Any:
+    if len(planned.sources) == 1:
+        return source.bytes_of(planned.sources[0]).numpy()
+    stack = torch.empty(planned.entry.size, dtype=torch.uint8)
+    for part, name in zip(stack.chunk(len(planned.sources)), planned.sources, strict=True):
+        part.copy_(source.bytes_of(name))
+    return stack.numpy()
+
+
+def _put(target: BinaryIO, data: Any) -> None:
+    target.write(data)
+    target.write(bytes(padding(data.nbytes)))
+
+
+def _compare(config: ModelConfig, path: Path) -> None:
+    """Refuse a model of which something is lost: its file, read back, must have the same shape and style."""
+    read = describe_files(path)
+    lost = [f"{name}={shown(ours)}" for name, ours, theirs in _differences(config, read)]
+    if lost:
+        raise ModelError(
+            f"{config.path} has {', '.join(lost)}, which no key of a GGUF file can say; serve the model as it is"
+        )
+
+
+def _differences(ours: Any, theirs: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield what differs between two configs: names and both values. Numbers are compared as files hold them."""
+    if type(ours) is type(theirs) and hasattr(ours, "__dataclass_fields__"):
+        for field in fields(ours):
+            if field.name not in _FREE:
+                yield from _differences(getattr(ours, field.name), getattr(theirs, field.name), field.name)
+    elif _single(ours) != _single(theirs):
+        yield name, ours, theirs
+
+
+def _single(value: Any) -> Any:
+    """Return a value with its numbers as float32."""
+    if isinstance(value, dict):
+        return {key: _single(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_single, value))
+    return float(np.float32(value)) if isinstance(value, float) else value

@@ -1,0 +1,114 @@
+"""A model's config as the metadata of a GGUF file: what `gguf_config` reads, written.
+
+What no key can say, such as `dynamic` scaling, is not looked for here: whoever writes a file reads it back.
+
+Source: ggml's `docs/gguf.md` for the keys.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.checkpoints.gguf_config import SIZES, YARN
+from parlay.checkpoints.gguf_names import FAMILIES, Family, family_for
+from parlay.checkpoints.gguf_write import Value
+from parlay.errors import ModelError
+from parlay.models.config import ModelConfig
+from parlay.models.rotary import llama3_divisors
+
+
+def family_to_write(config: ModelConfig) -> tuple[str, Family]:
+    """Return what a file calls the model's architecture, and what is known of it.
+
+    Raises:
+        ModelError: files do not have it.
+    """
+    found = None if config.foreign is not None else family_for(config.architecture)
+    if found is None:
+        known = ", ".join(family.architecture for family in FAMILIES.values())
+        raise ModelError(
+            f"{config.path}: parlay writes no GGUF files of {config.architecture}; it does of {known}, "
+            "MistralForCausalLM and MixtralForCausalLM"
+        )
+    return found
+
+
+def metadata(config: ModelConfig) -> dict[str, Value]:
+    """Return the keys that tell of a model's shape.
+
+    Raises:
+        ModelError: files do not have its architecture, or llama.cpp would compute something else.
+    """
+    name, family = family_to_write(config)
+    values = _values(config)
+    if values["norm_topk_prob"] is False and "norm_topk_prob" in family.options.values():
+        raise ModelError(f"{config.path}: norm_topk_prob=false cannot be written; who reads such files supposes true")
+    keys = {**SIZES, **family.options}
+    found = {key: values[hf] for key, hf in keys.items() if values[hf] not in (None, family.fixed.get(hf))}
+    if name == "phi3" and not config.style.windows:
+        found["attention.sliding_window"] = 0  # which says that there is none
+    found["attention.value_length"] = config.head_dim
+    found["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+    return {f"{name}.{key}": value for key, value in {**found, **_rotary(config)}.items()}
+
+
+def rotary_factors(config: ModelConfig) -> dict[str, Tensor]:
+    """Return the tensors that scale rotary frequencies, float32."""
+    rotary = config.rotary
+    if rotary.kind == "longrope":
+        factors = {"long": rotary.long_factor, "short": rotary.short_factor}
+        return {f"rope_factors_{which}.weight": torch.tensor(values) for which, values in factors.items()}
+    if rotary.kind == "llama3":
+        return {"rope_freqs.weight": llama3_divisors(rotary, config.head_dim)}
+    return {}
+
+
+def _values(config: ModelConfig) -> dict[str, Any]:
+    """Return what a model has, by the names of Hugging Face's configs; None is what it does not have."""
+    style, experts = config.style, config.style.experts
+    return {
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.raw.get("max_position_embeddings") or config.max_position,
+        "sliding_window": max(style.windows, default=0) or None,
+        "sliding_window_pattern": style.windows.index(0) + 1 if 0 in style.windows else None,
+        "attn_logit_softcapping": style.score_cap or None,
+        "final_logit_softcapping": style.logit_cap or None,
+        "rope_local_base_freq": style.local_rotary.theta if style.local_rotary else None,
+        "attention_multiplier": style.score_scale,
+        "embedding_multiplier": style.embedding_scale,
+        "residual_multiplier": style.residual_scale,
+        "logits_scaling": style.logit_divisor,
+        "num_experts": experts.count if experts else None,
+        "num_local_experts": experts.count if experts else None,
+        "num_experts_per_tok": experts.chosen if experts else None,
+        "moe_intermediate_size": experts.width if experts else None,
+        "norm_topk_prob": experts.normalise if experts else None,
+    }
+
+
+def _rotary(config: ModelConfig) -> dict[str, Value]:
+    rotary, scaling = config.rotary, config.rotary.scaling
+    found: dict[str, Value] = {
+        "rope.freq_base": rotary.theta,
+        "rope.dimension_count": int(config.head_dim * rotary.partial),
+    }
+    names = {"linear": {"factor": "factor"}, "yarn": YARN}.get(rotary.kind, {})
+    if names:
+        found["rope.scaling.type"] = rotary.kind
+    for key, hf in names.items():
+        if hf in scaling:
+            length = hf == "original_max_position_embeddings"
+            found[f"rope.scaling.{key}"] = int(scaling[hf]) if length else scaling[hf]
+    if rotary.kind == "longrope":
+        original = scaling["original_max_position_embeddings"]
+        found["rope.scaling.original_context_length"] = int(original)
+        # llama.cpp takes the scale on cosines and sines from here; who computes it from the lengths gets the same.
+        found["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(max(scaling["factor"], 1)) / math.log(original))
+    return found

@@ -1,0 +1,50 @@
+"""Gemma 3, text only (Gemma team 2025, arXiv 2503.19786).
+
+Gemma 2 with normalised queries and keys instead of soft-capping, a window of keys in five of six layers, and in
+those a rotary embedding of their own.
+"""
+
+from dataclasses import replace
+
+from parlay.models.config import ModelConfig
+from parlay.models.decoder import Decoder
+from parlay.models.families.gemma2 import base_style, cap
+from parlay.models.rope import read_rotary
+from parlay.models.style import Rotary
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    config.only(attention_bias=False, mlp_bias=False)
+    raw = config.raw
+    period = config.count("sliding_window_pattern", 6)
+    parameters = raw.get("rope_parameters") or {}
+    rotary = config.rotary
+    if "sliding_attention" in parameters:
+        local = read_rotary(config.path, raw, "sliding_attention")
+    else:
+        local = Rotary(theta=config.number("rope_local_base_freq", 10000.0))
+        rotary = replace(rotary, theta=config.number("rope_theta", 1e6))
+    style = replace(
+        base_style(config),
+        head_norms=True,
+        score_cap=cap(config, "attn_logit_softcapping", None),
+        logit_cap=cap(config, "final_logit_softcapping", None),
+        windows=config.windows(lambda layer: (layer + 1) % period != 0, default=4096),
+        local_rotary=local,
+    )
+    return replace(
+        config,
+        style=style,
+        rotary=rotary,
+        max_position=config.count("max_position_embeddings", 131072),
+        tie_embeddings=config.flag("tie_word_embeddings", True),
+    )
+
+
+class Model(Decoder):
+    """A Gemma 3 with its weights."""

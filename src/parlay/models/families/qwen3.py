@@ -1,0 +1,24 @@
+"""Qwen3, dense (Yang et al. 2025, arXiv 2505.09388): a Llama that normalises each head's query and key."""
+
+from dataclasses import replace
+
+from parlay.models.config import ModelConfig
+from parlay.models.decoder import Decoder
+from parlay.models.families.qwen2 import last_windows
+from parlay.models.style import Style
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    config.only(hidden_act="silu", mlp_bias=False)
+    bias = config.flag("attention_bias", False)
+    style = Style(qkv_bias=bias, output_bias=bias, head_norms=True, windows=last_windows(config))
+    return replace(config, style=style)
+
+
+class Model(Decoder):
+    """A Qwen3 with its weights."""

@@ -1,0 +1,40 @@
+"""Qwen3 with experts (Yang et al. 2025, arXiv 2505.09388): a Qwen3 with a mixture of many small experts."""
+
+from dataclasses import replace
+
+from parlay.checkpoints.files import config_file
+from parlay.errors import ModelError, shown
+from parlay.models.config import ModelConfig
+from parlay.models.decoder import Decoder
+from parlay.models.families.qwen2 import last_windows
+from parlay.models.style import Experts, Style
+
+
+def describe(config: ModelConfig) -> ModelConfig:
+    """Return the config with the family's style.
+
+    Raises:
+        ModelError: an option that is not served.
+    """
+    config.only(hidden_act="silu", mlp_bias=False)
+    step = config.count("decoder_sparse_step", 1)
+    dense = config.raw.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ModelError(f"{config_file(config.path)}: mlp_only_layers must list layers, not {shown(dense)}")
+    experts = Experts(
+        count=config.count("num_experts", config.raw.get("num_local_experts", 128)),
+        chosen=config.count("num_experts_per_tok", 8),
+        width=config.count("moe_intermediate_size", 768),
+        normalise=config.flag("norm_topk_prob", False),
+        sparse=tuple(i not in dense and (i + 1) % step == 0 for i in range(config.num_layers)),
+        prefix="mlp",
+        names=("gate_proj", "up_proj", "down_proj"),
+    )
+    config.check_experts(experts)
+    bias = config.flag("attention_bias", False)
+    style = Style(qkv_bias=bias, output_bias=bias, head_norms=True, windows=last_windows(config), experts=experts)
+    return replace(config, style=style)
+
+
+class Model(Decoder):
+    """A Qwen3 mixture of experts with its weights."""

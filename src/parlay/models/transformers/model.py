@@ -1,0 +1,365 @@
+"""Decoder-only models without a family file: the transformers library's class, with parlay's kernels inside.
+
+Its attention layers call the kernels over the paged cache, and its linear layers, activations and norms are
+replaced where the kernels have the same; what is left between them is torch's. Whether rows stay independent
+through that, the self-check finds out by running the whole model. No code from a checkpoint is ever run.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parlay.checkpoints.loader import Checkpoint
+from parlay.errors import ModelError, brief
+from parlay.kernels.base import AttentionView, Kernels
+from parlay.models.config import ModelConfig, architecture_of, check_sizes, read_ids
+from parlay.models.context import Buffers, ForwardContext, LayerCache
+from parlay.models.style import Foreign, Rotary
+from parlay.models.transformers.attention import KEYWORD, Call, PagedAttention, Place, attend, register
+from parlay.models.transformers.modules import Head, RotaryTable, is_linear, is_rotary, replacement, weight_of
+from parlay.models.transformers.probe import Layer, Unserved, probe
+from parlay.models.transformers.survey import Survey
+from parlay.parallel.group import Group
+from parlay.types.progress import OnRead, ignore
+
+_TRIAL = 13  # tokens
+_BLOCK = 16
+# Root mean square of a row's difference from the class's own logits, over the logits' spread.
+_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+
+
+def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
+    """Return the shape of a model that the transformers library has a class for.
+
+    Args:
+        path: the model directory.
+        raw: the content of its `config.json`.
+
+    Raises:
+        ModelError: the library or the class is missing, or it is no decoder that parlay can run.
+    """
+    cls, config = _class(path, raw)
+    layers, model = _probed(path, cls, config)
+    first = layers[0]
+    products = Counter(
+        (name.rpartition(".")[2], tuple(weight_of(module).shape))
+        for name, module in model.named_modules()
+        if is_linear(module) and module is not model.get_output_embeddings()
+    )
+    described = ModelConfig(
+        path=path,
+        architecture=cls.__name__,
+        vocab_size=model.get_input_embeddings().weight.shape[0],
+        hidden_size=int(config.hidden_size),
+        intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+        num_layers=len(layers),
+        num_heads=first.heads,
+        num_kv_heads=first.kv_heads,
+        head_dim=first.head_dim,
+        rms_norm_eps=1e-6,
+        rotary=Rotary(theta=10000.0),  # the class's own affair
+        tie_embeddings=bool(getattr(config, "tie_word_embeddings", True)),
+        max_position=int(getattr(config, "max_position_embeddings", None) or 2048),
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        eos_token_ids=read_ids(raw.get("eos_token_id", getattr(config, "eos_token_id", None))),
+        raw=raw,
+        foreign=Foreign(
+            library=_library(),
+            products=tuple((name, (shape[0], shape[1]), times) for (name, shape), times in products.items()),
+        ),
+    )
+    check_sizes(described)
+    return described
+
+
+class Model:
+    """A class of the transformers library with its weights, rebuilt.
+
+    Attributes:
+        leftovers: none; the class says what its checkpoints may hold.
+        rest: operations of torch in a pass that are not known to be row-invariant, by their names.
+    """
+
+    leftovers: tuple[str, ...] = ()
+
+    @staticmethod
+    def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Return the name and shape of every parameter that the class makes, as it calls them."""
+        _, model = _probed(config.path, *_class(config.path, config.raw))
+        return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+    @staticmethod
+    def expect(config: ModelConfig, weights: Checkpoint) -> tuple[str, ...]:
+        """Return the leftovers. Names are compared when weights are read: the library may map them."""
+        return ()
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        max_model_len: int,
+        kernels: Kernels,
+        group: Group,
+        on_read: OnRead = ignore,
+    ) -> None:
+        """Read the weights, replace modules, and compare with what the class computes by itself.
+
+        Args:
+            config: from `describe`.
+            dtype: of weights and activations.
+            max_model_len: rotary tables are made for this many positions.
+            kernels: the operations to run with.
+            group: of one rank.
+            on_read: told of no tensor, since the library reads all of them at once.
+
+        Raises:
+            ModelError: the weights do not fit the config, or the rebuilt model computes something else.
+        """
+        if group.size > 1:
+            raise ModelError(f"{config.path}: {config.architecture} cannot be split among ranks; use one")
+        self.config = config
+        self.dtype = dtype
+        self._kernels = kernels
+        cls, library_config = _class(config.path, config.raw)
+        layers, _ = _probed(config.path, cls, library_config)
+        model = _load(config, cls, dtype)
+        _fix_frequencies(model, max_model_len)
+        tokens = torch.randint(config.vocab_size, (_TRIAL,), generator=torch.Generator().manual_seed(0))
+        tokens = tokens[:max_model_len]
+        try:
+            with torch.no_grad():
+                expected = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+            self._base, self._causal = _rebuild(model, kernels, dtype)
+            places = {model.get_submodule(layer.name): Place(i, layer.window) for i, layer in enumerate(layers)}
+            self._attention = PagedAttention(places)
+            # From here on a call of the whole is a call of the head alone, with what it does to logits.
+            setattr(model, model.base_model_prefix, _Given())
+            self._try(tokens, expected)
+            with Survey(self._causal, self._base, self._attention) as survey:
+                self._logits_in_pieces(tokens, (len(tokens),))
+        except ModelError:
+            raise
+        except Exception as error:  # a class may look into the modules that were replaced
+            raise _unserved(
+                config.path,
+                config.architecture,
+                f"its class does not run with parlay's modules ({_first_line(error)})",
+            ) from error
+        self.rest = survey.rest
+
+    def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
+        """Run rows through the layers, storing their keys and values.
+
+        Args:
+            tokens: `[rows]` int64.
+            context: where the rows stand and what they see.
+
+        Returns:
+            Hidden states after the final norm, `[rows, hidden]`.
+        """
+        call = {KEYWORD: Call(context, self._attention)}
+        positions = context.positions[None].long()
+        with torch.no_grad():
+            output = self._base(input_ids=tokens[None], position_ids=positions, use_cache=False, **call)
+        hidden: Tensor = output[0][0]
+        return hidden.contiguous()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits `[rows, vocab]` of hidden states `[rows, hidden]`."""
+        with torch.no_grad():
+            found: Tensor = self._causal(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        return found.float().contiguous()
+
+    def _try(self, tokens: Tensor, expected: Tensor) -> None:
+        """Compare logits with those of the class as it was, and those computed in pieces with the whole."""
+        tolerance = _TOLERANCES[self.dtype]
+        spread = max(float(expected.std()), 1e-6)
+        whole = self._logits_in_pieces(tokens, (len(tokens),))
+        pieces = self._logits_in_pieces(tokens, (*range(1, len(tokens), 5), len(tokens)))
+
+        def differ(a: Tensor, b: Tensor) -> float:
+            # Of most rows: in a mixture of experts a near tie may fall otherwise.
+            return float((a - b).pow(2).mean(1).sqrt().median()) / spread
+
+        # Not a number is no less than any tolerance.
+        if not differ(whole, expected) < tolerance:
+            raise _unserved(
+                self.config.path,
+                self.config.architecture,
+                f"its logits differ from transformers' by {differ(whole, expected):.2g} of their spread",
+            )
+        if not differ(pieces, whole) < tolerance / 10:
+            raise _unserved(
+                self.config.path,
+                self.config.architecture,
+                "its logits change when a text is computed in pieces, so something besides attention and "
+                "position_ids tells rows apart",
+            )
+
+    def _logits_in_pieces(self, tokens: Tensor, ends: tuple[int, ...]) -> Tensor:
+        config = self.config
+        shape = (1, config.num_kv_heads, _BLOCK, config.head_dim)
+        cache = tuple(
+            LayerCache(torch.zeros(shape, dtype=self.dtype), torch.zeros(shape, dtype=self.dtype))
+            for _ in range(config.num_layers)
+        )
+        parts = []
+        for start, end in zip((0, *ends), ends, strict=False):
+            rows = torch.arange(start, end, dtype=torch.int32)
+            none = torch.zeros(len(rows) + 1, dtype=torch.int32)
+            view = AttentionView(
+                torch.zeros((1, 1), dtype=torch.int32), none[1:], none[1:], rows + 1, none, torch.zeros(0).int()
+            )
+            buffers = Buffers(len(rows), self.dtype)
+            context = ForwardContext(self._kernels, rows, rows.long(), view, cache, buffers)
+            parts.append(self.logits(self.forward(tokens[start:end], context)))
+        return torch.cat(parts)
+
+
+class _Given(nn.Module):
+    """Stands where the layers were and returns what it is given."""
+
+    def forward(self, *tokens: None, inputs_embeds: Tensor, **others: Any) -> "_Hidden":
+        return _Hidden((inputs_embeds,))
+
+
+class _Hidden(tuple[Tensor]):
+    """What layers return: hidden states, first or by name, and nothing of all else."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        return self[0] if name == "last_hidden_state" else None
+
+
+def _class(path: Path, raw: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the library's class that a config names and its own form of the config."""
+    architecture = architecture_of(raw)
+    try:
+        import transformers
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    except ImportError:
+        raise ModelError(
+            f"{path}: {brief(architecture)} has no family here and needs the transformers library; "
+            "pip install 'parlay[transformers]'"
+        ) from None
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
+    except Exception as error:  # its checks raise what they like
+        raise _unserved(path, architecture, f"transformers cannot read its config ({_first_line(error)})") from None
+    classes: tuple[Any, ...] = found if isinstance(found, tuple) else (found,)
+    cls = next((c for c in classes if c.__name__ == architecture), None)
+    if cls is None:
+        kind = "it is an encoder and a decoder" if config.is_encoder_decoder else "it is no decoder-only model"
+        raise _unserved(path, architecture, f"{kind} of the transformers library")
+    return cls, config
+
+
+def _probed(path: Path, cls: Any, config: Any) -> tuple[list[Layer], Any]:
+    try:
+        with _quiet():
+            return probe(cls, config)
+    except Unserved as reason:
+        raise _unserved(path, cls.__name__, str(reason)) from None
+    except Exception as error:  # the class does not like its config
+        raise _unserved(path, cls.__name__, f"transformers cannot build it ({_first_line(error)})") from None
+
+
+def _load(config: ModelConfig, cls: Any, dtype: torch.dtype) -> Any:
+    """Return the class with its weights, on which nothing is missing, left over or infinite."""
+    with Checkpoint(config.path):
+        pass  # says what is wrong with files
+    try:
+        with _quiet():
+            model, info = cls.from_pretrained(
+                config.path,
+                dtype=dtype,
+                attn_implementation="eager",
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except Exception as error:  # of many kinds
+        raise ModelError(f"{config.path}: its weights do not fit its config: {_first_line(error)}") from None
+    wrong = {"lacks the tensor": "missing_keys", "has a tensor that its config does not explain:": "unexpected_keys"}
+    for words, key in wrong.items():
+        names = sorted(map(str, info[key]))
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise ModelError(f"{config.path} {words} {names[0]!r}{more}")
+    model.eval().requires_grad_(False)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        if not all(map(math.isfinite, torch.stack(torch.aminmax(tensor)).tolist())):
+            raise ModelError(
+                f"{config.path}: tensor {name!r} holds values that are infinite or not numbers; "
+                "the checkpoint is damaged"
+            )
+    return model
+
+
+def _fix_frequencies(model: Any, length: int) -> None:
+    """Have rotary embeddings looked up in tables of `length` positions."""
+    for name, module in list(model.named_modules()):
+        if is_rotary(module):
+            model.set_submodule(name, RotaryTable(module, length))
+
+
+def _rebuild(model: Any, kernels: Kernels, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Put the kernels into a model; return its layers and the model itself."""
+    register(KEYWORD, attend)
+    head = model.get_output_embeddings()
+    # By name, so that each weight's memory is free once it is packed.
+    for name in [name for name, _ in model.named_modules() if name]:
+        module = model.get_submodule(name)
+        if module is head:
+            new: nn.Module | None = Head(kernels, weight_of(module), getattr(module, "bias", None))
+            head = None
+        else:
+            new = replacement(module, kernels, dtype)
+        if new is not None:
+            model.set_submodule(name, new)
+    model.set_attn_implementation(KEYWORD)
+    return model.base_model, model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the library's progress bars and reports off the terminal; what is wrong is raised."""
+    from transformers.utils import logging
+
+    library: Any = logging
+    verbosity, bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    library.set_verbosity(library.CRITICAL)
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library.set_verbosity(verbosity)
+        if bars:
+            library.enable_progress_bar()
+
+
+def _library() -> str:
+    import transformers
+
+    return f"transformers-{transformers.__version__}"
+
+
+def _first_line(error: Exception) -> str:
+    return brief((str(error).strip().splitlines() or [type(error).__name__])[0])
+
+
+def _unserved(path: Path, architecture: str, reason: str) -> ModelError:
+    return ModelError(
+        f"{path}: {brief(architecture)} is not served: {brief(reason)}; parlay's own families are, and decoders "
+        "whose every layer attends through transformers' attention interface"
+    )

@@ -1,0 +1,172 @@
+"""What a class of the transformers library asks of attention, found out by a pass without numbers.
+
+The class is built on torch's meta device, where tensors have shapes and no content, and run on a few tokens. Its
+attention layers, their heads, windows and wishes come out of that before any weight is read; what parlay's
+attention cannot give is refused by name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parlay.models.transformers.attention import KEYWORD, register
+
+_NAME = "parlay_probe"
+_ROWS = 4
+_FAR = 1 << 16  # positions, where a config does not say how many there are
+# What a class may tell attention that alters nothing here.
+_HARMLESS = {"position_ids", "cache_position", "is_causal", "sliding_window", "dropout", "scaling", "softcap"}
+_WISHES = {"s_aux": "sinks (s_aux)"}
+_ATTENTION = ("full_attention", "sliding_attention")
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Unserved(Exception):  # noqa: N818 - a reason on its way to a ModelError
+    """Why a class cannot be served, as the rest of a sentence that begins with its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One attention layer, as it called.
+
+    Attributes:
+        name: of its module.
+        heads: of queries.
+        kv_heads: of keys and values.
+        head_dim: columns of each.
+        window: keys that a row sees at most; 0 is all.
+    """
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int
+
+
+@dataclass(slots=True)
+class _Record:
+    modules: list[nn.Module] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
+
+
+def probe(cls: Any, config: Any) -> tuple[list[Layer], nn.Module]:
+    """Return the attention layers of a causal language model in the order of their calls, and the model itself.
+
+    Args:
+        cls: the class; its instance is left on the meta device.
+        config: transformers' config of it; its implementations of attention and experts are changed.
+
+    Raises:
+        Unserved: it is recurrent or convolutional, or wants something of attention that there is not.
+    """
+    from transformers import AttentionMaskInterface
+
+    if getattr(config, "is_encoder_decoder", False):
+        raise Unserved("it is an encoder and a decoder")
+    if config.get_text_config() is not config:
+        raise Unserved("it is multimodal")
+    if getattr(cls, "_is_stateful", False):
+        raise Unserved("it is recurrent")
+    others = set(getattr(config, "layer_types", None) or ()) - set(_ATTENTION)
+    if others:
+        raise Unserved(f"it has layers of the kind {sorted(others)[0]!r}")
+    register(_NAME, _asked)
+    AttentionMaskInterface.register(_NAME, _window)
+    config._attn_implementation = _NAME
+    config._experts_implementation = "batched_mm"  # the one without loops over what a router chose
+    with torch.device("meta"):
+        model = cls(config).eval()
+    for module in model.modules():
+        if isinstance(module, _CONVOLUTIONS):
+            raise Unserved("it is convolutional")
+        # Some kinds look at positions, of which there are none here; frequencies do not matter.
+        kind = getattr(module, "rope_type", None)
+        if kind is not None:
+            module.rope_type = dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default"
+    if model.base_model is model:
+        raise Unserved("its layers cannot be told from its head")
+    record = _Record()
+    _run(model, record)
+    names = {module: name for name, module in model.named_modules()}
+    if not record.layers:
+        raise Unserved("its attention, if it has any, does not go through transformers' attention interface")
+    if len(set(record.modules)) < len(record.modules):
+        raise Unserved("it calls attention several times in a layer")
+    layers = [
+        Layer(names[module], layer.heads, layer.kv_heads, layer.head_dim, layer.window)
+        for module, layer in zip(record.modules, record.layers, strict=True)
+    ]
+    if len({(layer.heads, layer.kv_heads, layer.head_dim) for layer in layers}) > 1:
+        raise Unserved("its layers have different heads")
+    if len(layers) != config.num_hidden_layers:
+        raise Unserved(f"of its {config.num_hidden_layers} layers {len(layers)} have attention")
+    return layers, model
+
+
+def _run(model: Any, record: _Record) -> None:
+    tokens, ones = (make(1, _ROWS, dtype=torch.int64, device="meta") for make in (torch.zeros, torch.ones))
+    # With a mask the library does not look for several sequences in the positions.
+    inputs = {"input_ids": tokens, "position_ids": tokens, "attention_mask": ones, "use_cache": False}
+    try:
+        with torch.no_grad():
+            model.base_model(**inputs, **{KEYWORD: record})
+    except Unserved:
+        raise
+    except Exception as error:
+        if not getattr(model, "_supports_attention_backend", False):
+            reason = "its attention does not go through transformers' attention interface"
+        else:
+            reason = (
+                f"its layers cannot be followed without data ({str(error).splitlines()[0] if str(error) else ''})"
+            )
+        raise Unserved(reason) from error
+
+
+def _asked(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **asked: Any
+) -> tuple[Tensor, None]:
+    """Write down what a layer asks of attention; answer with as much memory."""
+    record = asked.pop(KEYWORD, None)
+    if not isinstance(record, _Record):
+        raise Unserved("its layers do not hand arguments of a call on to attention")
+    _, heads, rows, head_dim = query.shape
+    if key.shape[2] != rows or value.shape[2] != rows:
+        raise Unserved("it attends to other rows than its own (cross attention)")
+    if value.shape[3] != head_dim or key.shape[3] != head_dim:
+        raise Unserved("its values have another width than its keys")
+    if head_dim % 8 or head_dim > 256:
+        raise Unserved(f"its heads have {head_dim} columns, and multiples of 8 up to 256 are served")
+    if attention_mask is None or asked.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise Unserved("its attention is not causal")
+    if asked.get("dropout"):
+        raise Unserved("it drops out attention's weights")
+    for name, wish in asked.items():
+        # False and nothing are what a class says of what it does not want.
+        if name not in _HARMLESS and wish is not None and wish is not False:
+            raise Unserved(f"it asks attention for {_WISHES.get(name, name)}, which there is not")
+    window, hint = int(attention_mask.reshape(-1)[0]), asked.get("sliding_window")
+    if hint and window and hint != window:
+        raise Unserved(f"its mask shows {window} keys where its sliding window is {hint}")
+    record.modules.append(module)
+    record.layers.append(Layer("", heads, key.shape[1], head_dim, window))
+    return query.new_empty(1, rows, heads, head_dim), None
+
+
+def _window(*, mask_function: Callable[..., Any], config: Any = None, **others: Any) -> Tensor:
+    """Return, in place of a mask, how many keys a row sees at most, 0 for all."""
+    length = int(getattr(config, "max_position_embeddings", None) or _FAR)
+    keys, zero = torch.arange(length), torch.tensor(0)
+
+    def seen(row: int) -> Tensor:
+        return torch.as_tensor(mask_function(zero, zero, torch.tensor(row), keys)).expand(length)
+
+    window = int(seen(length - 1).sum())
+    for row in {length - 1, length // 2, length // 3, min(5, length - 1)}:
+        expected = (keys <= row) & (keys > row - window)
+        if not torch.equal(seen(row), expected):
+            raise Unserved("its attention is neither causal nor causal within a window")
+    return torch.full((1, 1, 1, 1), window if window < length else 0)

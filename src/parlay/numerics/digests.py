@@ -1,0 +1,86 @@
+"""What a model is: a digest of every byte of the files that its tokens depend on."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from blake3 import blake3
+
+from parlay import env
+from parlay.checkpoints.gguf_parts import first_part, part_files
+from parlay.checkpoints.loader import weight_files
+from parlay.errors import ModelError, brief
+from parlay.kept import read_kept, write_kept
+
+_SMALL = ("config.json", "generation_config.json")
+_TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_KEPT = 1000  # files whose digests are remembered
+
+
+def start_digest(model: Path, tokenizer: Path | None = None) -> Future[str]:
+    """Begin `digest_model` in a thread: files are hashed while they are read for other purposes."""
+    pool = ThreadPoolExecutor(1, "digest")
+    try:
+        return pool.submit(digest_model, model, tokenizer)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def digest_model(model: Path, tokenizer: Path | None = None) -> str:
+    """Return a digest of a model's weights, configs, tokenizer and template, 64 hexadecimal digits.
+
+    It covers the contents of files; not where they lie, nor others in the same directory, nor a GGUF file's name.
+
+    Args:
+        model: a directory or a GGUF file.
+        tokenizer: where its tokenizer is, if elsewhere.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    weights = part_files(model) if model.is_file() else weight_files(model)
+    files = {f"weights {i}": file for i, file in enumerate(weights)}
+    if model.is_dir():
+        files |= {name: model / name for name in _SMALL}
+    texts = tokenizer or model
+    files |= {"tokenizer": first_part(texts)} if texts.is_file() else {name: texts / name for name in _TEXTS}
+    return digest_files(files)
+
+
+def digest_files(files: Mapping[str, Path]) -> str:
+    """Return a digest of the contents of those files that exist, and what each of them is.
+
+    A file's digest is remembered as long as its path, size and times stay.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    folder = env.cache_dir()
+    kept = folder / "digests.json" if folder else None
+    raw = read_kept(kept)
+    known = dict(raw) if isinstance(raw, dict) else {}
+    whole, fresh = blake3(), {}
+    for label, file in files.items():
+        try:
+            if not file.is_file():
+                continue
+            real = file.resolve()
+            about = real.stat()
+            facts = [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+            place, found = str(real), known.get(str(real))
+            if isinstance(found, list) and found[:-1] == facts and isinstance(found[-1], str):
+                digest = found[-1]
+            else:
+                digest = _digest(real)
+                fresh[place] = [*facts, digest]
+        except OSError as error:
+            raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
+        whole.update(f"{label}\n{digest}\n".encode())
+    if fresh:
+        known = {place: found for place, found in known.items() if place not in fresh} | fresh
+        write_kept(kept, dict(list(known.items())[-_KEPT:]))
+    return whole.hexdigest()
+
+
+def _digest(file: Path) -> str:
+    return blake3(max_threads=blake3.AUTO).update_mmap(file).hexdigest()

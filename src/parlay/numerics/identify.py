@@ -1,0 +1,191 @@
+"""The numerics id: names everything that the bits of a token depend on besides its request."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from parlay import env
+from parlay.config.verification import COUPLED, LOSSY
+from parlay.kernels.base import Kernels
+from parlay.kernels.quantised import CHUNK
+from parlay.kernels.select import select_kernels
+from parlay.models.config import ModelConfig
+from parlay.models.rotary import frequencies_of
+from parlay.models.select import Model, describe_model, load_model, resolve_dtype, stored_kinds, weight_shapes
+from parlay.models.transformers import model as foreign
+from parlay.numerics.digests import digest_model
+from parlay.numerics.selfcheck import ROW_COUNTS, Case, Finding, check, product_case
+from parlay.numerics.trust import Trust, settle
+from parlay.numerics.whole import check_whole, judge_whole
+from parlay.types.storage import MADE
+
+_POSITIONS = (0.0, 1.0, 2.0, 3.0, 7.0, 30.0, 99.0, 511.0, 1023.0, 4095.0, 8191.0, 65535.0, 131071.0)
+_ROPES, _BY_LENGTH = ("rope_parameters", "rope_scaling"), ("dynamic", "longrope", "su")  # of another library
+_MAKERS = ("parlay", "tokenizers", "jinja2", "llguidance")  # of prompts' tokens, and of what may be emitted
+_OUTPUTS = 96  # of a quantised weight: three panels
+_SHORT = 1024  # positions, which the self-check does not nearly use
+_WHOLE = 1 << 22  # elements: all of a small model's weights, slices of a large one's
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """Runs with equal ids give equal tokens, bit for bit, on any number of ranks; `str` gives the id.
+
+    Attributes:
+        model: its name with a digest of its files, tokenizer included; see `identify`.
+        dtype: of weights and activations; of quantised weights their kinds, and what activations become for them.
+        kernels: their name, with the instruction set.
+        torch: its version.
+        bits: a digest of what the kernels made of the self-check's numbers, and of the versions of parlay and of the
+            libraries that make tokens of prompts and say what grammars permit.
+        exact: whether the self-check found rows independent of each other.
+        verification: of drafts, where it is not the coupled one: tokens then depend on what was guessed too.
+    """
+
+    model: str
+    dtype: str
+    kernels: str
+    torch: str
+    bits: str
+    exact: bool
+    verification: str = COUPLED
+
+    def __str__(self) -> str:
+        parts: tuple[str, ...] = (
+            self.model,
+            self.dtype,
+            self.kernels,
+            f"torch-{self.torch}",
+            f"bits-{self.bits}",
+            "exact" if self.exact else "up-to-floating-point",
+        )
+        if self.verification != COUPLED:
+            parts += (f"{self.verification}{'-lossy' if self.verification in LOSSY else ''}",)
+        return "/".join(parts)
+
+
+def identify(config: ModelConfig, length: int, digest: str) -> str:
+    """Return a model's name with a digest of all that its numbers are made of.
+
+    That is its files and the frequencies of its positions, which some kinds of rotary embedding choose by the longest
+    sequence, with their cosines and sines, which a library computes. A class of another library may do so too.
+
+    Args:
+        config: the model.
+        length: the longest sequence.
+        digest: of its files.
+    """
+    whole = sha256(digest.encode())
+    if config.foreign is None:
+        for rotary in (config.rotary, config.style.local_rotary):
+            if rotary is not None:
+                frequencies, size = frequencies_of(config, length, rotary)
+                angles = torch.tensor(_POSITIONS)[:, None] * frequencies
+                whole.update(torch.cat((frequencies[None] * size, angles.cos(), angles.sin())).numpy().tobytes())
+    elif any(kind in str(config.raw.get(key)) for key in _ROPES for kind in _BY_LENGTH):
+        whole.update(str(length).encode())
+    path = config.path
+    name = path.absolute().name if path.is_file() else path.resolve().name  # a file in the hub's cache is a link
+    return f"{name}-{whole.hexdigest()[:12]}"
+
+
+def describe_numerics(identity: str, config: ModelConfig, dtype: torch.dtype, kernels: str, trust: Trust) -> Numerics:
+    """Return what the bits of a model's tokens depend on; `identity` is what `identify` returns."""
+    return Numerics(
+        model=identity,
+        dtype="+".join((str(dtype).removeprefix("torch."), *_quantised(config))),
+        kernels=kernels if config.foreign is None else f"{kernels}+{config.foreign.library}",
+        torch=torch.__version__,
+        bits=sha256("/".join((trust.bits, *_makers())).encode()).hexdigest()[: len(trust.bits)],
+        exact=trust.exact,
+    )
+
+
+@cache
+def _makers() -> tuple[str, ...]:
+    def of(name: str) -> str:
+        try:
+            return f"{name}-{version(name)}"
+        except PackageNotFoundError:  # run from a tree that is not installed
+            return name
+
+    return tuple(map(of, _MAKERS))
+
+
+def inspect(
+    model: str,
+    dtype: str = "auto",
+    tick: Callable[[str], None] = lambda label: None,
+    *,
+    dequantize: bool = False,
+) -> tuple[Numerics, dict[Case, Finding]]:
+    """Run the self-check on whole weights and many more numbers of rows than at start, whatever is remembered.
+
+    Args:
+        model: a directory, a GGUF file or the name of an embedded model.
+        dtype: as in `EngineConfig`.
+        tick: called with a label before every case.
+        dequantize: as in `EngineConfig`.
+
+    Returns:
+        The numerics of an engine, as its start would find them, and what the full check found.
+
+    Raises:
+        ConfigError, ModelError: the model cannot be served.
+    """
+    config = replace(describe_model(model), storage="plain" if dequantize else "stored")
+    resolved = resolve_dtype(dtype, config)
+    threads = env.threads()
+    kernels, trust = settle(select_kernels(), cases(config, resolved), threads)
+    everything = cases(config, resolved, _WHOLE)
+    findings = check(kernels, everything, threads, sorted({*range(1, 65), *ROW_COUNTS, 500, 513, 1000}), tick)
+    identity = identify(config, config.max_position, digest_model(config.path))
+    loaded = config.foreign and load_model(config, resolved, min(config.max_position, _SHORT), kernels)
+    if isinstance(loaded, foreign.Model):
+        trust = trust_model(loaded, identity, kernels, trust, threads)
+        findings |= check_whole(loaded, identity, kernels, threads, ROW_COUNTS, tick)
+    return describe_numerics(identity, config, resolved, kernels.name, trust), findings
+
+
+def trust_model(model: Model, identity: str, kernels: Kernels, trust: Trust, threads: int) -> Trust:
+    """Return how far a model can be trusted: as far as its kernels, unless another library has a part in it."""
+    if not isinstance(model, foreign.Model):
+        return trust
+    return judge_whole(model, identity, kernels, trust, threads)
+
+
+def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list[Case]:
+    """Return what a model asks of the kernels, for the self-check.
+
+    Args:
+        config: the model's shape.
+        dtype: of weights and activations.
+        limit: elements of a weight to check; see `product_case`.
+    """
+    hidden, experts = config.hidden_size, config.style.experts
+    shapes = [shape for _, shape, _ in config.products()]
+    every = [product_case("linear", inputs, outputs, dtype, limit) for outputs, inputs in shapes]
+    if experts:
+        every.append(product_case("logits", hidden, experts.count, dtype, limit))
+    every.append(product_case("logits", hidden, config.vocab_size, dtype, limit))
+    if stored := stored_kinds(config):
+        of = weight_shapes(config)
+        every += [product_case("linear", of[x][1], _OUTPUTS, dtype, limit, kind.name) for x, kind in stored.items()]
+    # These do not cancel: in float32 no rounding hides their last bits.
+    for exact in (dtype, torch.float32):
+        every.append(Case("rms_norm", (hidden,), exact))
+        every.append(Case("act_mul", (experts.width if experts else config.intermediate_size,), exact))
+    every.append(Case("attention", (config.num_heads, config.num_kv_heads, config.head_dim), dtype))
+    return list(dict.fromkeys(every))
+
+
+def _quantised(config: ModelConfig) -> list[str]:
+    """Return the kinds of a model's weights in blocks or float16, and the form of activations that meet blocks."""
+    kinds = sorted(set(stored_kinds(config).values()), key=str)
+    made = "-made" if config.storage in MADE else ""  # rounded here, which is not what a file of the same kind holds
+    blocks = [f"int8x{CHUNK}"] if any(kind.block > 1 for kind in kinds) else []
+    return [*(f"{kind}{made}" for kind in kinds), *blocks]

@@ -1,0 +1,158 @@
+"""Which kernels can be trusted here: the self-check's findings, remembered on disk, and what follows from them.
+
+The memory is one small JSON file. It may be lost, damaged or not writable: then the check runs again, no more.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import numpy
+import torch
+
+from parlay import env
+from parlay.kept import read_kept, write_kept
+from parlay.kernels.base import Kernels
+from parlay.log import logger
+from parlay.numerics import selfcheck
+from parlay.numerics.selfcheck import Case, Finding
+
+_CODE = ("kernels", "weights", "numerics")  # folders whose files a finding is about
+_SETTINGS = 64  # remembered: machines that share a home, numbers of threads, versions
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What the self-check says of some kernels.
+
+    Attributes:
+        broken: cases in which a row's bits depended on the rows beside it; none, one hopes.
+        bits: names the arithmetic: a digest of all cases' results.
+    """
+
+    broken: tuple[Case, ...]
+    bits: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether the first promise holds to the bit."""
+        return not self.broken
+
+
+def settle(kernels: Kernels, cases: Sequence[Case], threads: int) -> tuple[Kernels, Trust]:
+    """Return the first of `kernels` and their careful kin that keep the contract, or `kernels` if none does.
+
+    Args:
+        kernels: the preferred ones.
+        cases: what a model will ask of them.
+        threads: how many threads they will use.
+    """
+    trust = judge(kernels, cases, threads)
+    if trust.exact:
+        return kernels, trust
+    careful = kernels.careful()
+    while careful is not None:
+        found = judge(careful, cases, threads)
+        if found.exact:
+            logger.warning(
+                "kernels: %s give a row other bits among other rows on this machine (%s); the slower %s run instead",
+                kernels.name,
+                _sample(trust),
+                careful.name,
+            )
+            return careful, found
+        careful = careful.careful()
+    logger.warning(
+        "PROMISE 1 DOES NOT HOLD TO THE BIT HERE: with the kernels %s a row has other bits among other rows (%s), so "
+        "tokens are the same up to floating point only; `parlay verify` shows more",
+        kernels.name,
+        _sample(trust),
+    )
+    return kernels, trust
+
+
+def judge(kernels: Kernels, cases: Sequence[Case], threads: int) -> Trust:
+    """Return what the self-check says, running it only for cases whose finding is not remembered."""
+    return summarise(recall(kernels, cases, threads, lambda missing: selfcheck.check(kernels, missing, threads)))
+
+
+def recall(
+    kernels: Kernels, cases: Sequence[Case], threads: int, check: Callable[[list[Case]], dict[Case, Finding]]
+) -> dict[Case, Finding]:
+    """Return what is remembered of each case, running `check` for those of which nothing is."""
+    file = _file()
+    setting = _setting(kernels.name, kernels.switches, threads)
+    known = _read(file).get(setting, {})
+    missing = [case for case in dict.fromkeys(cases) if str(case) not in known]
+    if missing:
+        fresh = {str(case): finding for case, finding in check(missing).items()}
+        known |= fresh
+        _write(file, setting, fresh)
+    return {case: known[str(case)] for case in cases}
+
+
+def summarise(findings: dict[Case, Finding]) -> Trust:
+    """Return what findings amount to."""
+    digest = sha256(json.dumps([(str(case), f.bits) for case, f in findings.items()]).encode())
+    return Trust(tuple(case for case, f in findings.items() if f.row_counts), digest.hexdigest()[:8])
+
+
+def _sample(trust: Trust) -> str:
+    more = len(trust.broken) - 1
+    return f"{trust.broken[0]}" + (f" and {more} more" if more else "")
+
+
+def _setting(name: str, switches: tuple[int, ...], threads: int) -> str:
+    """Return a digest of everything that a finding may depend on besides its case."""
+    facts = {
+        "kernels": [name, switches, _files()],
+        "counts": selfcheck.ROW_COUNTS,
+        "threads": threads,
+        "cpu": env.cpu(),
+        "environment": env.arithmetic(),
+        "libraries": [torch.__version__, _has_onednn(), numpy.__version__],
+    }
+    return sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+@cache
+def _files() -> str:
+    """Return a digest of the kernels themselves, compiled ones included, and of what they read weights with."""
+    digest = sha256()
+    package = Path(__file__).parent.parent
+    for file in sorted(file for folder in _CODE for file in (package / folder).glob("*")):
+        if file.suffix in (".py", ".so"):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _has_onednn() -> bool:
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+def _file() -> Path | None:
+    folder = env.cache_dir()
+    return folder / "selfcheck.json" if folder else None
+
+
+def _read(file: Path | None) -> dict[str, dict[str, Finding]]:
+    """Return what is remembered: findings by case, by setting."""
+    try:
+        return {
+            setting: {
+                case: Finding(tuple(int(count) for count in counts), int(bits)) for case, (counts, bits) in of.items()
+            }
+            for setting, of in read_kept(file).items()
+        }
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        return {}
+
+
+def _write(file: Path | None, setting: str, fresh: dict[str, Finding]) -> None:
+    kept = _read(file)  # anew: another process may have written meanwhile
+    kept[setting] = kept.pop(setting, {}) | fresh  # the latest is the last
+    latest = list(kept.items())[-_SETTINGS:]
+    write_kept(file, {name: {case: (f.row_counts, f.bits) for case, f in of.items()} for name, of in latest})

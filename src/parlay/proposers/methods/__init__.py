@@ -1,0 +1,1 @@
+"""Speculative methods, one file each: the folder is the list of them."""

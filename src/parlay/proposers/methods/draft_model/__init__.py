@@ -1,0 +1,1 @@
+"""Draft models: a small language model that guesses for a large one."""

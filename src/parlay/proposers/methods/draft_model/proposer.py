@@ -1,0 +1,151 @@
+"""A smaller model of the same vocabulary guesses token by token, in a chain or along a tree's likeliest branches.
+
+Idea: Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318). Here the draft
+model draws with the target's own noise (Daliri, Musco, Suresh 2024, arXiv 2408.07978), so that it guesses the token
+the target is about to draw instead of an independent sample.
+
+Its layers keep their keys and values on the same block ids as the target's and count for themselves how far they
+have come: after full acceptance, a prefix hit or a pause there is a gap to close before it drafts again.
+
+Loses when a draft step is not much cheaper than a target step, or when the two models disagree.
+"""
+
+import filecmp
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.errors import ModelError
+from parlay.models.config import ModelConfig
+from parlay.models.select import cache_spec, check_weights, describe_model, load_model, stored_kinds
+from parlay.proposers.base import Runtime, TargetInfo, draft_length
+from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
+from parlay.proposers.heads import Options, shape_of, storage_of
+from parlay.proposers.lent import lent_logits, records_logits
+from parlay.proposers.places import Places, scratch_blocks
+from parlay.proposers.recorder import Recorder
+from parlay.runner.batch import Stretch, flatten
+from parlay.runner.footprint import weight_bytes
+from parlay.runner.graphs import MOST_ROWS
+from parlay.runner.runner import ModelRunner
+from parlay.text.reading import read_tokenizer, tokenizer_file
+from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, Verdict
+
+__all__ = ["EMBEDDED", "Options", "Proposer"]
+
+EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-draft"}
+
+
+class Proposer(Head):
+    """Drafts with a model of its own."""
+
+    source = "draft_model"
+    default_length = 4
+
+    def __init__(self, options: Options, target: TargetInfo) -> None:
+        self._target = target
+        config = describe_model(options.model, replace(target.hub, revision=options.revision))
+        self._config = replace(config, storage="stored" if stored_kinds(config) else storage_of(options, target))
+        _check_vocabulary(self._config, target.config)
+        check_weights(self._config)
+        self.cache = cache_spec(self._config, target.dtype)
+        self.weight_bytes = weight_bytes(self._config, target.dtype)
+
+    def load(self, runtime: Runtime) -> None:
+        """Read the draft model's weights and allocate its cache layers."""
+        kernels, dtype = runtime.kernels, self._target.dtype
+        model = load_model(self._config, dtype, self._target.max_model_len, kernels, on_read=runtime.on_read)
+        blocks = runtime.num_blocks + scratch_blocks(runtime.block_size)
+        self._runner = runner = ModelRunner(model, kernels, blocks, runtime.block_size)
+        self._max_rows = runtime.max_rows
+        self._logits, self.recordable = lent_logits(model, MOST_ROWS), records_logits(model)
+        self._state = torch.zeros((MOST_ROWS, self._config.hidden_size), dtype=dtype)
+        recorder = Recorder(kernels, runner.recordable())
+        self._expander = Expander(
+            self,
+            kernels,
+            recorder,
+            MOST_LEVELS,
+            self._config.vocab_size,
+            laws=runtime.laws,
+            processors=runtime.processors,
+        )
+        self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size)
+
+    def propose(
+        self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
+    ) -> list[Proposal]:
+        """Close each request's gap as far as the row limit allows, then draft where it is closed."""
+        proposals = [NO_PROPOSAL] * len(spans)
+        stretches: list[Stretch] = []
+        starts: list[Start] = []
+        rows_left = self._max_rows
+        for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
+            if not span.catch_up.budget:
+                continue
+            length = draft_length(span, verdict)
+            valid = span.catch_up.state.computed + _confirmed(span.catch_up.state.ahead, verdict.path)
+            if span.sample and length < 1:
+                proposals[i] = Proposal(state=ProposerState(valid))
+                continue
+            gap = (span.catch_up.behind + verdict.tokens)[valid - span.catch_up.state.computed :]
+            run = gap[:rows_left]
+            rows_left -= len(run)
+            proposals[i] = Proposal(state=ProposerState(valid + len(run)))
+            if run:
+                stretches.append(Stretch(run, valid, span.blocks))
+                if span.sample and len(run) == len(gap):
+                    row = self._max_rows - rows_left - 1  # the last so far
+                    shape = shape_of(span.catch_up, min(length, MOST_LEVELS))
+                    starts.append(Start(i, span, row, verdict.tokens, valid + len(gap), *shape))
+        if not stretches:
+            return proposals
+        states = self._runner.forward(flatten(stretches, self._runner.block_size))
+        for start, draft in self._expander.expand(starts, states):
+            # Of a chain the last guess has not been run; what has branches was run in scratch slots.
+            ahead = max(len(draft) - 1, 0) if start.width == 1 else 0
+            proposals[start.index] = Proposal(draft, ProposerState(start.position, ahead))
+        return proposals
+
+    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        self._runner.kernels.embed(states, torch.tensor([start.row for start in turn]), self._state[: len(turn)])
+        self._places.prepare(turn, width)
+
+    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: D102
+        return self._places.paths(level, rows)
+
+    def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
+        if level:  # the first follows from known tokens
+            states = self._runner.forward_here(self._places.batch(level, rows, width))
+            self._runner.kernels.embed(states, torch.arange(rows), self._state[:rows])
+
+    def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
+        return self._logits(self._state[:rows])
+
+
+def _confirmed(ahead: int, path: tuple[int, ...]) -> int:
+    """How many of the chain's first `ahead` nodes were accepted; their keys and values stand."""
+    count = 0
+    while count < min(ahead, len(path)) and path[count] == count:
+        count += 1
+    return count
+
+
+def _check_vocabulary(draft: ModelConfig, target: ModelConfig) -> None:
+    if draft.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"the draft model {draft.path} has {draft.vocab_size} tokens but the target {target.path} has "
+            f"{target.vocab_size}; a draft model must share the target's vocabulary"
+        )
+    own, other = (tokenizer_file(config.path) for config in (draft, target))
+    if not own.is_file() or not other.is_file() or filecmp.cmp(own, other, shallow=False):
+        return
+    ours, theirs = (read_tokenizer(file).get_vocab() for file in (own, other))
+    if ours != theirs:
+        raise ModelError(
+            f"the draft model {draft.path} gives other ids to tokens than the target {target.path}; "
+            "a draft model must share the target's vocabulary"
+        )

@@ -1,0 +1,1 @@
+"""EAGLE: a decoder layer that foresees the target's next hidden state."""

@@ -1,0 +1,111 @@
+"""EAGLE: a decoder layer that foresees the target's next hidden state, and with it the next token.
+
+Idea: Li et al. 2024 (arXiv 2401.15077); EAGLE-2 (arXiv 2406.16858) has the same weights and drafts trees of them. A
+linear layer joins a token's embedding and the target's hidden state before it; one decoder layer, which attends to
+all such pairs before, makes the state of the token itself; the target's own head then tells what follows. The state
+goes back in with the token that was guessed, in a chain or along the likeliest branches of a tree.
+
+A guess costs a layer and the target's head. Loses where that head is most of the target, as in small models with
+large vocabularies, and further along a draft, for it was trained on true states and is fed foreseen ones.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.checkpoints.loader import Checkpoint, Reader
+from parlay.errors import ModelError
+from parlay.models.context import ForwardContext
+from parlay.models.decoder import Decoder, attention_shapes, mlp_shapes
+from parlay.models.heads import layer_config
+from parlay.models.layers import Embedding
+from parlay.proposers.base import Runtime
+from parlay.proposers.body import Body, side_by_side
+from parlay.proposers.heads import Options
+from parlay.proposers.lent import lent_logits, records_logits
+from parlay.proposers.methods.eagle.format import AFTER, BEFORE, EMBEDDING, JOIN, JOIN_BIAS, layer
+from parlay.proposers.paired import PairedProposer
+from parlay.runner.graphs import MOST_ROWS
+
+__all__ = ["EMBEDDED", "Options", "Proposer"]
+
+EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-eagle"}
+
+
+class Proposer(PairedProposer):
+    """Drafts from the last hidden state, each guess from the state and the guess before it."""
+
+    source = "eagle"
+    runs_ends = True
+
+    def describe(self, weights: Checkpoint) -> None:  # noqa: D102
+        head, target = self.head, self._target
+        names = weights.names
+        if "speculators_model_type" in head.raw or "transformer_layer_config" in head.raw:
+            raise ModelError(
+                f"{head.path} is an EAGLE head in the format of speculators, of which only EAGLE-3 is served; give "
+                "one in the format of EAGLE's authors"
+            )
+        self.config = config = layer_config(head, head.raw, layer(0), names)
+        head.check_target(target.config, hidden=config.hidden_size, vocab=config.vocab_size)
+        width = config.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {JOIN: (width, 2 * width)}
+        # The config's key means other things to others, and is left out where it matters most.
+        self._biased = JOIN_BIAS in names
+        if self._biased:
+            shapes[JOIN_BIAS] = (width,)
+        self._borrows = self.needs_embedding(weights)
+        if not self._borrows:
+            shapes[EMBEDDING] = (config.vocab_size, width)
+        for i in range(config.num_layers):
+            own = {**attention_shapes(config), **mlp_shapes(config, i), AFTER: (width,)}
+            if i:
+                own[BEFORE] = (width,)
+            shapes |= {layer(i) + name: shape for name, shape in own.items()}
+        weights.expect(shapes, (".rotary_emb.inv_freq",))
+        self.weight_bytes = weights.size(shapes, target.dtype) + MOST_ROWS * config.vocab_size * 4
+
+    def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
+        dtype, kernels = self._target.dtype, runtime.kernels
+        self._target_logits, self.recordable = lent_logits(runtime.target, MOST_ROWS), records_logits(runtime.target)
+        self._embedding = self._read_embedding(weights, runtime)
+        self._join = kernels.pack_linear(weights.read_weight(JOIN, dtype))
+        self._bias = weights.read(JOIN_BIAS, dtype) if self._biased else None
+        read = [Reader(weights, dtype, layer(i)) for i in range(self.config.num_layers)]
+        self._body = Body(self.config, self._target.max_model_len, read, kernels)
+
+    def _read_embedding(self, weights: Checkpoint, runtime: Runtime) -> Embedding:
+        """Return the target's embedding unless the head has another: its own is usually a copy, and a large one."""
+        lent = runtime.target.embedding if isinstance(runtime.target, Decoder) else None
+        if self._borrows:
+            assert lent is not None
+            return lent
+        dtype = self._target.dtype
+        if lent is not None and torch.equal(weights.read(EMBEDDING, dtype), lent.numbers(dtype)):
+            return lent
+        return Embedding(runtime.kernels, weights.read_weight(EMBEDDING, dtype))
+
+    def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
+        """Return the state after the final norm; that is what the head was trained to foresee."""
+        return hidden[None]
+
+    def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
+        context.kernels.embed(parts[0], torch.arange(len(state)), state)
+
+    def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
+        kernels, (rows, width) = context.kernels, state.shape
+        pair = context.buffers("pair", 2 * width).view(2, rows, width)
+        self._embedding(tokens, pair[0])
+        kernels.embed(state, torch.arange(rows), pair[1])
+        joined = context.buffers("joined", 2 * width)
+        side_by_side(pair, kernels, joined)
+        kernels.linear(joined, self._join, state)
+        if self._bias is not None:
+            kernels.add_bias(state, self._bias)
+        self._body(state, state, context)  # no norm before the first layer's attention
+
+    def logits(self, state: Tensor) -> Tensor:
+        """Return the target's logits; what is foreseen is normed already."""
+        return self._target_logits(state)

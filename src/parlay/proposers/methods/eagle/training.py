@@ -1,0 +1,47 @@
+"""Training of an EAGLE head: see the proposer of the same name.
+
+Its authors have it foresee the target's next state, by regression, one step ahead. Here it learns the target's
+distributions alone, along its own drafts: what its states hold is then what the next guess needs of them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from parlay.proposers.methods.eagle.format import ARCHITECTURE, JOIN, layer
+from parlay.train.data import Text
+from parlay.train.layers import random
+from parlay.train.rollout import Layer, Options, Rollout, RolloutTrainee
+from parlay.train.teacher import Lesson, Output, Teacher
+
+__all__ = ["Options", "Trainee"]
+
+
+class Trainee(RolloutTrainee):
+    """A layer that goes on from the target's last state, with the target's output layer."""
+
+    def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
+        super().__init__(options, teacher, texts)
+        width = teacher.config.hidden_size
+        self._output = teacher.output()
+        self.fc = random(width, 2 * width)
+        self.layer = Layer(teacher, width, self.inner)
+
+    def begin(self, lesson: Lesson) -> Tensor:  # noqa: D102
+        return lesson.hidden
+
+    def foresee(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:  # noqa: D102
+        joined = linear(torch.cat([embedded, state], -1), self.fc)
+        after: Tensor = self.layer(joined, joined, rollout)
+        return after
+
+    def score(self, state: Tensor) -> tuple[Tensor, Output]:  # noqa: D102
+        return state, self._output
+
+    def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the head in its authors' layout; the embedding is the target's."""
+        config = {"architectures": [ARCHITECTURE], **self.layer_config()}
+        return config, {JOIN: self.fc, **self.layer_tensors(layer(0))}

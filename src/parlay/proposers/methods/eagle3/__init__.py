@@ -1,0 +1,1 @@
+"""EAGLE-3: a decoder layer on three of the target's states, with a head of its own."""

@@ -1,0 +1,1 @@
+"""Medusa: one small head for each place after the newest token."""

@@ -1,0 +1,178 @@
+"""Medusa: a head for each of the next tokens, all on the last hidden state.
+
+Idea: Cai et al. 2024 (arXiv 2401.10774). Head i guesses the token after next but i, by itself: it knows neither the
+newest token nor what the other heads guess. A head is residual blocks of the target's width and then either an output
+layer of its own (the first generation) or the target's (the second), which is far smaller. The heads' likeliest
+tokens make a chain, or a tree in which any token of a head may follow any of the one before: the likeliest paths, or
+those of `medusa_choices`.
+
+Costs one pass over the heads a step, whatever the draft's length. Loses where a guess depends on those before it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.checkpoints.loader import Checkpoint
+from parlay.config.speculative import MOST_WIDTH
+from parlay.errors import ConfigError, ModelError, shown
+from parlay.kernels.linear import LinearWeight
+from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.heads import HeadProposer
+from parlay.proposers.heads import Options as HeadOptions
+from parlay.proposers.methods.medusa.format import BIASED, MAP, read_layout
+from parlay.runner.graphs import MOST_ROWS
+
+__all__ = ["EMBEDDED", "Options", "Proposer"]
+
+EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-medusa"}
+
+
+@dataclass(frozen=True, slots=True)
+class Options(HeadOptions):
+    """Options of Medusa's heads.
+
+    Attributes:
+        model: directory of the heads, or their name on the hub.
+        revision: branch, tag or commit there.
+        quantization: "int8" or "int4" has their matrices in so many bits, None leaves them; "auto" is the first
+            beside a quantised target.
+        draft_tensor_parallel_size: ranks they are split over; only 1 so far.
+        medusa_choices: the tree's nodes as paths of ranks, in the authors' form: `[[0], [0, 0], [1]]` has the two
+            likeliest tokens of the first head, and after the likeliest of them that of the second. None for the
+            likeliest paths, as many as pay.
+    """
+
+    medusa_choices: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        HeadOptions.__post_init__(self)
+        known = set(self.medusa_choices or ())
+        if self.medusa_choices is not None and not known:
+            raise ConfigError("medusa_choices is empty; leave it out, or set tree to 'off' for chains")
+        for path in self.medusa_choices or ():
+            if not path or not all(0 <= rank < MOST_WIDTH for rank in path):
+                raise ConfigError(f"medusa_choices holds {shown(path)}; a path has ranks from 0 to {MOST_WIDTH - 1}")
+            if len(path) > 1 and path[:-1] not in known:
+                raise ConfigError(f"medusa_choices holds {list(path)} without its parent {list(path[:-1])}; add that")
+        if len(known) < len(self.medusa_choices or ()):
+            raise ConfigError("medusa_choices holds a path twice; leave one of them out")
+
+
+class Proposer(HeadProposer):
+    """Drafts from every head's likeliest tokens."""
+
+    source = "medusa"
+    runs_ends = True
+    path_free = True
+
+    def __init__(self, options: Options, target: TargetInfo) -> None:
+        super().__init__(options, target)
+        if options.medusa_choices is None:
+            return
+        deepest = max(map(len, options.medusa_choices))
+        if deepest > self.default_length:
+            raise ConfigError(
+                f"medusa_choices has paths of {deepest} tokens, but {self.head.path} has {self.default_length} "
+                "heads; leave the longer paths out"
+            )
+        self.choices = tuple(sorted(options.medusa_choices, key=lambda path: (len(path), path)))
+
+    def describe(self, weights: Checkpoint) -> int:  # noqa: D102
+        head, target = self.head, self._target
+        layout = read_layout(weights.names, head.flag("original_lm_head", False))
+        if layout is None:
+            raise ModelError(f"{head.path} holds no Medusa heads: no tensor of theirs is in its weights")
+        self._layout = layout
+        width, vocab = target.config.hidden_size, target.config.vocab_size
+        head.check_target(
+            target.config,
+            hidden=head.count("hidden_size", width),
+            vocab=head.count("vocab_size", vocab),
+        )
+        first = f"{layout.blocks[0][0]}.weight"
+        if first in weights.names:
+            head.check_target(target.config, hidden=sum(weights.shape(first)[-1:]))
+        self._vocab = vocab
+        shapes: dict[str, tuple[int, ...]] = {}
+        for block in (block for own in layout.blocks for block in own):
+            shapes[f"{block}.weight"] = (width, width)
+            if layout.biased or head.flag(BIASED, False):
+                shapes[f"{block}.bias"] = (width,)
+        choice: dict[str, tuple[int, ...]] = {}
+        if layout.outputs:
+            self._vocab = head.count("truncated_vocab_size", sum(weights.shape(MAP)) if layout.mapped else vocab)
+            if layout.mapped or self._vocab != vocab:
+                choice[MAP] = (self._vocab,)
+            # Whole output layers may come with a choice too; they are cut when they are read.
+            stored = next((sum(weights.shape(name)[:1]) for name in layout.outputs if name in weights.names), vocab)
+            if stored not in (vocab, self._vocab):
+                head.check_target(target.config, vocab=stored)
+            shapes |= dict.fromkeys(layout.outputs, (stored, width))
+        weights.expect(shapes | choice)
+        own = {name: (self._vocab, width) if name in layout.outputs else shape for name, shape in shapes.items()}
+        self.weight_bytes = weights.size(own, target.dtype) + MOST_ROWS * self._vocab * 4
+        return len(layout.blocks)
+
+    def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
+        dtype, kernels, layout = self._target.dtype, runtime.kernels, self._layout
+        self.at_once = not layout.outputs
+        self.ids = self._read_map(weights) if layout.mapped and layout.outputs else None
+        self._blocks: list[list[tuple[LinearWeight, Tensor | None]]] = [
+            [
+                (
+                    kernels.pack_linear(weights.read_weight(f"{block}.weight", dtype)),
+                    weights.read(f"{block}.bias", dtype) if layout.biased else None,
+                )
+                for block in own
+            ]
+            for own in layout.blocks
+        ]
+        packed: dict[str, LinearWeight] = {}
+        for name in dict.fromkeys(layout.outputs):
+            weight = weights.read_weight(name, dtype)
+            if self.ids is not None and weight.shape[0] != self._vocab:
+                weight = weight.chosen(self.ids)
+            packed[name] = kernels.pack_head(weight)
+        self._outputs = [packed[name] for name in layout.outputs]
+        self._logits_of_target = runtime.target.logits
+        width = self._hidden.shape[1]
+        self._states = torch.zeros((self.default_length, MOST_ROWS, width), dtype=dtype)
+        self._spare = torch.zeros((MOST_ROWS, width), dtype=dtype)
+        self._each = torch.arange(MOST_ROWS, dtype=torch.int32)
+        self._logits = torch.zeros((MOST_ROWS if layout.outputs else 0, self._vocab))
+
+    def _read_map(self, weights: Checkpoint) -> Tensor:
+        chosen = weights.read(MAP, torch.int64)
+        vocab = self._target.config.vocab_size
+        if not bool(((chosen >= 0) & (chosen < vocab)).all()):
+            raise ModelError(f"{self.head.path}: {MAP} names tokens beyond the target's {vocab}")
+        return chosen
+
+    def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
+        kernels, before, state = self._kernels, self._hidden[:rows], self._states[level, :rows]
+        layers = self._blocks[level]
+        for j, (weight, bias) in enumerate(layers):
+            # Written in turns, so that nothing is read where it is written, and the last one where it belongs.
+            after = state if (len(layers) - j) % 2 else self._spare[:rows]
+            kernels.linear(before, weight, after)
+            if bias is not None:
+                kernels.add_bias(after, bias)
+            kernels.activate(after, "silu")
+            kernels.add_embedding(after, before, self._each[:rows])  # row by row the sum of both
+            before = after
+
+    def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
+        state = self._states[level, :rows]
+        if self.at_once:
+            return self._logits_of_target(state)
+        logits = self._logits[:rows]
+        self._kernels.logits(state, self._outputs[level], logits)
+        return logits
+
+    def score_at(self, places: Tensor) -> Tensor:
+        """Apply the target's output layer to states of several heads, if they have none of their own."""
+        return self._logits_of_target(self._states.view(-1, self._states.shape[2]).index_select(0, places))

@@ -1,0 +1,1 @@
+"""MLP speculator: one small layer a guess, on the target's last state."""

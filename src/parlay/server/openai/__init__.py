@@ -1,0 +1,1 @@
+"""OpenAI's forms: requests, answers, chats, responses and tools."""

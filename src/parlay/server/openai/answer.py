@@ -1,0 +1,324 @@
+"""An answer's way to the client: whole or as server-sent events, and no further than the client listens."""
+
+import time
+from abc import ABC, abstractmethod
+from asyncio import timeout
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from parlay.config import ServerConfig
+from parlay.link.engine import AsyncEngine
+from parlay.server.acceptance import request_metrics
+from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error, json_response
+from parlay.server.gate import Gate
+from parlay.server.guard import Account
+from parlay.server.openai.choice import usage
+from parlay.server.openai.outputs import merge, while_wanted
+from parlay.server.remote.apart import apart
+from parlay.server.remote.backend import Metrics
+from parlay.types.output import RequestOutput
+from parlay.types.params import SamplingParams
+from parlay.types.prompt import Prompt
+
+# The engine keeps the time itself; this is for one that does not answer at all, and for a client that takes an
+# answer slowly.
+_GRACE = 10.0
+_EVENT_STREAM = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would keep events until it has some kilobytes
+)
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What every endpoint works with.
+
+    Attributes:
+        engine: who computes.
+        config: the server's options.
+        gate: who is let in.
+        methods: speculative methods that the engine has loaded.
+        metrics: who counts, if anybody.
+    """
+
+    engine: AsyncEngine
+    config: ServerConfig
+    gate: Gate
+    methods: tuple[str, ...] = ()
+    metrics: Metrics | None = None
+
+    @staticmethod
+    def now() -> int:
+        """Return the time in seconds since 1970."""
+        return int(time.time())
+
+    def check_ready(self) -> None:
+        """Refuse work that the engine would not take.
+
+        Raises:
+            ApiError: it is not ready.
+        """
+        state = self.engine.state
+        if state != "ready":
+            raise ApiError(503, f"the engine is {state}; retry a little later")
+
+
+class Shape(ABC):
+    """What one endpoint makes of outputs.
+
+    Attributes:
+        warnings: what the client should be told beside its answer.
+        reasoning_tokens: of all choices so far.
+    """
+
+    warnings: tuple[str, ...]
+    reasoning_tokens = 0
+
+    @abstractmethod
+    def events(self, number: int, output: RequestOutput) -> Iterable[dict[str, Any]]:
+        """Yield the chunks that show what is new for prompt `number`."""
+
+    @abstractmethod
+    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return the whole answer, but for its usage."""
+
+    @abstractmethod
+    def closing(self) -> dict[str, Any]:
+        """Return a chunk without choices."""
+
+    def complete(self, outputs: list[RequestOutput], took: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the whole answer with what `took` gives then: its usage, and what comes beside that."""
+        return {**self.whole(outputs), **took()}
+
+    def warn(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return an answer, or its first chunk, with what the client should be told."""
+        return warned(body, self.warnings)
+
+    def encode(self, chunk: dict[str, Any]) -> bytes:
+        """Return a chunk as an event of a stream."""
+        return _event(chunk)
+
+    def last(self, took: dict[str, Any], *, asked: bool) -> bytes:
+        """Return the events that end a stream; with the usage, if that was asked for."""
+        return (self.encode({**self.closing(), **took}) if asked else b"") + b"data: [DONE]\n\n"
+
+    def failure(self, told: ApiError) -> bytes:
+        """Return the event that ends a stream which cannot go on; clients of OpenAI's raise it as an error."""
+        return _event(told.body)
+
+
+class Answer(Response):
+    """Computes an answer while it is sent, so that a client who leaves ends both."""
+
+    def __init__(
+        self,
+        front: Front,
+        prompts: list[Prompt],
+        params: SamplingParams,
+        shape: Shape,
+        *,
+        stream: bool = False,
+        include_usage: bool = False,
+        continuous_usage: bool = False,
+        without_output: bool = False,
+        return_metrics: bool = False,
+    ) -> None:
+        """Describe it; nothing is computed before it is sent.
+
+        Args:
+            front: what to work with.
+            prompts: what to complete.
+            params: how.
+            shape: what the answer looks like.
+            stream: send events.
+            include_usage: end them with the usage.
+            continuous_usage: each has the usage so far.
+            without_output: the prompt alone is wanted.
+            return_metrics: say what speculation did, even where the server says so only if asked.
+        """
+        self._front = front
+        self._prompts = prompts
+        self._params = params
+        self._shape = shape
+        self._stream = stream
+        self._include_usage = include_usage
+        self._continuous_usage = continuous_usage
+        self._without_output = without_output
+        self._metrics = return_metrics or front.config.per_request_spec_decode_metrics != "none"
+        self._texts: dict[int, dict[int, list[str]]] = {}  # by prompt and completion, where they are logged
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Compute and send, as an ASGI application."""
+        account: Account = scope["state"]["account"]
+        front = self._front
+        began = False
+
+        async def tell(message: Any) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            front.check_ready()
+            with front.gate.admit(account.client.name, len(self._prompts) * self._params.candidates):
+                work = self._events(account, tell) if self._stream else self._whole(account, scope, receive, tell)
+                async with timeout(front.config.request_timeout + _GRACE):
+                    await while_wanted(work, receive, front.gate.cut)
+        except ClientLeftError:
+            account.status = CLIENT_LEFT
+        except Exception as error:
+            told = as_api_error(error)
+            account.facts["error"] = str(told)
+            if not began:
+                await told.response()(scope, receive, send)
+                return
+            # The status is out: what is left is an event.
+            await send({"type": "http.response.body", "body": self._shape.failure(told)})
+        finally:
+            self._record(account)
+
+    async def _whole(self, account: Account, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._outputs(account)) as growing:
+            async for _ in growing:
+                pass
+        outputs = [account.outputs[i] for i in range(len(self._prompts))]
+        size = sum(len(o.prompt_token_ids) + sum(len(one.token_ids) for one in o.outputs) for o in outputs)
+        answer = await apart(size, partial(self._answer, outputs))
+        await answer(scope, receive, send)
+
+    def _answer(self, outputs: list[RequestOutput]) -> Response:
+        return json_response(self._shape.warn(self._shape.complete(outputs, partial(self._took, outputs))))
+
+    async def _events(self, account: Account, send: Send) -> None:
+        # No head before the first output: a request that the engine refuses still gets a status of its own.
+        started = begun = False
+        async with aclosing(self._outputs(account)) as growing:
+            async for number, output in growing:
+                more = (
+                    {"usage": self._usage(account) if self._continuous_usage else None} if self._include_usage else {}
+                )
+                chunks = [chunk | more for chunk in self._shape.events(number, output)]
+                if chunks and not begun:
+                    chunks[0], begun = self._shape.warn(chunks[0]), True
+                body = b"".join(map(self._shape.encode, chunks))
+                if not started:
+                    await send({"type": "http.response.start", "status": 200, "headers": list(_EVENT_STREAM)})
+                    started = True
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+        took = self._took([account.outputs[i] for i in sorted(account.outputs)])
+        end = self._shape.last(took, asked=self._include_usage)
+        await send({"type": "http.response.body", "body": end})
+
+    async def _outputs(self, account: Account) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """Yield what is new of the prompts' outputs, with their numbers; the account always has the newest.
+
+        Raises:
+            TimeoutError: the engine had not enough time.
+        """
+        front = self._front
+        streams = [
+            front.engine.generate(
+                prompt,
+                self._params,
+                tenant=account.client.tenant,
+                timeout=front.config.request_timeout,
+                final_only=not self._stream,
+                deltas=self._stream,
+            )
+            for prompt in self._prompts
+        ]
+        before: dict[tuple[int, int], float] = {}
+        async with aclosing(merge(streams)) as merged:
+            async for number, output in merged:
+                account.outputs[number] = output
+                if front.config.log_prompts:
+                    for one in output.outputs:
+                        self._texts.setdefault(number, {}).setdefault(one.index, []).append(one.text)
+                if front.metrics is not None:
+                    _measure(front.metrics, account, before, number, output)
+                if output.error is not None:
+                    raise output.error
+                if any(one.finish_reason == "abort" for one in output.outputs):
+                    raise TimeoutError
+                yield number, output
+
+    def _usage(self, account: Account) -> dict[str, Any]:
+        """Return what it took so far."""
+        return usage(
+            [account.outputs[i] for i in sorted(account.outputs)],
+            without_output=self._without_output,
+            reasoning_tokens=self._shape.reasoning_tokens,
+        )
+
+    def _took(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return the usage of all, and what comes beside it."""
+        tokens = self._shape.reasoning_tokens
+        took: dict[str, Any] = {"usage": usage(outputs, without_output=self._without_output, reasoning_tokens=tokens)}
+        if self._metrics:
+            detailed = self._front.config.per_request_spec_decode_metrics == "detailed"
+            took["metrics"] = request_metrics(outputs, speculates=len(self._front.methods) > 1, detailed=detailed)
+        return took
+
+    def _record(self, account: Account) -> None:
+        took = self._usage(account)
+        account.facts |= {
+            "stream": self._stream,
+            "prompts": len(self._prompts),
+            "n": self._params.n,
+            "prompt_tokens": took["prompt_tokens"],
+            "completion_tokens": took["completion_tokens"],
+        }
+        if self._shape.warnings:
+            account.facts["warnings"] = list(self._shape.warnings)
+        if self._front.config.log_prompts:
+            account.facts["log"] = [
+                {
+                    "prompt": output.prompt or list(output.prompt_token_ids),
+                    "texts": ["".join(self._texts[number][one.index]) for one in output.outputs],
+                }
+                for number, output in sorted(account.outputs.items())
+            ]
+
+
+def _measure(
+    metrics: Metrics,
+    account: Account,
+    before: dict[tuple[int, int], float],
+    number: int,
+    output: RequestOutput,
+) -> None:
+    """Tell of each completion's new tokens."""
+    now = time.perf_counter()
+    for one in output.outputs:
+        key, tokens = (number, one.index), len(one.token_ids)
+        if not tokens:
+            continue
+        then, before[key] = before.get(key), now
+        if then is not None:
+            metrics.observe_step(now - then, tokens, output.replica)
+        elif one.finish_reason is None:
+            metrics.observe_first(now - account.arrival, output.replica)
+        else:  # all at once: the engine knows when they came
+            times = one.metrics
+            metrics.observe_first(times.first_token - times.arrival, output.replica)
+            metrics.observe_step(times.finished - times.first_token, times.emitted - 1, output.replica)
+
+
+def warned(body: dict[str, Any], warnings: tuple[str, ...]) -> dict[str, Any]:
+    """Return an answer, or its first chunk, with what the client should be told."""
+    return {**body, "warnings": list(warnings)} if warnings else body
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + _encode(chunk) + b"\n\n"

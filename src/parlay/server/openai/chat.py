@@ -1,0 +1,284 @@
+"""`/v1/chat/completions`: a conversation, and the answer to it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+
+from parlay.errors import shown
+from parlay.server.body import read_json
+from parlay.server.errors import ApiError
+from parlay.server.openai.answer import Answer, Front, Shape
+from parlay.server.openai.choice import Choice, News
+from parlay.server.openai.completions import check_stream
+from parlay.server.openai.fields import ChatFields, check_model, make_params, parse
+from parlay.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from parlay.server.openai.prompts import chat_prompt, predicted
+from parlay.server.openai.reasoning import ReasoningReader
+from parlay.server.openai.tool_readers import Piece, Reader, reader_of
+from parlay.server.openai.tools import Tools, read_tools
+from parlay.server.style import Style
+from parlay.text.chat import ChatOptions
+from parlay.types.output import RequestOutput
+from parlay.types.params import SamplingParams
+from parlay.types.prompt import Prompt
+
+Read = tuple["ChatShape", list[dict[str, Any]], ChatOptions]
+
+
+async def chat(front: Front, request: Request) -> Answer:
+    """Answer a request.
+
+    Raises:
+        ApiError, RequestError: something in the body cannot be served.
+    """
+
+    def read(body: dict[str, Any]) -> dict[str, Any] | Read:
+        brings = isinstance(body.get("chat_template"), str) and front.config.trust_request_chat_template
+        return body if brings else read_chat(front, body)
+
+    found = await read_json(request, front.config.max_json_depth, read)
+    if isinstance(found, dict):  # to see what its template does it is run
+        work = partial(read_chat, front, found)
+        found = await front.gate.outside(front.engine.codec.beside(found["chat_template"], work))
+    shape, messages, options = found
+    prompt = await chat_prompt(front, messages, options)
+    shape.begin(prompt)
+    asked = shape.asked
+    return Answer(
+        front,
+        [prompt],
+        shape.params,
+        shape,
+        stream=asked.stream,
+        include_usage=asked.include_usage,
+        continuous_usage=asked.continuous_usage,
+        return_metrics=asked.return_metrics,
+    )
+
+
+def read_chat(front: Front, body: dict[str, Any]) -> Read:
+    """Return what to make of outputs, the messages, and how they become a prompt.
+
+    Raises:
+        ApiError, RequestError: something in the body cannot be served.
+    """
+    asked, sampling, warnings = parse(ChatFields, body, sampling=True, strict=front.config.strict_fields)
+    check_model(asked.model, front.engine.model_names)
+    # Before anything looks into it: to see what a template does it is run.
+    if asked.chat_template is not None and not front.config.trust_request_chat_template:
+        raise ApiError(
+            400, "this server runs no chat template of a client's; leave it out, or start it with "
+            "--trust-request-chat-template", param="chat_template",
+        )  # fmt: skip
+    tools = read_tools(asked)
+    wishes = {"return_sources": asked.return_sources, "return_rejected": sampling.get("return_rejected")}
+    for name, wanted in wishes.items():
+        if tools.mode != "none" and wanted:
+            raise ApiError(400, f"{name} is about text; leave it or tools out", param=name)
+    sampling = _sampling(asked, sampling, tools, front)
+    style = Style.of(front, asked, tools)
+    if style.special:
+        sampling.setdefault("skip_special_tokens", False)
+    sampling["prediction"] = predicted(asked, front.engine.codec, front.config)
+    params = make_params({**front.engine.sampling_defaults, **sampling}, front.config)
+    check_stream(asked.stream, params, scored=params.prompt_logprobs is not None)
+    options = ChatOptions(
+        chat_template=asked.chat_template,
+        # The next message is begun by default, unless the last one is to be continued.
+        add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
+        continue_final_message=asked.continue_final_message,
+        tools=None if tools.mode == "none" else asked.tools,
+        chat_template_kwargs=style.variables,
+    )
+    return ChatShape(front, asked, params, tools, style, (*warnings, *style.warnings)), asked.messages, options
+
+
+def _sampling(asked: ChatFields, given: dict[str, Any], tools: Tools, front: Front) -> dict[str, Any]:
+    """Return the engine's parameters."""
+    values = dict(given)
+    most = asked.max_completion_tokens
+    if most is not None and values.get("max_tokens", most) != most:
+        raise ApiError(400, "max_completion_tokens and max_tokens are one; give one of them", param="max_tokens")
+    values["max_tokens"] = values.get("max_tokens", most)
+    if asked.logprobs:
+        top = asked.top_logprobs or 0  # here logprobs is a switch; the engine's is a number
+        if not 0 <= top <= front.config.max_logprobs:
+            raise ApiError(
+                400, f"top_logprobs must be between 0 and {front.config.max_logprobs}, not {shown(top)}",
+                param="top_logprobs",
+            )  # fmt: skip
+        values["logprobs"] = top
+    forms = {
+        "response_format": _form(asked),
+        "tool_choice": None
+        if tools.schema is None
+        else {
+            "json": tools.schema,
+            "disable_any_whitespace": True,
+            "disable_additional_properties": asked.disable_additional_properties,
+        },
+        "structured_outputs": values.get("structured_outputs"),
+    }
+    wanted = {name: form for name, form in forms.items() if form is not None}
+    if len(wanted) > 1:
+        raise ApiError(
+            400, f"{' and '.join(wanted)} each decide the answer's form; give one", param=next(iter(wanted))
+        )
+    if wanted:
+        (values["structured_outputs"],) = wanted.values()
+    return values
+
+
+def _form(asked: ChatFields) -> dict[str, Any] | None:
+    response_format = asked.response_format
+    kind = (response_format or {"type": "text"}).get("type")
+    if response_format is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    described = response_format.get("json_schema")
+    if kind != "json_schema" or not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
+        raise ApiError(
+            400, "response_format is {'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', "
+            "'json_schema': {'name': ..., 'schema': {...}}}", param="response_format",
+        )  # fmt: skip
+    return {"json": described["schema"], "disable_additional_properties": asked.disable_additional_properties}
+
+
+@dataclass(slots=True)
+class ChatShape(Shape):
+    """What chat completions look like."""
+
+    front: Front
+    asked: ChatFields
+    params: SamplingParams
+    tools: Tools
+    style: Style
+    warnings: tuple[str, ...]
+    prompt: str = ""
+    head: dict[str, Any] = field(init=False)
+    choices: dict[int, Choice] = field(default_factory=dict)
+    readers: dict[int, Reader | None] = field(default_factory=dict)
+    thoughts: dict[int, ReasoningReader | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.head = {
+            "id": f"chatcmpl-{uuid4().hex}",
+            "object": "chat.completion.chunk" if self.asked.stream else "chat.completion",
+            "created": self.front.now(),
+            "model": self.front.engine.model_name,
+            "system_fingerprint": self.front.engine.numerics_id,
+        }
+
+    def begin(self, prompt: Prompt) -> None:
+        """Take the prompt, which tells whether answers begin with reasoning."""
+        assert isinstance(prompt, dict)
+        self.prompt = prompt.get("prompt", "")
+
+    @property
+    def reasoning_tokens(self) -> int:  # type: ignore[override]
+        """Of all choices so far."""
+        return sum(one.tokens for one in self.thoughts.values() if one is not None)
+
+    def events(self, number: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """Yield a chunk for each choice that has grown."""
+        for index, news, first in self._news(output):
+            reasoning, pieces = self._read(index, news)
+            head: dict[str, Any] = {"role": "assistant"} if first else {}
+            if reasoning:
+                head["reasoning_content"] = reasoning
+            elif first and not pieces:
+                head["content"] = ""
+            *before, delta = _deltas(head, pieces)
+            for earlier in before:
+                bare = {"index": index, "logprobs": None, "finish_reason": None, "stop_reason": None}
+                yield {**self.head, "choices": [{**bare, "delta": earlier}]}
+            # Text that is held back is no event of its own; what comes beside it is.
+            if delta or news.finish or news.logprobs or (news.tokens and self.asked.return_token_ids):
+                choice = self._choice(index, output, news, first=first)
+                yield {**self.head, "choices": [{**choice, "delta": delta}]}
+
+    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return all choices."""
+        (output,) = outputs
+        choices = []
+        for index, news, _ in self._news(output):
+            reasoning, pieces = self._read(index, news)
+            text = "".join(piece for piece in pieces if isinstance(piece, str))
+            calls = [piece for piece in pieces if not isinstance(piece, str)]
+            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            if reasoning:
+                message["reasoning_content"] = reasoning
+            if calls:
+                message["content"] = text or None
+                message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in calls]
+            choices.append({**self._choice(index, output, news, first=True), "message": message})
+        body = {**self.head, "choices": choices}
+        if output.prompt_logprobs is not None:
+            body["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        return body
+
+    def closing(self) -> dict[str, Any]:
+        """Return a chunk without choices."""
+        return {**self.head, "choices": []}
+
+    def _news(self, output: RequestOutput) -> Iterator[tuple[int, News, bool]]:
+        for one in output.outputs:
+            first = one.index not in self.choices
+            if first:
+                self.choices[one.index] = Choice(
+                    self.front.engine.codec.tokenizer,
+                    sources=self.asked.return_sources or self.params.return_rejected,
+                    skip_special_tokens=self.params.skip_special_tokens,
+                )
+                self.readers[one.index] = reader_of(self.tools, self.style.form)
+                marks = self.style.marks
+                forced = self.params.structured_outputs is not None  # which begins with the answer at once
+                self.thoughts[one.index] = None if marks is None or forced else ReasoningReader(marks, self.prompt)
+            state = self.choices[one.index]
+            if not state.finished and ((news := state.update(one)) or first):
+                yield one.index, news, first
+
+    def _read(self, index: int, news: News) -> tuple[str, list[Piece]]:
+        """Return what is new of the reasoning, and of the text and the calls."""
+        reader, thoughts, finished = self.readers[index], self.thoughts[index], news.finish is not None
+        reasoning, text = "", news.text
+        if thoughts is not None:
+            reasoning, text = thoughts.feed(text, finished, len(news.tokens))
+            reasoning = reasoning if self.asked.include_reasoning else ""
+        if reader is None:
+            return reasoning, [text] if text else []
+        return reasoning, reader.feed(text, finished)
+
+    def _choice(self, index: int, output: RequestOutput, news: News, *, first: bool) -> dict[str, Any]:
+        reader = self.readers[index]
+        finish = news.finish
+        if finish == "stop" and reader is not None and reader.called and self.tools.mode != "named":
+            finish = "tool_calls"
+        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": finish, "stop_reason": news.stop}
+        if self.params.logprobs is not None:
+            choice["logprobs"] = chat_logprobs(news.tokens, news.logprobs, self.params.logprobs)
+        if news.sources is not None:
+            choice["sources"] = news.sources
+        if self.asked.return_token_ids:
+            choice["token_ids"] = news.tokens
+            if first:
+                choice["prompt_token_ids"] = output.prompt_token_ids
+        return choice
+
+
+def _deltas(head: dict[str, Any], pieces: list[Piece]) -> list[dict[str, Any]]:
+    """Return pieces as chunks have them: one, or more where text comes behind calls."""
+    deltas = [head]
+    for piece in pieces:
+        if not isinstance(piece, str):
+            deltas[-1].setdefault("tool_calls", []).append(piece)
+        elif "tool_calls" in deltas[-1]:
+            deltas.append({"content": piece})
+        else:
+            deltas[-1]["content"] = piece
+    return deltas

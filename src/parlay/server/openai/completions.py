@@ -1,0 +1,163 @@
+"""`/v1/completions`: a prompt, and what comes after it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+
+from parlay.server.body import read_json
+from parlay.server.errors import ApiError
+from parlay.server.openai.answer import Answer, Front, Shape
+from parlay.server.openai.choice import Choice, News
+from parlay.server.openai.fields import CompletionFields, check_model, make_params, parse
+from parlay.server.openai.logprobs import completion_logprobs, prompt_logprobs
+from parlay.server.openai.prompts import completion_prompts, predicted
+from parlay.types.output import RequestOutput
+from parlay.types.params import SamplingParams
+from parlay.types.prompt import Prompt
+
+
+async def complete(front: Front, request: Request) -> Answer:
+    """Answer a request.
+
+    Raises:
+        ApiError, RequestError: something in the body cannot be served.
+    """
+    shape, prompts = await read_json(request, front.config.max_json_depth, partial(_read, front))
+    asked = shape.asked
+    return Answer(
+        front,
+        prompts,
+        shape.params,
+        shape,
+        stream=asked.stream,
+        include_usage=asked.include_usage,
+        continuous_usage=asked.continuous_usage,
+        return_metrics=asked.return_metrics,
+        without_output=shape.without_output,
+    )
+
+
+def _read(front: Front, body: dict[str, Any]) -> tuple["CompletionShape", list[Prompt]]:
+    asked, sampling, warnings = parse(CompletionFields, body, sampling=True, strict=front.config.strict_fields)
+    check_model(asked.model, front.engine.model_names)
+    without_output = asked.echo and sampling.get("max_tokens") == 0 and type(sampling["max_tokens"]) is int
+    if without_output:
+        sampling["max_tokens"] = 1  # the least that the engine computes
+    scored = "prompt_logprobs" in sampling
+    if asked.echo and "logprobs" in sampling:
+        sampling.setdefault("prompt_logprobs", sampling["logprobs"])
+    sampling["prediction"] = predicted(asked, front.engine.codec, front.config)
+    params = make_params({**front.engine.sampling_defaults, **sampling}, front.config)
+    check_stream(asked.stream, params, scored=scored)
+    if asked.prompt is None:
+        raise ApiError(400, "the field prompt is needed", param="prompt")
+    prompts = completion_prompts(asked.prompt, front.engine.codec, front.config, front.engine.max_model_len)
+    return CompletionShape(front, asked, params, without_output, scored, warnings), prompts
+
+
+def check_stream(stream: bool, params: SamplingParams, *, scored: bool) -> None:
+    """Refuse to stream what only the end decides.
+
+    Raises:
+        ApiError: so it is.
+    """
+    if stream and params.candidates > params.n:
+        raise ApiError(400, "best_of above n cannot be streamed; leave one of them out", param="best_of")
+    if stream and scored:
+        raise ApiError(400, "prompt_logprobs comes with whole answers; leave stream out", param="prompt_logprobs")
+
+
+@dataclass(slots=True)
+class CompletionShape(Shape):
+    """What completions look like."""
+
+    front: Front
+    asked: CompletionFields
+    params: SamplingParams
+    without_output: bool
+    scored: bool  # whether the prompt's log-probabilities were asked for by their own name
+    warnings: tuple[str, ...] = ()
+    head: dict[str, Any] = field(init=False)
+    choices: dict[int, Choice] = field(default_factory=dict)
+    offsets: dict[int, int] = field(default_factory=dict)  # characters of the tokens shown, by choice
+
+    def __post_init__(self) -> None:
+        self.head = {
+            "id": f"cmpl-{uuid4().hex}",
+            "object": "text_completion",
+            "created": self.front.now(),
+            "model": self.front.engine.model_name,
+            "system_fingerprint": self.front.engine.numerics_id,
+        }
+
+    def events(self, number: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """Yield a chunk for each choice that has grown."""
+        for choice in self._news(number, output):
+            yield {**self.head, "choices": [choice]}
+
+    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return all choices, those of one prompt together."""
+        return {**self.head, "choices": [c for i, output in enumerate(outputs) for c in self._news(i, output)]}
+
+    def closing(self) -> dict[str, Any]:
+        """Return a chunk without choices."""
+        return {**self.head, "choices": []}
+
+    def _news(self, number: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        for one in output.outputs:
+            index = number * self.params.n + one.index
+            if index not in self.choices:
+                self.choices[index] = Choice(
+                    self.front.engine.codec.tokenizer,
+                    sources=self.asked.return_sources or self.params.return_rejected,
+                    skip_special_tokens=self.params.skip_special_tokens,
+                )
+            state = self.choices[index]
+            if state.finished:
+                continue
+            begun = index in self.offsets
+            if news := state.update(one):
+                yield self._choice(index, output, news, begun=begun)
+
+    def _choice(self, index: int, output: RequestOutput, news: News, *, begun: bool) -> dict[str, Any]:
+        text, tokens = news.text, news.tokens
+        positions: list[Any] = list(news.logprobs)
+        sources = news.sources
+        if self.without_output:
+            text, tokens, positions, sources = "", (), [], None if sources is None else []
+        prompt_first = ""
+        if self.asked.echo and not begun:
+            ids, codec = output.prompt_token_ids, self.front.engine.codec
+            before = output.prompt if output.prompt is not None else codec.decode(ids, skip_special_tokens=False)
+            text = before + text
+            if sources is not None:
+                sources = [(before, "prompt", True), *sources]
+            if output.prompt_logprobs is not None and self.params.logprobs is not None:
+                prompt_first = codec.token_text(ids[0])
+                tokens, positions = (*ids, *tokens), [*output.prompt_logprobs, *positions]
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": "length" if self.without_output else news.finish,
+            "stop_reason": None if self.without_output else news.stop,
+        }
+        offset = self.offsets.get(index, 0)
+        if self.params.logprobs is not None:
+            table = completion_logprobs(tokens, positions, offset, prompt_first)
+            choice["logprobs"] = table
+            offset += sum(map(len, table["tokens"]))
+        self.offsets[index] = offset
+        if sources is not None:
+            choice["sources"] = sources
+        if self.asked.return_token_ids:
+            choice["token_ids"] = () if self.without_output else news.tokens
+            if not begun:
+                choice["prompt_token_ids"] = output.prompt_token_ids
+        if self.scored and output.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        return choice

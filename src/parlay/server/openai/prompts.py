@@ -1,0 +1,78 @@
+"""From what a body calls a prompt to token ids."""
+
+from typing import Any
+
+from parlay.config import ServerConfig
+from parlay.server.errors import ApiError
+from parlay.server.openai.answer import Front
+from parlay.server.openai.fields import Asked, check_prediction, check_prompt, check_text
+from parlay.server.remote.apart import apart
+from parlay.text.chat import ChatOptions
+from parlay.text.tokenizer import TextCodec
+from parlay.types.prompt import Prompt
+
+
+def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig, max_model_len: int) -> list[Prompt]:
+    """Return the prompts of `/v1/completions`: one text, one list of token ids, or a list of either.
+
+    Many short ones take as long as a long one, so it is done where the body is read.
+
+    Raises:
+        ApiError: it is something else, or there are too many.
+        RequestError: one is too long, or no text.
+    """
+    many = [value] if isinstance(value, str) or _is_ids(value) else value
+    if not isinstance(many, list) or not many:
+        raise ApiError(400, "prompt must be text, a list of token ids, or a list of those", param="prompt")
+    if len(many) > config.max_prompts:
+        raise ApiError(
+            400, f"prompt has {len(many)} entries, above this server's limit of {config.max_prompts}; split it",
+            param="prompt",
+        )  # fmt: skip
+    prompts: list[Prompt] = []
+    for one in many:
+        if isinstance(one, str):
+            check_text(one, codec.most_characters, max_model_len)
+            tokens = codec.encode(one)
+            prompts.append({"prompt": one, "prompt_token_ids": tokens})
+        elif _is_ids(one):
+            tokens = one
+            prompts.append({"prompt_token_ids": one})
+        else:
+            raise ApiError(400, "prompt must hold texts or lists of token ids, none of them empty", param="prompt")
+        check_prompt(len(tokens), config)
+    return prompts
+
+
+async def chat_prompt(front: Front, messages: list[dict[str, Any]], options: ChatOptions) -> Prompt:
+    """Return the prompt that the chat template makes of a conversation.
+
+    Raises:
+        ApiError: the server is shutting down.
+        RequestError: there is no template, or it refuses the messages; or the prompt is too long.
+    """
+    codec, config = front.engine.codec, front.config
+    work = codec.beside(options.chat_template, lambda: codec.chat(messages, options))
+    text = await front.gate.outside(work)
+    check_text(text, codec.most_characters, front.engine.max_model_len)
+    tokens = await apart(len(text), lambda: codec.encode(text, add_special_tokens=False))
+    check_prompt(len(tokens), config)
+    return {"prompt": text, "prompt_token_ids": tokens}
+
+
+def predicted(asked: Asked, codec: TextCodec, config: ServerConfig) -> list[int] | None:
+    """Return the tokens of the prediction that a request has, if any.
+
+    Raises:
+        RequestError: it is too long.
+    """
+    if asked.prediction is None:
+        return None
+    text = asked.prediction.text
+    tokens = codec.encode(text, add_special_tokens=False)
+    check_prediction(len(tokens), config)
+    return tokens
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and set(map(type, value)) == {int}

@@ -1,0 +1,230 @@
+"""`/v1/responses`: OpenAI's newer form of a conversation, answered by what answers chat completions."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from parlay.server.body import read_json
+from parlay.server.errors import ApiError, json_response
+from parlay.server.openai.answer import Answer, Front, Shape
+from parlay.server.openai.chat import ChatShape, read_chat
+from parlay.server.openai.fields import check_model
+from parlay.server.openai.prompts import chat_prompt
+from parlay.server.openai.responses_fields import ResponseFields, chat_fields, read_response
+from parlay.server.openai.responses_input import Message, messages_of
+from parlay.server.openai.responses_store import ResponseStore, Stored
+from parlay.server.openai.responses_stream import Event, Output
+from parlay.text.chat import ChatOptions
+from parlay.types.output import RequestOutput
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def respond(front: Front, store: ResponseStore, request: Request) -> Answer:
+    """Answer a request.
+
+    Raises:
+        ApiError, RequestError: something in the body cannot be served.
+    """
+    owner = _owner(request)
+
+    def read(body: dict[str, Any]) -> tuple[ResponseShape, list[Message], ChatOptions]:
+        return _read(front, store, owner, body)
+
+    shape, messages, options = await read_json(request, front.config.max_json_depth, read)
+    prompt = await chat_prompt(front, messages, options)
+    shape.chat.begin(prompt)
+    return Answer(front, [prompt], shape.chat.params, shape, stream=shape.asked.stream)
+
+
+async def retrieve(store: ResponseStore, request: Request, name: str) -> Response:
+    """Return a stored response.
+
+    Raises:
+        ApiError: there is none.
+    """
+    return Response(store.get(name, _owner(request)).body, media_type="application/json")
+
+
+async def delete(store: ResponseStore, request: Request, name: str) -> Response:
+    """Forget a stored response.
+
+    Raises:
+        ApiError: there is none.
+    """
+    store.delete(name, _owner(request))
+    return json_response({"id": name, "object": "response", "deleted": True})
+
+
+def _owner(request: Request) -> str:
+    return str(request.scope["state"]["account"].client.owner)
+
+
+def _read(
+    front: Front, store: ResponseStore, owner: str, body: dict[str, Any]
+) -> tuple["ResponseShape", list[Message], ChatOptions]:
+    asked, sampling, warnings = read_response(body, strict=front.config.strict_fields)
+    check_model(asked.model, front.engine.model_names)
+    chat = chat_fields(asked)
+    before: list[Message] = []
+    if asked.previous_response_id is not None:
+        before = store.get(asked.previous_response_id, owner, "previous_response_id").messages()
+    conversation = messages_of(asked.input, before)
+    told = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
+    shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]})
+    warnings = (*warnings, *shape.warnings)
+    return ResponseShape(front, asked, shape, store, owner, conversation, warnings), messages, options
+
+
+@dataclass(slots=True)
+class ResponseShape(Shape):
+    """What responses look like: chat's own chunks and messages, told in other words."""
+
+    front: Front
+    asked: ResponseFields
+    chat: ChatShape
+    store: ResponseStore
+    owner: str
+    conversation: list[Message]
+    warnings: tuple[str, ...]
+    output: Output = field(default_factory=Output)
+    head: dict[str, Any] = field(init=False)
+    sent: int = 0  # events
+    finish: str | None = None
+
+    def __post_init__(self) -> None:
+        asked, params = self.asked, self.chat.params
+        form = (asked.text or {}).get("format") or {"type": "text"}
+        self.head = {
+            "id": f"resp_{uuid4().hex}",
+            "object": "response",
+            "created_at": self.front.now(),
+            "model": self.front.engine.model_name,
+            "instructions": asked.instructions,
+            "previous_response_id": asked.previous_response_id,
+            "store": asked.store,
+            "metadata": asked.metadata,
+            "max_output_tokens": asked.max_output_tokens,
+            "max_tool_calls": asked.max_tool_calls,
+            "parallel_tool_calls": asked.parallel_tool_calls,
+            "tool_choice": asked.tool_choice,
+            "tools": [{"description": None, "parameters": None, "strict": False, **tool} for tool in asked.tools],
+            "text": {"format": form},
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_logprobs": 0,
+            "truncation": "disabled",
+            "background": False,
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": "default",
+            "user": asked.user,
+            "safety_identifier": asked.safety_identifier,
+            "prompt_cache_key": asked.prompt_cache_key,
+        }
+        if self.warnings:
+            self.head["warnings"] = list(self.warnings)
+
+    @property
+    def reasoning_tokens(self) -> int:  # type: ignore[override]
+        """Of the answer so far."""
+        return self.chat.reasoning_tokens
+
+    def warn(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Leave an answer as it is: the response itself has the warnings."""
+        return body
+
+    def events(self, number: int, output: RequestOutput) -> Iterator[Event]:
+        """Yield the events that tell what is new."""
+        if not self.sent:
+            yield self._numbered({"type": "response.created", "response": self._response("in_progress")})
+            yield self._numbered({"type": "response.in_progress", "response": self._response("in_progress")})
+        for chunk in self.chat.events(number, output):
+            for choice in chunk["choices"]:
+                yield from map(self._numbered, self._take(choice["delta"], choice["finish_reason"]))
+
+    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """Return the whole response, but for its usage."""
+        for chunk in self.chat.events(0, outputs[0]):
+            for choice in chunk["choices"]:
+                self._take(choice["delta"], choice["finish_reason"])
+        return self._response(self._status)
+
+    def closing(self) -> dict[str, Any]:
+        """Return the response that the last event has, but for its usage."""
+        return self._response(self._status)
+
+    def complete(self, outputs: list[RequestOutput], took: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the whole response, which is then kept."""
+        return self._kept(self.whole(outputs), took())
+
+    def encode(self, chunk: Event) -> bytes:
+        """Return an event as the stream has it."""
+        return b"event: %b\ndata: %b\n\n" % (str(chunk["type"]).encode(), _encode(chunk))
+
+    def last(self, took: dict[str, Any], *, asked: bool) -> bytes:
+        """Return the event that ends a stream."""
+        response = self._kept(self.closing(), took)
+        return self.encode(self._numbered({"type": f"response.{self._status}", "response": response}))
+
+    def failure(self, told: ApiError) -> bytes:
+        """Return the event of a stream that cannot go on."""
+        response = {**self._response("failed"), "error": {"code": "server_error", "message": str(told)}}
+        return self.encode(self._numbered({"type": "response.failed", "response": response}))
+
+    def _take(self, message: dict[str, Any], finish: str | None) -> list[Event]:
+        """Take a message of chat's, or a part of one; return what it adds."""
+        found = [
+            self.output.write(message.get("reasoning_content") or "", "reasoning"),
+            self.output.write(message.get("content") or ""),
+            *(self.output.call(call) for call in message.get("tool_calls") or ()),
+        ]
+        if finish is not None:
+            self.finish = finish
+            found.append(self.output.end(self._status))
+        return list(chain.from_iterable(found))
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self.finish == "length" else "completed"
+
+    def _response(self, status: str) -> dict[str, Any]:
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            **self.head,
+            "status": status,
+            "error": None,
+            "incomplete_details": cut,
+            "output": list(self.output.items),
+            "usage": None,
+        }
+
+    def _kept(self, response: dict[str, Any], took: dict[str, Any]) -> dict[str, Any]:
+        """Return a response with what it took; keep it if that was asked for."""
+        response |= {"completed_at": self.front.now(), **took, "usage": _usage(took["usage"])}
+        if self.asked.store:
+            conversation = messages_of(self.output.items, self.conversation)
+            stored = Stored(self.owner, _encode(response), _encode(conversation))
+            response["store"] = self.store.put(response["id"], stored)
+        return response
+
+    def _numbered(self, event: Event) -> Event:
+        self.sent += 1
+        return {**event, "sequence_number": self.sent - 1}
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """Return chat's usage in the words of responses."""
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": usage["completion_tokens_details"],
+        "total_tokens": usage["total_tokens"],
+        "speculation": usage["speculation"],
+    }

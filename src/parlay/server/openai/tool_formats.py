@@ -1,0 +1,348 @@
+"""How families of models write calls of their own will, by the names that vLLM gives to these forms.
+
+A call is certain once its function is known to exist and its arguments begin; from there on it stays a call, whatever
+becomes of its arguments. What turns out to be none is text.
+
+Sources: the chat templates of the families, and for `pythonic` the prompt format of Llama 3.2 and 4.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_args
+
+from parlay.config.server import ToolParser
+from parlay.server.openai.tool_scanner import Scanner, Wait
+
+Parameters = Mapping[str, Any]  # JSON schemas by function
+Search = Callable[[Scanner, int, Parameters], Wait[None]]
+
+_BRACE = re.compile("{")
+_MISTRAL_HEAD = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*")
+_MISTRAL_PART = re.compile(r"\s*[\w.-]*\s*(?:\[[^{]*)?")  # what may become that
+_MISTRAL_LONGEST = 256  # characters before the arguments
+_PYTHONIC = re.compile(r"(?:<\|python_start\|>)?\s*(\[.*\])\s*(?:<\|python_end\|>)?", re.DOTALL)
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How calls are written.
+
+    Attributes:
+        marks: texts at which calls begin, wherever they stand.
+        openers: characters with which an answer begins that may be a call as a whole.
+        calls: takes the calls that stand behind a mark.
+        whole: takes those that an answer is made of.
+        special: whether marks are special tokens, which must be asked for.
+    """
+
+    marks: tuple[str, ...]
+    openers: str
+    calls: Search
+    whole: Search
+    special: bool = False
+
+    def search(self, answer: Scanner, parameters: Parameters) -> Wait[None]:
+        """Find the calls in an answer while it grows; the space around them is no text.
+
+        Args:
+            answer: as it grows.
+            parameters: of the functions that there are.
+        """
+        begin = yield from answer.space(0)
+        if (yield from answer.char(begin)) in tuple(self.openers):
+            yield from self.whole(answer, begin, parameters)
+        at = solid = answer.done  # behind the last character that is no space
+        bare = answer.called > 0  # nothing but space has come since a call
+        while True:
+            place, mark = answer.first(self.marks, at)
+            if new := answer.text.cut(at, place).rstrip():
+                solid = at + len(new)
+            bare = bare and solid == answer.done
+            if not mark and answer.ended:
+                answer.say(answer.done if bare else place)
+                return
+            answer.say(solid)
+            if not mark:
+                at = place
+                yield
+                continue
+            before, at = answer.called, place + len(mark)
+            yield from self.calls(answer, at, parameters)
+            if answer.called > before:
+                at, bare = answer.done, True
+            solid = at
+
+
+def _json_call(answer: Scanner, at: int, forced: bool) -> Wait[bool]:
+    """Take `{"name": ..., "arguments": {...}}` (or "parameters", as Llama says); return whether it is a call.
+
+    Where it was `forced`, arguments need not be an object: the function's schema has been followed.
+    """
+    name, held, at = "", "", at + 1
+    while True:
+        found = yield from answer.key((yield from answer.space(at)))
+        if found is None:
+            return False
+        key, at = found
+        opens = forced or (yield from answer.char(at)) == "{"
+        if key == "name" or (key in ("arguments", "parameters") and not (opens and name)):
+            end = yield from (answer.string(at) if key == "name" else answer.value(at))
+            if end is None or (key != "name" and not opens):
+                return False
+            value, at = answer.text.cut(at, end), end
+            if key == "name":
+                name = _unquoted(value)
+                if not answer.knows(name):
+                    return False
+            else:
+                held = value
+            if name and held:
+                answer.begin(name)
+                answer.add(held)
+                break
+        elif key in ("arguments", "parameters"):
+            answer.begin(name)
+            at = yield from answer.give(at)
+            break
+        else:
+            end = yield from answer.value(at)
+            if end is None:
+                return False
+            at = end
+        at = yield from answer.space(at)
+        if (yield from answer.char(at)) != ",":
+            return False
+        at += 1
+    answer.done = at
+    while True:  # what stands in the object besides
+        at = yield from answer.space(at)
+        char = yield from answer.char(at)
+        if char == "}":
+            answer.done = at + 1
+        if char != ",":
+            return True
+        found = yield from answer.key((yield from answer.space(at + 1)))
+        end = None if found is None else (yield from answer.value(found[1]))
+        if end is None:
+            return True
+        at = end
+
+
+def _json(answer: Scanner, at: int, parameters: Parameters, *, forced: bool = False) -> Wait[None]:
+    """Take a call in JSON, or a list of some."""
+    char = yield from answer.char(at)
+    if char == "{":
+        yield from _json_call(answer, at, forced)
+    if char != "[":
+        return
+    while True:
+        at = yield from answer.space(at + 1)
+        if (yield from answer.char(at)) != "{" or not (yield from _json_call(answer, at, forced)):
+            return
+        at = yield from answer.space(answer.done)
+        char = yield from answer.char(at)
+        if char == "]":
+            answer.done = at + 1
+        if char != ",":
+            return
+
+
+def _several(answer: Scanner, at: int, parameters: Parameters, *, between: str) -> Wait[None]:
+    """Take calls in JSON, one after another with spaces and certain characters between them."""
+    while True:
+        at = yield from answer.space(at)
+        while (yield from answer.char(at)) in tuple(between):
+            at = yield from answer.space(at + 1)
+        before = answer.called
+        yield from _json(answer, at, parameters)
+        if answer.called == before:
+            return
+        at = answer.done
+
+
+def _tagged(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
+    """Take `{"name": ..., "arguments": ...}</tool_call>`, of which the tag may be missing."""
+    before = answer.called
+    yield from _several(answer, at, parameters, between="")
+    if answer.called > before:
+        yield from _close(answer)
+
+
+def _close(answer: Scanner) -> Wait[None]:
+    at = yield from answer.space(answer.done)
+    if (yield from answer.starts("</tool_call>", at)):
+        answer.done = at + len("</tool_call>")
+
+
+def _xml(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
+    """Take `<function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, or what Hermes writes."""
+    at = yield from answer.space(at)
+    if not (yield from answer.starts(_FUNCTION, at)):
+        yield from _tagged(answer, at, parameters)
+        return
+    begin = at + len(_FUNCTION)
+    at, mark = yield from answer.find((">", "\n"), begin)
+    name = answer.text.cut(begin, at)
+    if mark != ">" or not answer.begin(name):
+        return
+    schema = parameters.get(name)
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    known = properties if isinstance(properties, Mapping) else {}
+    opening = "{"
+    while True:
+        at, mark = yield from answer.find((_PARAMETER, _FUNCTION_END), at)
+        answer.done = at = at + len(mark)
+        if mark != _PARAMETER:
+            answer.add("" if not mark else "}" if opening == ", " else "{}")
+            yield from _close(answer)
+            return
+        begin = at
+        at, mark = yield from answer.find((">", "\n"), begin)
+        if mark == ">":
+            key = answer.text.cut(begin, at)
+            answer.add(f"{opening}{_dump(key)}: ")
+            opening = ", "
+            at = yield from _xml_value(answer, at + 1, known.get(key))
+
+
+def _xml_value(answer: Scanner, at: int, schema: Any) -> Wait[int]:
+    """Give a value that stands as bare text, a text as it grows; return behind it."""
+    if (yield from answer.char(at)) == "\n":
+        at += 1
+    is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
+    if is_text:
+        answer.add('"')
+    begin = at
+    while True:
+        place, mark = answer.first((_PARAMETER_END,), at)
+        complete = bool(mark) or answer.ended
+        end = place
+        if mark and place > begin and answer.text.cut(place - 1, place) == "\n":
+            end -= 1
+        elif not complete:
+            end = min(end, answer.text.end - answer.text.overlap("\n" + _PARAMETER_END))
+        if is_text:
+            answer.add(_dump(answer.text.cut(at, end))[1:-1])
+        at = max(at, end)
+        if complete:
+            break
+        yield
+    if is_text:
+        answer.add('"' if mark else "")
+    elif mark:
+        answer.add(_dump(_typed(answer.text.cut(begin, end))))
+    return place + len(mark)
+
+
+def _mistral(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
+    """Take `[{"name": ..., "arguments": ...}]`, or `NAME[ARGS]{...}` once or several times."""
+    begin = yield from answer.space(at)
+    if (yield from answer.char(begin)) in ("[", "{"):
+        yield from _json(answer, begin, parameters)
+        return
+    while True:
+        while (brace := answer.text.character(_BRACE, at)) is None:
+            part = answer.text.cut(at, at + _MISTRAL_LONGEST + 1)
+            if answer.ended or len(part) > _MISTRAL_LONGEST or not _MISTRAL_PART.fullmatch(part):
+                return
+            yield
+        head, at = answer.text.cut(at, brace[0]), brace[0]
+        found = _MISTRAL_HEAD.fullmatch(head) if len(head) <= _MISTRAL_LONGEST else None
+        if found is None or not answer.begin(found[1]):
+            return
+        answer.done = at = yield from answer.give(at)
+
+
+def _pythonic(answer: Scanner, at: int, parameters: Parameters) -> Wait[None]:
+    """Take `[f(a=1), g(b="x")]`, an answer as a whole, with values that Python can read without running anything."""
+    if not (yield from answer.starts("[", at)) and not (yield from answer.starts("<|python_start|>", at)):
+        return
+    while not answer.ended:
+        yield
+    whole = _PYTHONIC.fullmatch(answer.text.cut(0).strip())
+    try:
+        calls = [] if whole is None else _python_calls(whole[1])
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return
+    if all(answer.knows(name) for name, _ in calls):
+        for name, arguments in calls:
+            answer.begin(name)
+            answer.add(arguments)
+            answer.done = answer.text.end
+
+
+def _python_calls(text: str) -> list[tuple[str, str]]:
+    """Return names and arguments.
+
+    Raises:
+        ValueError: something is no call.
+    """
+    body = ast.parse(text, mode="eval").body
+    calls = []
+    for call in body.elts if isinstance(body, ast.List) else [body]:
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError(text)
+        values = {}
+        for word in call.keywords:
+            if word.arg is None:
+                raise ValueError(text)
+            values[word.arg] = ast.literal_eval(word.value)
+        calls.append((ast.unparse(call.func), _dump(values)))
+    return calls
+
+
+_llama = partial(_several, between=";")
+FORMATS = {
+    "hermes": ToolFormat(("<tool_call>",), "{[", _tagged, _json),
+    "qwen3_xml": ToolFormat(("<tool_call>",), "{[", _xml, _json),
+    "llama3_json": ToolFormat(("<|python_tag|>",), "{[", _llama, _llama, special=True),
+    "mistral": ToolFormat(("[TOOL_CALLS]",), "{[", _mistral, _json, special=True),
+    "pythonic": ToolFormat((), "[<", _pythonic, _pythonic, special=True),
+}
+assert {*FORMATS, "auto"} == {*get_args(ToolParser)}
+
+FORCED = ToolFormat((), "[", _json, partial(_json, forced=True))  # what the grammar of calls that must be made writes
+
+# What a template that writes calls in a form has in it; the first one that is there counts.
+_SIGNS = (
+    ("<function=", "qwen3_xml"),
+    ("<tool_call>", "hermes"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("[func_name1(", "pythonic"),
+    ("<|python_start|>", "pythonic"),
+    ("<|python_tag|>", "llama3_json"),
+    ('"parameters": dictionary of argument name', "llama3_json"),
+)
+
+
+def format_of(parser: ToolParser, template: str | None) -> ToolFormat:
+    """Return a format by name; with `auto` what a chat template asks for, or else the most usual one."""
+    if parser != "auto":
+        return FORMATS[parser]
+    return FORMATS[next((name for sign, name in _SIGNS if sign in (template or "")), "hermes")]
+
+
+def _typed(value: str) -> Any:
+    """Return a value that stands as bare text: what it is as JSON, or else the text."""
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _unquoted(text: str) -> str:
+    """Return what a string of JSON says; nothing if it is none."""
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return ""
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,101 @@
+"""Calls in an answer while it grows, whether they are forced or of the model's own will."""
+
+from typing import Any
+from uuid import uuid4
+
+from parlay.server.openai.tool_formats import FORCED, ToolFormat
+from parlay.server.openai.tool_scanner import Scanner
+from parlay.server.openai.tools import Tools
+
+Call = dict[str, Any]
+Piece = str | Call  # text, or (a part of) a call in the form of chunks
+
+
+class Reader:
+    """Finds calls in an answer while it grows."""
+
+    def __init__(self, tools: Tools) -> None:
+        self.tools = tools
+        self.called = 0
+
+    def feed(self, text: str, finished: bool) -> list[Piece]:
+        """Return what the next piece of the answer adds, in order; of one call all that is new is one part."""
+        raise NotImplementedError
+
+    def _call(self, name: str, arguments: str) -> Call:
+        self.called += 1
+        function = {"name": name, "arguments": arguments}
+        return {"index": self.called - 1, "id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
+
+    def _more(self, arguments: str) -> Call:
+        return {"index": self.called - 1, "function": {"arguments": arguments}}
+
+
+class NamedReader(Reader):
+    """The answer is the arguments of the one function."""
+
+    def feed(self, text: str, finished: bool) -> list[Piece]:
+        """Pass the arguments on as they come."""
+        if not self.called:
+            return [self._call(self.tools.named, text)]
+        return [self._more(text)] if text else []
+
+
+class FreeReader(Reader):
+    """The answer is text, and calls where there are some; what may become one is held back."""
+
+    def __init__(self, tools: Tools, form: ToolFormat) -> None:
+        """Begin with nothing shown.
+
+        Args:
+            tools: what may be called.
+            form: how calls are written.
+        """
+        super().__init__(tools)
+        self._answer = Scanner(tools.parameters)
+        self._search = form.search(self._answer, tools.parameters)
+
+    def feed(self, text: str, finished: bool) -> list[Piece]:
+        """Give text up to where a call may begin, and calls as they grow."""
+        self._answer.text.add(text)
+        self._answer.ended = finished
+        next(self._search, None)
+        pieces: list[Piece] = []
+        for kind, new in self._answer.take():
+            last = pieces[-1] if pieces else None
+            if kind == "name":
+                pieces.append(self._call(new, ""))
+            elif kind == "text":
+                pieces[-1:] = [last + new] if isinstance(last, str) else [*pieces[-1:], new]
+            elif isinstance(last, dict):
+                last["function"]["arguments"] += new
+            else:
+                pieces.append(self._more(new))
+        return pieces
+
+
+class ForcedReader(FreeReader):
+    """The answer is a list of calls and nothing else: what stands around them is no text for anybody to read."""
+
+    def __init__(self, tools: Tools) -> None:
+        """Begin with nothing shown."""
+        super().__init__(tools, FORCED)
+
+    def feed(self, text: str, finished: bool) -> list[Piece]:
+        """Give calls as they grow; one that is cut off before its name is told if there is one function to call."""
+        pieces = super().feed(text, finished)
+        if self.called:
+            return [piece for piece in pieces if isinstance(piece, dict)]
+        if finished and len(self.tools.parameters) == 1:
+            (name,) = self.tools.parameters
+            return [self._call(name, "")]
+        return pieces
+
+
+def reader_of(tools: Tools, form: ToolFormat) -> Reader | None:
+    """Return what finds the calls in one answer; None if none can be there."""
+    if tools.mode == "named":
+        return NamedReader(tools)
+    if tools.mode == "required":
+        return ForcedReader(tools)
+    return None if tools.mode == "none" else FreeReader(tools, form)

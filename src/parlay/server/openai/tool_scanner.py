@@ -1,0 +1,202 @@
+"""An answer that is searched for calls while it grows: what is certain is given at once, the rest is waited for.
+
+Those who search are generators, and each `yield` waits for more of the answer. So they are written as if all of it
+were there, and look at each character about once.
+"""
+
+import json
+import re
+from collections.abc import Collection, Generator
+from typing import Literal, TypeVar
+
+from parlay.server.openai.growing import GrowingText
+
+_T = TypeVar("_T")
+Wait = Generator[None, None, _T]  # gives its result once enough of the answer is there
+Given = tuple[Literal["text", "name", "arguments"], str]
+
+_SOLID = re.compile(r"\S")
+_STRUCTURE = re.compile(r'["{}\[\]]')
+_IN_STRING = re.compile(r'["\\]')
+_SCALAR_END = re.compile(r"[\s,}\]]")
+
+
+class Scanner:
+    """One answer.
+
+    Attributes:
+        text: as far as it is there.
+        ended: whether that is all.
+        done: up to where it was given, or is part of a call.
+        called: how many calls have begun.
+    """
+
+    def __init__(self, functions: Collection[str]) -> None:
+        """Begin with an empty answer; `functions` are those that may be called."""
+        self.text = GrowingText()
+        self.ended = False
+        self.done = 0
+        self.called = 0
+        self._functions = functions
+        self._given: list[Given] = []
+
+    def take(self) -> list[Given]:
+        """Return what was found since the last time, in order: text, or a call's name and parts of its arguments."""
+        given, self._given = self._given, []
+        return given
+
+    # Giving
+
+    def say(self, end: int) -> None:
+        """Give as text what stands before `end`."""
+        if end > self.done:
+            self._given.append(("text", self.text.cut(self.done, end)))
+            self.done = end
+
+    def knows(self, name: str) -> bool:
+        """Whether there is such a function."""
+        return name in self._functions
+
+    def begin(self, name: str) -> bool:
+        """Begin a call; False if there is no such function."""
+        if not self.knows(name):
+            return False
+        self.called += 1
+        self._given.append(("name", name))
+        return True
+
+    def add(self, arguments: str) -> None:
+        """Give more of a call's arguments."""
+        if arguments:
+            self._given.append(("arguments", arguments))
+
+    # Looking
+
+    def char(self, at: int) -> Wait[str]:
+        """Return a character; nothing behind the end."""
+        while at >= self.text.end and not self.ended:
+            yield
+        return self.text.cut(at, at + 1)
+
+    def space(self, at: int) -> Wait[int]:
+        """Return where the next character is that is no space."""
+        while (found := self.text.character(_SOLID, at)) is None:
+            at = max(at, self.text.end)
+            if self.ended:
+                return at
+            yield
+        return found[0]
+
+    def starts(self, mark: str, at: int) -> Wait[bool]:
+        """Return whether a mark stands there."""
+        while not self.ended and self.text.end - at < len(mark) and mark.startswith(self.text.cut(at)):
+            yield
+        return self.text.cut(at, at + len(mark)) == mark
+
+    def first(self, marks: tuple[str, ...], at: int) -> tuple[int, str]:
+        """Return where the first of some marks stands, and which; without any, where one may yet begin."""
+        found = self.text.first(marks, at)
+        if found is not None:
+            return found
+        partial = 0 if self.ended else max(map(self.text.overlap, marks), default=0)
+        return max(at, self.text.end - partial), ""
+
+    def find(self, marks: tuple[str, ...], at: int) -> Wait[tuple[int, str]]:
+        """Return where the first of some marks stands, and which; at the end of the answer, no mark."""
+        while True:
+            at, mark = self.first(marks, at)
+            if mark or self.ended:
+                return at, mark
+            yield
+
+    # JSON
+
+    def string(self, at: int) -> Wait[int | None]:
+        """Return where a string ends that begins here; None if it does not."""
+        if (yield from self.char(at)) != '"':
+            return None
+        at += 1
+        while True:
+            found = self.text.character(_IN_STRING, at)
+            if found is None:
+                at = self.text.end
+            elif found[1] == '"':
+                return found[0] + 1
+            elif found[0] + 1 < self.text.end:
+                at = found[0] + 2
+                continue
+            else:
+                at = found[0]
+            if self.ended:
+                return None
+            yield
+
+    def value(self, at: int) -> Wait[int | None]:
+        """Return where a value ends that begins here, which need not be proper within; None if it does not."""
+        char = yield from self.char(at)
+        if char == '"':
+            return (yield from self.string(at))
+        if char in ("{", "["):
+            return (yield from self.brackets(at))
+        while (found := self.text.character(_SCALAR_END, at)) is None:
+            at = self.text.end
+            if self.ended:
+                return None
+            yield
+        return found[0]
+
+    def brackets(self, at: int, *, give: bool = False) -> Wait[int | None]:
+        """Return behind the bracket that closes the one here; None if the answer ends before.
+
+        Args:
+            at: where the first bracket is.
+            give: add what is between to a call's arguments as it comes.
+        """
+        depth, given = 0, at
+        quoted = False
+        while True:
+            found = self.text.character(_IN_STRING if quoted else _STRUCTURE, at)
+            if found is not None and found[1] == "\\" and found[0] + 1 == self.text.end:
+                at, found = found[0], None  # what is escaped is yet to come
+            elif found is None:
+                at = self.text.end
+            elif found[1] == "\\":
+                at = found[0] + 2
+            else:
+                at = found[0] + 1
+                quoted ^= found[1] == '"'
+                depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found[1], 0) if not quoted else 0
+            if found is not None and depth:
+                continue
+            if give:
+                end = at if found is not None else self.text.end
+                self.add(self.text.cut(given, end))
+                given = end
+            if found is not None:
+                return at
+            if self.ended:
+                return None
+            yield
+
+    def give(self, at: int) -> Wait[int]:
+        """Add a value that begins here to a call's arguments, brackets as they grow; return behind it."""
+        if (yield from self.char(at)) in ("{", "["):
+            end = yield from self.brackets(at, give=True)
+        else:
+            end = yield from self.value(at)
+            self.add(self.text.cut(at, end))
+        return self.text.end if end is None else end
+
+    def key(self, at: int) -> Wait[tuple[str, int] | None]:
+        """Return a key that stands here, and where its value begins; None if there is none."""
+        end = yield from self.string(at)
+        if end is None:
+            return None
+        colon = yield from self.space(end)
+        if (yield from self.char(colon)) != ":":
+            return None
+        try:
+            key = json.loads(self.text.cut(at, end))
+        except ValueError:
+            return None
+        return key, (yield from self.space(colon + 1))

@@ -1,0 +1,187 @@
+"""Engines in processes of their own, as the front sees them: one asynchronous engine, whatever dies below.
+
+Everything happens on one event loop. Requests get their seeds here, by the order of their arrival, so that it is the
+same who computes them.
+"""
+
+import asyncio
+import atexit
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Literal
+
+from parlay import env
+from parlay.config import EngineConfig, SpeculativeConfig, modernise
+from parlay.config.speculative import DEFAULT, Speculation
+from parlay.engine.stats import StatsSnapshot
+from parlay.errors import EngineDeadError, ParlayError
+from parlay.link.engine import AsyncEngine, State
+from parlay.link.protocol import Ready, Report
+from parlay.link.stream import Stream
+from parlay.log import logger
+from parlay.server.remote.link import EngineLink
+from parlay.server.remote.replica import DIED, Calls, Replica
+from parlay.server.remote.replicas import Replicas, check_alike
+from parlay.server.remote.totals import total
+from parlay.text.tokenizer import TextCodec
+from parlay.types.progress import OnProgress, ignore
+
+_ABSENT = {
+    "starting": "the engine is being started; send the request again",
+    "restarting": DIED,
+    "closed": "the engine was closed; start another",
+}
+
+
+class EngineClient(AsyncEngine):
+    """An engine in its own process, or several replicas. Start it, close it, or use it as a context manager.
+
+    All on one event loop.
+
+    Example:
+        >>> async with EngineClient("tiny-code", speculative_config={"method": "ngram"}) as engine:
+        ...     async for output in engine.generate("def fibonacci(n):", SamplingParams(max_tokens=32)):
+        ...         print(output.outputs[0].text)
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str] = "tiny-code",
+        *,
+        speculative_config: Speculation = DEFAULT,
+        data_parallel_size: int = 1,
+        engine_timeout: float = 120.0,
+        on_progress: OnProgress = ignore,
+        **options: Any,
+    ) -> None:
+        """Check the options, which are those of `LLM`, and start nothing yet.
+
+        Args:
+            model: as in `LLM`.
+            speculative_config: as in `LLM`.
+            data_parallel_size: engines, each with a process, the weights and a cache; threads and memory are divided
+                among them.
+            engine_timeout: seconds without a word, while requests are open, after which the process counts as hung
+                and is replaced; longer than the longest step.
+            on_progress: told how far the (first engine's) weights are loaded, after a restart too.
+            **options: as in `LLM`.
+
+        Raises:
+            ConfigError: an unknown option, or one out of range.
+        """
+        options, speculative_config = modernise(options, speculative_config, stacklevel=2)
+        super().__init__(
+            EngineConfig.parse({"model": fspath(model) if isinstance(model, PathLike) else model, **options})
+        )
+        self._speculative = SpeculativeConfig.parse(speculative_config)
+        self._share = _share(data_parallel_size)
+        self._state: Literal["starting", "ready", "closed"] = "starting"
+        self._quiet: asyncio.Event | None = None  # set when the last stream has gone, while closing
+
+        def replica(number: int) -> Replica:
+            name = "the engine" if data_parallel_size == 1 else f"replica {number}"
+            progress = ignore if number else on_progress
+            calls = Calls(self._start_process, self._meet, self._take_outputs, progress, self._lost)
+            return Replica(number, name, engine_timeout, calls)
+
+        every = [replica(number) for number in range(data_parallel_size)]
+        self._link: Replicas = Replicas(every, self._config.block_size, lambda key: self._streams[key])
+
+    @property
+    def state(self) -> State:
+        """`starting` until all is first loaded, `ready` while any replica serves, `restarting`, or `closed`."""
+        if self._state != "ready" or self._link.serving:
+            return self._state
+        return "restarting"
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """The engines; one, unless `data_parallel_size` says otherwise."""
+        return self._link.every
+
+    @property
+    def pid(self) -> int | None:
+        """Of the (first) engine's process; None where there is none."""
+        return self.replicas[0].pid
+
+    @property
+    def restarts(self) -> int:
+        """How often engines were started anew."""
+        return sum(replica.restarts for replica in self.replicas)
+
+    def stats(self) -> StatsSnapshot:
+        """Return the newest snapshots together; each counts from its engine's last start, up to 0.1 s ago."""
+        return total([replica.stats for replica in self.replicas])
+
+    def _absence(self) -> ParlayError:
+        return (ParlayError if self._state == "closed" else EngineDeadError)(_ABSENT[self.state])
+
+    async def start(self) -> None:
+        """Start the processes and wait until their engines are loaded. To be called once.
+
+        Raises:
+            ConfigError, ModelError, CapacityError: as `LLM` does; the client is then closed. Replicas that would give
+                other tokens than the first are a `ConfigError` too.
+            EngineDeadError: a process died while it started.
+        """
+        atexit.register(self._link.abandon)  # before multiprocessing's own, which would wait for the processes
+        try:
+            await self._link.start()
+            self._codec = await asyncio.to_thread(TextCodec.ready, Path(self.facts.tokenizer))
+        except BaseException:
+            await self.close()
+            raise
+        if self._state == "starting":
+            self._state = "ready"
+
+    async def close(self, drain_seconds: float = 0.0) -> None:
+        """Accept nothing any more, fail what is open after `drain_seconds`, end all processes. Idempotent."""
+        self._state = "closed"
+        await self._link.retire()
+        if self._streams:
+            self._quiet = asyncio.Event()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._quiet.wait(), drain_seconds)
+        self._fail_all(self._absence())
+        if self._codec is not None:
+            self._codec.close()
+        await self._link.end()
+        atexit.unregister(self._link.abandon)
+
+    async def __aenter__(self) -> "EngineClient":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def _leave(self, key: int, stream: Stream) -> None:
+        super()._leave(key, stream)
+        self._link.leave(key)
+        if not self._streams and self._quiet is not None:
+            self._quiet.set()
+
+    def _start_process(self, on_report: Callable[[Report], None], on_end: Callable[[], None]) -> EngineLink:
+        return EngineLink(self._config, self._speculative, self._share, on_report, on_end)
+
+    def _meet(self, replica: Replica, facts: Ready) -> None:
+        """Let an engine serve that computes as those do that are there."""
+        if self._facts is not None and any(other.facts is not None for other in self.replicas):
+            check_alike(self._facts, facts, replica.number)
+        self._facts = facts
+
+    def _lost(self, replica: Replica) -> None:
+        self._link.lost(replica)
+
+
+def _share(replicas: int) -> dict[str, str]:
+    """Return the variables by which each replica takes its part of the machine."""
+    if replicas > env.threads():
+        logger.warning(
+            "data_parallel_size=%d exceeds the threads there are (%d): replicas will wait for each other; lower it",
+            replicas,
+            env.threads(),
+        )
+    return env.share(replicas)

@@ -1,0 +1,231 @@
+"""One engine in a process of its own, which is started anew when it dies.
+
+Everything happens on one event loop. The engine's death fails what it was asked; it is then started again, with
+delays that grow while it does not come up.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from parlay.engine.stats import StatsSnapshot
+from parlay.errors import EngineDeadError, ParlayError
+from parlay.link.engine import State
+from parlay.link.protocol import Add, Command, Loading, Outputs, Ready, Report, Stop
+from parlay.link.stream import Stream
+from parlay.log import logger
+from parlay.server.patience import Patience
+from parlay.server.remote.link import EngineLink
+from parlay.types.progress import OnProgress
+
+DIED = "the engine died and is being restarted; send the request again"
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0  # seconds before a restart; doubled after each that fails
+_STEADY, _GRACE = 60.0, 5.0  # seconds after which an engine counts as healthy; for the process to end by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What a replica calls.
+
+    Attributes:
+        link: starts a process; given whom it reports to, and what to call at its end.
+        ready: judges what the engine says of itself, by raising if it must not serve.
+        outputs: takes what the engine says of requests.
+        progress: told how far the weights are loaded.
+        lost: told that the process has ended, with all that it had.
+    """
+
+    link: Callable[[Callable[[Report], None], Callable[[], None]], EngineLink]
+    ready: Callable[["Replica", Ready], None]
+    outputs: Callable[[Outputs], None]
+    progress: OnProgress
+    lost: Callable[["Replica"], None]
+
+
+class Replica:
+    """An engine through the lives of its process.
+
+    Attributes:
+        number: which replica it is, from 0 on.
+        state: `starting` until it is first loaded, `ready`, `restarting` after its death, or `closed`.
+        facts: what the engine said of itself, from then until its process ends.
+        stats: the newest snapshot, at most about 0.1 s old; it counts from the engine's last start.
+        restarts: how often it was started anew.
+        open: what it was sent and somebody still reads, by the front's keys.
+    """
+
+    def __init__(self, number: int, name: str, engine_timeout: float, calls: Calls) -> None:
+        """Start nothing yet.
+
+        Args:
+            number: which replica it is.
+            name: what the log calls it.
+            engine_timeout: as in `EngineClient`.
+            calls: whom it needs.
+        """
+        self.number = number
+        self.state: State = "starting"
+        self.facts: Ready | None = None
+        self.stats = StatsSnapshot()
+        self.restarts = 0
+        self.open: dict[int, Stream] = {}
+        self._name, self._calls = name, calls
+        self._link: EngineLink | None = None
+        self._came_up: asyncio.Future[None] | None = None  # by the life of the engine that is being started
+        self._revival: asyncio.Task[None] | None = None
+        self._delay, self._up_since = _FIRST_DELAY, 0.0
+        self._served = False  # when it was retired
+        self._patience = Patience(engine_timeout, lambda: self.load > 0, self._give_up)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None where there is none."""
+        return None if self._link is None else self._link.pid
+
+    @property
+    def load(self) -> int:
+        """How many completions it has to finish."""
+        return sum(stream.unfinished for stream in self.open.values())
+
+    async def start(self) -> None:
+        """Start the process and wait until its engine is loaded. To be called once.
+
+        Raises:
+            ConfigError, ModelError, CapacityError: as `LLM` does, or whatever `Calls.ready` raises.
+            EngineDeadError: the process died while it started.
+        """
+        await self._launch()
+        if self.state == "starting":
+            self.state = "ready"
+
+    async def retire(self) -> None:
+        """Be started no more, and go on with what is open. Idempotent."""
+        if self.state != "closed":
+            self._served, self.state = self.state == "ready", "closed"
+        if self._revival is not None:
+            self._revival.cancel()
+            await asyncio.wait([self._revival])
+
+    async def end(self) -> None:
+        """End the process, after `retire`."""
+        if (link := self._link) is not None:
+            if self._served:
+                link.send(Stop())
+            else:  # it may be loading, and hear nothing
+                link.kill()
+            await link.ended(_GRACE)
+
+    def abandon(self) -> None:
+        """Leave nothing behind, without an event loop."""
+        if self._link is not None:
+            self._link.abandon()
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    def add(self, add: Add, stream: Stream) -> None:
+        """Send a request whose answer goes to a stream.
+
+        Raises:
+            RequestError: it cannot be encoded.
+        """
+        assert self._link is not None
+        self._link.send(add)
+        stream.replica = self.number
+        self.open[add.key] = stream
+        self._patience.begin()
+
+    def send(self, command: Command) -> None:
+        """Send another command; nothing happens where there is no process."""
+        if self._link is not None:
+            self._link.send(command)
+
+    def leave(self, key: int) -> None:
+        """Forget a request whose reader is gone, if it is one of its own."""
+        self.open.pop(key, None)
+        if not self.open:
+            self._patience.end()
+
+    # ---------------------------------------------------------------------------------------------- the process
+
+    async def _launch(self) -> None:
+        """Start a process and wait for what becomes of it."""
+        self._came_up = asyncio.get_running_loop().create_future()
+        self._link = self._calls.link(self._take, self._ended)
+        await self._came_up
+        if self._link is None:
+            raise EngineDeadError(
+                f"{self._name}'s process died as soon as it had started; see what it wrote to stderr"
+            )
+
+    def _ended(self) -> None:
+        """The process is gone."""
+        link, self._link, self.facts = self._link, None, None
+        # Its counters stand until the next one's first word; what it held it holds no more.
+        self.stats = replace(self.stats, running=0, waiting=0, blocks_used=0)
+        if self._came_up is not None and not self._came_up.done():
+            how = "" if link is None else f" (exit code {link.exit_code})"
+            self._came_up.set_exception(
+                EngineDeadError(f"{self._name}'s process died while it started{how}; see what it wrote to stderr")
+            )
+        elif self.state == "ready":
+            code = link and link.exit_code
+            logger.error("%s's process died (exit code %s) and is being restarted", self._name, code)
+            self.state = "restarting"
+            self._revival = asyncio.get_running_loop().create_task(self._revive())
+        lost, self.open = self.open, {}
+        for stream in lost.values():
+            stream.fail(EngineDeadError(DIED))
+        self._patience.end()
+        self._calls.lost(self)
+
+    async def _revive(self) -> None:
+        now = asyncio.get_running_loop().time
+        if now() - self._up_since > _STEADY:
+            self._delay = _FIRST_DELAY
+        while True:
+            delay, self._delay = self._delay, min(2 * self._delay, _LONGEST_DELAY)
+            await asyncio.sleep(delay)
+            self.restarts += 1
+            try:
+                await self._launch()
+            except Exception as error:  # whatever it is may be over by the next time
+                logger.error("%s cannot be restarted: %s", self._name, error)
+                if self._link is not None:
+                    await self._link.ended(_GRACE)
+            else:
+                self.state, self._up_since = "ready", now()
+                return
+
+    def _give_up(self) -> None:
+        """The engine hangs: only its end can help."""
+        if self._link is not None:
+            logger.error("%s has said nothing for too long, which --engine-timeout limits, and is killed", self._name)
+            self._link.kill()
+
+    def _take(self, report: Report) -> None:
+        """Hand what the engine says to whom it concerns."""
+        self._patience.hear()
+        if isinstance(report, Outputs):
+            if report.stats is not None:
+                self.stats = report.stats
+            self._calls.outputs(report)
+        elif isinstance(report, Loading):
+            self._calls.progress(report.progress)
+        elif self._came_up is None or self._came_up.done():
+            pass  # nobody waits any more
+        elif isinstance(report, Ready):
+            self._meet(report, self._came_up)
+        else:
+            self._came_up.set_exception(report.error())
+
+    def _meet(self, facts: Ready, came_up: "asyncio.Future[None]") -> None:
+        """The engine is loaded, and serves unless there is something against it."""
+        try:
+            self._calls.ready(self, facts)
+        except ParlayError as error:
+            came_up.set_exception(error)
+            assert self._link is not None
+            self._link.kill()
+        else:
+            self.facts = facts
+            came_up.set_result(None)

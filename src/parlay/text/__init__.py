@@ -1,0 +1,1 @@
+"""From messages to tokens and back: tokenizers, chat templates, detokenising. Nothing here imports torch."""

@@ -1,0 +1,228 @@
+"""The tokenizer in a GGUF file, as one of the `tokenizers` library.
+
+A file may hold a whole `tokenizer.json`, which is taken as it is. Otherwise it is put together from what llama.cpp
+goes by, tokens, their types, and merges or scores: byte-level BPE (`gpt2`, with the pre-tokenizers below) and
+SentencePiece's BPE (`llama`).
+
+Sources: ggml's `docs/gguf.md`; llama.cpp's `llama-vocab.cpp` for the patterns and for what absent keys mean.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from parlay.checkpoints.gguf import GGUFFile
+from parlay.checkpoints.gguf_parts import first_part
+from parlay.errors import ModelError, nearest
+
+# Kinds of tokens.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+
+
+def _cased(after: str, digits: str) -> str:
+    """Return a pattern of words that begin anew where a lower case letter is followed by an upper case one."""
+    before = r"[^\r\n\p{L}\p{N}]?"
+    words = rf"{before}{_UPPER}*{_LOWER}+{after}|{before}{_UPPER}+{_LOWER}*{after}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+# By `tokenizer.ggml.pre`: patterns whose matches are cut out, one after another, of what the ones before left.
+PATTERNS = {
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
+    "gpt-2": (_GPT2,),
+    "llama-bpe": (rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}{{1,3}}|{_REST}",),
+    "qwen2": (rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}|{_REST}",),
+    "refact": (r"\p{N}", _GPT2),
+    "tekken": (_cased("", r"\p{N}"),),
+    "gpt-4o": (_cased(rf"(?:{_CONTRACTIONS[:-1]})?", r"\p{N}{1,3}"),),
+    "ufakzeka": (rf"{_WORDS}|\p{{N}}|{_REST}",),  # qwen2 without contractions
+}
+SAME_AS = {
+    "llama3": "llama-bpe",
+    "llama-v3": "llama-bpe",
+    "dbrx": "llama-bpe",
+    "smaug-bpe": "llama-bpe",
+    "starcoder": "refact",
+    "command-r": "refact",
+    "smollm": "refact",
+    "codeshell": "refact",
+    "granite-docling": "gpt-2",
+    "phi-2": "gpt-2",
+    "mellum": "gpt-2",
+    "deepseek-r1-qwen": "qwen2",
+    "megrez": "qwen2",
+}
+
+WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # these also begin a text with BOS
+
+SPACE = "\u2581"  # SentencePiece's
+_DEFAULTS = {"unk": 0, "bos": 1, "eos": 2}  # of `llama`, where a file does not say
+# Phi-3's control tokens swallow the spaces that follow them, apart from these.
+_KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")
+_LONGEST = 256  # characters of a piece; longer ones exist in no vocabulary
+
+
+def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    """Return the tokenizer in a GGUF file, and what its `tokenizer_config.json` would hold for the chat template.
+
+    Raises:
+        ModelError: there is none, it is damaged, or it is of a kind that is not served.
+    """
+    with GGUFFile(first_part(path)) as file:
+        tokens = file.texts("tokenizer.ggml.tokens")
+        defaults = _DEFAULTS if file.text("tokenizer.ggml.model", "") == "llama" and tokens else {}
+        special = {
+            f"{name}_token": _token(file, f"tokenizer.ggml.{key}_token_id", tokens, defaults.get(name))
+            for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+        }
+        config: dict[str, Any] = {key: token for key, token in special.items() if token is not None}
+        if "tokenizer.chat_template" in file:
+            config["chat_template"] = file.text("tokenizer.chat_template")
+        whole = file.text("tokenizer.huggingface.json", "")
+        try:
+            return Tokenizer.from_str(whole) if whole else _assemble(file, tokens, config), config
+        except ModelError:
+            raise
+        except Exception as error:  # the library raises bare Exception
+            raise ModelError(f"{path}: its tokenizer cannot be read: {error}") from None
+
+
+def pad(index: int) -> str:
+    """Return what converters call a row of the embedding that has no token."""
+    return f"[PAD{index}]"
+
+
+def _assemble(file: GGUFFile, tokens: list[str], config: dict[str, Any]) -> Tokenizer:
+    kind = file.text("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise ModelError(f"{file.path}: tokenizers of the kind {kind!r} are not served; 'gpt2' and 'llama' are")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    if not tokens or len(vocabulary) < len(tokens):
+        twice = next((t for i, t in enumerate(tokens) if vocabulary[t] != i), None)
+        raise ModelError(f"{file.path}: its tokenizer {'has no tokens' if twice is None else f'has {twice!r} twice'}")
+    kinds = file.numbers("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    if len(kinds) != len(tokens):
+        raise ModelError(f"{file.path}: its tokenizer has {len(tokens)} tokens but {len(kinds)} types of tokens")
+    # With these converters fill the vocabulary up to the rows of the embedding.
+    vocabulary = {token: i for token, i in vocabulary.items() if kinds[i] != UNUSED or token != pad(i)}
+    make = _byte_level if kind == "gpt2" else _sentence_piece
+    tokenizer, add_bos = make(file, tokens, kinds, vocabulary, config)
+    phi3 = kind == "llama" and file.text("general.architecture") == "phi3"
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, normalized=False, special=True, rstrip=phi3 and token not in _KEEP_SPACES)
+            for token, own in zip(tokens, kinds, strict=True)
+            if own in (CONTROL, UNKNOWN) and token
+        ]
+    )
+    tokenizer.add_tokens(
+        [AddedToken(t, normalized=False) for t, own in zip(tokens, kinds, strict=True) if own == USER_DEFINED and t]
+    )
+    _frame(file, tokenizer, vocabulary, config, add_bos)
+    return tokenizer
+
+
+def _byte_level(
+    file: GGUFFile, tokens: list[str], kinds: list[float], vocabulary: dict[str, int], config: dict[str, Any]
+) -> tuple[Tokenizer, bool]:
+    pre = file.text("tokenizer.ggml.pre", "default")
+    name = SAME_AS.get(pre, pre)
+    if name not in PATTERNS:
+        known = [*PATTERNS, *SAME_AS]
+        raise ModelError(f"{file.path}: the pre-tokenizer {pre!r} is not served{nearest(pre, known)}")
+    merges = [_pair(file, merge) for merge in file.texts("tokenizer.ggml.merges")]
+    # Llama 3 and Mistral Nemo take a word that is a token as it is, whatever merges would make of it.
+    whole = pre in WHOLE_WORDS
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole))
+    tokenizer.pre_tokenizer = splitter(name)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, whole
+
+
+def splitter(name: str) -> pre_tokenizers.PreTokenizer:
+    """Return what cuts a text into words as one of `PATTERNS` says, and turns their bytes into letters."""
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[name]]
+    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _pair(file: GGUFFile, merge: str) -> tuple[str, str]:
+    # A part may begin with a space but hold no other.
+    left, space, right = merge[1:].partition(" ")
+    if not space or not right:
+        raise ModelError(f"{file.path}: {merge!r} among its tokenizer's merges is no pair")
+    return merge[:1] + left, right
+
+
+def _sentence_piece(
+    file: GGUFFile, tokens: list[str], kinds: list[float], vocabulary: dict[str, int], config: dict[str, Any]
+) -> tuple[Tokenizer, bool]:
+    scores = file.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise ModelError(f"{file.path}: its tokenizer has {len(tokens)} tokens but {len(scores)} scores")
+    normal = [t for t, own in zip(tokens, kinds, strict=True) if own == NORMAL]
+    long = next((t for t in normal if len(t) > _LONGEST), None)
+    if long is not None:
+        raise ModelError(f"{file.path}: the token {long[:20]!r}... is longer than {_LONGEST} characters")
+    # Two pieces merge where their concatenation is one; the better its score, the sooner.
+    pieces, ranked = set(normal), sorted(normal, key=lambda t: -scores[vocabulary[t]])
+    merges = [pair for piece in ranked for pair in _splits(piece, pieces, vocabulary)]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=merges,
+            unk_token=config["unk_token"],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
+    escape = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), escape]) if prefix else escape
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return tokenizer, True
+
+
+def _splits(piece: str, pieces: set[str], vocabulary: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of pieces that make up another, in the order in which Hugging Face's converter ranks them."""
+    cuts = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
+    found = [(a, b) for a, b in cuts if a in pieces and b in pieces]
+    yield from sorted(found, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+
+
+def _frame(
+    file: GGUFFile, tokenizer: Tokenizer, vocabulary: dict[str, int], config: dict[str, Any], add_bos: bool
+) -> None:
+    """Let the tokenizer put what begins and ends a text around it, as the file says."""
+    around = []
+    for name, default in (("bos", add_bos), ("eos", False)):
+        wanted = file.flag(f"tokenizer.ggml.add_{name}_token", default)
+        token = config.get(f"{name}_token")
+        if wanted and token is None and f"tokenizer.ggml.add_{name}_token" in file:
+            raise ModelError(f"{file.path} lacks the key 'tokenizer.ggml.{name}_token_id'")
+        around.append(token if wanted else None)
+    bos, eos = around
+    if bos is None and eos is None:
+        return
+    template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    pair = [*template, *([f"{bos}:1"] if bos else []), "$B:1", *([f"{eos}:1"] if eos else [])]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, pair=pair, special_tokens=[(t, vocabulary[t]) for t in {bos, eos} if t]
+    )
+
+
+def _token(file: GGUFFile, key: str, tokens: list[str], default: int | None) -> str | None:
+    if key not in file and default is None:
+        return None
+    index = file.integer(key, default)
+    if not 0 <= index < len(tokens):
+        raise ModelError(f"{file.path}: {key} is {index}, but there are {len(tokens)} tokens")
+    return tokens[index]

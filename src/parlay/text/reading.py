@@ -1,0 +1,126 @@
+"""Reading a tokenizer, and what stands beside it."""
+
+import json
+from base64 import b64decode
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from parlay.checkpoints.files import read_json
+from parlay.errors import ModelError, brief
+from parlay.panics import Contained
+from parlay.text.gguf import read_gguf_tokenizer
+
+# Far beyond any model's. The library counts nothing: what does more fills the memory over a text of a few letters.
+_GROWTH = 1000  # by how much a text may be made longer
+_PARTS = 100  # that a text goes through
+
+
+def tokenizer_file(model: Path) -> Path:
+    """Return where the tokenizer of a model directory or GGUF file is."""
+    return model / "tokenizer.json" if model.is_dir() else model
+
+
+def read_tokenizer(file: Path) -> Tokenizer:
+    """Return the tokenizer in a `tokenizer.json` or a GGUF file.
+
+    Raises:
+        ModelError: it does not exist, cannot be read or is not served.
+    """
+    if file.is_file() and file.suffix != ".json":
+        return read_gguf_tokenizer(file)[0]
+    if not file.is_file():
+        raise ModelError(f"{file} does not exist; text needs a tokenizer in the `tokenizers` format")
+    try:
+        with Contained("the library panics", ModelError):
+            tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare ones
+        raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
+    # How long a prompt may be is the engine's to say: it refuses what is too long, and cuts nothing.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    _check(tokenizer, file)
+    return tokenizer
+
+
+def _check(tokenizer: Tokenizer, file: Path) -> None:
+    """Refuse a tokenizer that makes a short text a huge one, or passes it through very many hands.
+
+    Raises:
+        ModelError: it is one.
+    """
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        made = getattr(tokenizer, name)
+        parts = [] if made is None else list(_parts(json.loads(made.__getstate__())))
+        if len(parts) > _PARTS:
+            raise ModelError(
+                f"{file}: its {name} has {len(parts)} parts and may have {_PARTS}; use another tokenizer"
+            )
+        if prod(map(_growth, parts)) > _GROWTH:
+            raise ModelError(
+                f"{file}: its {name} may make a text more than {_GROWTH} times as long; use another tokenizer"
+            )
+
+
+def _parts(spec: Any) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a sequence, and of sequences in it."""
+    left = [spec]
+    while left:
+        part = left.pop()
+        inner = next((part[name] for name in ("normalizers", "pretokenizers", "decoders") if name in part), None)
+        if inner is None:
+            yield part
+        else:
+            left += inner
+
+
+def _growth(part: dict[str, Any]) -> float:
+    """Return by how much a part may make a text longer, at most; what is added once does not count."""
+    if part.get("type") == "Replace":
+        content, found = len(part["content"].encode()), part["pattern"].get("String")
+        return max(1.0, content / len(found.encode())) if found else 1.0 + content  # nothing is found everywhere
+    if part.get("type") == "Precompiled":  # a trie after its length, then what it replaces with, each ended by 0
+        data = b64decode(part["precompiled_charsmap"])
+        return max(1.0, *map(len, data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")))
+    return 1.0
+
+
+def read_texts(model: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    """Return a model's tokenizer, and what its `tokenizer_config.json` says; of chat templates, the default one.
+
+    The template may be in a `chat_template.jinja`, and all of that in a GGUF file instead.
+
+    Raises:
+        ModelError: there is no `tokenizer.json`, or a file cannot be read or has a tokenizer that is not served.
+    """
+    if model.is_file():
+        return read_gguf_tokenizer(model)
+    tokenizer = read_tokenizer(model / "tokenizer.json")
+    config = model / "tokenizer_config.json"
+    about = read_json(config) if config.is_file() else {}
+    template = model / "chat_template.jinja"
+    text = _read(template) if template.is_file() else _default(about.pop("chat_template", None))
+    return tokenizer, about if text is None else {**about, "chat_template": text}
+
+
+def token_text(value: Any) -> str:
+    """Return the text of a special token, which `tokenizer_config.json` gives as such or with attributes."""
+    return str(value.get("content") if isinstance(value, dict) else value)
+
+
+def _read(template: Path) -> str:
+    try:
+        return template.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{template} cannot be read: {error}") from None
+
+
+def _default(value: Any) -> str | None:
+    """Return the template under `chat_template`: text, or the default one of several named ones."""
+    if isinstance(value, list):
+        named = [t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"]
+        value = named[-1] if named else None
+    return value if isinstance(value, str) else None

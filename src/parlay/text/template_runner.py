@@ -1,0 +1,44 @@
+"""Running chat templates."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from parlay.errors import RequestError, brief
+
+_KEPT = 8  # findings
+
+
+class Runner:
+    """Runs templates right here, for those that are trusted to end."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def run(self, template: str, variables: Mapping[str, Any]) -> str:
+        """Return the text that a template makes.
+
+        Args:
+            template: in Jinja's language.
+            variables: what it finds by name.
+
+        Raises:
+            RequestError: it is no template, refuses, does not end or makes too much.
+        """
+        from parlay.text.template import render  # slow to import
+
+        try:
+            return render(template, variables)
+        except (RequestError, MemoryError):
+            raise
+        except Exception as error:  # a template's expressions may raise anything
+            reason = brief(str(error).strip().split("\n")[0]) or type(error).__name__
+            raise RequestError(f"the chat template refuses these messages: {reason}") from None
+
+    def remembered(self, about: tuple[str, str], find: Callable[[], bool]) -> bool:
+        """Return what `find` finds about a template, asking only for what is not remembered."""
+        found = self._known.get(about)
+        if found is None:
+            found = self._known[about] = find()
+            for oldest in list(self._known)[:-_KEPT]:
+                self._known.pop(oldest, None)
+        return found

@@ -1,0 +1,315 @@
+"""Text to tokens and back."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from io import StringIO
+from operator import index
+from pathlib import Path
+from typing import Any, TypeVar
+
+from parlay.errors import ContextLengthError, RequestError, brief
+from parlay.panics import Contained
+from parlay.text.chat import ChatOptions, render, shows_tools
+from parlay.text.pieces import DECODING, Pieces
+from parlay.text.reading import read_texts, token_text
+from parlay.text.template_process import TemplateProcess
+from parlay.types.output import Logprob
+from parlay.types.plan import TokenLogprobs
+
+_LONG = 1024  # characters or tokens
+_ENCODING = Contained("its library panics")
+_ASSETS = Path(__file__).parents[1] / "assets"
+
+T = TypeVar("T")
+
+
+class TextCodec:
+    """A model's tokenizer and chat template.
+
+    Attributes:
+        path: where they were read from.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read `tokenizer.json` and, if present, `tokenizer_config.json` and `chat_template.jinja` in a directory.
+
+        All of that may be in one GGUF file instead.
+
+        Raises:
+            ModelError: there is no `tokenizer.json`, or a file cannot be read or has a tokenizer that is not served.
+        """
+        self.path = path
+        self._texts: dict[int, str] = {}  # of single tokens
+        self.tokenizer, self._config = read_texts(path)
+        self._template: str | None = self._config.get("chat_template")
+        self._own, self._given = TemplateProcess(), TemplateProcess()  # for the model's template, and for requests'
+        # A thread that waits for each, so that those who wait take no thread from anybody else.
+        self._threads = {one: ThreadPoolExecutor(1, "parlay-template") for one in (self._own, self._given)}
+
+    @classmethod
+    def ready(cls, path: Path) -> "TextCodec":
+        """Return a codec whose chat template has run once, so that nobody waits for its process."""
+        codec = cls(path)
+        codec.shows_tools()
+        return codec
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`, by default with the special tokens that the tokenizer itself adds.
+
+        Raises:
+            RequestError: the text is not valid Unicode, or the tokenizer has no tokens for it.
+        """
+        try:
+            with _ENCODING:
+                if len(text) < _LONG:
+                    return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+                # The same tokens, but of the library's calls only those on batches let other threads go on meanwhile.
+                (found,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+                return list(found.ids)
+        except (TypeError, UnicodeError):
+            raise RequestError("the prompt is not valid Unicode text; decode it with the right encoding") from None
+        except (
+            Exception
+        ) as error:  # the library raises bare Exception, for example where no token stands for the unknown
+            raise RequestError(f"the tokenizer cannot encode this text: {brief(str(error))}") from None
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `tokens`.
+
+        Raises:
+            RequestError: the tokenizer's library fails.
+        """
+        with DECODING:
+            if len(tokens) < _LONG:
+                return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+            return str(self.tokenizer.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)[0])
+
+    @cached_property
+    def most_characters(self) -> int:
+        """No token stands for more characters than this, whatever a normaliser joins."""
+        return 4 * max(map(len, self.tokenizer.get_vocab()))
+
+    @cached_property
+    def end(self) -> int | None:
+        """The token that ends a text, if the tokenizer's config names one."""
+        name = self._config.get("eos_token")
+        found: int | None = self.tokenizer.token_to_id(token_text(name)) if name else None
+        return found
+
+    def spellings(self, word: str) -> list[list[int]]:
+        """Return the tokens of `word` at the beginning of a text and, where they differ, after a space.
+
+        The second only if the space is part of the first token, as in vLLM.
+        """
+        first = self.encode(word.lstrip(), add_special_tokens=False)
+        spaced = self.encode(" " + word.lstrip(), add_special_tokens=False)
+        both = [first, spaced] if len(spaced) == len(first) and spaced[:1] != first[:1] else [first]
+        return [tokens for tokens in both if tokens]
+
+    def token_text(self, token: int) -> str:
+        """Return one token's text, special or not."""
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self.decode([token], skip_special_tokens=False)
+        return text
+
+    @property
+    def chats(self) -> bool:
+        """Whether there is a chat template."""
+        return self._template is not None
+
+    @property
+    def prefers_chat(self) -> bool:
+        """Whether prompts belong into the chat template; the embedded models complete code although they have one."""
+        return self.chats and _ASSETS not in self.path.parents
+
+    @property
+    def template(self) -> str | None:
+        """The chat template, in Jinja's language."""
+        return self._template
+
+    def shows_tools(self, template: str | None = None) -> bool:
+        """Whether a chat template, by default the model's own, tells the model of tools."""
+        own = template or self._template
+        return own is not None and shows_tools(own, self._special, self._runner(template))
+
+    @cached_property
+    def _special(self) -> dict[str, str]:
+        return {k: token_text(v) for k, v in self._config.items() if k.endswith("_token") and v}
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None) -> str:
+        """Return the prompt that the model's chat template makes of `messages`.
+
+        Raises:
+            RequestError: there is no chat template, or the template refuses the messages.
+        """
+        options = options or ChatOptions()
+        template = options.chat_template or self._template
+        if template is None:
+            raise RequestError(
+                "this model has no chat template; "
+                "give one as chat_template, or use generate with a prompt of your own"
+            )
+        return render(template, messages, self._special, options, self._runner(options.chat_template))
+
+    async def beside(self, template: str | None, work: Callable[[], T]) -> T:
+        """Return what `work` returns, which runs a chat template, while the event loop goes on.
+
+        Args:
+            template: as in `ChatOptions`.
+            work: is done in a thread; of those that run requests' templates one after another.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads[self._runner(template)], work)
+
+    def _runner(self, given: str | None) -> TemplateProcess:
+        """Return where to run a template, so that nobody but those who give one waits for one that does not end."""
+        return self._own if given is None or given == self._template else self._given
+
+    def close(self) -> None:
+        """End the processes that run chat templates, for good."""
+        self._own.close()
+        self._given.close()
+
+
+class Detokenizer:
+    """One completion's text, token by token; a further token costs no more behind a long text than behind a short."""
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        stop: Sequence[str],
+        skip_special_tokens: bool,
+        *,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        """Begin with no text.
+
+        Args:
+            codec: the tokenizer.
+            stop: strings that end the text.
+            skip_special_tokens: leave special tokens out of the text.
+            include_stop: cut the text behind a stop string instead of before it.
+            min_tokens: the first tokens, as many as this, complete no stop string.
+        """
+        self._codec = codec
+        self._stop = tuple(stop)
+        self._skip = skip_special_tokens
+        self._include = include_stop
+        self._immune = min_tokens
+        self._pieces = Pieces(codec.tokenizer, skip_special_tokens=skip_special_tokens)
+        self._hold = max(map(len, stop), default=1) - 1
+        self._text = StringIO(newline="\n")  # which translates no line ends
+        self._length = 0
+
+    def append(self, token: int) -> str | None:
+        """Add a token; return the stop string that it completes, after cutting the text before or behind it."""
+        piece = self._pieces.add(token)
+        immune, self._immune = self._immune > 0, self._immune - 1
+        if not piece:
+            return None
+        before = self._length
+        self._text.seek(before)
+        self._text.write(piece)
+        self._length += len(piece)
+        if immune or not self._stop:
+            return None
+        # Whatever the piece completes begins in the last characters.
+        begin = max(0, before - self._hold)
+        tail = self._from(begin)
+        found = [(at, s) for s in self._stop if (at := tail.find(s, max(0, before + 1 - len(s) - begin))) >= 0]
+        if not found:
+            return None
+        at, stop = min(found)
+        self._length = begin + at + (len(stop) if self._include else 0)
+        self._text.truncate(self._length)
+        return stop
+
+    def _from(self, begin: int) -> str:
+        self._text.seek(begin)
+        return self._text.read()
+
+    @property
+    def text(self) -> str:
+        """Everything decoded so far, cut once a stop string was found."""
+        return self._from(0)
+
+    @property
+    def settled(self) -> str:
+        """The text without an end that may turn out to begin a stop string; it is never taken back."""
+        return self.settled_since(0)
+
+    def settled_since(self, seen: int) -> str:
+        """Return what `settled` has behind its first `seen` characters, without looking at those."""
+        begin = min(seen, max(0, self._length - self._hold))
+        text = self._from(begin)
+        for length in range(min(self._hold, self._length), 0, -1):
+            if any(s.startswith(text[-length:]) for s in self._stop):
+                text = text[:-length]
+                break
+        return text[seen - begin :]
+
+    def complete(self, tokens: Sequence[int]) -> str:
+        """Return the final text of a whole completion, with what an incomplete last character decodes to."""
+        whole = self._codec.decode(tokens, skip_special_tokens=self._skip)
+        text = self.text
+        return whole if whole.startswith(text) else text + self._pieces.rest
+
+
+def encode_prediction(
+    codec: TextCodec, given: str | Sequence[int], vocab_size: int, max_model_len: int
+) -> tuple[int, ...]:
+    """Return a predicted output's token ids.
+
+    Raises:
+        RequestError: they are more than a sequence may have, or some are outside the vocabulary.
+    """
+    tokens = tuple(codec.encode(given, add_special_tokens=False) if isinstance(given, str) else given)
+    if len(tokens) > max_model_len:
+        raise RequestError(
+            f"prediction has {len(tokens)} tokens, more than fit into max_model_len={max_model_len}; shorten it"
+        )
+    for token in tokens:
+        if token >= vocab_size:
+            raise RequestError(f"prediction holds {token}, beyond the vocabulary of {vocab_size}")
+    return tokens
+
+
+def check_prompt(ids: Iterable[int], vocab_size: int, max_model_len: int) -> tuple[int, ...]:
+    """Return a prompt's token ids.
+
+    Raises:
+        RequestError: there are none, some outside the vocabulary, or so many that no room is left for output.
+    """
+    if isinstance(ids, bytes):
+        raise RequestError("a prompt is text or token ids, not bytes; decode it first")
+    try:
+        tokens = tuple(map(index, ids))
+    except TypeError:
+        raise RequestError(
+            "a prompt is text, a sequence of integer token ids, or a mapping with just one of them as "
+            "'prompt' or 'prompt_token_ids'"
+        ) from None
+    if not tokens:
+        raise RequestError("the prompt is empty; it needs at least one token")
+    if len(tokens) >= max_model_len:
+        raise ContextLengthError(
+            f"the prompt has {len(tokens)} tokens, which leaves no room for output within "
+            f"max_model_len={max_model_len}; shorten it"
+        )
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise RequestError(f"prompt token {token} is not an id between 0 and {vocab_size - 1}")
+    return tokens
+
+
+def logprob_tables(
+    codec: TextCodec, tokens: Sequence[int], entries: Sequence[TokenLogprobs]
+) -> Iterator[dict[int, Logprob]]:
+    """Yield for each token what is reported of it: its own log-probability and those of the most likely ones."""
+    for token, entry in zip(tokens, entries, strict=True):
+        table = {t: Logprob(p, rank, codec.token_text(t)) for rank, (t, p) in enumerate(entry.top, start=1)}
+        table.setdefault(token, Logprob(entry.logprob, entry.rank, codec.token_text(token)))
+        yield table
