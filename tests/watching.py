@@ -107,6 +107,6 @@ class Watch:
                 self.drafts[tuple(request.tokens)] = Noted(request.drafting.pending, request.params, request.seed)
 
     @property
-    def again(self) -> list[int]:
+    def rerun(self) -> list[int]:
         """How many tokens each span of each step ran once more."""
-        return [len(span.catch_up.again) for plan in self.plans for span in plan.spans]
+        return [len(span.catch_up.rerun) for plan in self.plans for span in plan.spans]

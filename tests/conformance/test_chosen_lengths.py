@@ -64,7 +64,7 @@ def test_where_a_row_costs_nothing_guesses_are_verified(
         self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float, *more: Any
     ) -> None:
         self.cost.table = [1.0] * len(self.cost.table)
-        self._ahead.times = DraftTimes(dict.fromkeys(range(9), 0.0))
+        self._lengths.times = DraftTimes(dict.fromkeys(range(9), 0.0))
 
     monkeypatch.setattr(Controller, "timed", free)
     answers = run(make_llm(speculative_config=config(method, models["float32"])), asks(0.0))

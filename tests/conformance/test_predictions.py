@@ -171,7 +171,7 @@ def test_a_draft_model_rests_while_the_prediction_holds(make_llm: MakeLLM, monke
         for span in spans:
             budgets.append(span.catch_up.budget)
             # Its layers hold its own guesses alone, and these stand in for them.
-            assert "prediction" not in span.draft.source or span.catch_up.state.ahead == 0
+            assert "prediction" not in span.draft.source or span.catch_up.state.speculated == 0
         return propose(spans, *more)
 
     monkeypatch.setattr(proposer, "propose", look)

@@ -122,8 +122,8 @@ def test_a_draft_models_layers_hold_no_other_guesses(
     run(llm, half_repeating(0.0))
     others = [span for span in spans if span.draft.source and span.draft.source[0] != "draft_model"]
     assert len(others) > 5
-    assert not any(span.catch_up.state.ahead for span in others)
-    assert any(span.catch_up.state.ahead for span in spans)
+    assert not any(span.catch_up.state.speculated for span in others)
+    assert any(span.catch_up.state.speculated for span in spans)
 
 
 @pytest.mark.parametrize(

@@ -208,8 +208,8 @@ def test_the_draft_models_layers_hold_no_other_guesses(
         nonlocal replaced
         for span in plan.spans:
             own = span.draft.source.count("draft_model")
-            assert span.catch_up.state.ahead <= own
-            replaced += span.catch_up.state.ahead == own > 0 and len(span.draft) > own
+            assert span.catch_up.state.speculated <= own
+            replaced += span.catch_up.state.speculated == own > 0 and len(span.draft) > own
         return execute(plan)
 
     monkeypatch.setattr(llm.engine._worker, "execute", watch)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parlay.drafting.ahead import Ahead, Step
+from parlay.drafting.device_lengths import DeviceLengths, Step
 from parlay.drafting.times import DraftTimes
 
 
@@ -105,7 +105,7 @@ def test_one_draft_is_enough_to_see_that_they_were_expensive_indeed() -> None:
 
 def test_lengths_are_chosen_by_what_drafts_for_as_many_requests_take() -> None:
     """And a draft for one request among eight is a try, that leaves those for eight in doubt."""
-    ahead = Ahead(4, {1: 0.001}, [0.9])
+    ahead = DeviceLengths(4, {1: 0.001}, [0.9])
     table = [0.010] * 100
     assert ahead.next_length(1, 1, Step(1, table, 0.0, 1.0, 1.0)) == 1
     assert ahead.next_length(1, 8, Step(8, table, 0.0, 1.0, 1.0)) == 1

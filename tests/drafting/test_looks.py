@@ -17,7 +17,7 @@ def pauses(control: Controller, steps: int) -> list[tuple[int, bool]]:
     for _ in range(steps):
         control.asks(1, 1, 0)
         if pending:
-            control.choose([[0.9] * pending], 1, 1, 0, ahead=True)
+            control.choose([[0.9] * pending], 1, 1, 0, from_device=True)
             control.judged([True] * pending, pending, pending)
         looks = control.looks
         length = control.next_length(4, 1, 1, 0)
@@ -48,7 +48,7 @@ def test_what_plain_steps_really_cost_ends_drafting_that_only_seemed_to_pay() ->
     for _ in range(200):
         control.asks(1, 1, 0)
         if pending:
-            control.choose([[0.5] * pending], 1, 1, 0, ahead=True)
+            control.choose([[0.5] * pending], 1, 1, 0, from_device=True)
             control.judged([len(drafted) % 2 == 0], pending, pending)
         length = control.next_length(4, 1, 1, 0)
         # Rows cost far more than was thought, but those of drafts are only ever seen together with their own.

@@ -9,7 +9,7 @@ from parlay.bench.costs import PRESETS, Costs
 from parlay.bench.explain import emitted
 from parlay.bench.replay import Noise, Replay, Setting
 from parlay.bench.traces import NEVER, Recorded
-from parlay.drafting.ahead import Ahead
+from parlay.drafting.device_lengths import DeviceLengths
 from parlay.types.draft import Draft
 
 LENGTH = 8
@@ -110,7 +110,7 @@ def test_noise_and_neighbours_leave_it_near_the_oracle() -> None:
 def test_what_is_learnt_does_not_depend_on_lengths(lengths: tuple[int, int]) -> None:
     """Of accepted / drafted it would."""
     rng, alpha, means = random.Random(2), 0.7, []
-    ahead = Ahead(LENGTH)
+    ahead = DeviceLengths(LENGTH)
     for _ in range(4000):
         levels = []
         for _ in range(rng.randint(*lengths)):

@@ -25,13 +25,13 @@ def estimate(draft: Draft) -> Draft:
 
 
 def candidate(
-    tokens: Sequence[int], source: str, prob: float = 0.6, ahead: int = 0, parents: Sequence[int] | None = None
+    tokens: Sequence[int], source: str, prob: float = 0.6, speculated: int = 0, parents: Sequence[int] | None = None
 ) -> Candidate:
     raw = Draft.chain(tokens, source, [prob] * len(tokens))
     if parents is not None:
         raw = Draft(raw.tokens, tuple(parents), raw.source, raw.probs)
     draft = Calibration().apply(raw, GREEDY)
-    return Candidate(draft, survivals(draft), None if ahead else Turn(1, None), ahead)
+    return Candidate(draft, survivals(draft), None if speculated else Turn(1, None), speculated)
 
 
 def texts(draft: Draft) -> set[tuple[int, ...]]:
@@ -47,9 +47,9 @@ def candidates(draw: st.DrawFn) -> list[Candidate]:
         parents = [draw(st.integers(-1, node - 1)) for node in range(len(tokens))]
         # The same token twice below one parent is allowed, and one node of a union.
         prob = draw(st.floats(0.05, 0.95))
-        ahead = len(tokens) if place == 0 and draw(st.booleans()) else 0
-        chain = ahead or draw(st.booleans())
-        found.append(candidate(tokens, f"source {place}", prob, ahead, None if chain else parents))
+        speculated = len(tokens) if place == 0 and draw(st.booleans()) else 0
+        chain = speculated or draw(st.booleans())
+        found.append(candidate(tokens, f"source {place}", prob, speculated, None if chain else parents))
     return found
 
 
@@ -65,10 +65,10 @@ def test_it_holds_every_path_once_and_nothing_else(several: list[Candidate]) -> 
         assert joined.chances[node] <= (1.0 if parent == ROOT else joined.chances[parent])
         assert 0 < joined.draft.probs[node] < 1
     for held in several:
-        if held.ahead:
-            assert joined.draft.tokens[: held.ahead] == held.draft.tokens
-            assert joined.draft.cut(held.ahead).is_chain
-            assert joined.ahead == held.ahead
+        if held.speculated:
+            assert joined.draft.tokens[: held.speculated] == held.draft.tokens
+            assert joined.draft.cut(held.speculated).is_chain
+            assert joined.speculated == held.speculated
 
 
 @given(candidates(), st.integers(1, 6))
@@ -84,8 +84,8 @@ def test_a_budget_takes_the_most_promising_nodes(several: list[Candidate], most:
         if all(parents[node] in (ROOT, *nodes) for node in nodes)
     )
     assert sum(cut.chances) == pytest.approx(best)
-    assert cut.draft.tokens[: cut.ahead] == whole.draft.tokens[: cut.ahead]
-    assert cut.ahead <= whole.ahead
+    assert cut.draft.tokens[: cut.speculated] == whole.draft.tokens[: cut.speculated]
+    assert cut.speculated <= whole.speculated
 
 
 def test_who_agrees_shares_and_the_surest_owns() -> None:
@@ -93,8 +93,8 @@ def test_who_agrees_shares_and_the_surest_owns() -> None:
     assert joined.draft.tokens == (1, 2, 4, 5, 3)
     assert joined.draft.parents == (ROOT, 0, 1, 2, 1)
     assert joined.draft.source == ("b", "b", "b", "b", "a")
-    joined = union([candidate([1, 2, 3], "model", 0.5, ahead=3), candidate([1, 4], "b", 0.9)], 100, estimate)
-    assert (joined.draft.tokens, joined.ahead, joined.draft.source[0]) == ((1, 2, 3, 4), 3, "b")
+    joined = union([candidate([1, 2, 3], "model", 0.5, speculated=3), candidate([1, 4], "b", 0.9)], 100, estimate)
+    assert (joined.draft.tokens, joined.speculated, joined.draft.source[0]) == ((1, 2, 3, 4), 3, "b")
     assert joined.guessed(range(4)) == 2
     assert joined.guessed([1, 2]) == 0
 

@@ -530,15 +530,15 @@ class PairRig(Rig):
     def propose(self, span: Span, verdict: Verdict) -> Proposal:
         state = span.catch_up.state
         if not span.catch_up.follow:
-            assert not span.catch_up.again
-            assert not span.catch_up.behind
+            assert not span.catch_up.rerun
+            assert not span.catch_up.unseen
             return Proposal(state=state)
         first = max(state.computed, 1) - 1
-        assert span.catch_up.again_start == first
-        reached = first + len(span.catch_up.again)
+        assert span.catch_up.rerun_start == first
+        reached = first + len(span.catch_up.rerun)
         if reached == span.start:
             reached = span.end + len(verdict.path)
-            known = span.catch_up.behind + verdict.tokens
+            known = span.catch_up.unseen + verdict.tokens
             assert len(known) == reached + 1 - state.computed
             assert len(span.blocks) * 4 > reached
         if reached == first:
@@ -554,7 +554,7 @@ def unseen(request: Request) -> int:
 
 
 def again(spans: dict[int, Span]) -> dict[int, int]:
-    return {i: len(span.catch_up.again) for i, span in spans.items()}
+    return {i: len(span.catch_up.rerun) for i, span in spans.items()}
 
 
 @pytest.mark.parametrize("rows", [3, 7, 64])
@@ -563,7 +563,7 @@ def test_a_proposer_of_pairs_keeps_up(rows: int) -> None:
     requests = [rig.add(n, max_tokens=12) for n in (1, 9, 4)]
     while any(r.finish_reason is None for r in requests):
         spans = rig.step(accept=1)
-        assert sum(len(s.tokens) + len(s.draft) + len(s.catch_up.again) for s in spans.values()) <= rows
+        assert sum(len(s.tokens) + len(s.draft) + len(s.catch_up.rerun) for s in spans.values()) <= rows
         assert not any(again(spans).values())
         for request in requests:
             if request.table.blocks and request.remaining > 1:
@@ -579,7 +579,7 @@ def test_after_a_prefix_the_last_row_runs_once_more() -> None:
     second = rig.add((*range(10, 26), 3, 4, 5), max_tokens=4)
     span = rig.step()[second.request_id]
     assert (span.start, span.catch_up.state.computed, span.tokens) == (16, 16, (3, 4, 5))
-    assert (span.catch_up.again_start, span.catch_up.again) == (15, (25,))
+    assert (span.catch_up.rerun_start, span.catch_up.rerun) == (15, (25,))
     assert unseen(second) == 0
 
 
@@ -594,7 +594,7 @@ def test_of_a_prefix_that_it_has_not_seen_all_rows_run_once_more() -> None:
     seen = []
     for _ in range(3):
         seen.append(rig.step()[second.request_id])
-    assert [(s.start, len(s.tokens), len(s.catch_up.again)) for s in seen] == [(16, 3, 12), (19, 1, 7), (20, 1, 0)]
+    assert [(s.start, len(s.tokens), len(s.catch_up.rerun)) for s in seen] == [(16, 3, 12), (19, 1, 7), (20, 1, 0)]
     assert unseen(second) == 0
     assert len(second.drafting.pending) > 0
 
@@ -646,4 +646,4 @@ def test_where_rows_are_few_nothing_runs_twice() -> None:
     while second.finish_reason is None:
         (span,) = rig.step().values()
         assert len(span.tokens) == 1
-        assert not span.catch_up.again
+        assert not span.catch_up.rerun

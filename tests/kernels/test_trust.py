@@ -12,7 +12,7 @@ import torch
 from parlay.kernels.reference import ReferenceKernels
 from parlay.numerics import selfcheck, trust
 from parlay.numerics.selfcheck import Case, product_case
-from parlay.numerics.trust import judge, settle
+from parlay.numerics.trust import choose_kernels, judge
 
 from .breaking import OtherOrder
 
@@ -158,7 +158,7 @@ def test_the_memory_does_not_grow_for_ever(memory: Path, monkeypatch: pytest.Mon
 
 def test_good_kernels_are_kept(memory: Path, caplog: pytest.LogCaptureFixture) -> None:
     kernels = ReferenceKernels("rows")
-    chosen, verdict = settle(kernels, CASES, 2)
+    chosen, verdict = choose_kernels(kernels, CASES, 2)
     assert chosen is kernels
     assert verdict.exact
     assert not caplog.records
@@ -169,7 +169,7 @@ def test_broken_kernels_give_way_to_careful_ones(memory: Path, caplog: pytest.Lo
     worse = OtherOrder(sound(), lambda rows: rows > 8, "worse", then=good)
     broken = OtherOrder(sound(), lambda rows: rows > 1, "broken", then=worse)
     with caplog.at_level(logging.WARNING, "parlay"):
-        chosen, verdict = settle(broken, CASES, 2)
+        chosen, verdict = choose_kernels(broken, CASES, 2)
     assert chosen is good
     assert verdict.exact
     assert "broken" in caplog.text
@@ -183,7 +183,7 @@ def test_where_no_kernels_are_exact_the_fast_ones_run_and_it_is_said_loudly(
     worse = OtherOrder(sound(), lambda rows: rows > 8, "worse")
     broken = OtherOrder(sound(), lambda rows: rows > 1, "broken", then=worse)
     with caplog.at_level(logging.WARNING, "parlay"):
-        chosen, verdict = settle(broken, CASES, 2)
+        chosen, verdict = choose_kernels(broken, CASES, 2)
     assert chosen is broken
     assert not verdict.exact
     assert "PROMISE 1 DOES NOT HOLD TO THE BIT HERE" in caplog.text

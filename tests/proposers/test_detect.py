@@ -19,7 +19,7 @@ from parlay.checkpoints.find import ASSETS
 from parlay.config import SpeculativeConfig
 from parlay.proposers import detect as module
 from parlay.proposers.detect import detect
-from parlay.proposers.select import embedded_configs, proposers, settle_method
+from parlay.proposers.select import embedded_configs, proposers, resolve_method
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
@@ -114,7 +114,7 @@ def test_kinds(weightless: str, tmp_path: Path, kind: str, number: int) -> None:
     path = write_head(tmp_path / "head", *KINDS[kind][number])
     assert detect(path) == kind
     if kind in SERVED:
-        assert settle_method(SpeculativeConfig.parse({"model": str(path)})).method == kind
+        assert resolve_method(SpeculativeConfig.parse({"model": str(path)})).method == kind
     else:
         for method in ({}, {"method": "draft_model"}, {"method": "auto"}):
             with pytest.raises(ModelError, match=rf"head' is a draft head for the method '{kind}', which cannot be"):
@@ -127,7 +127,7 @@ def test_a_wrong_method(weightless: str, tmp_path: Path, kind: str, method: str)
     path = write_head(tmp_path / "head", *KINDS[kind][0])
     config = SpeculativeConfig.parse({"method": method, "model": str(path)})
     if method == kind:
-        assert settle_method(config) is config
+        assert resolve_method(config) is config
         return
     with pytest.raises(ConfigError, match=rf"is a checkpoint for the method '{kind}', not '{method}'; correct"):
         LLM(weightless, speculative_config={"method": method, "model": str(path)})
@@ -137,8 +137,8 @@ def test_nothing_tells(tmp_path: Path) -> None:
     """Who is named explicitly says what is missing; else it must be a language model."""
     path = write_head(tmp_path / "head", {}, {"x": torch.zeros(1)})
     assert detect(path) is None
-    assert settle_method(SpeculativeConfig.parse({"model": str(path)})).method == "draft_model"
-    assert settle_method(SpeculativeConfig.parse({"model": str(path), "method": "medusa"})).method == "medusa"
+    assert resolve_method(SpeculativeConfig.parse({"model": str(path)})).method == "draft_model"
+    assert resolve_method(SpeculativeConfig.parse({"model": str(path), "method": "medusa"})).method == "medusa"
 
 
 def test_files_that_cannot_be_read_tell_nothing(tmp_path: Path) -> None:
@@ -212,13 +212,13 @@ def test_a_file_of_a_checkpoint_is_not_the_checkpoint(method: str | None) -> Non
     assert file.is_file()
     asked = {"model": str(file)} | ({"method": method} if method else {})
     with pytest.raises(ModelError, match="give the directory of the checkpoint"):
-        settle_method(SpeculativeConfig.parse(asked))
+        resolve_method(SpeculativeConfig.parse(asked))
 
 
 def test_methods_without_a_checkpoint_are_left_alone() -> None:
     for method in ("none", "ngram", "suffix"):
         config = SpeculativeConfig(method=method)
-        assert settle_method(config) is config
+        assert resolve_method(config) is config
 
 
 def test_what_has_no_weights_for_the_embedded_target_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from parlay.config import SpeculativeConfig
 from parlay.models.select import describe_model
 from parlay.proposers.base import TargetInfo
-from parlay.proposers.select import make_proposer, settle_method
+from parlay.proposers.select import make_proposer, resolve_method
 
 HEAD = Path(__file__).parents[2] / "heads" / "smollm2-eagle3"
 TARGET = {  # SmolLM2-135M-Instruct
@@ -32,7 +32,7 @@ TARGET = {  # SmolLM2-135M-Instruct
 def test_it_fits_its_target(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TARGET))
     config = describe_model(str(tmp_path))
-    settled = settle_method(SpeculativeConfig(method=None, options={"model": str(HEAD)}))
+    settled = resolve_method(SpeculativeConfig(method=None, options={"model": str(HEAD)}))
     assert settled.method == "eagle3"
     make_proposer(settled, TargetInfo(config, torch.bfloat16, config.max_position))
 

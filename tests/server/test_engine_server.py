@@ -82,7 +82,7 @@ def finished(reports: list[Outputs], count: int) -> bool:
     return sum(d.finish_reason is not None for r in reports for d in r.deltas) == count
 
 
-def settle(front: Front, true: Callable[[], bool]) -> None:
+def choose_kernels(front: Front, true: Callable[[], bool]) -> None:
     end = time.monotonic() + LIMIT
     while not true():
         assert time.monotonic() < end
@@ -94,7 +94,7 @@ def test_nothing_piles_up(front: Front, make_llm: MakeLLM) -> None:
     keys = range(3)
     for key in keys:
         front.send(add(key, max_tokens=100))
-    settle(front, lambda: front.engine.stats.finished["length"] == 3)
+    choose_kernels(front, lambda: front.engine.stats.finished["length"] == 3)
     steps = front.engine.stats.steps
     reports = front.read_until(lambda reports: finished(reports, 3))
     assert len(reports) <= 5 < steps
@@ -105,16 +105,16 @@ def test_nothing_piles_up(front: Front, make_llm: MakeLLM) -> None:
         deltas = [d for r in reports for d in r.deltas if d.key == key]
         assert [t for d in deltas for t in d.tokens] == list(output.outputs[0].token_ids)
         assert "".join(d.text for d in deltas) == output.outputs[0].text
-    settle(front, lambda: not front.engine.busy)
+    choose_kernels(front, lambda: not front.engine.busy)
 
 
 def test_an_abort_while_nobody_listens(front: Front) -> None:
     """Nothing more is said of what was aborted, and its blocks are free."""
     for key in (1, 2):
         front.send(add(key, max_tokens=100))
-    settle(front, lambda: front.engine.stats.steps > 20)
+    choose_kernels(front, lambda: front.engine.stats.steps > 20)
     front.send(Abort(1))
-    settle(front, lambda: front.engine.stats.finished["length"] == 1)
+    choose_kernels(front, lambda: front.engine.stats.finished["length"] == 1)
     reports = front.read_until(lambda reports: finished(reports, 1))
     assert sum(len(d.tokens) for r in reports for d in r.deltas if d.key == 2) == 100
     assert not any(d.finish_reason for r in reports for d in r.deltas if d.key == 1)
@@ -175,7 +175,7 @@ def test_a_grammar_is_compiled_beside_the_steps(front: Front, monkeypatch: pytes
     assert len("".join(d.text for r in reports for d in r.deltas)) == 40
     ((key, kind),) = [(f.key, f.kind) for r in reports for f in r.failures]
     assert (key, kind) == (3, "RequestError")
-    settle(front, lambda: not front.engine.busy)
+    choose_kernels(front, lambda: not front.engine.busy)
 
 
 def test_what_one_tenant_has_compiled_is_not_at_hand_for_another(

@@ -17,7 +17,7 @@ from parlay.llm import LLM
 from parlay.log import logger
 from parlay.models.select import describe_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
-from parlay.proposers.select import embedded_configs, make_proposer, proposers, settle_method
+from parlay.proposers.select import embedded_configs, make_proposer, proposers, resolve_method
 from parlay.text.tokenizer import TextCodec
 
 _AND = "+"  # between methods whose guesses become one draft
@@ -62,7 +62,7 @@ def contenders(
         if methods and name not in (PLAIN, *wanted):
             continue
         try:
-            make_proposer(settle_method(how) if name in drafts else how, target)
+            make_proposer(resolve_method(how) if name in drafts else how, target)
         except ModelError as error:
             if name in drafts or (heads / name).is_dir():
                 raise

@@ -24,7 +24,7 @@ from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.models.select import Model, describe_model, load_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
-from parlay.proposers.select import make_proposer, settle_methods
+from parlay.proposers.select import make_proposer, resolve_methods
 
 _NODES = (4, 8, 16)
 _BATCH = 8
@@ -144,7 +144,7 @@ def _kinds(
 
 def _one(config: SpeculativeConfig) -> SpeculativeConfig:
     """Return the config of the one proposer that a config names."""
-    found = settle_methods(config)
+    found = resolve_methods(config)
     if len(found) > 1:
         raise ConfigError(
             f"a roofline has room for one method; name one of {', '.join(str(m.method) for m in found)}"

@@ -26,7 +26,7 @@ from parlay.models.heads import HeadConfig, read_head
 from parlay.models.select import describe_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
 from parlay.proposers.methods.medusa.format import FILE, read_layout
-from parlay.proposers.select import make_proposer, settle_method
+from parlay.proposers.select import make_proposer, resolve_method
 
 FOLDER = "heads"  # in a widened model's directory; each head is named after its method
 _CARD = """# {name}
@@ -155,7 +155,7 @@ def widen_head(head: str | Path, small: str, wide: Path, output: Path) -> dict[s
 
 def _read(head: str | Path, small: ModelConfig) -> _Head:
     """Find a head and have its own proposer check that it fits the small target."""
-    asked = settle_method(SpeculativeConfig(method=None, options={"model": str(head)}))
+    asked = resolve_method(SpeculativeConfig(method=None, options={"model": str(head)}))
     if asked.method is None or asked.method not in _WAYS:
         raise ModelError(
             f"{shown(str(head))} is for the method {asked.method}, which does not read its target's states; give it "

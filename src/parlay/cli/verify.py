@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.config.verification import COUPLED, LOSSY
     from parlay.errors import ConfigError
     from parlay.numerics.identify import inspect
-    from parlay.proposers.select import settle_methods
+    from parlay.proposers.select import resolve_methods
 
     if options.max_tokens < 1:
         raise ConfigError(f"--max-tokens must be at least 1, not {options.max_tokens}")
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     speculative = None
     if options.speculative_config is not None:
         config = SpeculativeConfig.parse(options.speculative_config)
-        names = [str(one.method) for one in settle_methods(config)]
+        names = [str(one.method) for one in resolve_methods(config)]
         speculative = {PLAIN: plain(), "+".join(names): config}
     console = paper(highlight=False, soft_wrap=True)
     with Console(stderr=True).status("loading") as status:

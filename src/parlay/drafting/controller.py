@@ -6,8 +6,8 @@ accepted. Guesses that are left out still teach: a step that emits what they sai
 
 from collections.abc import Callable, Mapping, Sequence
 
-from parlay.drafting.ahead import Ahead, Step
 from parlay.drafting.cost import StepCost
+from parlay.drafting.device_lengths import DeviceLengths, Step
 from parlay.drafting.goodput import choose
 from parlay.drafting.looks import Looks
 
@@ -50,7 +50,7 @@ class Controller:
         fair: bool = False,
         drafting: Mapping[int, float] | None = None,
         chances: Sequence[float] = (),
-        keep: Callable[[StepCost, Ahead], None] | None = None,
+        keep: Callable[[StepCost, DeviceLengths], None] | None = None,
     ) -> None:
         """Begin with nothing learnt but `cost`.
 
@@ -65,7 +65,7 @@ class Controller:
         self.cost = cost
         self.price = self.plain = 0.0
         self._fair = fair
-        self._ahead = Ahead(length, drafting, chances)
+        self._lengths = DeviceLengths(length, drafting, chances)
         self._keep = keep
         self._steps = self._rows = self._emitting = 0
         self._priced, self._slopes = cost.table, dict[int, float]()  # of that table, by rows
@@ -131,7 +131,7 @@ class Controller:
         keys: int,
         *,
         waiting: bool = False,
-        ahead: bool = False,
+        from_device: bool = False,
     ) -> list[list[int]]:
         """Return of each draft the nodes that are worth verifying, ascending.
 
@@ -145,12 +145,12 @@ class Controller:
             rows: that it runs without drafts.
             keys: that these read.
             waiting: whether further requests wait for a place.
-            ahead: whether a device proposer made some of the drafts, the price of which is paid.
+            from_device: whether a device proposer made some of the drafts, the price of which is paid.
         """
-        if not ahead and self._looks.begin():
+        if not from_device and self._looks.begin():
             self.looks = True
             return [[] for _ in chances]
-        margin = 1.0 if ahead else _GO_ON if self._verifies else _BEGIN
+        margin = 1.0 if from_device else _GO_ON if self._verifies else _BEGIN
         trying = self._idle >= self._patience and bool(chances)
         if trying:
             margin, self._idle, self._patience = _AT_LEAST, -1, min(2 * self._patience, _SELDOM)
@@ -177,7 +177,7 @@ class Controller:
         """
         if not self.plain:
             return 0.0
-        seconds = self.extra(self._rows, rows) + self._ahead.following(behind) / self.cost.pace
+        seconds = self.extra(self._rows, rows) + self._lengths.following(behind) / self.cost.pace
         return seconds * self._emitting / self.plain
 
     def saving(self, most: int, count: int, requests: int, keys: int) -> float:
@@ -189,7 +189,7 @@ class Controller:
             requests: that will emit.
             keys: that these read.
         """
-        return self._ahead.saving(most, count, self._step(requests, keys))
+        return self._lengths.saving(most, count, self._step(requests, keys))
 
     def _step(self, requests: int, keys: int) -> Step:
         return Step(requests, self.cost.table, keys * self.cost.key, self.cost.pace, _AHEAD)
@@ -197,22 +197,22 @@ class Controller:
     @property
     def device_gain(self) -> float:
         """Tokens that a device proposer's longest draft is expected to add."""
-        return self._ahead.gain
+        return self._lengths.gain
 
     @property
     def hopeful(self) -> bool:
         """Whether a device proposer's guesses may pay, by what is known of them."""
-        return self._ahead.hopeful
+        return self._lengths.hopeful
 
     @property
     def affords(self) -> bool:
         """Whether a device proposer may be tried though its guesses do not seem to pay."""
-        return self._ahead.tries.affordable
+        return self._lengths.tries.affordable
 
     @property
     def trying(self) -> bool:
         """Whether a device proposer's next drafts are a try, for which one request is enough."""
-        return self._ahead.trying
+        return self._lengths.trying
 
     def next_length(
         self,
@@ -238,7 +238,7 @@ class Controller:
             behind: tokens that these are.
             again: tokens of them that the target has to run once more before that.
             passed: steps since this was asked last.
-            ready: see `Ahead.next_length`.
+            ready: see `DeviceLengths.next_length`.
         """
         if self._pauses.left > 1 or self._pauses.begin():
             self._next = 0
@@ -247,7 +247,7 @@ class Controller:
         first, end = min(requests, last), min(requests + again, last)
         rerun = cost.table[end] - cost.table[first] if again else 0.0
         step = self._step(requests, keys)
-        self._next = self._ahead.next_length(most, count, step, near, behind, rerun, passed, ready=ready)
+        self._next = self._lengths.next_length(most, count, step, near, behind, rerun, passed, ready=ready)
         return self._next
 
     def judged(self, levels: Sequence[bool], length: int, nodes: int) -> None:
@@ -258,7 +258,7 @@ class Controller:
             length: of the draft, along its longest path.
             nodes: of it that were verified; 0 if none were.
         """
-        self._ahead.judged(levels, length, nodes)
+        self._lengths.judged(levels, length, nodes)
 
     def timed(
         self,
@@ -285,7 +285,7 @@ class Controller:
             self._looks.surprise()
             self._pauses.surprise()
             self._patience = _IDLE
-        self._ahead.timed(lengths, drafting, behind, settled)
+        self._lengths.timed(lengths, drafting, behind, settled)
         self._steps += 1
         if self._keep is not None and self._steps >= _KEPT and self._steps.bit_count() == 1:
-            self._keep(self.cost, self._ahead)
+            self._keep(self.cost, self._lengths)

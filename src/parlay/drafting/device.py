@@ -179,8 +179,8 @@ class Device:
         followed = end + (self._pairs and end < len(tokens))
         return CatchUp(
             layers,
-            behind=tuple(tokens[layers.computed : followed]),
-            again=tuple(tokens[layers.next_state : layers.next_state + states]),
+            unseen=tuple(tokens[layers.computed : followed]),
+            rerun=tuple(tokens[layers.next_state : layers.next_state + states]),
             budget=offer.budget,
             width=offer.width,
             nodes=offer.nodes,
@@ -268,4 +268,4 @@ class Device:
         if self._control is None:
             return True
         best, gain = state.best, self._control.device_gain
-        return best is None or best.ahead > 0 or not state.chosen.tokens or sum(best.chances) < gain
+        return best is None or best.speculated > 0 or not state.chosen.tokens or sum(best.chances) < gain

@@ -201,8 +201,8 @@ class Drafting:
         some = [request.drafting for request in requests if request.drafting.best is not None]
         if some:
             best = [state.best for state in some if state.best is not None]
-            chances, ahead = [one.chances for one in best], any(one.ahead for one in best)
-            chosen = control.choose(chances, emitting, rows, keys, waiting=waiting, ahead=ahead)
+            chances, made = [one.chances for one in best], any(one.speculated for one in best)
+            chosen = control.choose(chances, emitting, rows, keys, waiting=waiting, from_device=made)
             for state, nodes in zip(some, chosen, strict=True):
                 self._take(state, nodes)
             guessed = sum(state.best.guessed(state.taken) for state in some if state.best is not None)
@@ -221,8 +221,8 @@ class Drafting:
         if state.candidates:
             best = state.best = self._best(request, room)
             self._take(state, range(len(best.draft)))
-        elif state.layers.ahead:
-            state.layers = replace(state.layers, ahead=0)
+        elif state.layers.speculated:
+            state.layers = replace(state.layers, speculated=0)
         self._account.spend(self._clock() - began, 1)
         return len(state.chosen)
 
@@ -260,8 +260,8 @@ class Drafting:
                 state.candidates = self._candidates(request, room, anew=False)
             if state.candidates and asking:
                 state.best, state.why = self._best(request, room), Why.UNLIKELY
-            elif state.layers.ahead:
-                state.layers = replace(state.layers, ahead=0)
+            elif state.layers.speculated:
+                state.layers = replace(state.layers, speculated=0)
         if asked:
             self._asking = self._clock() - began
             account.spend(self._asking, asked)
@@ -360,7 +360,7 @@ class Drafting:
 
     def reach(self, request: Drafted) -> int:
         """Return how many tokens' slots a device proposer's layers use."""
-        return request.drafting.layers.computed + request.drafting.layers.ahead
+        return request.drafting.layers.computed + request.drafting.layers.speculated
 
     # ---------------------------------------------------------------------------------------------- one draft
 
@@ -394,7 +394,7 @@ class Drafting:
                     candidate.turn.used()
                 else:
                     candidate.turn.unused(self._steps)
-        if state.layers.ahead:
+        if state.layers.speculated:
             # A device proposer's layers hold its guesses in order, as far as none is left out.
-            intact = sum(node == place for place, node in enumerate(nodes))
-            state.layers = replace(state.layers, ahead=min(state.layers.ahead, intact, state.best.ahead))
+            intact = min(sum(node == place for place, node in enumerate(nodes)), state.best.speculated)
+            state.layers = replace(state.layers, speculated=min(state.layers.speculated, intact))

@@ -8,7 +8,7 @@ def measured(plan: Plan, output: StepOutput, seconds: float) -> tuple[int, int, 
     rows = keys = behind = 0
     steady = True  # where the target ran a prompt, or rows once more, the proposer did more than draft
     for span in plan.spans:
-        again = len(span.catch_up.again)
+        again = len(span.catch_up.rerun)
         rows += len(span.tokens) + len(span.draft.tokens) + again
         keys += span.end
         steady = steady and len(span.tokens) == 1 and not again
@@ -24,4 +24,4 @@ def measured(plan: Plan, output: StepOutput, seconds: float) -> tuple[int, int, 
 def _behind(span: Span) -> int:
     """Return how many tokens a device proposer has to follow before those of the step, beyond one that is usual."""
     state = span.catch_up.state
-    return state.held or max(span.start - state.computed - state.ahead - 1, 0)
+    return state.held or max(span.start - state.computed - state.speculated - 1, 0)

@@ -34,7 +34,7 @@ class Candidate:
         chances: of each node that all on its path to the root are accepted, itself included, as far as its source is
             to be trusted.
         turn: how the request stands with the host proposer that guessed; None if none did.
-        ahead: how many of the first nodes are a device proposer's, in the order in which its layers hold them.
+        speculated: how many of the first nodes are a device proposer's, in the order in which its layers hold them.
         pending: whether it is a device proposer's, with nothing added or taken away.
         trust: what its chances were multiplied with.
         joined: of a union of several, the nodes that host proposers guessed.
@@ -43,7 +43,7 @@ class Candidate:
     draft: Draft
     chances: list[float]
     turn: Turn | None = None
-    ahead: int = 0
+    speculated: int = 0
     pending: bool = False
     trust: float = 1.0
     joined: frozenset[int] | None = None
@@ -104,7 +104,7 @@ class DraftState:
     @property
     def restless(self) -> bool:
         """Whether a step cannot pass it by: there is a draft already, or what says how it may go on."""
-        known = self.pending.tokens or self.layers.ahead or self.candidates
+        known = self.pending.tokens or self.layers.speculated or self.candidates
         return bool(self.lucky or known) or self.prediction is not None or self.constraint is not None
 
     @property

@@ -23,7 +23,7 @@ def union(candidates: Sequence[Candidate], most: int, calibrate: Callable[[Draft
     """
     if len(candidates) == 1:
         return candidates[0]
-    ordered = sorted(candidates, key=lambda one: (-one.ahead, -sum(one.chances)))
+    ordered = sorted(candidates, key=lambda one: (-one.speculated, -sum(one.chances)))
     best = ordered[0]
     if all(_within(one.draft, best.draft) for one in ordered[1:]):
         return best
@@ -50,11 +50,11 @@ def union(candidates: Sequence[Candidate], most: int, calibrate: Callable[[Draft
     nodes: Sequence[int] = range(len(tokens))
     if len(nodes) > most:  # a parent is never less likely than its child, and comes before it
         nodes = sorted(sorted(nodes, key=lambda node: -chances[node])[:most])
-    intact = sum(node == place for place, node in enumerate(nodes[: best.ahead]))
+    intact = sum(node == place for place, node in enumerate(nodes[: best.speculated]))
     return Candidate(
         draft.select(nodes),
         [chances[node] for node in nodes],
-        ahead=intact,
+        speculated=intact,
         joined=frozenset(place for place, node in enumerate(nodes) if owners[node].hosted),
     )
 

@@ -44,10 +44,10 @@ from parlay.models.select import (
 )
 from parlay.numerics.digests import start_digest
 from parlay.numerics.identify import cases, describe_numerics, identify, trust_model
-from parlay.numerics.trust import settle
+from parlay.numerics.trust import choose_kernels
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.places import scratch_blocks
-from parlay.proposers.select import naming_heads
+from parlay.proposers.select import explain_if_draft_head
 from parlay.runner.footprint import end_bytes, weight_bytes
 from parlay.runner.runner import ModelRunner
 from parlay.sampling.grammar import Constraint, Grammars
@@ -100,7 +100,7 @@ class Engine:
         hub = Hub(token=config.hf_token, cache_dir=config.download_dir)
         speculative = speculative or plain()
         path = find_model(config.model, replace(hub, revision=config.revision))
-        with naming_heads(config.model, path):
+        with explain_if_draft_head(config.model, path):
             model_config = describe_as(path, config.storage, config.quantization, config.load_format)
             dtype = resolve_dtype(config.dtype, model_config)
             check_ranks(model_config, config.tensor_parallel_size)
@@ -121,7 +121,7 @@ class Engine:
         ranks = Ranks(config.tensor_parallel_size, 4 * model_config.vocab_size)
         threads = ranks.threads[0]
         torch.set_num_threads(threads)
-        kernels, trust = settle(select_kernels(config.device), cases(model_config, dtype), threads)
+        kernels, trust = choose_kernels(select_kernels(config.device), cases(model_config, dtype), threads)
         kernels.set_threads(threads)
         tune(kernels, threads)
         # A proposer that follows every row of the target has a token more to run for each request that emits.

@@ -20,7 +20,7 @@ from parlay.kernels.tuning import tune
 from parlay.log import logger
 from parlay.models.select import describe_as, load_model
 from parlay.numerics.identify import cases
-from parlay.numerics.trust import settle
+from parlay.numerics.trust import choose_kernels
 from parlay.parallel.group import Group
 from parlay.parallel.numa import stay_on
 from parlay.runner.orders import Forward, Logits, decode
@@ -134,7 +134,7 @@ def _load(own: Assignment, group: Group) -> tuple[ModelRunner, tuple[str, ...]]:
     config = describe_as(Path(own.path), own.storage, own.quantization, own.load_format)
     dtype = getattr(torch, own.dtype)
     torch.set_num_threads(env.threads())
-    kernels, trust = settle(select_kernels(own.device), cases(config, dtype), env.threads())
+    kernels, trust = choose_kernels(select_kernels(own.device), cases(config, dtype), env.threads())
     kernels.set_threads(env.threads())
     tune(kernels, env.threads())
     model = load_model(config, dtype, own.max_model_len, kernels, group)

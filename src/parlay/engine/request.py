@@ -22,11 +22,11 @@ class Rows(NamedTuple):
 
     Attributes:
         known: tokens that the target has yet to compute.
-        again: tokens that it runs once more for their states.
+        rerun: tokens that it runs once more for their states.
     """
 
     known: int
-    again: int
+    rerun: int
 
 
 @dataclass(slots=True, kw_only=True)

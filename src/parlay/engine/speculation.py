@@ -6,9 +6,9 @@ from time import perf_counter
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import PLAIN, TreeShape
 from parlay.config.verification import BLOCK, DRAWN
-from parlay.drafting.ahead import Ahead
 from parlay.drafting.controller import Controller
 from parlay.drafting.cost import StepCost
+from parlay.drafting.device_lengths import DeviceLengths
 from parlay.drafting.drafting import Drafting
 from parlay.drafting.hosts import Method
 from parlay.drafting.remembered import CostFile, Costs
@@ -16,7 +16,7 @@ from parlay.engine.timing import timed_passes
 from parlay.errors import ConfigError
 from parlay.log import logger
 from parlay.proposers.base import DeviceProposer, Proposer, TargetInfo
-from parlay.proposers.select import make_proposer, settle_methods, with_embedded
+from parlay.proposers.select import make_proposer, resolve_methods, with_embedded
 from parlay.runner.runner import ModelRunner
 
 _NODES = 16  # most of a draft with branches, unless the user says
@@ -30,7 +30,7 @@ def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[Method,
         ModelError: a model of a proposer's own cannot be found or does not fit.
     """
     found: list[Method] = []
-    for one in settle_methods(with_embedded(config, target.config.path), target.hub):
+    for one in resolve_methods(with_embedded(config, target.config.path), target.hub):
         assert one.method is not None
         proposer = make_proposer(one, target)
         if proposer.default_length:
@@ -174,7 +174,7 @@ def _controller(
     models = [one.options["model"] for one in (config, *config.several) if "model" in one.options]
     name = f"{name} {next(iter(models), None)}" if name else ""
 
-    def keep(cost: StepCost, ahead: Ahead) -> None:
+    def keep(cost: StepCost, ahead: DeviceLengths) -> None:
         times = ahead.times.known if name else {}
         file.write(Costs(cost.known, {name: times} if times else {}, {name: ahead.acceptance.known} if times else {}))
 

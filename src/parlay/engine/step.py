@@ -77,9 +77,9 @@ class Worker:
         spans = plan.spans
         stretches = [Stretch(s.tokens, s.start, s.blocks, s.draft) for s in spans]
         stretches += [
-            Stretch(s.catch_up.again, s.catch_up.again_start, s.blocks, stored=False)
+            Stretch(s.catch_up.rerun, s.catch_up.rerun_start, s.blocks, stored=False)
             for s in spans
-            if s.catch_up.again
+            if s.catch_up.rerun
         ]
         batch, unsettled = flatten(stretches, self._runner.block_size), self._runner.unsettled
         hidden = self._runner.forward(batch)

@@ -197,7 +197,7 @@ def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
-def lends(config: ModelConfig) -> bool:
+def exposes_hidden_states(config: ModelConfig) -> bool:
     """Whether a model lends proposers its embedding and the states between its layers, as every `Decoder` does."""
     return issubclass(_class(config), Decoder)
 

@@ -19,7 +19,7 @@ from parlay.models.select import Model, describe_model, load_model, resolve_dtyp
 from parlay.models.transformers import model as foreign
 from parlay.numerics.digests import digest_model
 from parlay.numerics.selfcheck import ROW_COUNTS, Case, Finding, check, product_case
-from parlay.numerics.trust import Trust, settle
+from parlay.numerics.trust import Trust, choose_kernels
 from parlay.numerics.whole import check_whole, judge_whole
 from parlay.types.storage import MADE
 
@@ -140,7 +140,7 @@ def inspect(
     config = replace(describe_model(model), storage="plain" if dequantize else "stored")
     resolved = resolve_dtype(dtype, config)
     threads = env.threads()
-    kernels, trust = settle(select_kernels(), cases(config, resolved), threads)
+    kernels, trust = choose_kernels(select_kernels(), cases(config, resolved), threads)
     everything = cases(config, resolved, _WHOLE)
     findings = check(kernels, everything, threads, sorted({*range(1, 65), *ROW_COUNTS, 500, 513, 1000}), tick)
     identity = identify(config, config.max_position, digest_model(config.path))

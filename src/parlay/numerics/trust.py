@@ -42,7 +42,7 @@ class Trust:
         return not self.broken
 
 
-def settle(kernels: Kernels, cases: Sequence[Case], threads: int) -> tuple[Kernels, Trust]:
+def choose_kernels(kernels: Kernels, cases: Sequence[Case], threads: int) -> tuple[Kernels, Trust]:
     """Return the first of `kernels` and their careful kin that keep the contract, or `kernels` if none does.
 
     Args:

@@ -22,7 +22,7 @@ from parlay.kv.store import allocate
 from parlay.models.config import ModelConfig
 from parlay.models.context import Buffers, ForwardContext, LayerCache
 from parlay.models.heads import read_head
-from parlay.models.select import cache_spec, lends
+from parlay.models.select import cache_spec, exposes_hidden_states
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
 from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
 from parlay.proposers.heads import Options, shape_of, storage_of
@@ -139,7 +139,7 @@ class PairedProposer(Head):
         """
         if "embed_tokens.weight" in weights.names:
             return False
-        if not lends(self._target.config):
+        if not exposes_hidden_states(self._target.config):
             raise ModelError(
                 f"the draft head {self.head.path} has no embed_tokens.weight, and the architecture of the target "
                 f"{self._target.config.path} does not lend its own; give a head with an embedding of its own"
@@ -321,7 +321,7 @@ def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple
     for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
         first, node = row, row + len(span.tokens)
         row, ask = node + len(span.draft.tokens), span.catch_up
-        rows: Sequence[int] = range(again, again + len(ask.again))
+        rows: Sequence[int] = range(again, again + len(ask.rerun))
         again += len(rows)
         if not (ask.follow or ask.hold) or (span.sample and draft_room(span, verdict) < 1):
             continue
@@ -334,13 +334,13 @@ def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple
 
 def _completes(span: Span) -> bool:
     """Whether no state before the span's own is missing."""
-    return span.catch_up.again_start + len(span.catch_up.again) == span.start
+    return span.catch_up.rerun_start + len(span.catch_up.rerun) == span.start
 
 
 def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int]) -> _Run | None:
     """Return the pairs of states that are held and of rows."""
     state = span.catch_up.state
-    tokens = (span.catch_up.behind + verdict.tokens)[state.next_pair - state.computed :][: state.held + len(rows)]
+    tokens = (span.catch_up.unseen + verdict.tokens)[state.next_pair - state.computed :][: state.held + len(rows)]
     if not tokens:
         return None
     assert len(tokens) == state.held + len(rows)

@@ -54,26 +54,26 @@ def with_embedded(config: SpeculativeConfig, target: Path) -> SpeculativeConfig:
     return replace(fill(config), several=tuple(map(fill, config.several)))
 
 
-def settle_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[SpeculativeConfig, ...]:
+def resolve_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[SpeculativeConfig, ...]:
     """Return one config for each proposer that a user's config asks for.
 
     Args:
         config: as the user gave it.
-        hub: as for `settle_method`.
+        hub: as for `resolve_method`.
 
     Raises:
-        ConfigError: as `settle_method`; also an option that none of the proposers has, a proposer that a list has
+        ConfigError: as `resolve_method`; also an option that none of the proposers has, a proposer that a list has
             twice, or several with weights.
-        ModelError: as `settle_method`.
+        ModelError: as `resolve_method`.
     """
     if config.several:
-        return _settle_several(config.several, hub)
+        return _resolve_several(config.several, hub)
     if config.method != AUTO:
-        return (settle_method(config, hub),)
+        return (resolve_method(config, hub),)
     found: dict[str, Any] = {name: proposers.load(name).Options for name in weightless()}
     if "model" in config.options:
         given = {key: value for key, value in config.options.items() if key in _MODEL_KEYS}
-        method = settle_method(replace(config, method=None, options=given), hub).method
+        method = resolve_method(replace(config, method=None, options=given), hub).method
         assert method is not None
         found[method] = proposers.load(method).Options
     keys = {name: {option.name for option in fields(options)} for name, options in found.items()}
@@ -89,11 +89,11 @@ def settle_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[Specu
     )
 
 
-def _settle_several(configs: Sequence[SpeculativeConfig], hub: Hub) -> tuple[SpeculativeConfig, ...]:
+def _resolve_several(configs: Sequence[SpeculativeConfig], hub: Hub) -> tuple[SpeculativeConfig, ...]:
     found: dict[str, SpeculativeConfig] = {}
     named = [config.method for config in configs]
     for config in configs:
-        for one in settle_methods(config, hub):
+        for one in resolve_methods(config, hub):
             assert one.method is not None
             if config.method == AUTO and one.method in named:
                 continue  # with options of its own
@@ -115,7 +115,7 @@ def weightless() -> list[str]:
     return [name for name in names if issubclass(proposers.load(name).Proposer, HostProposer)]
 
 
-def settle_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> SpeculativeConfig:
+def resolve_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> SpeculativeConfig:
     """Return the config of one proposer, whose method is known and is what its checkpoint is for.
 
     Args:
@@ -156,7 +156,7 @@ def settle_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> SpeculativeC
 
 
 @contextmanager
-def naming_heads(model: str, path: Path) -> Iterator[None]:
+def explain_if_draft_head(model: str, path: Path) -> Iterator[None]:
     """Say of a draft head that was given as the target that it is one, instead of what it lacks to be a model.
 
     Args:
@@ -191,7 +191,7 @@ def make_proposer(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
     """Find a proposer by name and check its options; no weights are read.
 
     Args:
-        config: with a method that `settle_method` has seen.
+        config: with a method that `resolve_method` has seen.
         target: what it guesses for.
 
     Raises:

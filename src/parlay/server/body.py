@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from parlay.server.errors import ApiError, ClientLeftError
-from parlay.server.remote.apart import apart
+from parlay.server.threads import run_in_thread
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ async def read_json(request: Request, max_depth: int, make: Callable[[dict[str, 
         body = await request.body()
     except ClientDisconnect:
         raise ClientLeftError from None
-    return await apart(len(body), lambda: make(_decode(body, max_depth)))
+    return await run_in_thread(len(body), lambda: make(_decode(body, max_depth)))
 
 
 def _decode(body: bytes, max_depth: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 
 from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
-from parlay.models.select import lends
+from parlay.models.select import exposes_hidden_states
 from parlay.train.data import Text
 from parlay.train.layers import frequencies, public_name, random, turn
 from parlay.train.teacher import Lesson, Output, Teacher
@@ -163,7 +163,7 @@ class RolloutTrainee(Trainee):
 
     @classmethod
     def check(cls, options: Any, target: ModelConfig) -> None:  # noqa: D102
-        if not lends(target):
+        if not exposes_hidden_states(target):
             raise ModelError(
                 f"the architecture of {target.path} lends neither its embedding nor the states between its layers; "
                 "train a head of another kind"

@@ -17,7 +17,7 @@ from parlay.checkpoints.find import find_model
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
 from parlay.numerics.digests import digest_model
-from parlay.proposers.select import naming_heads
+from parlay.proposers.select import explain_if_draft_head
 from parlay.text.tokenizer import TextCodec
 from parlay.train.card import card
 from parlay.train.data import Text, digest, read_texts
@@ -97,7 +97,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda' was asked for, but torch finds none here; leave it at 'cpu'")
     path = find_model(options.target)
-    with naming_heads(options.target, path):
+    with explain_if_draft_head(options.target, path):
         target = describe_target(options)
         codec = TextCodec(path)
     module.Trainee.check(own, target)

@@ -132,7 +132,7 @@ class Teacher:
     def tap(self, layers: tuple[int, ...]) -> None:
         """Have every lesson give the residual stream after so many layers; before the first lesson.
 
-        Only a target that `lends` can.
+        Only a target that `exposes_hidden_states` can.
         """
         self._runner.tap(layers)
         if self._accelerated is not None:

@@ -25,12 +25,12 @@ class ProposerState:
     Attributes:
         computed: verified tokens whose keys and values the proposer's layers hold. Where these hold pairs of a token
             and the state before it, the first token has none; it counts as soon as there are others.
-        ahead: tokens of the pending draft that they hold beyond those, in chain order.
+        speculated: tokens of the pending draft that they hold beyond those, in chain order.
         held: of pairs beyond those, how many states the proposer keeps beside its layers.
     """
 
     computed: int = 0
-    ahead: int = 0
+    speculated: int = 0
     held: int = 0
 
     @property
@@ -50,9 +50,9 @@ class CatchUp:
 
     Attributes:
         state: its progress before this step.
-        behind: known tokens from `state.computed` up to and including the last of the span's, for a proposer of
+        unseen: known tokens from `state.computed` up to and including the last of the span's, for a proposer of
             pairs also the one after it where it is known; empty unless it is to `follow`.
-        again: known tokens from `again_start` on, which the target has computed but runs once more, storing nothing,
+        rerun: known tokens from `rerun_start` on, which the target has computed but runs once more, storing nothing,
             for the states that a proposer of pairs lacks. Their rows come after those of all spans.
         budget: upper bound for the length of the draft that it makes at the end of this step; 0 for none.
         width: nodes of each level that it goes on from, and children of each; 1 for a chain.
@@ -62,8 +62,8 @@ class CatchUp:
     """
 
     state: ProposerState = ProposerState()
-    behind: tuple[int, ...] = ()
-    again: tuple[int, ...] = ()
+    unseen: tuple[int, ...] = ()
+    rerun: tuple[int, ...] = ()
     budget: int = 0
     width: int = 1
     nodes: int = 0
@@ -71,7 +71,7 @@ class CatchUp:
     hold: bool = False
 
     @property
-    def again_start(self) -> int:
+    def rerun_start(self) -> int:
         """Position of the first state that a proposer of pairs has not seen."""
         return self.state.next_state
 

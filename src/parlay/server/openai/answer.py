@@ -21,8 +21,8 @@ from parlay.server.gate import Gate
 from parlay.server.guard import Account
 from parlay.server.openai.choice import usage
 from parlay.server.openai.outputs import merge, while_wanted
-from parlay.server.remote.apart import apart
 from parlay.server.remote.backend import Metrics
+from parlay.server.threads import run_in_thread
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
@@ -193,7 +193,7 @@ class Answer(Response):
                 pass
         outputs = [account.outputs[i] for i in range(len(self._prompts))]
         size = sum(len(o.prompt_token_ids) + sum(len(one.token_ids) for one in o.outputs) for o in outputs)
-        answer = await apart(size, partial(self._answer, outputs))
+        answer = await run_in_thread(size, partial(self._answer, outputs))
         await answer(scope, receive, send)
 
     def _answer(self, outputs: list[RequestOutput]) -> Response:

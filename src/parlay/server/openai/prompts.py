@@ -6,7 +6,7 @@ from parlay.config import ServerConfig
 from parlay.server.errors import ApiError
 from parlay.server.openai.answer import Front
 from parlay.server.openai.fields import Asked, check_prediction, check_prompt, check_text
-from parlay.server.remote.apart import apart
+from parlay.server.threads import run_in_thread
 from parlay.text.chat import ChatOptions
 from parlay.text.tokenizer import TextCodec
 from parlay.types.prompt import Prompt
@@ -55,7 +55,7 @@ async def chat_prompt(front: Front, messages: list[dict[str, Any]], options: Cha
     work = codec.beside(options.chat_template, lambda: codec.chat(messages, options))
     text = await front.gate.outside(work)
     check_text(text, codec.most_characters, front.engine.max_model_len)
-    tokens = await apart(len(text), lambda: codec.encode(text, add_special_tokens=False))
+    tokens = await run_in_thread(len(text), lambda: codec.encode(text, add_special_tokens=False))
     check_prompt(len(tokens), config)
     return {"prompt": text, "prompt_token_ids": tokens}
 

@@ -13,7 +13,7 @@ from parlay.server.errors import json_response
 from parlay.server.openai.answer import Front, warned
 from parlay.server.openai.fields import DetokenizeFields, TokenizeFields, check_model, parse
 from parlay.server.openai.prompts import chat_prompt
-from parlay.server.remote.apart import apart
+from parlay.server.threads import run_in_thread
 from parlay.text.chat import ChatOptions
 from parlay.text.tokenizer import TextCodec
 
@@ -44,7 +44,7 @@ async def tokenize(front: Front, request: Request) -> Response:
             body["token_strs"] = [codec.token_text(token) for token in tokens]
         return json_response(warned(body, warnings))
 
-    return await apart(len(text), answer)
+    return await run_in_thread(len(text), answer)
 
 
 async def detokenize(front: Front, request: Request) -> Response:
@@ -56,7 +56,7 @@ async def detokenize(front: Front, request: Request) -> Response:
     read = partial(parse, DetokenizeFields, strict=front.config.strict_fields)
     asked, _, warnings = await read_json(request, front.config.max_json_depth, read)
     check_model(asked.model, front.engine.model_names)
-    return await apart(len(asked.tokens), lambda: _text(asked.tokens, front.engine.codec, warnings))
+    return await run_in_thread(len(asked.tokens), lambda: _text(asked.tokens, front.engine.codec, warnings))
 
 
 def _text(tokens: Sequence[int], codec: TextCodec, warnings: tuple[str, ...]) -> Response:

@@ -14,8 +14,8 @@ from parlay.link.engine import State
 from parlay.link.protocol import Add, Command, Loading, Outputs, Ready, Report, Stop
 from parlay.link.stream import Stream
 from parlay.log import logger
-from parlay.server.patience import Patience
 from parlay.server.remote.link import EngineLink
+from parlay.server.watchdog import Watchdog
 from parlay.types.progress import OnProgress
 
 DIED = "the engine died and is being restarted; send the request again"
@@ -75,7 +75,7 @@ class Replica:
         self._revival: asyncio.Task[None] | None = None
         self._delay, self._up_since = _FIRST_DELAY, 0.0
         self._served = False  # when it was retired
-        self._patience = Patience(engine_timeout, lambda: self.load > 0, self._give_up)
+        self._patience = Watchdog(engine_timeout, lambda: self.load > 0, self._give_up)
 
     @property
     def pid(self) -> int | None:

@@ -76,7 +76,7 @@ def test_in_chunks_and_blocks_of_any_size(
     answers = run(llm, asks(), watch)
     assert_same(answers, plain("float32", asks()))
     assert accepted(answers) > (5 if options.get("max_num_batched_tokens") != 7 else 0)
-    assert not any(watch.again)
+    assert not any(watch.rerun)
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
 
@@ -89,12 +89,12 @@ def test_from_a_cached_prefix(make_llm: MakeLLM, models: dict[str, Pair], plain:
         watch = Watch().over(llm)
         answers = run(llm, [with_params(ask, speculative=wish) for ask in whole], watch)
         assert_same(answers, plain("float32", whole))
-        assert max(watch.again) <= most
-        assert any(watch.again) == (most > 0)
+        assert max(watch.rerun) <= most
+        assert any(watch.rerun) == (most > 0)
         if most:
             assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
     assert sum(a.metrics.cached_tokens for a in answers) > 150
-    repeated = [n for n in watch.again if n]
+    repeated = [n for n in watch.rerun if n]
     assert repeated.count(1) > len(repeated) / 2
 
 
@@ -113,7 +113,7 @@ def test_shared_blocks_stay_as_they_are(make_llm: MakeLLM, method: str) -> None:
     (request,) = llm.engine.add(asks()[5].prompt, asks(max_tokens=3)[5].params)
     for _ in range(2):
         llm.engine.step()
-    assert len(watch.plans[-2].spans[0].catch_up.again) > 8
+    assert len(watch.plans[-2].spans[0].catch_up.rerun) > 8
     for layer, (key, value) in zip(cache, before, strict=True):
         assert torch.equal(layer.key[named], key)
         assert torch.equal(layer.value[named], value)
@@ -157,9 +157,9 @@ def test_switched_off_and_on_again(
     watch = Watch(switch).over(llm)
     answers = run(llm, asks(max_tokens=40), watch)
     assert_same(answers, plain("float32", asks(max_tokens=40)))
-    assert max(watch.again) > (4 if rows > 9 else 0)
+    assert max(watch.rerun) > (4 if rows > 9 else 0)
     for plan in watch.plans:
-        assert sum(len(s.tokens) + len(s.draft) + len(s.catch_up.again) for s in plan.spans) <= rows
+        assert sum(len(s.tokens) + len(s.draft) + len(s.catch_up.rerun) for s in plan.spans) <= rows
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
 
@@ -181,7 +181,7 @@ def test_after_a_prediction_has_failed(make_llm: MakeLLM, models: dict[str, Pair
     llm = make_llm(method, 4)
     watch = Watch().over(llm)
     assert_same(run(llm, predicted, watch), wanted)
-    assert not any(watch.again)
+    assert not any(watch.rerun)
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
 

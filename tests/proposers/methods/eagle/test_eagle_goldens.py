@@ -126,7 +126,7 @@ def test_logits_and_chains(
             SamplingParams(temperature=0),
             sample=True,
             remaining=99,
-            catch_up=CatchUp(behind=tuple(before), budget=LENGTH, follow=True),
+            catch_up=CatchUp(unseen=tuple(before), budget=LENGTH, follow=True),
         )
         for _ in range(2):
             scored.clear()
@@ -159,7 +159,7 @@ def test_trees(cases: dict[str, Case], name: str) -> None:
         parts = case.tensors[f"p{j}.target_hidden"].chunk(max(len(head.taps), 1), 1)
         for depth in (3, 4):
             golden = prefix[f"tree_d{depth}"]
-            ask = CatchUp(behind=tuple(before), budget=depth + 1, width=4, nodes=15, follow=True)
+            ask = CatchUp(unseen=tuple(before), budget=depth + 1, width=4, nodes=15, follow=True)
             span = Span(
                 0,
                 tuple(before),

@@ -87,11 +87,11 @@ class Proposer(Head):
             if not span.catch_up.budget:
                 continue
             length = draft_length(span, verdict)
-            valid = span.catch_up.state.computed + _confirmed(span.catch_up.state.ahead, verdict.path)
+            valid = span.catch_up.state.computed + _confirmed(span.catch_up.state.speculated, verdict.path)
             if span.sample and length < 1:
                 proposals[i] = Proposal(state=ProposerState(valid))
                 continue
-            gap = (span.catch_up.behind + verdict.tokens)[valid - span.catch_up.state.computed :]
+            gap = (span.catch_up.unseen + verdict.tokens)[valid - span.catch_up.state.computed :]
             run = gap[:rows_left]
             rows_left -= len(run)
             proposals[i] = Proposal(state=ProposerState(valid + len(run)))

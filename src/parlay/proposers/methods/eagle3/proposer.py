@@ -21,7 +21,7 @@ from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder, attention_shapes, mlp_shapes
 from parlay.models.heads import HeadConfig, layer_config
 from parlay.models.layers import Embedding
-from parlay.models.select import lends
+from parlay.models.select import exposes_hidden_states
 from parlay.proposers.base import Runtime
 from parlay.proposers.body import Body, side_by_side
 from parlay.proposers.heads import Options
@@ -52,7 +52,7 @@ class Proposer(PairedProposer):
         prefix = next((own for own in form.FIRST if any(name.startswith(own) for name in names)), form.FIRST[-1])
         self.config = config = layer_config(head, layers, prefix, names)
         self._prefixes = [prefix, *(f"layers.{i}." for i in range(1, config.num_layers))]
-        if not lends(target.config):
+        if not exposes_hidden_states(target.config):
             raise ModelError(
                 f"the draft head {head.path} reads states between the layers of its target, but the architecture of "
                 f"{target.config.path} lends none; take another method"

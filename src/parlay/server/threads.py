@@ -13,7 +13,7 @@ _LONG, _HUGE = 1 << 12, 1 << 18
 _one_by_one = ThreadPoolExecutor(1, "parlay-huge")
 
 
-async def apart(size: int, work: Callable[[], T]) -> T:
+async def run_in_thread(size: int, work: Callable[[], T]) -> T:
     """Return what `work` returns; if its input is long, from a thread, so that other requests go on."""
     if size < _LONG:
         return work()

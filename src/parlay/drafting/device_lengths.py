@@ -44,7 +44,7 @@ class Step(NamedTuple):
         return self.table[min(self.requests + nodes, len(self.table) - 1)] + self.more
 
 
-class Ahead:
+class DeviceLengths:
     """What decides the lengths of one device proposer's drafts.
 
     Attributes:

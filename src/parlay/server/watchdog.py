@@ -1,34 +1,34 @@
-"""How long one waits for a word from somebody who was asked."""
+"""How long to wait for a message from somebody who was asked."""
 
 import asyncio
 from collections.abc import Callable
 from time import monotonic
 
 
-class Patience:
-    """Is lost when nothing is heard for a while; runs only between `begin` and `end`, on the running event loop."""
+class Watchdog:
+    """Expires when no message comes for a while; runs only between `begin` and `end`, on the running event loop."""
 
-    def __init__(self, seconds: float, waiting: Callable[[], bool], lost: Callable[[], None]) -> None:
+    def __init__(self, seconds: float, waiting: Callable[[], bool], expired: Callable[[], None]) -> None:
         """Take note.
 
         Args:
-            seconds: without a word, after which it is lost.
+            seconds: without a message, after which it expires.
             waiting: whether anything is still expected.
-            lost: called when it is lost.
+            expired: called when it does.
         """
         self._seconds = seconds
-        self._waiting, self._lost = waiting, lost
+        self._waiting, self._expired = waiting, expired
         self._timer: asyncio.TimerHandle | None = None
         self._heard = 0.0
 
     def begin(self) -> None:
-        """Expect a word from now on, unless one is expected already."""
+        """Expect a message from now on, unless one is expected already."""
         if self._timer is None:
             self.hear()
             self._set(self._seconds)
 
     def hear(self) -> None:
-        """Take note of a word."""
+        """Take note of a message."""
         self._heard = monotonic()
 
     def end(self) -> None:
@@ -48,4 +48,4 @@ class Patience:
         if left > 0:
             self._set(left)
         else:
-            self._lost()
+            self._expired()
