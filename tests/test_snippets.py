@@ -1,0 +1,133 @@
+"""What the README and the documents show works: Python runs, commands are accepted, files are read."""
+
+import asyncio
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from checkpoints import write_llama
+from serving import Live
+
+from parlay import AsyncLLM
+from parlay.checkpoints import names
+from parlay.cli.flags import Parser
+from parlay.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Commands that end by themselves with what is embedded are run; the others fetch, serve, train or measure.
+RUN = "parlay generate"
+
+
+class Snippet(NamedTuple):
+    """One block of a document, or one line of it."""
+
+    document: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.document}: {self.text.strip().splitlines()[0][:50]}"
+
+
+def snippets(language: str) -> Iterator[Snippet]:
+    for document in DOCUMENTS:
+        for found, text in BLOCK.findall(document.read_text("utf-8")):
+            if found == language:
+                yield Snippet(document.name, text)
+
+
+def lines(program: str) -> Iterator[Snippet]:
+    """Yield the lines of unmarked blocks that call a program, without comments, joined where they go on."""
+    for document, text in snippets(""):
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True) if re.match(rf"([A-Z_]+=\S+ )?{program} ", line) else []
+            if words:
+                yield Snippet(document, shlex.join(words))
+
+
+PYTHON = [s for s in snippets("python") if s.document != "adding-a-proposer.md"]  # which has a test of its own
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Live]:
+    """Serve a chat model under the name that the README's client asks for."""
+    model = write_llama(folder / "target", seed=3, max_position_embeddings=2048)
+    settings = model / "tokenizer_config.json"
+    template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": template}))
+    engine = AsyncLLM(model, served_model_name="smollm2", speculative_config={"method": "ngram"})
+    with Live(engine) as live:
+        yield live
+    asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize("snippet", PYTHON, ids=str)
+def test_python_runs(snippet: Snippet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if "127.0.0.1:8000" not in snippet.text:
+        scope: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(snippet.text, snippet.document, "exec"), scope)
+        if hasattr(scope.get("llm"), "close"):
+            scope["llm"].close()
+        return
+    with served(tmp_path) as live:
+        exec(compile(snippet.text.replace("http://127.0.0.1:8000", live.url), snippet.document, "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("snippet", list(lines("parlay")), ids=str)
+def test_commands_are_accepted(
+    snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(snippet.text)
+    while "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("=", 1))
+    (settings,) = snippets("yaml")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parlay.yaml").write_text(settings.text)
+    made = "my-head" in snippet.text or "echo" in snippet.text  # by the lines before, which are not run
+    runs = snippet.text.startswith(RUN) and not made
+    if not runs:
+        parse = Parser.parse_args
+
+        def accept(self: Parser, *of: Any) -> Any:
+            options = parse(self, *of)
+            options.run = lambda _: 0
+            return options
+
+        monkeypatch.setattr(Parser, "parse_args", accept)
+    assert main(words[1:] + ["--max-tokens", "8"] * runs) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("snippet", list(lines("make")), ids=str)
+def test_make_has_its_targets(snippet: Snippet) -> None:
+    subprocess.run([*shlex.split(snippet.text), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("snippet", list(lines("pip")), ids=str)
+def test_extras_exist(snippet: Snippet) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    *_, constraints, what = shlex.split(snippet.text)
+    assert (ROOT / constraints).is_file()
+    assert set(re.findall(r"\w+", what)) <= set(project["optional-dependencies"])
+
+
+@pytest.mark.parametrize("snippet", list(snippets("toml")), ids=str)
+def test_tables_of_names_are_read(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models.toml").write_text(snippet.text)
+    monkeypatch.setattr(names.env, "config_dir", lambda: tmp_path)
+    assert {"llama3.2", "mine:small", "mine:local"} <= set(names.short_names())
+
+
+def test_every_kind_of_block_is_looked_at() -> None:
+    kinds = {found for document in DOCUMENTS for found, _ in BLOCK.findall(document.read_text("utf-8"))}
+    assert kinds == {"", "python", "yaml", "toml"}
+    assert len(PYTHON) >= 3
+    assert len(list(lines("parlay"))) > 20
