@@ -23,14 +23,29 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
-def turn(x: Tensor, positions: Tensor, theta: float, partial: float = 1.0) -> Tensor:
-    """Rotate the first columns of heads `[rows, heads, D]`."""
-    columns = int(x.shape[-1] * partial)
-    angles = positions[:, None].double() * theta ** (-torch.arange(0, columns, 2).double() / columns)
+def turn(x: Tensor, positions: Tensor, raw: dict[str, Any]) -> Tensor:
+    """Rotate the first columns of heads `[rows, heads, D]` as a layer's config says."""
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    theta = scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0
+    columns = int(x.shape[-1] * raw.get("partial_rotary_factor", 1.0))
+    frequencies = theta ** (-torch.arange(0, columns, 2).double() / columns)
+    if scaling.get("rope_type") == "llama3":
+        frequencies = torch.tensor([llama3(float(frequency), scaling) for frequency in frequencies]).double()
+    angles = positions[:, None].double() * frequencies
     cos, sin = (torch.cat([part, part], -1)[:, None] for part in (angles.cos(), angles.sin()))
     turning, still = x.split([columns, x.shape[-1] - columns], -1)
     a, b = turning.chunk(2, -1)
     return torch.cat([turning * cos + torch.cat([-b, a], -1) * sin, still], -1)
+
+
+def llama3(frequency: float, scaling: dict[str, Any]) -> float:
+    """Return a frequency as Llama 3.1 has it: long waves are stretched, short ones stay."""
+    original, low, high = (
+        scaling[name] for name in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    )
+    turns = original * frequency / (2 * math.pi)  # within the length that the target was first trained on
+    stay = min(max((turns - low) / (high - low), 0.0), 1.0)
+    return stay * frequency + (1 - stay) * frequency / float(scaling["factor"])
 
 
 class Twin:
@@ -102,9 +117,7 @@ class Twin:
             if part in "qk" and f"{name}norm.weight" in self.tensors:
                 y = rms(y, self.tensors[f"{name}norm.weight"], self.eps)
             if part != "v":
-                scaling = raw.get("rope_parameters") or {}
-                theta = scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0
-                y = turn(y, torch.arange(rows), theta, raw.get("partial_rotary_factor", 1.0))
+                y = turn(y, torch.arange(rows), raw)
             found.append(y.repeat_interleave(heads // count, 1).transpose(0, 1))
         query, key, value = found
         scores = query @ key.transpose(1, 2) / math.sqrt(width)

@@ -281,6 +281,16 @@ def speculators(**changes: Any) -> dict[str, Any]:
     }
 
 
+# Some waves are stretched, some blended and some left as they are.
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
 HEADS: dict[str, Callable[[], tuple[dict[str, Any], dict[str, torch.Tensor]]]] = {
     "eagle": lambda: (eagle_config(), random_eagle(eagle_config())),
     "eagle without bias": lambda: (eagle_config(bias=True), random_eagle(eagle_config(), bias=False)),
@@ -293,6 +303,14 @@ HEADS: dict[str, Callable[[], tuple[dict[str, Any], dict[str, torch.Tensor]]]] =
     "eagle of other rotation": lambda: (
         eagle_config(rope_parameters={"rope_type": "default", "rope_theta": 77.0}),
         random_eagle(eagle_config()),
+    ),
+    "eagle of Llama 3.1's rotation": lambda: (
+        eagle_config(rope_parameters=LLAMA3),
+        random_eagle(eagle_config()),
+    ),
+    "speculators with Llama 3.1's rotation": lambda: (
+        speculators(transformer_layer_config=eagle_config(rope_parameters=LLAMA3)),
+        random_eagle3(eagle_config(), layer="layers.0."),
     ),
     "eagle3": lambda: (eagle_config(), _wide()),
     "eagle3 with half the tokens": lambda: (
