@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from parlay.models.config import read_config
+from parlay.models.config import ModelConfig, parse_config, read_raw
 from parlay.models.decoder import weight_shapes
 from parlay.models.families import llama
 
@@ -89,3 +89,8 @@ def write_byte_tokenizer(path: Path, vocab_size: int = VOCAB) -> None:
     (path / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"})
     )
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Return the shape of the model in a directory or GGUF file."""
+    return parse_config(path, read_raw(path))

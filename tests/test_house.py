@@ -97,6 +97,11 @@ def test_only_env_reads_the_environment() -> None:
             assert used not in {"environ", "getenv", "putenv"}, f"{name}:{node.lineno} reads the environment"
 
 
+def test_no_files_import_each_other() -> None:
+    metrics = runpy.run_path(str(SOURCE.parents[1] / "scripts" / "metrics.py"))
+    assert metrics["largest_circle"](SOURCE.parent, FILES, [ast.parse(f.read_text()) for f in FILES]) == 0
+
+
 def test_no_file_is_long() -> None:
     long = [str(f.relative_to(SOURCE)) for f in FILES if len(f.read_text().splitlines()) > 400]
     assert not long

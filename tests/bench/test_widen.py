@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import write_llama
+from checkpoints import read_config, write_llama
 from safetensors import safe_open
 from torch import Tensor
 
@@ -17,7 +17,6 @@ from parlay.bench.widen import Shape, _shards, obstacles, widen
 from parlay.cli.main import main
 from parlay.errors import ConfigError, ModelError
 from parlay.kernels.select import select_kernels
-from parlay.models.config import read_config
 from parlay.models.select import describe_model, load_model
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 from asking import assert_same, half_repeating, run
-from checkpoints import write_llama
+from checkpoints import read_config, write_llama
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, ModelError
 from parlay.checkpoints.loader import Checkpoint
-from parlay.models.config import read_config
 from parlay.models.select import stored_kinds
 
 SIZES = {"hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2, "head_dim": 24}

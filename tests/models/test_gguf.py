@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from asking import essence
-from checkpoints import write_llama
+from checkpoints import read_config, write_llama
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf_files import (
     add_raw,
@@ -30,7 +30,6 @@ from parlay import LLM, ModelError, SamplingParams
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.gguf import GGUFFile
 from parlay.kernels.select import select_kernels
-from parlay.models.config import read_config
 from parlay.models.select import describe_model, load_model
 from parlay.numerics.digests import digest_model
 from parlay.runner.batch import Stretch, flatten

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import write_llama
+from checkpoints import read_config, write_llama
 from gguf import GGUFWriter
 from gguf_files import write_gguf
 from hypothesis import example, given
@@ -20,7 +20,6 @@ from parlay import LLM, ModelError
 from parlay.checkpoints.gguf import GGUFFile
 from parlay.checkpoints.loader import Checkpoint
 from parlay.kernels.select import select_kernels
-from parlay.models.config import read_config
 from parlay.models.select import describe_model, load_model
 from parlay.numerics.digests import digest_model
 from parlay.text.tokenizer import TextCodec

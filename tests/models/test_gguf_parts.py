@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from asking import essence
-from checkpoints import write_llama
+from checkpoints import read_config, write_llama
 from gguf_files import write_gguf
 
 from parlay import LLM, ModelError, SamplingParams
@@ -17,7 +17,6 @@ from parlay.checkpoints.gguf import GGUFFile
 from parlay.checkpoints.gguf_parts import GGUFModel
 from parlay.checkpoints.loader import Checkpoint
 from parlay.config import EngineConfig
-from parlay.models.config import read_config
 from parlay.models.select import describe_model
 from parlay.numerics.digests import digest_model
 from parlay.runner.footprint import weight_bytes

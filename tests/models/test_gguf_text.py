@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import write_llama
+from checkpoints import read_config, write_llama
 from gguf_files import write_gguf
 from test_gguf_tokenizer import PIECES, spm_keys
 
 from parlay import LLM, SamplingParams
-from parlay.models.config import read_config
 from parlay.text.tokenizer import Detokenizer, TextCodec
 
 ONE = SamplingParams(max_tokens=1)

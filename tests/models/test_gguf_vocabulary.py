@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import write_llama
+from checkpoints import read_config, write_llama
 from gguf_files import tokenizer_keys
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from parlay import ModelError
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.gguf_write import Value
-from parlay.models.config import read_config
 from parlay.models.export.vocabulary import vocabulary
 from parlay.text.gguf import SAME_AS, read_gguf_tokenizer
 from parlay.text.tokenizer import TextCodec

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import write_llama
+from checkpoints import read_config, write_llama
 
 from parlay import ConfigError, ModelError
-from parlay.models.config import read_config
 from parlay.models.rotary import cos_sin_table
 from parlay.models.select import cache_spec, describe_model, resolve_dtype
 

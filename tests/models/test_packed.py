@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 from asking import essence
-from checkpoints import write_llama
+from checkpoints import read_config, write_llama
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, ConfigError, ModelError, SamplingParams
 from parlay.checkpoints.loader import Checkpoint
-from parlay.models.config import read_config
 from parlay.models.select import stored_kinds
 from parlay.runner.footprint import weight_bytes
 

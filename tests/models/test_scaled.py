@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from asking import assert_same, half_repeating, run
-from checkpoints import write_llama
+from checkpoints import read_config, write_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -23,7 +23,6 @@ from parlay import LLM, ConfigError, ModelError
 from parlay.checkpoints.compound import fits_float16
 from parlay.checkpoints.loader import Checkpoint
 from parlay.checkpoints.packing import read_packing
-from parlay.models.config import read_config
 from parlay.models.select import describe_as, stored_kinds
 
 WIDE = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 1, "head_dim": 32}

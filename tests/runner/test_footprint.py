@@ -9,7 +9,7 @@ from types import FunctionType, ModuleType
 
 import pytest
 import torch
-from checkpoints import write_llama
+from checkpoints import read_config, write_llama
 from conftest import MakeLLM, Pair
 from crossing import crossed
 from families import write_family
@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 from parlay import LLM, CapacityError
 from parlay.checkpoints.loader import Checkpoint
 from parlay.kernels.select import select_kernels
-from parlay.models.config import read_config
 from parlay.models.select import describe_model, load_model
 from parlay.runner.footprint import weight_bytes
 

@@ -144,16 +144,6 @@ class ModelConfig:
         return products
 
 
-def read_config(path: Path) -> ModelConfig:
-    """Return the shape of the model in directory or GGUF file `path`.
-
-    Raises:
-        ModelError: no or unreadable `config.json` or GGUF file, missing keys, sizes that contradict each other, or an
-            architecture or option that parlay does not serve.
-    """
-    return parse_config(path, read_raw(path))
-
-
 def read_raw(path: Path) -> dict[str, Any]:
     """Return the content of a model's `config.json`, or what stands for it in a GGUF file.
 
@@ -169,14 +159,14 @@ def read_raw(path: Path) -> dict[str, Any]:
 
 
 def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
-    """Return what `read_config` does for the content of a `config.json`, wherever it comes from.
+    """Return the shape of a model from the content of its `config.json`, wherever that comes from.
 
     Args:
         path: the model directory.
         raw: the content; it is kept.
 
     Raises:
-        ModelError: as `read_config`.
+        ModelError: keys are missing, sizes contradict each other, or an architecture or option is not served.
     """
     raw = {**raw, **{new: raw[old] for new, old in _OTHER_NAMES.items() if old in raw and new not in raw}}
     try:

@@ -15,7 +15,8 @@ from parlay import __version__
 from parlay.config import ServerConfig
 from parlay.errors import ParlayError
 from parlay.link.engine import AsyncEngine
-from parlay.server.errors import ApiError, ClientLeftError, as_api_error, json_response
+from parlay.server.errors import ApiError, ClientLeftError, json_response
+from parlay.server.failures import as_api_error
 from parlay.server.gate import Gate
 from parlay.server.guard import OPEN, Guard
 from parlay.server.keys import Keys

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parlay.config import ServerConfig
 from parlay.server.browsers import check_page
-from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error
+from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError
+from parlay.server.failures import as_api_error
 from parlay.server.keys import ANYONE, Keys
 from parlay.server.logs import Log, log_line
 from parlay.server.remote.backend import Metrics, Observation

@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 from parlay.config import ServerConfig
 from parlay.link.engine import AsyncEngine
 from parlay.server.acceptance import request_metrics
-from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error, json_response
+from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, json_response
+from parlay.server.failures import as_api_error
 from parlay.server.gate import Gate
 from parlay.server.guard import Account
 from parlay.server.openai.choice import usage
