@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+_LINK = re.compile(r"(!?)\[([^\]]+)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Files, *, config: MkDocsConfig, **_: Any) -> Files:
@@ -31,7 +31,7 @@ def on_page_markdown(markdown: str, *, page: Page, files: Files, **_: Any) -> st
     source = own.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
     def lead(match: re.Match[str]) -> str:
-        text, target = match.groups()
+        image, text, target = match.groups()
         path, _, anchor = target.partition("#")
         if not path or ":" in path:
             return match[0]
@@ -42,6 +42,6 @@ def on_page_markdown(markdown: str, *, page: Page, files: Files, **_: Any) -> st
         if files.get_file_from_path(place) is None:
             return text
         there = posixpath.relpath(place, posixpath.dirname(page.file.src_uri) or ".")
-        return f"[{text}]({there}{'#' + anchor if anchor else ''})"
+        return f"{image}[{text}]({there}{'#' + anchor if anchor else ''})"
 
     return _LINK.sub(lead, markdown)
