@@ -19,6 +19,7 @@ from parlay.config import SpeculativeConfig
 from parlay.config.speculative import AUTO, TreeShape
 from parlay.errors import CapacityError, ConfigError, ModelError
 from parlay.llm import LLM
+from parlay.proposers.select import weightless
 
 CELL = {"temperature": 0.0, "precise": True}
 
@@ -247,12 +248,13 @@ def test_what_is_asked_of_whom(model: Path, options: MethodsOptions, tmp_path: P
 
 
 def test_contenders_of_another_model(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert list(contenders(str(model), None)) == ["none", AUTO, "ngram", "self", "suffix"]
+    own = sorted([*weightless(), "self"])
+    assert list(contenders(str(model), None)) == ["none", AUTO, *own]
     assert not caplog.records
     assert list(contenders(str(model), 3, ("suffix", "ngram"))) == ["none", "suffix", "ngram"]
     draft = write_llama(tmp_path / "draft", seed=1, num_hidden_layers=1)
     found = contenders(str(model), 3, (), {"draft_model": str(draft)})
-    assert list(found) == ["none", AUTO, "auto+draft_model", "draft_model", "ngram", "self", "suffix"]
+    assert list(found) == ["none", AUTO, "auto+draft_model", *sorted([*own, "draft_model"])]
     assert found["draft_model"].options == {"model": str(draft)}
     assert found["draft_model"].num_speculative_tokens == 3
     stranger = write_llama(tmp_path / "stranger", seed=1, num_hidden_layers=1, vocab_size=300)

@@ -16,7 +16,7 @@ from parlay.bench.traces import NEVER, Recorded, Trace
 from parlay.cli.main import main
 from parlay.config.speculative import AUTO
 from parlay.errors import ConfigError
-from parlay.proposers.select import weightless
+from parlay.proposers.select import automatic
 from parlay.types.draft import Draft
 
 FOLDER = Path(__file__).parent / "traces"
@@ -205,7 +205,7 @@ def check(trace: str, batch: int, method: str) -> None:
 def unavoidable(table: Costs, method: str, batch: int) -> float:
     """Return what no choice of lengths avoids, as a share of a plain step: host proposers are shown every token."""
     step = table.seconds(batch) + table.step + table.turn * batch
-    hosts = weightless() if method == AUTO else [method]
+    hosts = automatic() if method == AUTO else [method]
     return sum(table.look_ups.get(name, LookUps()).shown for name in hosts) * batch / step
 
 

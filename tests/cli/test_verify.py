@@ -38,7 +38,7 @@ def test_the_embedded_model(kinds: tuple[str, ...], tmp_path: Path, capsys: pyte
     assert result["provenance"]["numerics"] == [numerics]
     assert {"cpu", "threads", "torch", "instruction_sets", "environment"} <= set(result["provenance"])
     assert text.startswith(numerics)
-    assert "promise 1 holds here" in text
+    assert "the same-tokens guarantee holds here" in text
     assert result["holds"]
     assert all(check["same"] for check in result["checks"])
     assert len(result["checks"]) > 6
@@ -94,7 +94,7 @@ def test_broken_kernels_fail(
     assert main(["verify", model, "--quick", "--max-tokens", "4", "--draws", "0", "--json"]) == 1
     *text, line = capsys.readouterr().out.splitlines()
     result = json.loads(line)
-    assert "promise 1 does NOT hold here to the bit" in text[-1]
+    assert "the same-tokens guarantee does NOT hold here to the bit" in text[-1]
     assert not result["holds"]
     broken = [check for check in result["checks"] if not check["same"]]
     assert {check["case"].split()[0] for check in broken} == {"linear"}

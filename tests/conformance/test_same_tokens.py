@@ -1,4 +1,4 @@
-"""The first promise: output is a function of target, prompt, parameters and seed, and of nothing else.
+"""The same-tokens guarantee: output is a function of target, prompt, parameters and seed, and of nothing else.
 
 Every registered proposer is held to it: token ids, text and the bits of every log-probability must be those that
 plain decoding gives to the request alone.

@@ -15,7 +15,7 @@ from parlay.drafting import drafting
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
-from parlay.proposers.select import proposers, weightless
+from parlay.proposers.select import automatic, proposers, weightless
 from parlay.types.plan import Plan, Span
 
 DRAFTING = [name for name in proposers.names() if drafts(name)]
@@ -80,7 +80,7 @@ def test_every_mode(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, lengths: str, dtype: str, method: str | None
 ) -> None:
     llm = make_llm(dtype=dtype, speculative_config=every_method(models[dtype], method, lengths=lengths))
-    assert llm.engine.methods == ("none", *weightless(), *([method] if method else []))
+    assert llm.engine.methods == ("none", *automatic(), *([method] if method else []))
     assert_same(run(llm, asks(0.7)), plain(dtype, without_wishes(asks(0.7))))
 
 

@@ -1,4 +1,4 @@
-"""The numerics id, the self-check at start, and what engines do where promise 1 cannot be kept to the bit."""
+"""The numerics id, the self-check at start, and what engines do where it does not hold to the bit."""
 
 import json
 import logging
@@ -90,7 +90,7 @@ def test_where_it_cannot_be_kept_the_engine_says_so(
     llm = make_llm()
     assert not llm.engine.numerics.exact
     assert llm.numerics_id.endswith("/up-to-floating-point")
-    assert "PROMISE 1 DOES NOT HOLD TO THE BIT HERE" in caplog.text
+    assert "THE SAME-TOKENS GUARANTEE DOES NOT HOLD TO THE BIT HERE" in caplog.text
     assert len(run(llm, ASKS)) == len(ASKS), "it serves all the same"
 
 

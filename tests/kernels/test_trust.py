@@ -186,7 +186,7 @@ def test_where_no_kernels_are_exact_the_fast_ones_run_and_it_is_said_loudly(
         chosen, verdict = choose_kernels(broken, CASES, 2)
     assert chosen is broken
     assert not verdict.exact
-    assert "PROMISE 1 DOES NOT HOLD TO THE BIT HERE" in caplog.text
+    assert "THE SAME-TOKENS GUARANTEE DOES NOT HOLD TO THE BIT HERE" in caplog.text
     assert "up to floating point only" in caplog.text
 
 

@@ -149,7 +149,7 @@ def test_rows_that_depend_on_their_number_are_said_aloud(
     llm = LLM(str(checkpoint("gptneox")), max_model_len=32)
     assert not llm.engine.numerics.exact
     assert llm.numerics_id.endswith("/up-to-floating-point")
-    assert "PROMISE 1 DOES NOT HOLD TO THE BIT HERE" in caplog.text
+    assert "THE SAME-TOKENS GUARANTEE DOES NOT HOLD TO THE BIT HERE" in caplog.text
     assert "among 4 rows" in caplog.text
     _, findings = inspect(str(checkpoint("gptneox")))
     (bad,) = (found for found in findings.values() if found.row_counts)

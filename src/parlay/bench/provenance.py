@@ -17,7 +17,9 @@ def provenance(numerics: Iterable[str] = ()) -> dict[str, Any]:
     return {
         "command": " ".join(["parlay", *_public(sys.argv[1:])]),
         "commit": _git("rev-parse", "--short", "HEAD"),
-        "modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "modified": bool(
+            _git("status", "--porcelain", "--untracked-files=no") or _git("status", "--porcelain", "..")
+        ),
         "parlay": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

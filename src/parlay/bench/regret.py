@@ -15,7 +15,7 @@ from parlay.bench.steps import Outcome
 from parlay.bench.traces import Recorded, Trace
 from parlay.config.speculative import AUTO
 from parlay.errors import ConfigError, nearest
-from parlay.proposers.select import weightless
+from parlay.proposers.select import automatic, weightless
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _ANY = Costs(name="any", passes=((1, 1.0),))  # steps of fixed lengths do not depend on what they cost
@@ -96,7 +96,7 @@ def measure(
 def _settings(requests: Sequence[Recorded], method: str, lengths: Sequence[int]) -> list[Setting]:
     """Return the fixed settings that chosen lengths are compared with: for `AUTO` those of all its methods."""
     if method == AUTO:
-        return [setting for name in weightless() for setting in _settings(requests, name, lengths)]
+        return [setting for name in automatic() for setting in _settings(requests, name, lengths)]
     longest = max((len(d) for r in requests for d in r.chains.get(method, ())), default=max(lengths))
     return [Setting(method=method, length=length) for length in lengths if length <= longest]
 

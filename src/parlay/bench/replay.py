@@ -32,7 +32,7 @@ from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.models.select import describe_model
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, TargetInfo, draft_length
-from parlay.proposers.select import make_proposer, proposers, weightless
+from parlay.proposers.select import automatic, make_proposer, proposers
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.params import SamplingParams
@@ -344,7 +344,7 @@ def _methods(setting: Setting, requests: Sequence[Recorded], costs: Costs) -> li
         return []
     found = {
         name: _proposer(name, requests, costs.look_ups.get(name, LookUps()).asked)
-        for name in (weightless() if setting.method == AUTO else [setting.method])
+        for name in (automatic() if setting.method == AUTO else [setting.method])
     }
     return [Method(name, one, setting.length or one.default_length) for name, one in found.items()]
 

@@ -1,4 +1,4 @@
-"""The first promise on a model of the user's: a few prompts decoded in every way, and whether anything changes.
+"""The same-tokens guarantee on a user's model: a few prompts decoded in every way, and whether anything changes.
 
 What must not change is token ids and the bits of their log-probabilities. What they are compared with is plain
 decoding of each prompt alone, whole, with nothing cached.

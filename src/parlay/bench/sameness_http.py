@@ -1,4 +1,4 @@
-"""The first promise on a running server of OpenAI's protocol, whoever wrote it: one request has one answer.
+"""The same-tokens guarantee on a running server of OpenAI's protocol, whoever wrote it: one request has one answer.
 
 The server is asked the same things alone, again, together, among others and as a stream, and without speculation if
 it is parlay's own, for which the protocol has no word. What must not change is the text, and the tokens and

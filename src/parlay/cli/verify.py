@@ -1,4 +1,4 @@
-"""`parlay verify`: whether this machine keeps the first promise, and under which name."""
+"""`parlay verify`: whether this machine keeps the same-tokens guarantee, and under which name."""
 
 import argparse
 import json
@@ -120,7 +120,10 @@ def run(options: argparse.Namespace) -> int:
     holds = all(c["same"] for c in checks) and all(r.get("same", True) for r in rows)
     kind = COUPLED if speculative is None else config.verification
     if kind == COUPLED:
-        good, bad = "promise 1 holds here: the same tokens, bit for bit", "promise 1 does NOT hold here to the bit"
+        good, bad = (
+            "the same-tokens guarantee holds here, bit for bit",
+            "the same-tokens guarantee does NOT hold here to the bit",
+        )
     else:
         law = "are lossy, which these draws are too few to show" if kind in LOSSY else "have the target's law"
         good = f"verification={kind!r}: greedy tokens are the same, bit for bit; sampled ones {law}"

@@ -1,4 +1,4 @@
-"""Whether kernels keep the first promise on this machine: rows alone against the same rows among others, bit by bit.
+"""Whether kernels keep the same-tokens guarantee here: rows alone against the same rows among others, bit by bit.
 
 A library may sum in another order for few rows than for many, and which one does so where is not written anywhere.
 So it is tried, on a model's own shapes and with data that cancel: what is left of such a sum is nothing but the

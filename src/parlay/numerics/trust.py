@@ -38,7 +38,7 @@ class Trust:
 
     @property
     def exact(self) -> bool:
-        """Whether the first promise holds to the bit."""
+        """Whether the same-tokens guarantee holds to the bit."""
         return not self.broken
 
 
@@ -66,8 +66,8 @@ def choose_kernels(kernels: Kernels, cases: Sequence[Case], threads: int) -> tup
             return careful, found
         careful = careful.careful()
     logger.warning(
-        "PROMISE 1 DOES NOT HOLD TO THE BIT HERE: with the kernels %s a row has other bits among other rows (%s), so "
-        "tokens are the same up to floating point only; `parlay verify` shows more",
+        "THE SAME-TOKENS GUARANTEE DOES NOT HOLD TO THE BIT HERE: with the kernels %s a row has other bits among "
+        "other rows (%s), so tokens are the same up to floating point only; `parlay verify` shows more",
         kernels.name,
         _sample(trust),
     )

@@ -45,8 +45,8 @@ def judge_whole(model: Model, identity: str, kernels: Kernels, trust: Trust, thr
     whole = summarise({case: finding})
     if whole.broken:
         logger.warning(
-            "PROMISE 1 DOES NOT HOLD TO THE BIT HERE: %s is computed by another library in part, and %s, so tokens "
-            "are the same up to floating point only; `parlay verify` shows more",
+            "THE SAME-TOKENS GUARANTEE DOES NOT HOLD TO THE BIT HERE: %s is computed by another library in part, and "
+            "%s, so tokens are the same up to floating point only; `parlay verify` shows more",
             model.config.path,
             f"bfloat16 hides what torch's {', '.join(model.rest)} may do to a row"
             if _blind(model)

@@ -105,9 +105,11 @@ class HostProposer(Proposer):
 
     Attributes:
         learns: whether what it is shown of one request helps others; only then is it shown how a request ends.
+        joins_auto: whether it is part of the method "auto", which is the default of every user.
     """
 
     learns: bool = False
+    joins_auto: bool = False
 
     def admit(self, request_id: int, prompt: Sequence[int], tenant: str | None) -> None:
         """Take note of a request.

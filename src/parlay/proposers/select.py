@@ -70,7 +70,7 @@ def resolve_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[Spec
         return _resolve_several(config.several, hub)
     if config.method != AUTO:
         return (resolve_method(config, hub),)
-    found: dict[str, Any] = {name: proposers.load(name).Options for name in weightless()}
+    found: dict[str, Any] = {name: proposers.load(name).Options for name in automatic()}
     if "model" in config.options:
         given = {key: value for key, value in config.options.items() if key in _MODEL_KEYS}
         method = resolve_method(replace(config, method=None, options=given), hub).method
@@ -107,6 +107,11 @@ def _resolve_several(configs: Sequence[SpeculativeConfig], hub: Hub) -> tuple[Sp
             "loaded; leave one of them out"
         )
     return tuple(found.values())
+
+
+def automatic() -> list[str]:
+    """Return the names of the proposers that "auto" has without being given a checkpoint."""
+    return [name for name in weightless() if proposers.load(name).Proposer.joins_auto]
 
 
 def weightless() -> list[str]:

@@ -62,6 +62,8 @@ class Options:
 class Proposer(HostProposer):
     """Drafts what followed the longest matching n-gram."""
 
+    joins_auto = True
+
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._low, self._high = options.bounds
         self._latest = options.match == "latest"

@@ -65,6 +65,7 @@ class Options:
 class Proposer(HostProposer):
     """Drafts what promises most in a request's own tree and its tenant's."""
 
+    joins_auto = True
     default_length = 32
     learns = True
 

@@ -1,10 +1,10 @@
 """Medusa: a head for each of the next tokens, all on the last hidden state.
 
-Idea: Cai et al. 2024 (arXiv 2401.10774). Head i guesses the token after next but i, by itself: it knows neither the
-newest token nor what the other heads guess. A head is residual blocks of the target's width and then either an output
-layer of its own (the first generation) or the target's (the second), which is far smaller. The heads' likeliest
-tokens make a chain, or a tree in which any token of a head may follow any of the one before: the likeliest paths, or
-those of `medusa_choices`.
+Idea: Cai et al. 2024 (arXiv 2401.10774). Head i guesses the token i + 1 places after the newest, by itself: it knows
+neither the newest token nor what the other heads guess. A head is residual blocks of the target's width and then
+either an output layer of its own (the first generation) or the target's (the second), which is far smaller. The
+heads' likeliest tokens make a chain, or a tree in which any token of a head may follow any of the one before: the
+likeliest paths, or those of `medusa_choices`.
 
 Costs one pass over the heads a step, whatever the draft's length. Loses where a guess depends on those before it.
 """
