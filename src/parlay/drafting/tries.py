@@ -6,6 +6,7 @@ take longer than the try itself; then it is worth as many tries as that has cost
 
 _SHARE = 0.005  # of the time that may be lost
 _FEW, _MANY = 6.0, 32.0  # tries that are saved up for, at least and at most
+_SPARE = 1.2  # of what a run takes, what is saved at most while there is nothing to try: the next may take more
 _LUCK = 2  # tries in a row that may go wrong after one that was right
 
 
@@ -25,7 +26,7 @@ class Tries:
     def save(self, seconds: float) -> None:
         """Save up a share of `seconds` that have passed, in which there was nothing to try."""
         if self._saved is not None:
-            self._saved = max(min(self._saved + _SHARE * seconds, 1.2 * self._run), self._saved)
+            self._saved = max(self._saved, min(self._saved + _SHARE * seconds, _SPARE * self._run))
 
     def take(self, price: float, catching_up: float, seconds: float) -> bool:
         """Save up a share of `seconds` that have passed, and return whether to try now; if so, that is paid.
@@ -38,7 +39,7 @@ class Tries:
         tries = min(max(catching_up / price, _FEW), _MANY) if price else _FEW
         self._run = catching_up + tries * price
         if self._saved is None:
-            self._saved = catching_up + price  # the first is free
+            self._saved = catching_up + price  # enough for one
         else:
             self._saved = min(self._saved + _SHARE * seconds, self._run + price)
         if self._saved < (price if self._luck and catching_up <= price else self._run):
