@@ -9,11 +9,13 @@ import pytest
 import zmq
 from asking import assert_whole
 from conftest import MakeLLM
+from serving import wait_for
 
 from parlay import EngineFaultError, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.link.protocol import Abort, Add, Command, Failure, Outputs, Stop, decode_report, encode, plain_params
 from parlay.link.serving import EngineServer
+from parlay.link.thread import ThreadDoor
 from parlay.sampling import grammar
 from parlay.sampling.grammar import Grammars
 from parlay.server.door import SocketDoor
@@ -82,19 +84,12 @@ def finished(reports: list[Outputs], count: int) -> bool:
     return sum(d.finish_reason is not None for r in reports for d in r.deltas) == count
 
 
-def choose_kernels(front: Front, true: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def test_nothing_piles_up(front: Front, make_llm: MakeLLM) -> None:
     """The requests are over before the front reads a word: it gets all there is in a few messages."""
     keys = range(3)
     for key in keys:
         front.send(add(key, max_tokens=100))
-    choose_kernels(front, lambda: front.engine.stats.finished["length"] == 3)
+    wait_for(lambda: front.engine.stats.finished["length"] == 3)
     steps = front.engine.stats.steps
     reports = front.read_until(lambda reports: finished(reports, 3))
     assert len(reports) <= 5 < steps
@@ -105,16 +100,16 @@ def test_nothing_piles_up(front: Front, make_llm: MakeLLM) -> None:
         deltas = [d for r in reports for d in r.deltas if d.key == key]
         assert [t for d in deltas for t in d.tokens] == list(output.outputs[0].token_ids)
         assert "".join(d.text for d in deltas) == output.outputs[0].text
-    choose_kernels(front, lambda: not front.engine.busy)
+    wait_for(lambda: not front.engine.busy)
 
 
 def test_an_abort_while_nobody_listens(front: Front) -> None:
     """Nothing more is said of what was aborted, and its blocks are free."""
     for key in (1, 2):
         front.send(add(key, max_tokens=100))
-    choose_kernels(front, lambda: front.engine.stats.steps > 20)
+    wait_for(lambda: front.engine.stats.steps > 20)
     front.send(Abort(1))
-    choose_kernels(front, lambda: front.engine.stats.finished["length"] == 1)
+    wait_for(lambda: front.engine.stats.finished["length"] == 1)
     reports = front.read_until(lambda reports: finished(reports, 1))
     assert sum(len(d.tokens) for r in reports for d in r.deltas if d.key == 2) == 100
     assert not any(d.finish_reason for r in reports for d in r.deltas if d.key == 1)
@@ -175,7 +170,20 @@ def test_a_grammar_is_compiled_beside_the_steps(front: Front, monkeypatch: pytes
     assert len("".join(d.text for r in reports for d in r.deltas)) == 40
     ((key, kind),) = [(f.key, f.kind) for r in reports for f in r.failures]
     assert (key, kind) == (3, "RequestError")
-    choose_kernels(front, lambda: not front.engine.busy)
+    wait_for(lambda: not front.engine.busy)
+
+
+def test_a_ring_is_never_missed() -> None:
+    """Also where it comes while the commands are looked for, after the forms were: it ends the next wait."""
+    door = ThreadDoor(lambda outputs: None)
+    door.put(Stop())
+    door.wait(sending=False)
+    door.ring()
+    assert [door.receive(), door.receive()] == [Stop(), None]
+    waiting = Thread(target=door.wait, kwargs={"sending": False}, daemon=True)
+    waiting.start()
+    waiting.join(LIMIT)
+    assert not waiting.is_alive()
 
 
 def test_what_one_tenant_has_compiled_is_not_at_hand_for_another(

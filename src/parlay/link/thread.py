@@ -31,7 +31,7 @@ class ThreadLink:
             on_outputs: called in the thread with everything that the engine says.
             on_end: called there once, at last; with the error by which the engine has failed, if so.
         """
-        self._door = _Door(on_outputs)
+        self._door = ThreadDoor(on_outputs)
         self._on_end, self._engine = on_end, engine
         self.server = EngineServer(engine, self._door)
         self.thread = Thread(target=self._run, name="parlay-engine", daemon=True)
@@ -52,31 +52,41 @@ class ThreadLink:
         self._on_end(failed)
 
 
-class _Door:
+class ThreadDoor:
+    """The other end: a queue of commands and rings."""
+
     def __init__(self, on_outputs: Callable[[Outputs], None]) -> None:
         self._on_outputs = on_outputs
         self._queue: SimpleQueue[Command | None] = SimpleQueue()  # None where somebody rang
         self._first: Command | None = None  # what `wait` has found
+        self._rung = False  # whether a ring was found while commands were looked for, so that it ended no `wait`
 
     def put(self, command: Command) -> None:
+        """Queue a command; any thread may."""
         self._queue.put(command)
 
     def ring(self) -> None:
+        """End a `wait`, this one or the next; any thread may."""
         self._queue.put(None)
 
     def wait(self, *, sending: bool) -> None:
-        if self._first is None:
+        """Wait for a command or for `ring`; outputs can always be taken."""
+        if self._first is None and not self._rung:
             self._first = self._queue.get()
+        self._rung = False
 
     def receive(self) -> Command | None:
+        """Return the next command that has come; None if there is none."""
         found, self._first = self._first, None
-        try:
-            while found is None:
+        while found is None:
+            try:
                 found = self._queue.get_nowait()
-        except Empty:
-            return None
+            except Empty:
+                return None
+            self._rung = self._rung or found is None
         return found
 
     def send(self, outputs: Outputs) -> bool:
+        """Hand over outputs."""
         self._on_outputs(outputs)
         return True
