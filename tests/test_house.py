@@ -17,7 +17,7 @@ import pytest
 import parlay
 from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig
 from parlay.engine.request import Request
-from parlay.engine.stats import EngineStats
+from parlay.types.stats import GuessStats, Stats
 from parlay.proposers.select import proposers
 from parlay.text.chat import ChatOptions
 from parlay.train.options import TrainOptions
@@ -40,7 +40,7 @@ CONFIGS = [
     parlay.CompletionOutput,
     *(proposers.load(name).Options for name in proposers.names()),
     *(TrainOptions, *(methods.load(name).Options for name in methods.names())),
-    *(CacheSpec, CatchUp, Draft, EngineStats, ProposerState, Span, TokenLogprobs, Verdict),
+    *(CacheSpec, CatchUp, Draft, GuessStats, Stats, ProposerState, Span, TokenLogprobs, Verdict),
 ]
 
 
@@ -156,7 +156,7 @@ def test_every_environment_variable_is_described() -> None:
 def test_identities_do_not_change() -> None:
     """What describes a request or a step is frozen, apart from the request's own progress."""
     for cls in (*CONFIGS, parlay.RequestOutput):
-        if cls is not EngineStats:
+        if cls not in (GuessStats, Stats):
             assert frozen(cls), cls
     assert not Request.__dataclass_params__.eq
 

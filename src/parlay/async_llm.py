@@ -6,13 +6,13 @@ from typing import Any
 
 from parlay.config import modernise
 from parlay.config.speculative import DEFAULT, Speculation
-from parlay.engine.stats import StatsSnapshot
 from parlay.errors import ParlayError
 from parlay.link.engine import AsyncEngine, State
 from parlay.link.protocol import Outputs, Stop
 from parlay.link.serving import introduce
 from parlay.link.thread import ThreadLink
 from parlay.llm import LLM
+from parlay.types.stats import StatsSnapshot
 
 
 class AsyncLLM(AsyncEngine):

@@ -10,12 +10,22 @@ ParlayError
  └─ CapacityError    memory does not suffice for what was asked
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
 class ParlayError(Exception):
-    """Base of all errors that parlay raises on purpose; the message is one sentence with the remedy."""
+    """Base of all errors that parlay raises on purpose; the message is one sentence with the remedy.
+
+    Attributes:
+        param: the parameter or field at fault, where there is one.
+    """
+
+    def __init__(self, message: str = "", *, param: str | None = None) -> None:
+        """Say what is wrong, and with which parameter."""
+        super().__init__(message)
+        self.param = param
 
 
 class ConfigError(ParlayError, ValueError):
@@ -48,6 +58,16 @@ class RankError(EngineDeadError):
 
 class CapacityError(ParlayError, MemoryError):
     """Memory does not suffice for what was asked."""
+
+
+@contextmanager
+def about(param: str) -> Iterator[None]:
+    """A region whose errors are about one parameter, unless they name another."""
+    try:
+        yield
+    except ParlayError as error:
+        error.param = error.param or param
+        raise
 
 
 _LONG = 200  # characters of a value that a message shows

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from parlay.engine.stats import StatsSnapshot
+from parlay.types.stats import StatsSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +53,15 @@ class Vector(Metric):
 
 def metrics_of(stats: StatsSnapshot) -> list[Metric]:
     """Return a snapshot as metrics; those of speculation count all methods together."""
-    methods = list(stats.methods.values())
-    deepest = max((len(one.accepted_per_position) for one in methods), default=0)
-    accepted = [0] * deepest
-    for one in methods:
-        for place, count in enumerate(one.accepted_per_position):
-            accepted[place] += count
+    guesses = stats.guesses
     return [
         Counter("vllm:prompt_tokens", stats.prompt_tokens),
         Counter("vllm:generation_tokens", stats.emitted),
         Counter("vllm:num_preemptions", stats.preemptions),
-        Counter("vllm:spec_decode_num_drafts", sum(one.drafts for one in methods)),
-        Counter("vllm:spec_decode_num_draft_tokens", sum(one.drafted for one in methods)),
-        Counter("vllm:spec_decode_num_accepted_tokens", sum(one.accepted for one in methods)),
-        Vector("vllm:spec_decode_num_accepted_tokens_per_pos", accepted),
+        Counter("vllm:spec_decode_num_drafts", guesses.drafts),
+        Counter("vllm:spec_decode_num_draft_tokens", guesses.drafted),
+        Counter("vllm:spec_decode_num_accepted_tokens", guesses.accepted),
+        Vector("vllm:spec_decode_num_accepted_tokens_per_pos", guesses.accepted_per_position),
         Gauge("vllm:num_requests_running", stats.running),
         Gauge("vllm:num_requests_waiting", stats.waiting),
         Gauge("vllm:kv_cache_usage_perc", stats.blocks_used / max(stats.blocks, 1)),

@@ -259,19 +259,10 @@ def test_the_metrics_page_of_ours_is_understood() -> None:
     from types import SimpleNamespace
 
     from parlay.server.metrics import PrometheusMetrics
+    from parlay.types.stats import GuessStats, StatsSnapshot
 
-    guesses = SimpleNamespace(drafted=16, accepted=8, accepted_per_position=(5, 3))
-    names = (
-        "steps emitted forward verify propose schedule preemptions prompt_tokens cached_tokens running waiting blocks"
-    )
-    engine = SimpleNamespace(
-        turns=9,
-        undrafted={"no_guess": 5},
-        methods={"ngram": guesses},
-        lengths={4: 4},
-        faults={},
-        **dict.fromkeys(names.split(), 0),
-    )
+    guesses = GuessStats(4, 16, 8, [5, 3])
+    engine = StatsSnapshot(turns=9, undrafted={"no_guess": 5}, methods={"ngram": guesses}, lengths={4: 4})
     metrics = PrometheusMetrics('a "model" in {braces}', "ngram", [SimpleNamespace(stats=engine, restarts=0)])
     found = acceptance("", metrics.expose()[0].decode())
     assert found is not None

@@ -9,11 +9,12 @@ from conftest import MakeLLM, Pair
 
 from parlay import LLM, AsyncLLM, EngineFaultError, SamplingParams
 from parlay.engine.scheduler import Scheduler
-from parlay.engine.stats import EngineStats, MethodStats
+from parlay.engine.stats import EngineStats
 from parlay.proposers.methods.ngram import Proposer as NGram
 from parlay.sampling.processors import Penalties
 from parlay.text.tokenizer import Detokenizer
 from parlay.types.plan import SpanError
+from parlay.types.stats import GuessStats
 
 PROMPTS = [[*range(40 + i, 52 + i)] * 2 for i in range(5)]
 PARAMS = [
@@ -173,9 +174,5 @@ def test_every_guess_counts_for_who_made_it() -> None:
     stats.judge(("a",), ())
     stats.judge((), ())
     assert (stats.turns, stats.undrafted, stats.lengths) == (3, {"": 1}, {3: 1, 1: 1})
-    assert stats.methods["a"] == MethodStats(
-        drafts=2, drafted=3, accepted=1, per_position=stats.methods["a"].per_position
-    )
-    assert stats.methods["a"].per_position == {0: 1}
-    assert stats.methods["b"].per_position == {1: 1}
-    assert (stats.methods["b"].drafts, stats.methods["b"].drafted, stats.methods["b"].accepted) == (1, 1, 1)
+    assert stats.methods == {"a": GuessStats(2, 3, 1, [1]), "b": GuessStats(1, 1, 1, [0, 1])}
+    assert stats.guesses == GuessStats(2, 4, 2, [1, 1])

@@ -10,12 +10,12 @@ from conftest import Pair
 from parlay import EngineDeadError, ParlayError, RequestError, RequestOutput, SamplingParams
 from parlay.config import EngineConfig
 from parlay.engine.memory import Memory
-from parlay.engine.stats import StatsSnapshot
 from parlay.link.engine import AsyncEngine, State
 from parlay.link.protocol import Abort, Add, Command, Delta, Failure, Outputs, Ready, plain_metrics
 from parlay.sampling.seeds import mix
 from parlay.text.tokenizer import TextCodec
 from parlay.types.output import RequestMetrics
+from parlay.types.stats import StatsSnapshot
 
 SHORT = SamplingParams(max_tokens=4)
 

@@ -20,8 +20,8 @@ from asking import essence, random_seed
 from conftest import MakeLLM, Pair
 
 from parlay import ConfigError, EngineDeadError, ModelError, ParlayError, RequestError, RequestOutput, SamplingParams
-from parlay.engine.stats import MethodSnapshot
 from parlay.server.remote.client import EngineClient
+from parlay.types.stats import GuessStats
 
 PROMPT = list(range(40, 52)) * 2
 PARAMS = SamplingParams(temperature=0.7, seed=3, max_tokens=12, logprobs=1)
@@ -276,7 +276,7 @@ def test_what_it_knows_and_counts(house: House) -> None:
         sum(stats.undrafted.values()) - sum(before.undrafted.values()) == output.metrics.steps - output.metrics.drafts
     )
     # A method whose guesses did not seem to pay may have no counters yet.
-    nothing = MethodSnapshot()
+    nothing = GuessStats()
     earlier, ngram = (of.methods.get("ngram", nothing) for of in (before, stats))
     assert ngram.accepted - earlier.accepted == output.metrics.accepted
     assert ngram.drafted - earlier.drafted == output.metrics.drafted

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from parlay.engine.stats import MethodSnapshot, StatsSnapshot
 from parlay.server.logs import Speed, log_text, report_speed, text_of
+from parlay.types.stats import GuessStats, StatsSnapshot
 
 REQUEST = {
     "time": 1.0, "status": 200, "method": "POST", "path": "/v1/completions", "seconds": 0.123, "prompt_tokens": 7,
@@ -26,7 +26,7 @@ def test_an_event_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def counters(steps: int, emitted: int, drafted: int = 0, accepted: int = 0) -> StatsSnapshot:
-    methods = {"ngram": MethodSnapshot(drafted=drafted, accepted=accepted)}
+    methods = {"ngram": GuessStats(drafted=drafted, accepted=accepted)}
     return StatsSnapshot(steps=steps, emitted=emitted, prompt_tokens=steps, methods=methods, blocks=10, blocks_used=5)
 
 

@@ -1,6 +1,6 @@
 """What `/metrics` tells: names, types, values, and that no counter ever falls."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +13,7 @@ from parlay.server.guard import Account
 from parlay.server.metrics import PrometheusMetrics, names
 from parlay.server.openai.answer import _measure
 from parlay.types.output import CompletionOutput, RequestMetrics, RequestOutput
-
-
-@dataclass(frozen=True)
-class Guesses:
-    drafted: int = 0
-    accepted: int = 0
-    accepted_per_position: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    steps: int = 0
-    emitted: int = 0
-    forward: float = 0.0
-    verify: float = 0.0
-    propose: float = 0.0
-    schedule: float = 0.0
-    turns: int = 0
-    undrafted: dict[str, int] = field(default_factory=dict)
-    lengths: dict[int, int] = field(default_factory=dict)
-    faults: dict[str, int] = field(default_factory=dict)
-    methods: dict[str, Guesses] = field(default_factory=dict)
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    running: int = 0
-    waiting: int = 0
-    blocks: int = 0
-    blocks_used: int = 0
+from parlay.types.stats import GuessStats, StatsSnapshot
 
 
 @dataclass(frozen=True)
@@ -51,7 +23,7 @@ class End:
     outputs: tuple[RequestOutput, ...] = ()
 
 
-SNAPSHOT = Snapshot(
+SNAPSHOT = StatsSnapshot(
     steps=9,
     emitted=30,
     forward=2.0,
@@ -62,7 +34,7 @@ SNAPSHOT = Snapshot(
     undrafted={"unlikely": 3, "no_guess": 1},
     lengths={3: 7, 1: 1},
     faults={"eagle": 2},
-    methods={"ngram": Guesses(20, 10, (6, 4)), "grammar": Guesses(3, 3, (2, 1))},
+    methods={"ngram": GuessStats(0, 20, 10, [6, 4]), "grammar": GuessStats(0, 3, 3, [2, 1])},
     preemptions=1,
     prompt_tokens=40,
     cached_tokens=16,
@@ -77,7 +49,7 @@ class Engine:
     """Tells what a test says."""
 
     def __init__(self) -> None:
-        self.stats, self.restarts = Snapshot(), 0
+        self.stats, self.restarts = StatsSnapshot(), 0
 
     def metrics(self) -> PrometheusMetrics:
         return PrometheusMetrics("tiny", "ngram", [self])
@@ -173,7 +145,7 @@ def test_no_counter_falls_when_the_engine_starts_anew() -> None:
     engine, last = Engine(), {}
     metrics = engine.metrics()
     told = [replace(SNAPSHOT, emitted=10), replace(SNAPSHOT, emitted=30)]
-    told += [replace(SNAPSHOT, emitted=5), Snapshot(emitted=6), Snapshot(), Snapshot(emitted=9)]
+    told += [replace(SNAPSHOT, emitted=5), StatsSnapshot(emitted=6), StatsSnapshot(), StatsSnapshot(emitted=9)]
     emitted = []
     for snapshot in told:
         engine.stats = snapshot
@@ -191,7 +163,7 @@ def test_what_was_counted_between_two_scrapes_is_kept() -> None:
     engine = Engine()
     metrics = engine.metrics()
     for emitted in (40, 7):  # the engine dies after 40 tokens, the next one has made 7 when somebody looks
-        engine.stats = Snapshot(emitted=emitted)
+        engine.stats = StatsSnapshot(emitted=emitted)
         metrics.observe_end(End())
     assert read(metrics)["vllm:generation_tokens_total", ()] == 47
 
@@ -273,7 +245,7 @@ def test_replicas_are_told_apart() -> None:
     (output,) = ended(whole).outputs
     metrics.observe_end(End(outputs=(replace(output, replica=1), replace(output, replica=0), output)))
     metrics.observe_end(End(status=503))
-    engines[1].stats = Snapshot(emitted=2)
+    engines[1].stats = StatsSnapshot(emitted=2)
     families = list(text_string_to_metric_families(metrics.expose()[0].decode()))
     found = {
         name: {

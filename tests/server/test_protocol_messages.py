@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from parlay import EngineDeadError, EngineFaultError, ModelError, ParlayError, RequestError, SamplingParams, errors
 from parlay.engine.memory import Memory
-from parlay.engine.stats import MethodSnapshot, StatsSnapshot
 from parlay.link.protocol import (
     Abort,
     Add,
@@ -28,6 +27,7 @@ from parlay.link.protocol import (
 )
 from parlay.types.output import Rejected, RequestMetrics
 from parlay.types.plan import TokenLogprobs
+from parlay.types.stats import GuessStats, StatsSnapshot
 
 TEXT = st.text(max_size=20)
 COUNT = st.integers(0, 2**63)
@@ -37,7 +37,7 @@ SCORES = st.tuples(FLOAT, COUNT, st.lists(st.tuples(COUNT, FLOAT), max_size=3).m
 WHY = st.lists(st.tuples(TEXT, COUNT), max_size=2).map(tuple)
 STEPS = st.lists(st.tuples(COUNT, COUNT), max_size=2).map(tuple)
 METRICS = st.tuples(*[COUNT] * 3, IDS.map(tuple), *[COUNT] * 4, *[FLOAT] * 4, WHY, TEXT, STEPS)
-METHODS = st.builds(MethodSnapshot, drafts=COUNT, drafted=COUNT, accepted=COUNT, accepted_per_position=IDS.map(tuple))
+METHODS = st.builds(GuessStats, drafts=COUNT, drafted=COUNT, accepted=COUNT, accepted_per_position=IDS)
 STATS = st.builds(
     StatsSnapshot,
     steps=COUNT,

@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from parlay.bench.widen import WIDENED
-from parlay.bench.widen_heads import FOLDER
 from parlay.bench.workloads import has_embedded_vocabulary
 from parlay.checkpoints.find import find_model
 from parlay.config import SpeculativeConfig
@@ -20,6 +18,7 @@ from parlay.proposers.base import TargetInfo
 from parlay.proposers.select import embedded_configs, make_proposer, proposers, resolve_method
 from parlay.text.tokenizer import TextCodec
 
+FOLDER = "heads"  # in a model's directory; each head in it is named after its method
 _AND = "+"  # between methods whose guesses become one draft
 
 
@@ -66,7 +65,7 @@ def contenders(
         except ModelError as error:
             if name in drafts or (heads / name).is_dir():
                 raise
-            _leave_out(name, error, model, path, how)
+            _leave_out(name, error, path)
             continue
         kept[name] = how
     if not methods:
@@ -155,29 +154,11 @@ def _from_checkpoint(method: str, checkpoint: str, length: int | None) -> Specul
     return SpeculativeConfig(method=method, num_speculative_tokens=length, options={"model": checkpoint})
 
 
-def _leave_out(name: str, error: ModelError, model: str, path: Path, how: SpeculativeConfig) -> None:
+def _leave_out(name: str, error: ModelError, path: Path) -> None:
     if not has_embedded_vocabulary(TextCodec(path)):  # nobody expects it to fit
         logger.info("%s is left out: %s", name, error)
         return
-    if not _was_widened(path):  # and the user's own model is nothing to write to
-        logger.warning("%s is left out: %s; a head for this model is given with --draft %s=PATH", name, error, name)
-        return
-    logger.warning(
-        "%s is left out: %s. `parlay bench widen --output %s --head %s`, with the model and shape that this one was "
-        "made with, adds its head",
-        name,
-        error,
-        model,
-        how.options.get("model"),
-    )
-
-
-def _was_widened(path: Path) -> bool:
-    """Whether a model's folder says that `parlay bench widen` made it."""
-    try:
-        return WIDENED in (path / "README.md").read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
+    logger.warning("%s is left out: %s; a head for this model is given with --draft %s=PATH", name, error, name)
 
 
 def engines(

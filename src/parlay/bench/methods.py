@@ -218,7 +218,7 @@ class _Measurement:
     def _turn(self, llms: Mapping[str, LLM], work: list[Prefix]) -> None:
         label = f"{self._case}: turn {len(self._turns) + 1}"
         parts = {name: partial(_complete, llm, self._case, work, self._passes) for name, llm in llms.items()}
-        for name, outputs in self._turns.take(parts, lambda name: self._tick(f"{label}, {name}")).items():
+        for name, outputs in self._turns.take(parts, self._tick, f"{label},").items():
             self._tallies[name].add(outputs)
         self._asked += len(work)
 

@@ -81,7 +81,10 @@ class Turns:
         return len(self.seconds[self.names[0]])
 
     def take(
-        self, methods: Mapping[str, Callable[[], R]], tick: Callable[[str], None] = lambda name: None
+        self,
+        methods: Mapping[str, Callable[[], R]],
+        tick: Callable[[str], None] = lambda label: None,
+        label: str = "",
     ) -> dict[str, R]:
         """Have every method do its work once, and return what came of it.
 
@@ -90,12 +93,13 @@ class Turns:
 
         Args:
             methods: the same piece of work, by method.
-            tick: called with a method's name before its clock starts.
+            tick: called with the label and a method's name before its clock starts.
+            label: says which turn of what this is.
         """
         first = len(self) % len(self.names)
         results: dict[str, R] = {}
         for name in self.names[first:] + self.names[:first]:
-            tick(name)
+            tick(f"{label} {name}".lstrip())
             began = self._clock()
             results[name] = methods[name]()
             self.seconds[name].append(self._clock() - began)

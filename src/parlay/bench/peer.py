@@ -1,14 +1,15 @@
 """Plain parlay against transformers' `generate`, interleaved."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from parlay import env
+from parlay.bench.paired import Turns, estimate
 from parlay.bench.prompts import read_prompts
 from parlay.bench.protocol import TOKENS, load_prefixes
 from parlay.checkpoints.find import find_model
@@ -81,31 +82,28 @@ def _compare(
     llm: LLM, peer: Any, batches: list[list[tuple[int, ...]]], new: int, tick: Callable[[str], None]
 ) -> dict[str, Any]:
     """Complete every batch of prompts with both, turn by turn; the first batch once more before, as a warm-up."""
-    ours: list[float] = []
-    theirs: list[float] = []
-    equal = total = 0
+    turns, equal = Turns(("transformers", "parlay")), 0
     shape = f"{len(batches[0])} x {len(batches[0][0])} + {new} tokens"
     for i, batch in enumerate([batches[0], *batches]):
         tick(f"{shape}: round {i} of {len(batches)}")
-        began = perf_counter()
-        mine = _parlay(llm, batch, new)
-        middle = perf_counter()
-        other = _transformers(peer, batch, new)
+        theirs, ours = partial(_transformers, peer, batch, new), partial(_parlay, llm, batch, new)
+        parts = {"transformers": theirs, "parlay": ours}
         if i == 0:
+            Turns(tuple(parts)).take(parts)
             continue
-        ours.append(middle - began)
-        theirs.append(perf_counter() - middle)
-        equal += sum(a == b for a, b in zip(mine, other, strict=True))
-        total += len(batch)
+        found = turns.take(parts)
+        equal += sum(a == b for a, b in zip(*found.values(), strict=True))
+    ratio = estimate(turns.ratios("parlay"))
     tokens = (new if new > 1 else len(batches[0][0])) * len(batches[0])
     return {
         "batch": len(batches[0]),
         "prompt": len(batches[0][0]),
         "new": new,
-        "parlay_tokens_per_s": tokens / median(ours),
-        "transformers_tokens_per_s": tokens / median(theirs),
-        "speed_up": median(t / o for o, t in zip(ours, theirs, strict=True)),
-        "equal_texts": equal / total,
+        "parlay_tokens_per_s": tokens / median(turns.seconds["parlay"]),
+        "transformers_tokens_per_s": tokens / median(turns.seconds["transformers"]),
+        "speed_up": ratio.median,
+        "interval": [ratio.low, ratio.high],
+        "equal_texts": equal / sum(map(len, batches)),
         "numerics": llm.numerics_id,
     }
 

@@ -102,8 +102,8 @@ def _measure(
     while not rule.spent(len(turns), perf_counter() - began):
         number = len(turns)
         parts = {name: partial(_complete, options, llm, batch, vocab, number) for name, llm in llms.items()}
-        label = f"batch {batch}: turn {number + 1}"
-        found = turns.take(parts, partial(_tick, tick, label))
+        label = f"batch {batch}: turn {number + 1}, ranks"
+        found = turns.take(parts, tick, label)
         for name, answers in found.items():
             same[name] &= answers == found["1"]
         if rule.precise((estimate(turns.ratios(name)) for name in turns.names[1:]), len(turns)):
@@ -125,10 +125,6 @@ def _measure(
             }
         )
     return rows
-
-
-def _tick(tick: Callable[[str], None], label: str, name: str) -> None:
-    tick(f"{label}, {name} ranks")
 
 
 def _threads(ranks: int) -> int:

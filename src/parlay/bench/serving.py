@@ -6,15 +6,15 @@ all alike; a speed-up is the median of the turns' ratios.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
 from statistics import median, quantiles
-from time import perf_counter
 from typing import Any
 
 from parlay.bench.options import LatencyOptions, ServingOptions, ThroughputOptions
+from parlay.bench.paired import Turns, estimate
 from parlay.bench.prompts import read_prompts
 from parlay.bench.protocol import load_prefixes
 from parlay.checkpoints.find import ASSETS
@@ -26,14 +26,6 @@ from parlay.types.output import CompletionOutput
 from parlay.types.params import SamplingParams
 
 PLAIN = "plain"
-
-
-@dataclass
-class Run:
-    """What one method did: seconds and completions of every iteration that counts."""
-
-    seconds: list[float] = field(default_factory=list)
-    outputs: list[list[CompletionOutput]] = field(default_factory=list)
 
 
 def measure(
@@ -59,28 +51,37 @@ def measure(
         llm = LLM(**engine, speculative_config=speculative)
         llms["+".join(llm.engine.methods[1:])] = llm
     work = workload(llms[PLAIN].engine.codec, options, llms[PLAIN].engine.max_model_len)
-    runs = {name: Run() for name in llms}
+    turns = Turns(tuple(llms))
+    outputs: dict[str, list[list[CompletionOutput]]] = {name: [] for name in llms}
     for i, (prompts, params) in enumerate(work):
-        for name, llm in llms.items():
-            tick(f"{name}: iteration {i + 1} of {len(work)}")
-            began = perf_counter()
-            outputs = [o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)]
-            if i >= options.num_iters_warmup:
-                runs[name].seconds.append(perf_counter() - began)
-                runs[name].outputs.append(outputs)
+        warming = i < options.num_iters_warmup
+        parts = {name: partial(_complete, llm, prompts, params) for name, llm in llms.items()}
+        label = f"iteration {i + 1} of {len(work)}:"
+        found = (Turns(tuple(llms)) if warming else turns).take(parts, tick, label)
+        if not warming:
+            for name, own in found.items():
+                outputs[name].append(own)
     columns = _latency if isinstance(options, LatencyOptions) else _throughput
-    return [
-        {
-            "method": name,
-            **columns(run, options),
-            "acceptance_length": _acceptance(run),
-            "speed_up": median(p / own for p, own in zip(runs[PLAIN].seconds, run.seconds, strict=True)),
-            "same_tokens": _tokens(run) == _tokens(runs[PLAIN]),
-            "seconds": run.seconds,
-            "numerics": llms[name].numerics_id,
-        }
-        for name, run in runs.items()
-    ]
+    rows = []
+    for name, answers in outputs.items():
+        ratio, metrics = estimate(turns.ratios(name)), [one.metrics for turn in answers for one in turn]
+        rows.append(
+            {
+                "method": name,
+                **columns(answers, turns.seconds[name], options),
+                "acceptance_length": sum(m.emitted for m in metrics) / sum(m.steps for m in metrics),
+                "speed_up": ratio.median,
+                "interval": [ratio.low, ratio.high],
+                "same_tokens": _tokens(answers) == _tokens(outputs[PLAIN]),
+                "seconds": turns.seconds[name],
+                "numerics": llms[name].numerics_id,
+            }
+        )
+    return rows
+
+
+def _complete(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[CompletionOutput]:
+    return [o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)]
 
 
 def workload(
@@ -142,35 +143,32 @@ def _cut(codec: TextCodec, options: ServingOptions, limit: int, random: Random) 
     return pieces()
 
 
-def _latency(run: Run, options: ServingOptions) -> dict[str, Any]:
-    metrics = [one.metrics for outputs in run.outputs for one in outputs]
+def _latency(outputs: list[list[CompletionOutput]], seconds: list[float], options: ServingOptions) -> dict[str, Any]:
+    metrics = [one.metrics for turn in outputs for one in turn]
     after_first = [(m.finished - m.first_token) / (m.emitted - 1) for m in metrics if m.emitted > 1]
     return {
         "batch": options.requests,
-        "median_s": median(run.seconds),
-        "p90_s": quantiles(run.seconds, n=10)[-1] if len(run.seconds) > 1 else run.seconds[0],
+        "median_s": median(seconds),
+        "p90_s": quantiles(seconds, n=10)[-1] if len(seconds) > 1 else seconds[0],
         "first_token_ms": 1e3 * median(m.first_token - m.arrival for m in metrics),
         "ms_per_token": 1e3 * median(after_first) if after_first else None,
     }
 
 
-def _throughput(run: Run, options: ServingOptions) -> dict[str, Any]:
-    emitted = [sum(len(one.token_ids) for one in outputs) for outputs in run.outputs]
+def _throughput(
+    outputs: list[list[CompletionOutput]], seconds: list[float], options: ServingOptions
+) -> dict[str, Any]:
+    emitted = [sum(len(one.token_ids) for one in turn) for turn in outputs]
     return {
         "prompts": options.requests,
-        "median_s": median(run.seconds),
-        "requests_per_s": median(options.requests / s for s in run.seconds),
-        "tokens_per_s": median(n / s for n, s in zip(emitted, run.seconds, strict=True)),
+        "median_s": median(seconds),
+        "requests_per_s": median(options.requests / s for s in seconds),
+        "tokens_per_s": median(n / s for n, s in zip(emitted, seconds, strict=True)),
     }
 
 
-def _acceptance(run: Run) -> float:
-    metrics = [one.metrics for outputs in run.outputs for one in outputs]
-    return sum(m.emitted for m in metrics) / sum(m.steps for m in metrics)
-
-
-def _tokens(run: Run) -> list[list[tuple[int, ...]]]:
-    return [[one.token_ids for one in outputs] for outputs in run.outputs]
+def _tokens(outputs: list[list[CompletionOutput]]) -> list[list[tuple[int, ...]]]:
+    return [[one.token_ids for one in turn] for turn in outputs]
 
 
 def panels(rows: Sequence[Mapping[str, Any]], options: ServingOptions) -> dict[str, dict[str, dict[str, float]]]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from parlay.bench.contenders import contenders, engines
+from parlay.bench.paired import Turns, estimate
 from parlay.bench.prompts import read_prompts
 from parlay.bench.protocol import TEMPERATURES, Prefix, load_prefixes
 from parlay.llm import LLM
@@ -59,14 +60,6 @@ SCHEMAS = (
 )
 
 
-@dataclass
-class _Run:
-    """One method's answers under one batch size and temperature."""
-
-    outputs: list[CompletionOutput] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # a round
-
-
 def measure(
     model: str,
     batch_sizes: tuple[int, ...],
@@ -78,7 +71,7 @@ def measure(
     """Yield one row a batch size, temperature and method.
 
     Request i continues prompt i with schema i mod 4 and seed i, without white space between the parts.
-    Methods take turns every few requests; a speed-up is the median of the rounds' ratios. What the grammar costs is
+    Methods take turns every few requests; see `parlay.bench.paired`. What the grammar costs is
     measured on the answers given, token by token: the mask with its application and the search for forced tokens.
 
     Args:
@@ -104,23 +97,29 @@ def measure(
         _complete(llm, prefixes[:most], most, 0.8)  # warm-up; compiles the grammars too
     for batch_size in batch_sizes:
         for temperature in TEMPERATURES:
-            runs = {name: _Run() for name in llms}
+            turns = Turns(tuple(llms))
+            outputs: dict[str, list[CompletionOutput]] = {name: [] for name in llms}
+            label = f"batch {batch_size}, temperature {temperature:g}:"
             for start in range(0, len(prefixes), _ROUND):
-                for name, llm in llms.items():
-                    tick(f"batch {batch_size}, temperature {temperature:g}: {name}")
-                    began = perf_counter()
-                    outputs = _complete(llm, prefixes[start : start + _ROUND], batch_size, temperature)
-                    runs[name].seconds.append(perf_counter() - began)
-                    runs[name].outputs += outputs
-            costs = _grammar_costs(llms[plain], runs[plain].outputs)
-            for name, run in runs.items():
+                asked = prefixes[start : start + _ROUND]
+                parts = {name: partial(_complete, llm, asked, batch_size, temperature) for name, llm in llms.items()}
+                for name, found in turns.take(parts, tick, label).items():
+                    outputs[name] += found
+            costs = _grammar_costs(llms[plain], outputs[plain])
+            for name, own in outputs.items():
+                ratio = estimate(turns.ratios(name))
                 yield {
                     "method": "plain" if name == plain else name,
                     "batch": batch_size,
                     "temperature": temperature,
                     "numerics": llms[name].numerics_id,
                     "grammar_us_per_token": {"mean": 1e6 * mean(costs), "median": 1e6 * median(costs)},
-                } | _row(run, runs[plain])
+                    "speed_up": ratio.median,
+                    "interval": [ratio.low, ratio.high],
+                    "tokens_per_s": sum(o.metrics.emitted for o in own) / sum(turns.seconds[name]),
+                    **_row(own),
+                    "same_tokens": [o.token_ids for o in own] == [o.token_ids for o in outputs[plain]],
+                }
 
 
 def _form(number: int) -> StructuredOutputsParams:
@@ -142,20 +141,17 @@ def _complete(llm: LLM, prefixes: list[Prefix], batch_size: int, temperature: fl
     return outputs
 
 
-def _row(run: _Run, plain: _Run) -> dict[str, Any]:
-    metrics = [o.metrics for o in run.outputs]
+def _row(outputs: list[CompletionOutput]) -> dict[str, Any]:
+    metrics = [o.metrics for o in outputs]
     emitted, drafted = sum(m.emitted for m in metrics), sum(m.drafted for m in metrics)
-    stopped = [o for o in run.outputs if o.finish_reason == "stop"]
+    stopped = [o for o in outputs if o.finish_reason == "stop"]
     for output in stopped:
         json.loads(output.text)
     return {
-        "tokens_per_s": emitted / sum(run.seconds),
-        "speed_up": median(p / own for p, own in zip(plain.seconds, run.seconds, strict=True)),
         "acceptance_length": emitted / sum(m.steps for m in metrics),
         "acceptance_rate": sum(m.accepted for m in metrics) / drafted if drafted else None,
-        "forced_share": sum(o.sources.count("grammar") for o in run.outputs) / emitted,
-        "stopped": len(stopped) / len(run.outputs),
-        "same_tokens": [o.token_ids for o in run.outputs] == [o.token_ids for o in plain.outputs],
+        "forced_share": sum(o.sources.count("grammar") for o in outputs) / emitted,
+        "stopped": len(stopped) / len(outputs),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from parlay.bench.protocol import repeated_share
 from parlay.engine.stats import EngineStats, Reliability
 from parlay.types.output import CompletionOutput, RequestMetrics
+from parlay.types.stats import summed
 
 
 @dataclass
@@ -68,16 +69,12 @@ class Tally:
         metrics = self.metrics
         emitted, drafted = sum(m.emitted for m in metrics), sum(m.drafted for m in metrics)
         after = [(m.finished - m.first_token) / (m.emitted - 1) for m in metrics if m.emitted > 1]
-        depth = max(len(m.accepted_per_position) for m in metrics)
         return {
             "tokens_per_s": emitted / sum(seconds),
             "ms_per_token": 1e3 * median(after) if after else None,
             "acceptance_length": emitted / sum(m.steps for m in metrics),
             "acceptance_rate": sum(m.accepted for m in metrics) / drafted if drafted else None,
-            "accepted_per_position": [
-                sum(m.accepted_per_position[i] for m in metrics if i < len(m.accepted_per_position))
-                for i in range(depth)
-            ],
+            "accepted_per_position": summed([m.accepted_per_position for m in metrics]),
             "calibration": calibration(self.reliability),
             "drafts": sum(m.drafts for m in metrics),
             "same_tokens": self.tokens == plain.tokens,

@@ -1,8 +1,6 @@
 """`parlay bench`: the commands behind every figure in the documents."""
 
 import argparse
-import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -78,26 +76,6 @@ def add_parser(commands: Any) -> None:
         "--server", action="store_true", help="memory of `parlay serve` instead, idle and after a request"
     )
     startup.set_defaults(run=_startup)
-    widen = kinds.add_parser("widen", help="make a small model big with the same function, to measure on")
-    widen.add_argument(
-        "--model", default="tiny-code", help="name or directory of the small model (default: tiny-code)"
-    )
-    widen.add_argument("--output", type=Path, required=True, help="directory to write the wide one to")
-    widen.add_argument(
-        "--head",
-        dest="heads",
-        action="append",
-        default=[],
-        metavar="HEAD",
-        help="a draft head of the small model to widen too, into OUTPUT/heads; may be repeated, and added to a model "
-        "that is there already",
-    )
-    widen.add_argument("--seed", type=int, default=0, help="of the random numbers that nothing reads (default: 0)")
-    for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "intermediate_size"):
-        # Without a flag the default of `Shape` holds, which is not imported before it is needed.
-        flag = "--" + name.replace("_", "-")
-        widen.add_argument(flag, type=_count, default=argparse.SUPPRESS, help="of the wide model")
-    widen.set_defaults(run=_widen)
     roofline = kinds.add_parser("roofline", help="each kind of step against what this machine allows")
     roofline.add_argument("--model", default="tiny-code", help="name or directory of the target (default: tiny-code)")
     add_dequantize_flag(roofline)
@@ -182,27 +160,6 @@ def _startup(options: argparse.Namespace) -> int:
     with _progress() as tick:
         row = measure(options.model, options.repeats, tick)
     _report([row], {"seconds_to_first_token": ("seconds to first token", "{:.2f}"), "repeats": ("repeats", "{:d}")})
-    return 0
-
-
-def _widen(options: argparse.Namespace) -> int:
-    from parlay.bench.widen import Shape
-    from parlay.bench.widen_heads import widen_all
-
-    given = {f.name: getattr(options, f.name) for f in fields(Shape) if hasattr(options, f.name)}
-    with _progress() as tick:
-        rows = widen_all(options.model, options.output, Shape(**given), options.seed, options.heads, tick)
-    _report(
-        rows,
-        {
-            "output": ("output", "{}"),
-            "parameters": ("parameters", "{:,d}"),
-            "gigabytes": ("GB", "{:.2f}"),
-            "same_bits": ("same bits", "{}"),
-        },
-    )
-    for obstacle in (obstacle for row in rows for obstacle in row["obstacles"]):
-        print(f"bits may differ: {obstacle}", file=sys.stderr)
     return 0
 
 

@@ -28,12 +28,12 @@ def text_since(request: Request, seen: int) -> str:
 def metrics_of(request: Request) -> RequestMetrics:
     """Return what happened to a request so far."""
     counts, emitted = request.counts, len(request.tokens) - len(request.prompt_tokens)
-    deepest = max(counts.per_position, default=-1)
+    guesses = counts.guesses
     return RequestMetrics(
-        drafts=counts.drafts,
-        drafted=counts.drafted,
-        accepted=counts.accepted,
-        accepted_per_position=tuple(counts.per_position[i] for i in range(deepest + 1)),
+        drafts=guesses.drafts,
+        drafted=guesses.drafted,
+        accepted=guesses.accepted,
+        accepted_per_position=tuple(guesses.accepted_per_position),
         steps=counts.steps,
         emitted=emitted,
         preemptions=counts.preemptions,

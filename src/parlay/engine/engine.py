@@ -1,6 +1,6 @@
 """The engine: everything built, checked and wired; requests added, stepped and aborted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -25,9 +25,9 @@ from parlay.engine.request import Counts, Request
 from parlay.engine.resolve import longest_sequence, text_codec
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names
-from parlay.engine.stats import EngineStats, StatsSnapshot
+from parlay.engine.stats import EngineStats
 from parlay.engine.step import Worker, drive
-from parlay.errors import EngineFaultError, RequestError, brief, nearest
+from parlay.errors import EngineFaultError, RequestError, about, brief, nearest
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.kv.pool import BlockPool
@@ -61,6 +61,7 @@ from parlay.types.place import check_place
 from parlay.types.plan import SpanError, TokenLogprobs
 from parlay.types.processor import RowProcessor
 from parlay.types.progress import OnProgress, ignore
+from parlay.types.stats import StatsSnapshot
 from parlay.types.structured import StructuredOutputsParams
 from parlay.verify.select import make_verifier
 
@@ -204,8 +205,11 @@ class Engine:
         ordinal = self._arrivals
         self._arrivals += 1
         check_place(priority, tenant, timeout)
-        tokens = self.encode(prompt)
-        self._check_ids(params)
+        with about("prompt"):
+            tokens = self.encode(prompt)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("logit_bias", params.logit_bias or ())
         prediction = self._prediction(params)
         if prediction is not None:
             params = replace(params, prediction=None)  # plans carry parameters about, and need no text
@@ -213,11 +217,13 @@ class Engine:
         if isinstance(wish, SpeculationOverride) and wish.method not in (None, *self.methods):
             raise RequestError(
                 f"the speculative method {wish.method!r} is not loaded{nearest(str(wish.method), self.methods)}; "
-                "name it in speculative_config when the engine is started"
+                "name it in speculative_config when the engine is started",
+                param="speculative",
             )
         form = params.structured_outputs
         assert form is None or isinstance(form, StructuredOutputsParams)
-        constraints = [self._grammars.start(form, tenant) if form else None for _ in range(params.candidates)]
+        with about("structured_outputs"):
+            constraints = [self._grammars.start(form, tenant) if form else None for _ in range(params.candidates)]
         processors = [self._processor(tokens, params, constraint) for constraint in constraints]
         seed = mix(self.config.seed, ordinal + 1) if params.seed is None else params.seed
         room = self.max_model_len - len(tokens)
@@ -254,16 +260,10 @@ class Engine:
             requests.append(request)
         return requests
 
-    def _check_ids(self, params: SamplingParams) -> None:
-        named = {
-            "stop_token_ids": params.stop_token_ids,
-            "allowed_token_ids": params.allowed_token_ids or (),
-            "logit_bias": params.logit_bias or (),
-        }
-        for name, tokens in named.items():
-            token = max(tokens, default=0)
-            if token >= self.vocab_size:
-                raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self.vocab_size}")
+    def _check_ids(self, name: str, tokens: Iterable[int]) -> None:
+        token = max(tokens, default=0)
+        if token >= self.vocab_size:
+            raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self.vocab_size}", param=name)
 
     def _prediction(self, params: SamplingParams) -> Prediction | None:
         if not params.prediction:
@@ -274,9 +274,7 @@ class Engine:
         self, prompt: tuple[int, ...], params: SamplingParams, constraint: Constraint | None
     ) -> RowProcessor | None:
         bad_words = [spelling for word in params.bad_words for spelling in self.codec.spellings(word)]
-        for token in (token for word in bad_words for token in word):
-            if token >= self.vocab_size:
-                raise RequestError(f"bad_words needs token {token}, beyond the vocabulary of {self.vocab_size}")
+        self._check_ids("bad_words", (token for word in bad_words for token in word))
         return prepare(
             params,
             prompt=prompt,
@@ -294,7 +292,8 @@ class Engine:
         """
         form = params.structured_outputs
         if isinstance(form, StructuredOutputsParams):
-            self._grammars.compile(form, tenant)
+            with about("structured_outputs"):
+                self._grammars.compile(form, tenant)
 
     def refuse(self) -> None:
         """Count a prompt that was refused before it could be added; see `add`."""

@@ -15,6 +15,7 @@ from parlay.types.output import FinishReason, Rejected
 from parlay.types.params import DrawParams, SamplingParams
 from parlay.types.plan import TokenLogprobs
 from parlay.types.processor import RowProcessor
+from parlay.types.stats import GuessStats
 
 
 class Rows(NamedTuple):
@@ -33,10 +34,7 @@ class Rows(NamedTuple):
 class Counts:
     """What happened to a request so far; see `RequestMetrics` for the meanings."""
 
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    per_position: Counter[int] = field(default_factory=Counter)
+    guesses: GuessStats = field(default_factory=GuessStats)
     per_step: list[tuple[int, int]] = field(default_factory=list)
     steps: int = 0
     preemptions: int = 0

@@ -262,11 +262,8 @@ class Scheduler:
         counts = request.counts
         counts.first_token = counts.first_token or now
         counts.steps += 1
-        if span.draft.tokens:
-            counts.drafts += 1
-        else:
+        if not span.draft.tokens:
             counts.undrafted[request.drafting.why] += 1
-        counts.drafted += len(span.draft)
         sources = [span.draft.source[node] for node in verdict.path] + ["target"]
         known = len(request.tokens) - len(verdict.tokens)
         reason = None
@@ -281,9 +278,8 @@ class Scheduler:
                 break
         # What is confirmed beyond the token that ends the request does not count.
         path = verdict.path[: len(request.tokens) - known]
-        counts.accepted += len(path)
-        counts.per_position.update(range(len(path)))
         if span.draft.tokens:
+            counts.guesses.add(len(span.draft), range(len(path)))
             counts.per_step.append((len(span.draft), len(path)))
         ended = reason is not None or verdict.error is not None
         judged = self.drafting.observe(request, span, verdict, request.tokens[known:], ended=ended)

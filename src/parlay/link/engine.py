@@ -13,7 +13,6 @@ from threading import Lock
 from typing import Any, Literal
 
 from parlay.config import EngineConfig
-from parlay.engine.stats import StatsSnapshot
 from parlay.errors import ParlayError, RequestError
 from parlay.link.base import Link
 from parlay.link.protocol import Abort, Add, Delta, Outputs, PromptScores, Ready, plain_params
@@ -25,6 +24,7 @@ from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.place import check_place
 from parlay.types.prompt import Messages, Prompt, content_of, text_of
+from parlay.types.stats import StatsSnapshot
 
 State = Literal["starting", "ready", "restarting", "closed"]
 _LONG = 1 << 15  # characters of a prompt that are encoded beside the event loop instead of on it

@@ -13,12 +13,12 @@ import msgspec
 
 from parlay import errors
 from parlay.engine.memory import Memory
-from parlay.engine.stats import StatsSnapshot
 from parlay.errors import ParlayError, RequestError
 from parlay.types.output import FinishReason, Rejected, RequestMetrics
 from parlay.types.params import SamplingParams
 from parlay.types.plan import TokenLogprobs
 from parlay.types.progress import Progress
+from parlay.types.stats import StatsSnapshot
 
 _DEFAULTS = {f.name: f.default for f in fields(SamplingParams)}
 
@@ -94,23 +94,26 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag=True):
         kind: name of a class in `parlay.errors`.
         message: the sentence.
         key: the request.
+        param: the parameter at fault.
     """
 
     kind: str
     message: str
     key: int | None = None
+    param: str | None = None
 
     @classmethod
     def of(cls, error: BaseException, what: str, key: int | None = None) -> "Failure":
         """Describe an error; `what` begins the sentence about one that nobody raised on purpose."""
         if isinstance(error, ParlayError):
-            return cls(type(error).__name__, str(error), key)
+            return cls(type(error).__name__, str(error), key, error.param)
         return cls(ParlayError.__name__, f"{what} ({type(error).__name__}: {errors.brief(str(error))})", key)
 
     def error(self) -> ParlayError:
         """Return the error to raise in the front."""
         kind = getattr(errors, self.kind, None)
-        return (kind if isinstance(kind, type) and issubclass(kind, ParlayError) else ParlayError)(self.message)
+        made = kind if isinstance(kind, type) and issubclass(kind, ParlayError) else ParlayError
+        return made(self.message, param=self.param)
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -175,7 +178,8 @@ def encode(message: Command | Report) -> bytes:
     if isinstance(message, Add) and "logits_processors" in message.params:
         raise RequestError(
             "logits_processors are Python functions, which cannot be sent to the engine's process; "
-            "leave them out, or use LLM or AsyncLLM"
+            "leave them out, or use LLM or AsyncLLM",
+            param="logits_processors",
         )
     try:
         return _encoder.encode(message)

@@ -201,7 +201,10 @@ class Constraint(Processor):
         count = len(known) + len(path)
         allowed = self._emitting.allowed(row.shape[0]) if self._emitting.follow(known, path) else None
         if allowed is None:
-            raise RequestError(f"structured_outputs cannot go on after {count} tokens: {self._emitting.trouble}")
+            raise RequestError(
+                f"structured_outputs cannot go on after {count} tokens: {self._emitting.trouble}",
+                param="structured_outputs",
+            )
         logits = row.numpy()
         np.copyto(logits, -np.inf, where=~allowed)
         if (logits > -np.inf).any():
@@ -210,7 +213,8 @@ class Constraint(Processor):
         if not ends or len(ends) < allowed.sum():
             raise RequestError(
                 f"structured_outputs and the parameters that forbid tokens leave none after {count} tokens; "
-                "loosen one of them"
+                "loosen one of them",
+                param="structured_outputs",
             )
         logits[ends] = 0.0  # a finished answer ends, whatever min_tokens says
 

@@ -225,7 +225,8 @@ def prepare(
     allowed -= {word[0] for word in bad_words if len(word) == 1}
     if not (allowed - ends if params.min_tokens else allowed):
         raise RequestError(
-            "allowed_token_ids, bad_words and min_tokens together leave no token to emit; loosen one of them"
+            "allowed_token_ids, bad_words and min_tokens together leave no token to emit; loosen one of them",
+            param="allowed_token_ids",
         )
     links.extend(further)
     return Chain(links) if links else None

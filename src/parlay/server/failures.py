@@ -1,13 +1,10 @@
 """What clients are told of errors that are raised on the way to an answer, by the engine or anybody else."""
 
-import re
-
 from starlette.exceptions import HTTPException
 
 from parlay.errors import ConfigError, ContextLengthError, EngineFaultError, ParlayError, RequestError, brief
 from parlay.log import logger
 from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError
-from parlay.server.openai.fields import KNOWN
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -20,9 +17,9 @@ def as_api_error(error: Exception) -> ApiError:
         case EngineFaultError():
             return ApiError(500, str(error))
         case ContextLengthError():  # by this word clients know that they should shorten it
-            return ApiError(400, str(error), param=_field(str(error)), code="context_length_exceeded")
+            return ApiError(400, str(error), param=error.param, code="context_length_exceeded")
         case RequestError() | ConfigError():
-            return ApiError(400, str(error), param=_field(str(error)))
+            return ApiError(400, str(error), param=error.param)
         case ParlayError():  # the engine was closed, has died, or has no memory
             return ApiError(503, str(error))
         case TimeoutError():
@@ -39,9 +36,3 @@ def _http(error: HTTPException) -> str:
         405: "this path is not for this method; the header Allow says for which",
     }
     return known.get(error.status_code, brief(str(error.detail)))
-
-
-def _field(message: str) -> str | None:
-    """Return the field that a message of the engine's begins with."""
-    found = (word for word in re.findall(r"[a-z]\w*", message) if word in KNOWN)
-    return next(found, "prompt" if "prompt" in message else None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from parlay.server.observed import EngineCounts
+from parlay.types.stats import StatsSnapshot
 
 Log = Callable[[dict[str, Any]], None]  # takes the facts of one event
 
@@ -46,7 +46,7 @@ _HEAD = ("time", "event")
 class Speed:
     """What an engine did between two looks at its counters."""
 
-    def __init__(self, stats: Callable[[], EngineCounts]) -> None:
+    def __init__(self, stats: Callable[[], StatsSnapshot]) -> None:
         """Begin with the counters as they are."""
         self._stats = stats
         self._before, self._then = stats(), time.monotonic()
@@ -60,8 +60,8 @@ class Speed:
         if steps <= 0 or emitted < 0:
             return None
         seconds = self._then - then
-        drafted = sum(m.drafted for m in now.methods.values()) - sum(m.drafted for m in before.methods.values())
-        accepted = sum(m.accepted for m in now.methods.values()) - sum(m.accepted for m in before.methods.values())
+        drafted = now.guesses.drafted - before.guesses.drafted
+        accepted = now.guesses.accepted - before.guesses.accepted
         return {
             "event": "speed",
             "tokens_per_second": round(emitted / seconds, 1),
@@ -74,7 +74,7 @@ class Speed:
         }
 
 
-async def report_speed(stats: Callable[[], EngineCounts], log: Log, interval: float) -> None:
+async def report_speed(stats: Callable[[], StatsSnapshot], log: Log, interval: float) -> None:
     """Log the engine's speed every `interval` seconds in which it did something, until cancelled."""
     speed = Speed(stats)
     while True:

@@ -1,23 +1,20 @@
 """What `/metrics` tells, in Prometheus' text format; under vLLM's names (since 0.10) where the meaning is the same.
 
 Counters come from the engine's newest snapshot, so that a step costs nothing here; an engine that was started anew
-counts on from where the last one stopped. Families are made when asked for, by a collector of our own: metric objects
-of the library would add a `_created` series to each counter, which readers that go by a name's beginning, `vllm bench
-serve` among them, would add up with it.
+counts on from where the last one stopped. What the server itself sees is counted by the library's own objects.
 """
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from math import inf
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry
+import prometheus_client as prometheus
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from parlay.config.verification import LOSSY, verification_of
-from parlay.server.observed import Counted, Ended, EngineCounts
+from parlay.server.observed import Counted, Ended
 from parlay.types.output import RequestMetrics
+from parlay.types.stats import Stats
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 # Any other path is `other`: what clients make up must not become series.
@@ -110,9 +107,20 @@ class PrometheusMetrics:
         """
         kind = verification_of(numerics_id)
         self._info = (numerics_id, kind, str(kind not in LOSSY).lower())
-        self._engines = [_Series((model_name, str(number)), method, one) for number, one in enumerate(engines)]
-        self._http: Counter[tuple[str, str]] = Counter()
-        self._registry = CollectorRegistry()
+        labels = (*_LABELS, "endpoint", "status")
+        self._http = prometheus.Counter(_HTTP, "Answers of the server.", labels, registry=None)
+        self._ended = prometheus.Counter(
+            _SUCCESS, "Requests that ended.", (*_LABELS, "finished_reason"), registry=None
+        )
+        self._histograms = {
+            name: prometheus.Histogram(name, text, _LABELS, buckets=borders, registry=None)
+            for name, (text, borders) in _HISTOGRAMS.items()
+        }
+        self._engines = [
+            _Series((model_name, str(number)), method, one, self._ended, self._histograms)
+            for number, one in enumerate(engines)
+        ]
+        self._registry = prometheus.CollectorRegistry()
         self._registry.register(self)
 
     def observe_first(self, seconds: float, replica: int) -> None:
@@ -121,22 +129,23 @@ class PrometheusMetrics:
 
     def observe_step(self, seconds: float, tokens: int, replica: int) -> None:
         """Note `tokens` that came together, `seconds` after those before them."""
-        if tokens > 0:
-            self._engines[replica].histograms["vllm:inter_token_latency_seconds"].observe(seconds / tokens, tokens)
+        histogram = self._engines[replica].histograms["vllm:inter_token_latency_seconds"]
+        for _ in range(tokens):
+            histogram.observe(seconds / tokens)
 
     def observe_end(self, ended: Ended) -> None:
         """Note a request's end: each completion the engine knew, or one error where the server is to blame."""
         for engine in self._engines:
             engine.refresh()
         endpoint = ended.endpoint if ended.endpoint in ENDPOINTS else "other"
-        self._http[endpoint, str(ended.status)] += 1
+        self._http.labels(*self._engines[0].labels, endpoint, str(ended.status)).inc()
         completions = [(output.replica, one) for output in ended.outputs for one in output.outputs]
         for replica, one in completions:
             # A client that left has its request aborted without another output.
             reason = "error" if ended.status >= 500 else one.finish_reason or "abort"
             self._engines[replica].observe_request(reason, one.metrics)
         if ended.status >= 500 and not completions and endpoint in _COMPLETIONS:  # of a probe it is the answer
-            self._engines[0].ended["error"] += 1
+            self._engines[0].end("error")
 
     def expose(self) -> tuple[bytes, str]:
         """Return the page that a scraper reads, and its content type."""
@@ -169,30 +178,27 @@ class PrometheusMetrics:
                         counter.add_metric((*labels, *own), value)
             yield counter
         restarts = CounterMetricFamily(_RESTARTS, "How often the engine was started anew.", labels=_LABELS)
-        success = CounterMetricFamily(_SUCCESS, "Requests that ended.", labels=(*_LABELS, "finished_reason"))
         for engine in self._engines:
             restarts.add_metric(engine.labels, engine.restarts)
-            for reason, value in engine.ended.items():
-                success.add_metric((*engine.labels, reason), value)
-        yield from (restarts, success)
-        http = CounterMetricFamily(_HTTP, "Answers of the server.", labels=(*_LABELS, "endpoint", "status"))
-        for (endpoint, status), value in self._http.items():
-            http.add_metric((*self._engines[0].labels, endpoint, status), value)
-        yield http
-        for name, (text, _) in _HISTOGRAMS.items():
-            family = HistogramMetricFamily(name, text, labels=_LABELS)
-            for engine in self._engines:
-                family.add_metric(engine.labels, engine.histograms[name].buckets(), engine.histograms[name].sum)
-            yield family
+        yield restarts
+        for kept in (self._ended, self._http, *self._histograms.values()):
+            yield from _plain(kept.collect())
 
 
 class _Series:
     """What was counted and observed of one engine."""
 
-    def __init__(self, labels: tuple[str, str], method: str, engine: Counted) -> None:
+    def __init__(
+        self,
+        labels: tuple[str, str],
+        method: str,
+        engine: Counted,
+        ended: prometheus.Counter,
+        histograms: Mapping[str, prometheus.Histogram],
+    ) -> None:
         self.labels = labels
-        self.ended = dict.fromkeys(FINISH_REASONS, 0)
-        self.histograms = {name: _Histogram(borders) for name, (_, borders) in _HISTOGRAMS.items()}
+        self._ended = {reason: ended.labels(*labels, reason) for reason in FINISH_REASONS}
+        self.histograms = {name: histogram.labels(*labels) for name, histogram in histograms.items()}
         self._method, self._engine = method, engine
         self._counts: dict[_Key, float] = {}
         self._carried: Counter[_Key] = Counter()  # what engines before this one counted
@@ -219,9 +225,13 @@ class _Series:
         counts.update(self._counts)
         return counts
 
+    def end(self, reason: str) -> None:
+        """Count a request that ended."""
+        self._ended[reason].inc()
+
     def observe_request(self, reason: str, metrics: RequestMetrics) -> None:
         """Note why a request ended, and its stretches as far as it came."""
-        self.ended[reason] += 1
+        self.end(reason)
         arrival, admitted, first, end = metrics.arrival, metrics.admitted, metrics.first_token, metrics.finished
         for name, since, until in (
             ("vllm:e2e_request_latency_seconds", arrival, end),
@@ -247,36 +257,28 @@ def names() -> set[str]:
     )
 
 
-class _Histogram:
-    def __init__(self, borders: tuple[float, ...]) -> None:
-        self._borders = (*borders, inf)
-        self._counts = [0] * len(self._borders)
-        self.sum = 0.0
+def _plain(metrics: Iterable[Metric]) -> Iterator[Metric]:
+    """Yield families without their `_created` series.
 
-    def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._borders, value)] += times
-        self.sum += value * times
-
-    def buckets(self) -> list[tuple[str, int]]:
-        """Return each upper border with how many values do not exceed it."""
-        total, result = 0, []
-        for border, count in zip(self._borders, self._counts, strict=True):
-            total += count
-            result.append(("+Inf" if border == inf else str(float(border)), total))
-        return result
+    Readers that go by a name's beginning, `vllm bench serve` among them, would add those up with the rest.
+    """
+    for metric in metrics:
+        metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+        yield metric
 
 
-def _counts(snapshot: EngineCounts, method: str) -> dict[_Key, float]:
+def _counts(snapshot: Stats, method: str) -> dict[_Key, float]:
     """Return the values of `_COUNTERS`."""
+    guesses = snapshot.guesses
     plain: dict[str, float] = {
         "vllm:prompt_tokens": snapshot.prompt_tokens,
         "vllm:generation_tokens": snapshot.emitted,
         "vllm:num_preemptions": snapshot.preemptions,
         "vllm:prefix_cache_queries": snapshot.prompt_tokens,
         "vllm:prefix_cache_hits": snapshot.cached_tokens,
-        "vllm:spec_decode_num_drafts": snapshot.turns - sum(snapshot.undrafted.values()),
-        "vllm:spec_decode_num_draft_tokens": sum(m.drafted for m in snapshot.methods.values()),
-        "vllm:spec_decode_num_accepted_tokens": sum(m.accepted for m in snapshot.methods.values()),
+        "vllm:spec_decode_num_drafts": guesses.drafts,
+        "vllm:spec_decode_num_draft_tokens": guesses.drafted,
+        "vllm:spec_decode_num_accepted_tokens": guesses.accepted,
     }
     phases = {
         "draft": snapshot.propose,
@@ -284,12 +286,10 @@ def _counts(snapshot: EngineCounts, method: str) -> dict[_Key, float]:
         "verify": snapshot.verify,
         "schedule": snapshot.schedule,
     }
-    positions: Counter[int] = Counter()
-    for guesses in snapshot.methods.values():
-        positions.update(dict(enumerate(guesses.accepted_per_position)))
+    positions = enumerate(guesses.accepted_per_position)
     return {
         **{(name, ()): value for name, value in plain.items()},
-        **{("vllm:spec_decode_num_accepted_tokens_per_pos", (str(i),)): n for i, n in sorted(positions.items())},
+        **{("vllm:spec_decode_num_accepted_tokens_per_pos", (str(i),)): n for i, n in positions},
         ("parlay:forward_passes", (method,)): snapshot.steps,
         **{("parlay:steps_without_draft", (method, why)): n for why, n in snapshot.undrafted.items()},
         **{("parlay:draft_lengths", (str(length),)): n for length, n in sorted(snapshot.lengths.items())},

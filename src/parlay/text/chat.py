@@ -188,5 +188,7 @@ def _continued(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the text to end with; templates may trim it."""
     text = str(messages[-1]["content"]).strip()
     if not text:
-        raise RequestError("continue_final_message needs a last message with some content")
+        raise RequestError(
+            "continue_final_message needs a last message with some content", param="continue_final_message"
+        )
     return text

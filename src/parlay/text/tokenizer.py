@@ -9,7 +9,7 @@ from operator import index
 from pathlib import Path
 from typing import Any, TypeVar
 
-from parlay.errors import ContextLengthError, RequestError, brief
+from parlay.errors import ContextLengthError, RequestError, about, brief
 from parlay.panics import Contained
 from parlay.text.chat import ChatOptions, render, shows_tools
 from parlay.text.pieces import DECODING, Pieces
@@ -150,7 +150,8 @@ class TextCodec:
         if template is None:
             raise RequestError(
                 "this model has no chat template; "
-                "give one as chat_template, or use generate with a prompt of your own"
+                "give one as chat_template, or use generate with a prompt of your own",
+                param="chat_template",
             )
         return render(template, messages, self._special, options, self._runner(options.chat_template))
 
@@ -258,6 +259,7 @@ class Detokenizer:
         return whole if whole.startswith(text) else text + self._pieces.rest
 
 
+@about("prediction")
 def encode_prediction(
     codec: TextCodec, given: str | Sequence[int], vocab_size: int, max_model_len: int
 ) -> tuple[int, ...]:
@@ -277,6 +279,7 @@ def encode_prediction(
     return tokens
 
 
+@about("prompt")
 def check_prompt(ids: Iterable[int], vocab_size: int, max_model_len: int) -> tuple[int, ...]:
     """Return a prompt's token ids.
 

@@ -1,13 +1,15 @@
 """What a user may ask of one request."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import wraps
-from math import inf
-from numbers import Integral, Real
-from typing import Any
+from numbers import Integral
+from typing import Annotated, Any, get_args
 
-from parlay.errors import ConfigError, RequestError, nearest, shown
+from msgspec import Meta
+
+from parlay.errors import ConfigError, RequestError, about, nearest, shown
+from parlay.types.bounds import Scalar, check_scalars
 from parlay.types.processor import LogitsProcessor
 from parlay.types.structured import StructuredOutputsParams
 
@@ -15,8 +17,16 @@ from parlay.types.structured import StructuredOutputsParams
 COLDEST, HOTTEST = 1e-5, 1e5
 # Each completion is a request of its own; each reported log-probability is kept until the end.
 MOST_COMPLETIONS, MOST_LOGPROBS = 1024, 1000
-MOST_BIAS = 100.0
 MOST_KEPT = (1 << 63) - 1  # a step holds top_k in 64 bits, and no vocabulary is larger
+
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Completions = Annotated[int, Meta(ge=1, le=MOST_COMPLETIONS)]
+Reported = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
+Text = Annotated[str, Meta(min_length=1)]
+Id = Annotated[int, Meta(ge=0)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+_BIAS = Scalar.of(*get_args(Bias))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +41,13 @@ class SpeculationOverride:
     """
 
     enabled: bool = True
-    num_speculative_tokens: int | None = None
+    num_speculative_tokens: (
+        Annotated[int, Meta(ge=1, extra={"instead": "to decode plainly set enabled to false"})] | None
+    ) = None
     method: str | None = None
 
     def __post_init__(self) -> None:
-        _boolean("enabled", self.enabled)
-        k = self.num_speculative_tokens
-        if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
-            raise RequestError(
-                f"num_speculative_tokens must be an integer of at least 1, not {shown(k)}; "
-                "to decode plainly set enabled to false"
-            )
+        check_scalars(self)
         if self.method is not None and not isinstance(self.method, str):
             raise RequestError(f"method must be the name of a loaded speculative method, not {shown(self.method)}")
 
@@ -163,28 +169,30 @@ class SamplingParams:
         RequestError: a value is out of range.
     """
 
-    n: int = 1
-    best_of: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    stop: str | tuple[str, ...] | list[str] = ()
+    n: Completions = 1
+    best_of: Completions | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=HOTTEST)] = 1.0
+    top_p: Annotated[
+        float, Meta(gt=0, le=1, extra={"instead": "for the most likely token alone set temperature to 0"})
+    ] = 1.0
+    top_k: Annotated[int, Meta(ge=-1)] = 0
+    min_p: Probability = 0.0
+    seed: Annotated[int, Meta(ge=-(1 << 63), extra_json_schema={"maximum": (1 << 64) - 1})] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = 16
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    stop: Text | tuple[Text, ...] | list[Text] = ()
     include_stop_str_in_output: bool = False
-    stop_token_ids: tuple[int, ...] | list[int] = ()
+    stop_token_ids: tuple[Id, ...] | list[Id] = ()
     ignore_eos: bool = False
-    bad_words: str | tuple[str, ...] | list[str] = ()
-    allowed_token_ids: tuple[int, ...] | list[int] | None = None
-    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    bad_words: Text | tuple[Text, ...] | list[Text] = ()
+    allowed_token_ids: tuple[Id, ...] | Annotated[list[Id], Meta(min_length=1)] | None = None
+    logit_bias: Mapping[int, Bias] | None = field(default=None, hash=False)
     logits_processors: tuple[LogitsProcessor, ...] | list[LogitsProcessor] = ()
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    logprobs: Reported | None = None
+    prompt_logprobs: Reported | None = None
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     prediction: str | Sequence[int] | None = None
@@ -192,63 +200,35 @@ class SamplingParams:
     return_rejected: bool = False
 
     def __post_init__(self) -> None:
-        def fix(name: str, value: Any) -> None:
+        check_scalars(self)
+        made: dict[str, Any] = {
+            "temperature": self.temperature if self.temperature >= COLDEST else 0.0,
+            "top_k": min(self.top_k, MOST_KEPT),
+        }
+        for name, read in _READ.items():
+            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            if value is not None or default is not None:
+                with about(name):
+                    made[name] = read(name, default if value is None else value)
+        for name, value in made.items():
             object.__setattr__(self, name, value)
-
-        fix("n", _integer("n", self.n, 1, MOST_COMPLETIONS))
-        if self.best_of is not None:
-            fix("best_of", _integer("best_of", self.best_of, 1, MOST_COMPLETIONS))
-            if self.best_of < self.n:
-                raise RequestError(f"best_of={self.best_of} is below n={self.n}; raise it")
-        temperature = _real("temperature", self.temperature, 0.0, HOTTEST)
-        fix("temperature", temperature if temperature >= COLDEST else 0.0)
-        fix("top_p", _real("top_p", self.top_p, 0.0, 1.0))
-        if self.top_p == 0.0:
-            raise RequestError("top_p must be above 0; for the most likely token alone set temperature to 0")
-        fix("top_k", min(_integer("top_k", self.top_k, -1), MOST_KEPT))
-        fix("min_p", _real("min_p", self.min_p, 0.0, 1.0))
-        if self.seed is not None:
-            fix("seed", _integer("seed", self.seed, -(1 << 63), (1 << 64) - 1))
-        for name in ("presence_penalty", "frequency_penalty"):
-            fix(name, _real(name, getattr(self, name), -2.0, 2.0))
-        fix("repetition_penalty", _real("repetition_penalty", self.repetition_penalty, 0.01, 100.0))
-        if self.max_tokens is not None:
-            fix("max_tokens", _integer("max_tokens", self.max_tokens, 1))
-        fix("min_tokens", _integer("min_tokens", self.min_tokens, 0))
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                fix(name, _integer(name, getattr(self, name), 0, MOST_LOGPROBS))
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "return_rejected"):
-            _boolean(name, getattr(self, name))
-        fix("stop", _strings("stop", self.stop))
-        fix("bad_words", _strings("bad_words", self.bad_words))
-        if not all(word.strip() for word in self.bad_words):
-            raise RequestError("bad_words must have more than white space in each")
-        fix("stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
-        if self.allowed_token_ids is not None:
-            fix("allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids))
-            if not self.allowed_token_ids:
-                raise RequestError("allowed_token_ids allows no token; leave it out to allow all")
-        fix("logits_processors", _tuple("logits_processors", self.logits_processors))
-        if not all(callable(function) for function in self.logits_processors):
-            raise RequestError("logits_processors must be functions of token ids and logits")
-        if self.logit_bias is not None:
-            fix("logit_bias", _bias(self.logit_bias))
-        if self.structured_outputs is not None:
-            fix("structured_outputs", StructuredOutputsParams.parse(self.structured_outputs))
-            if self.ignore_eos:
-                raise RequestError("structured_outputs ends an answer with end-of-sequence; leave ignore_eos out")
-        if self.prediction is not None:
-            fix("prediction", _prediction(self.prediction))
-        if self.speculative is not None:
-            fix("speculative", SpeculationOverride.parse(self.speculative))
         self._check_pairs()
 
     def _check_pairs(self) -> None:
+        if self.best_of is not None and self.best_of < self.n:
+            raise RequestError(f"best_of={self.best_of} is below n={self.n}; raise it", param="best_of")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}; lower it")
+            raise RequestError(
+                f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}; lower it", param="min_tokens"
+            )
         if self.best_of is not None and self.temperature == 0 and self.best_of > self.n:
-            raise RequestError("best_of above n needs a temperature above 0, since greedy completions are all alike")
+            raise RequestError(
+                "best_of above n needs a temperature above 0, since greedy completions are all alike", param="best_of"
+            )
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise RequestError(
+                "structured_outputs ends an answer with end-of-sequence; leave ignore_eos out", param="ignore_eos"
+            )
 
     @property
     def filters(self) -> bool:
@@ -294,41 +274,14 @@ class SamplingParams:
         return cls(**value)
 
 
-def _integer(name: str, value: object, low: int, high: int | None = None) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise RequestError(f"{name} must be an integer, not {shown(value)}")
-    number = int(value)
-    if number < low or (high is not None and number > high):
-        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise RequestError(f"{name} must be {bounds}, not {shown(number)}")
-    return number
-
-
-def _real(name: str, value: object, low: float, high: float) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise RequestError(f"{name} must be a number, not {shown(value)}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = inf
-    if not low <= number <= high:
-        raise RequestError(f"{name} must be between {low:g} and {high:g}, not {shown(number)}")
-    return number
-
-
-def _boolean(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise RequestError(f"{name} must be true or false, not {shown(value)}")
-
-
-def _bias(value: object) -> dict[int, float]:
+def _bias(name: str, value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise RequestError(f"logit_bias must be a mapping of token ids to numbers, not {shown(value)}")
+        raise RequestError(f"{name} must be a mapping of token ids to numbers, not {shown(value)}")
     biases = {}
     for key, bias in value.items():
         named = isinstance(key, str) and key.isdecimal() and len(key) < 20  # JSON has only strings as keys
-        token = _integer("a token id in logit_bias", int(key) if named else key, 0)
-        biases[token] = _real(f"logit_bias of token {token}", bias, -MOST_BIAS, MOST_BIAS)
+        token = _id(f"a token id in {name}", int(key) if named else key)
+        biases[token] = _BIAS.check(f"{name} of token {token}", bias, param=name)
     return biases
 
 
@@ -343,26 +296,67 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     return strings
 
 
+def _words(name: str, value: Any) -> tuple[str, ...]:
+    words = _strings(name, value)
+    if not all(word.strip() for word in words):
+        raise RequestError(f"{name} must have more than white space in each")
+    return words
+
+
 def _ids(name: str, value: Any) -> tuple[int, ...]:
     ids = _tuple(name, value)
     if set(map(type, ids)) == {int} and min(ids) >= 0:  # the usual case, quickly: there may be very many
         return ids
-    return tuple(_integer(name, token, 0) for token in ids)
+    return tuple(_id(name, token) for token in ids)
 
 
-def _prediction(value: Any) -> str | tuple[int, ...]:
+def _some_ids(name: str, value: Any) -> tuple[int, ...]:
+    ids = _ids(name, value)
+    if not ids:
+        raise RequestError(f"{name} allows no token; leave it out to allow all")
+    return ids
+
+
+def _id(name: str, value: Any) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise RequestError(f"{name} must be an integer, not {shown(value)}")
+    if value < 0:
+        raise RequestError(f"{name} must be at least 0, not {shown(value)}")
+    return int(value)
+
+
+def _functions(name: str, value: Any) -> tuple[LogitsProcessor, ...]:
+    functions = _tuple(name, value)
+    if not all(callable(function) for function in functions):
+        raise RequestError(f"{name} must be functions of token ids and logits")
+    return functions
+
+
+def _prediction(name: str, value: Any) -> str | tuple[int, ...]:
     if isinstance(value, bytes):
-        raise RequestError("prediction is text or token ids, not bytes; decode it first")
+        raise RequestError(f"{name} is text or token ids, not bytes; decode it first")
     if not isinstance(value, str):
-        return _ids("prediction", value)
+        return _ids(name, value)
     if value:
-        _strings("prediction", value)
+        _strings(name, value)
     return value
 
 
 def _tuple(name: str, value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
     if not isinstance(value, Sequence):
         raise RequestError(f"{name} must be a list, not {shown(value)}")
     return tuple(value)
+
+
+# How the fields that are neither numbers nor switches are read; None is their default.
+_READ: dict[str, Callable[[str, Any], Any]] = {
+    "stop": _strings,
+    "bad_words": _words,
+    "stop_token_ids": _ids,
+    "allowed_token_ids": _some_ids,
+    "logits_processors": _functions,
+    "logit_bias": _bias,
+    "structured_outputs": lambda _, value: StructuredOutputsParams.parse(value),
+    "prediction": _prediction,
+    "speculative": lambda _, value: SpeculationOverride.parse(value),
+}

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from parlay.errors import RequestError, nearest, shown
 from parlay.types.json_schema import closed
@@ -35,7 +37,7 @@ class StructuredOutputsParams:
     json: str | Mapping[str, Any] | None = None
     json_object: bool = False
     regex: str | None = None
-    choice: tuple[str, ...] | list[str] | None = None
+    choice: Annotated[Sequence[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] | None = None
     grammar: str | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False

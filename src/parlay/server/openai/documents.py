@@ -1,6 +1,8 @@
 """The OpenAPI document's descriptions of bodies: made from the dataclasses that bodies are read into."""
 
-from typing import Any
+from dataclasses import is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -15,59 +17,14 @@ from parlay.server.openai.fields import (
     TokenizeFields,
 )
 from parlay.server.openai.responses_fields import RESPONSE_SAMPLING, ResponseFields
-from parlay.types.params import SamplingParams
+from parlay.types.params import SamplingParams, SpeculationOverride
+from parlay.types.structured import StructuredOutputsParams
 
 _REF = "#/components/schemas/{name}"
 
 
-def _number(low: float, high: float) -> dict[str, Any]:
-    return {"type": "number", "minimum": low, "maximum": high}
-
-
-def _integer(low: int, high: int | None = None) -> dict[str, Any]:
-    return {"type": "integer", "minimum": low, **({} if high is None else {"maximum": high})}
-
-
-_IDS = {"type": "array", "items": _integer(0)}
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _TEXT = {"type": "string", "minLength": 1}
-_TEXTS = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
-
-# What JSON can say about each; the rest is said in words.
-_SAMPLING: dict[str, dict[str, Any]] = {
-    "n": _integer(1),
-    "best_of": _integer(1),
-    "presence_penalty": _number(-2, 2),
-    "frequency_penalty": _number(-2, 2),
-    "repetition_penalty": _number(0.01, 100),
-    "temperature": _number(0, 1e5),
-    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-    "top_k": _integer(-1),
-    "min_p": _number(0, 1),
-    "seed": _integer(-(1 << 63), (1 << 64) - 1),
-    "max_tokens": _integer(0),
-    "min_tokens": _integer(0),
-    "stop": _TEXTS,
-    "include_stop_str_in_output": {"type": "boolean"},
-    "stop_token_ids": _IDS,
-    "ignore_eos": {"type": "boolean"},
-    "bad_words": _TEXTS,
-    "allowed_token_ids": {**_IDS, "minItems": 1},
-    "logit_bias": {"type": "object", "additionalProperties": _number(-100, 100)},
-    "logprobs": _integer(0),
-    "prompt_logprobs": _integer(0),
-    "skip_special_tokens": {"type": "boolean"},
-    "structured_outputs": {"type": "object", "minProperties": 1},
-    "speculative": {
-        "type": "object",
-        "properties": {
-            "enabled": {"type": "boolean"},
-            "num_speculative_tokens": _integer(1),
-            "method": {"type": "string"},
-        },
-        "additionalProperties": False,
-    },
-    "return_rejected": {"type": "boolean"},
-}
 _GUIDED: dict[str, dict[str, Any]] = {
     "guided_json": {"anyOf": [{"type": "object"}, _TEXT]},
     "guided_regex": _TEXT,
@@ -126,14 +83,27 @@ ERROR = {
 def schemas(*, strict: bool = False) -> dict[str, Any]:
     """Return the schemas that bodies refer to; where `strict`, unknown fields are refused instead of ignored."""
     classes = [CompletionFields, ChatFields, ResponseFields, TokenizeFields, DetokenizeFields]
-    _, found = msgspec.json.schema_components(classes, ref_template=_REF)
+    names = sorted(SAMPLING)
+    hints = get_type_hints(SamplingParams, include_extras=True)
+    made, found = msgspec.json.schema_components(
+        [*(_in_json(hints[name]) for name in names), *classes], ref_template=_REF
+    )
+    sampling = dict(zip(names, made, strict=False))
+    sampling["max_tokens"] = {"type": "integer", "minimum": 0}  # with none a prompt is scored, or echoed
+    for part in (StructuredOutputsParams, SpeculationOverride):
+        schema, helps = found[part.__name__], attribute_docs(part)
+        schema.pop("description")
+        schema["additionalProperties"] = False
+        for name, value in schema["properties"].items():
+            value["description"] = helps[name]
+    found[StructuredOutputsParams.__name__]["minProperties"] = 1
     helps = attribute_docs(SamplingParams)
     for cls in classes:
         schema = found[cls.__name__]
         own = (attribute_docs(Asked) if issubclass(cls, Asked) else {}) | attribute_docs(cls)
         properties = schema["properties"] | _NEEDED.get(cls, {})
         if cls in _SAMPLED:
-            properties = {name: _SAMPLING[name] for name in sorted(_SAMPLED[cls])} | _GUIDED | properties
+            properties = {name: sampling[name] for name in names if name in _SAMPLED[cls]} | _GUIDED | properties
             own |= dict.fromkeys(_GUIDED, "An older name of a part of `structured_outputs`.")
         needed = _NEEDED.get(cls, {})
         schema["properties"] = {
@@ -149,6 +119,14 @@ def schemas(*, strict: bool = False) -> dict[str, Any]:
         schema.pop("description", None)
     found["Error"] = ERROR
     return found
+
+
+def _in_json(hint: Any) -> Any:
+    """Return the type of a field as it comes in JSON: a list is a list, and an object has its own class."""
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    named = [member for member in members if is_dataclass(member)]
+    plain = [m for m in members if m is not NoneType and get_origin(m) is not tuple]
+    return Union[tuple(named or plain)]  # noqa: UP007 - made of a list
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -184,6 +162,3 @@ def refusals(reasons: dict[str, str]) -> dict[str, Any]:
     """Return what a route says of its errors."""
     content = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
     return {status: {"description": text, "content": content} for status, text in reasons.items()}
-
-
-assert set(_SAMPLING) == SAMPLING

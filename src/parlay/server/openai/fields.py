@@ -1,6 +1,5 @@
 """The fields of requests: which there are, their types, and what they make of the engine's parameters."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -92,16 +91,26 @@ class Asked:
 
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
-            raise ConfigError("stream_options is about streamed answers; leave it out or set stream to true")
+            raise ConfigError(
+                "stream_options is about streamed answers; leave it out or set stream to true", param="stream_options"
+            )
         for name, wanted in (self.stream_options or {}).items():
             if name not in _STREAM_OPTIONS:
-                raise ConfigError(f"unknown key {shown(name)} in stream_options{nearest(name, _STREAM_OPTIONS)}")
+                raise ConfigError(
+                    f"unknown key {shown(name)} in stream_options{nearest(name, _STREAM_OPTIONS)}",
+                    param="stream_options",
+                )
             if wanted and name == "include_obfuscation":
-                raise ConfigError("stream_options: chunks are never padded; leave include_obfuscation out")
+                raise ConfigError(
+                    "stream_options: chunks are never padded; leave include_obfuscation out", param="stream_options"
+                )
         if self.return_metrics and self.stream and not self.include_usage:
-            raise ConfigError("return_metrics comes with the usage; set include_usage in stream_options to true")
+            raise ConfigError(
+                "return_metrics comes with the usage; set include_usage in stream_options to true",
+                param="return_metrics",
+            )
         if self.store:
-            raise ConfigError("store is not served, since no answer is kept; leave it out")
+            raise ConfigError("store is not served, since no answer is kept; leave it out", param="store")
 
     @property
     def include_usage(self) -> bool:
@@ -174,9 +183,9 @@ class ChatFields(Asked):
     def __post_init__(self) -> None:
         Asked.__post_init__(self)
         if self.modalities not in (None, ["text"]):
-            raise ConfigError("modalities: the model writes text only; leave it out")
+            raise ConfigError("modalities: the model writes text only; leave it out", param="modalities")
         if self.top_logprobs is not None and not self.logprobs:
-            raise ConfigError("top_logprobs needs logprobs; set logprobs to true")
+            raise ConfigError("top_logprobs needs logprobs; set logprobs to true", param="top_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +210,7 @@ class TokenizeFields:
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
-            raise ConfigError("prompt: give either prompt or messages")
+            raise ConfigError("give either prompt or messages", param="prompt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +266,7 @@ def parse(
     try:
         made = build(cls, {name: value for name, value in body.items() if name in own}, "field")
     except ConfigError as error:
-        raise _named(str(error)) from None
+        raise ApiError(400, str(error), param=error.param) from None
     warnings = (_ignored(ignored),) if ignored else ()
     return made, {name: value for name, value in body.items() if name in known - own}, warnings
 
@@ -281,18 +290,6 @@ def _modern(body: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ApiError(400, f"{name} is part of structured_outputs, which has one form; give one", param=name)
     rest = {key: value for key, value in body.items() if key != name}
     return {**rest, "structured_outputs": {GUIDED[name]: body[name]}}
-
-
-def _named(message: str) -> ApiError:
-    """Return an error of the strict builder's with the field at its front."""
-    found = re.fullmatch(r"field: (.*?) - at `\$\.(\w+)(.*)`", message)
-    if found:
-        what, name, rest = found.groups()
-        return ApiError(400, f"{name}{rest}: {what[:1].lower()}{what[1:]}", param=name)
-    if found := re.fullmatch(r"field '(\w+)' is needed", message):
-        return ApiError(400, f"the field {found[1]} is needed", param=found[1])
-    words = (word for word in re.findall(r"[a-z_]+", message) if word in KNOWN)
-    return ApiError(400, message, param=next(words, None))
 
 
 def make_params(values: Mapping[str, Any], config: ServerConfig) -> SamplingParams:
@@ -370,7 +367,7 @@ def check_prompt(tokens: int, config: ServerConfig) -> None:
     Raises:
         RequestError: it is.
     """
-    _check_length("the prompt", tokens, config)
+    _check_length("prompt", tokens, config)
 
 
 def check_prediction(tokens: int, config: ServerConfig) -> None:
@@ -382,6 +379,7 @@ def check_prediction(tokens: int, config: ServerConfig) -> None:
     _check_length("prediction", tokens, config)
 
 
-def _check_length(what: str, tokens: int, config: ServerConfig) -> None:
+def _check_length(name: str, tokens: int, config: ServerConfig) -> None:
     if config.max_prompt_tokens is not None and tokens > config.max_prompt_tokens:
-        raise RequestError(f"{what} has {tokens} tokens and may have {config.max_prompt_tokens}; shorten it")
+        most = config.max_prompt_tokens
+        raise RequestError(f"{name} has {tokens} tokens and may have {most}; shorten it", param=name)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from parlay.config import ServerConfig
+from parlay.errors import about
 from parlay.server.errors import ApiError
 from parlay.server.openai.answer import Front
 from parlay.server.openai.fields import Asked, check_prediction, check_prompt, check_text
@@ -32,8 +33,9 @@ def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig, max_m
     prompts: list[Prompt] = []
     for one in many:
         if isinstance(one, str):
-            check_text(one, codec.most_characters, max_model_len)
-            tokens = codec.encode(one)
+            with about("prompt"):
+                check_text(one, codec.most_characters, max_model_len)
+                tokens = codec.encode(one)
             prompts.append({"prompt": one, "prompt_token_ids": tokens})
         elif _is_ids(one):
             tokens = one
@@ -53,9 +55,10 @@ async def chat_prompt(front: Front, messages: list[dict[str, Any]], options: Cha
     """
     codec, config = front.engine.codec, front.config
     work = codec.beside(options.chat_template, lambda: codec.chat(messages, options))
-    text = await front.gate.outside(work)
-    check_text(text, codec.most_characters, front.engine.max_model_len)
-    tokens = await run_in_thread(len(text), lambda: codec.encode(text, add_special_tokens=False))
+    with about("messages"):
+        text = await front.gate.outside(work)
+        check_text(text, codec.most_characters, front.engine.max_model_len)
+        tokens = await run_in_thread(len(text), lambda: codec.encode(text, add_special_tokens=False))
     check_prompt(len(tokens), config)
     return {"prompt": text, "prompt_token_ids": tokens}
 
@@ -69,7 +72,8 @@ def predicted(asked: Asked, codec: TextCodec, config: ServerConfig) -> list[int]
     if asked.prediction is None:
         return None
     text = asked.prediction.text
-    tokens = codec.encode(text, add_special_tokens=False)
+    with about("prediction"):
+        tokens = codec.encode(text, add_special_tokens=False)
     check_prediction(len(tokens), config)
     return tokens
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from parlay import env
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
 from parlay.config.speculative import DEFAULT, Speculation
-from parlay.engine.stats import StatsSnapshot
 from parlay.errors import EngineDeadError, ParlayError
 from parlay.link.engine import AsyncEngine, State
 from parlay.link.protocol import Ready, Report
@@ -27,6 +26,7 @@ from parlay.server.remote.replicas import Replicas, check_alike
 from parlay.server.remote.totals import total
 from parlay.text.tokenizer import TextCodec
 from parlay.types.progress import OnProgress, ignore
+from parlay.types.stats import StatsSnapshot
 
 _ABSENT = {
     "starting": "the engine is being started; send the request again",

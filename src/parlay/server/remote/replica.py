@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from parlay.engine.stats import StatsSnapshot
 from parlay.errors import EngineDeadError, ParlayError
 from parlay.link.engine import State
 from parlay.link.protocol import Add, Command, Loading, Outputs, Ready, Report, Stop
@@ -17,6 +16,7 @@ from parlay.log import logger
 from parlay.server.remote.link import EngineLink
 from parlay.server.watchdog import Watchdog
 from parlay.types.progress import OnProgress
+from parlay.types.stats import StatsSnapshot
 
 DIED = "the engine died and is being restarted; send the request again"
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0  # seconds before a restart; doubled after each that fails

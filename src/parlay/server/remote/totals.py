@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from itertools import zip_longest
 from typing import Any
 
-from parlay.engine.stats import MethodSnapshot, StatsSnapshot
+from parlay.types.stats import GuessStats, StatsSnapshot, summed
 
 
 def total(snapshots: Sequence[StatsSnapshot]) -> StatsSnapshot:
@@ -15,11 +14,11 @@ def total(snapshots: Sequence[StatsSnapshot]) -> StatsSnapshot:
 
 def _sum(values: Sequence[Any]) -> Any:
     first = values[0]
-    if isinstance(first, StatsSnapshot | MethodSnapshot):
+    if isinstance(first, StatsSnapshot | GuessStats):
         return type(first)(**{f.name: _sum([getattr(one, f.name) for one in values]) for f in fields(first)})
     if isinstance(first, Mapping):
         names = dict.fromkeys(name for one in values for name in one)
         return {name: _sum([one[name] for one in values if name in one]) for name in names}
-    if isinstance(first, tuple):
-        return tuple(map(sum, zip_longest(*values, fillvalue=0)))
+    if isinstance(first, list):
+        return summed(values)
     return sum(values)

@@ -10,11 +10,11 @@ import torch
 from checkpoints import read_config, write_llama
 from safetensors import safe_open
 from torch import Tensor
+from widen import main
+from widening.model import Shape, _shards, obstacles, widen
 
 from parlay import LLM, CompletionOutput
 from parlay.bench.protocol import load_prefixes, params_for
-from parlay.bench.widen import Shape, _shards, obstacles, widen
-from parlay.cli.main import main
 from parlay.errors import ConfigError, ModelError
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
@@ -154,7 +154,7 @@ def test_shards_stay_below_the_limit() -> None:
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small, out = write_llama(tmp_path / "small"), tmp_path / "wide"
     sizes = ["--hidden-size", "128", "--num-layers", "3", "--num-heads", "4", "--num-kv-heads", "2"]
-    command = ["bench", "widen", "--model", str(small), "--output", str(out), "--intermediate-size", "96", *sizes]
+    command = ["--model", str(small), "--output", str(out), "--intermediate-size", "96", *sizes]
     assert main(command) == 0
     printed = capsys.readouterr()
     (row,) = json.loads(printed.out.splitlines()[-1])["rows"]

@@ -2,7 +2,7 @@
 
 What the target's width is in a head grows with it, by zeros; what is the head's own keeps its size. The target's
 states are the small one's with zeros between, so a head that multiplies those by zeros and adds zeros there computes
-what it did, up to the order of sums. Norms over the width are rescaled as the target's are, see `parlay.bench.widen`.
+what it did, up to the order of sums. Norms over the width are rescaled as the target's are, see `widening.model`.
 
 One epsilon cannot be: an MLP speculator that norms its input adds 1e-6 to a mean, which is over more elements now. A
 final norm has made that mean far larger.
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parlay.bench.widen import Shape, find_places, is_widened, make_directory, widen, write_json
+from parlay.bench.contenders import FOLDER
 from parlay.checkpoints.loader import Checkpoint
 from parlay.config import SpeculativeConfig
 from parlay.errors import ConfigError, ModelError, shown
@@ -27,12 +27,12 @@ from parlay.models.select import describe_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
 from parlay.proposers.methods.medusa.format import FILE, read_layout
 from parlay.proposers.select import make_proposer, resolve_method
+from widening.model import Shape, find_places, is_widened, make_directory, widen, write_json
 
-FOLDER = "heads"  # in a widened model's directory; each head is named after its method
 _CARD = """# {name}
 
 A benchmark artefact: {source}, a draft head for {small}, widened to guess the same for {wide}. It is only for
-measuring speed. Made by `parlay bench widen`.
+measuring speed. Made by `scripts/widen.py`.
 """
 
 
@@ -128,7 +128,7 @@ def widen_head(head: str | Path, small: str, wide: Path, output: Path) -> dict[s
     old = describe_model(small)
     new = describe_model(str(wide.resolve()))
     if not is_widened(old, wide, Shape(**{size.name: getattr(new, size.name) for size in fields(Shape)})):
-        raise ConfigError(f"{wide} is no widened form of {shown(small)}; make one with `parlay bench widen`")
+        raise ConfigError(f"{wide} is no widened form of {shown(small)}; make one with scripts/widen.py")
     found = _read(head, old)
     plan = _WAYS[found.method](found, new)
     tensors = _tensors(found, plan, new)

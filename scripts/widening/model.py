@@ -44,15 +44,11 @@ _COPIED = (
     "vocab.*",
     "merges.txt",
 )
-WIDENED = "Made by `parlay bench widen`."  # at the end of a card
-_CARD = (
-    """# {name}
+_CARD = """# {name}
 
 A benchmark artefact: {source}, widened to {parameters:,} parameters that compute the same function. It knows nothing
-that {source} does not and is only for measuring speed. """
-    + WIDENED
-    + "\n"
-)
+that {source} does not and is only for measuring speed. Made by `scripts/widen.py`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

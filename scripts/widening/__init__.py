@@ -1,0 +1,1 @@
+"""Small models made big with the same function, and their draft heads."""

@@ -1,0 +1,110 @@
+"""What an engine counts: written down once, for whoever counts, sends, adds up and shows it."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
+
+
+@dataclass(slots=True)
+class GuessStats:
+    """What guesses came to: those of one source, or of one request.
+
+    Attributes:
+        drafts: drafts with at least one node of them.
+        drafted: nodes verified.
+        accepted: nodes confirmed.
+        accepted_per_position: how often a node at depth 0, 1, ... was confirmed.
+    """
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    def add(self, nodes: int, depths: Sequence[int]) -> None:
+        """Count one draft of `nodes` nodes, of which those at some depths were confirmed."""
+        self.drafts += 1
+        self.drafted += nodes
+        self.accepted += len(depths)
+        counts = self.accepted_per_position
+        counts.extend([0] * (max(depths, default=-1) + 1 - len(counts)))
+        for depth in depths:
+            counts[depth] += 1
+
+
+@dataclass(slots=True)
+class Stats:
+    """Sums over all steps; times in seconds.
+
+    Attributes:
+        steps: target forward passes.
+        emitted: tokens emitted.
+        forward: flattening and the target's forward pass, logits included.
+        verify: drawing the target's choices, walking the drafts, moving keys and values.
+        propose: a proposer's work, its forward passes included.
+        schedule: planning and committing.
+        turns: times that a request emitted in a step.
+        undrafted: those of them without a draft, by why there was none; `parlay.drafting.state` has the reasons.
+        lengths: nodes verified at once, by how often.
+        faults: requests that a proposer has failed, by its name.
+        methods: by who guessed the nodes.
+        preemptions: times that a request lost its blocks.
+        prompt_tokens: of the requests that were admitted, each counted once.
+        cached_tokens: those of them found in the prefix cache.
+        finished: requests, by why they ended.
+    """
+
+    steps: int = 0
+    emitted: int = 0
+    forward: float = 0.0
+    verify: float = 0.0
+    propose: float = 0.0
+    schedule: float = 0.0
+    turns: int = 0
+    undrafted: dict[str, int] = field(default_factory=Counter)
+    lengths: dict[int, int] = field(default_factory=Counter)
+    faults: dict[str, int] = field(default_factory=Counter)
+    methods: dict[str, GuessStats] = field(default_factory=dict)
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    finished: dict[str, int] = field(default_factory=Counter)
+
+    @property
+    def guesses(self) -> GuessStats:
+        """Those of all methods together; a draft that several made counts once."""
+        made = self.methods.values()
+        return GuessStats(
+            drafts=self.turns - sum(self.undrafted.values()),
+            drafted=sum(one.drafted for one in made),
+            accepted=sum(one.accepted for one in made),
+            accepted_per_position=summed(one.accepted_per_position for one in made),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class StatsSnapshot(Stats):
+    """An engine at one moment: what it has counted since its start, and how full it is.
+
+    Attributes:
+        running, waiting: requests that have blocks, and those that have none yet.
+        blocks, blocks_used: of the cache; used are those that running requests hold.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    blocks_used: int = 0
+
+    @classmethod
+    def of(cls, stats: Stats, *, running: int, waiting: int, blocks: int, blocks_used: int) -> "StatsSnapshot":
+        """Return what `stats` counts now, as data of its own."""
+        counts = {f.name: deepcopy(getattr(stats, f.name)) for f in fields(Stats)}
+        return cls(**counts, running=running, waiting=waiting, blocks=blocks, blocks_used=blocks_used)
+
+
+def summed(counts: Iterable[Sequence[int]]) -> list[int]:
+    """Return the sums by position of lists of different lengths."""
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
