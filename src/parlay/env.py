@@ -6,6 +6,7 @@ Variables:
                      kernels.
     PARLAY_THREADS   threads for compute (default: one per available core).
     PARLAY_RANK_TIMEOUT  seconds that a rank waits for another before the engine gives up (default: 20).
+    PARLAY_RANK_KEY  secret that ranks of several machines show each other, at least 16 characters.
     PARLAY_MEMORY    bytes of memory for weights and cache (default: what is free).
     PARLAY_LOG       level of the `parlay` logger (default: WARNING).
     OPENAI_API_KEY   key that `parlay bench serve` sends.
@@ -91,6 +92,21 @@ def rank_timeout() -> float:
     if not 0 < seconds < 1e6:
         raise ConfigError(f"PARLAY_RANK_TIMEOUT must be a number of seconds above 0, not {shown(asked)}")
     return seconds
+
+
+def rank_key() -> bytes:
+    """Return the secret by which ranks of several machines know each other.
+
+    Raises:
+        ConfigError: PARLAY_RANK_KEY is missing or short.
+    """
+    key = os.environ.get("PARLAY_RANK_KEY", "")
+    if len(key) < 16:
+        raise ConfigError(
+            "ranks that join over the network need a key; set PARLAY_RANK_KEY to the same 16 characters or more on "
+            "all machines"
+        )
+    return key.encode()
 
 
 def threads_of(parts: int) -> int:

@@ -14,9 +14,9 @@ from server_process import alive
 from serving import wait_for
 
 from parlay import LLM, ConfigError, RankError, SamplingParams
-from parlay.engine import ranks
+from parlay.engine import local_ranks
 from parlay.engine.engine import Engine
-from parlay.engine.ranks import share_threads
+from parlay.engine.local_ranks import share_threads
 
 SOON = 20.0  # seconds in which processes must have ended
 
@@ -109,14 +109,14 @@ def test_ranks_end_with_the_process_that_started_them(models: dict[str, Pair]) -
 
 
 def test_a_rank_that_cannot_start(models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(local_ranks, "_COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
     with pytest.raises(RankError, match="rank 1 ended while it started"):
         LLM(str(models["float32"].target), tensor_parallel_size=2, max_model_len=64)
 
 
 def test_ranks_with_other_bits_are_refused(models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
-    own = ranks.env.inherited
-    monkeypatch.setattr(ranks.env, "inherited", lambda more: own({**more, "PARLAY_ISA": "baseline"}))
+    own = local_ranks.env.inherited
+    monkeypatch.setattr(local_ranks.env, "inherited", lambda more: own({**more, "PARLAY_ISA": "baseline"}))
     with pytest.raises(
         ConfigError, match=r"rank 1 would compute other bits than rank 0: native-.* here, native-baseline"
     ):

@@ -18,6 +18,7 @@ from parlay.cli import (
     listing,
     pull,
     quantize,
+    rank,
     remove,
     run,
     serve,
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"parlay {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     models = pull, listing, show, remove
-    for command in (demo, run, chat, generate, serve, *models, train, quantize, bench, explain, verify):
+    for command in (demo, run, chat, generate, serve, rank, *models, train, quantize, bench, explain, verify):
         command.add_parser(commands)
     try:
         words = normalise(list(sys.argv[1:] if arguments is None else arguments))

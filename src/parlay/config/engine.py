@@ -72,6 +72,8 @@ class EngineConfig:
         use_tqdm_on_load: show a bar while weights are loaded, if stderr is a terminal.
         tensor_parallel_size: ranks, each a process, that share every layer; tokens and log-probabilities are those of
             one. Threads are divided among them.
+        rank_address: `HOST:PORT` where the other ranks join, from this or other machines, by `parlay rank HOST:PORT`;
+            None starts them on this machine. Both sides need the same PARLAY_RANK_KEY.
         device: `cpu`, which is what `auto` finds; others are not served so far.
     """
 
@@ -100,6 +102,7 @@ class EngineConfig:
     served_model_name: str | tuple[str, ...] | None = None
     use_tqdm_on_load: bool = True
     tensor_parallel_size: int = field(default=1, metadata={"short": "-tp"})
+    rank_address: str | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -137,6 +140,8 @@ class EngineConfig:
             raise ConfigError(
                 f"tensor_parallel_size must be between 1 and {MOST_RANKS}, not {shown(self.tensor_parallel_size)}"
             )
+        if self.rank_address is not None and self.tensor_parallel_size == 1:
+            raise ConfigError("rank_address is for several ranks; set tensor_parallel_size, or leave it out")
         if self.dequantize and self.quantization in MADE:
             raise ConfigError(
                 f"dequantize and quantization={shown(self.quantization)} contradict each other; give one of them"

@@ -20,9 +20,8 @@ from parlay.engine.answers import metrics_of, text_of
 from parlay.engine.loading import Loading
 from parlay.engine.memory import Memory, count_blocks
 from parlay.engine.rank import Assignment, arithmetic
-from parlay.engine.ranks import Ranks
 from parlay.engine.request import Counts, Request
-from parlay.engine.resolve import longest_sequence, text_codec
+from parlay.engine.resolve import longest_sequence, make_ranks, text_codec
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names
 from parlay.engine.stats import EngineStats
@@ -119,8 +118,8 @@ class Engine:
             check_weights(model_config)
 
         digest, loading = start_digest(path, self.codec.path), Loading(config, weights, on_progress)
-        ranks = Ranks(config.tensor_parallel_size, 4 * model_config.vocab_size)
-        threads = ranks.threads[0]
+        ranks = make_ranks(config.tensor_parallel_size, config.rank_address, 4 * model_config.vocab_size)
+        threads = ranks.threads
         torch.set_num_threads(threads)
         kernels, trust = choose_kernels(select_kernels(config.device), cases(model_config, dtype), threads)
         kernels.set_threads(threads)
@@ -141,7 +140,7 @@ class Engine:
                 sizes = num_blocks, config.block_size, max_rows
                 laws = speculative.verification in DRAWN
                 method.proposer.load(Runtime(kernels, *sizes, ends, runner.cache, on_read, laws, processors))
-        ranks.wait(arithmetic(kernels.name, trust.bits))
+        ranks.wait((*arithmetic(kernels.name, trust.bits), identity))
 
         self.methods = method_names(methods)
         self.sampling_defaults = sampling_defaults(path, config.generation_config)

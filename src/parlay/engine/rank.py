@@ -1,4 +1,4 @@
-"""A further rank of a tensor-parallel engine, in a process of its own: it runs what rank 0 runs, on its own share."""
+"""A further rank of a tensor-parallel engine: a process that runs what rank 0 runs, on its own share of the model."""
 
 import os
 import signal
@@ -13,13 +13,16 @@ import msgspec
 import torch
 
 from parlay import env, log
+from parlay.checkpoints.find import find_model
+from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig
 from parlay.errors import RankError
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.log import logger
 from parlay.models.select import describe_as, load_model
-from parlay.numerics.identify import cases
+from parlay.numerics.digests import start_digest
+from parlay.numerics.identify import cases, identify
 from parlay.numerics.trust import choose_kernels
 from parlay.parallel.group import Group
 from parlay.parallel.numa import stay_on
@@ -33,17 +36,21 @@ class Assignment:
     """What a rank is told at its start.
 
     Attributes:
-        path, storage, quantization, load_format: of the model, see `describe_as`.
+        model, revision: what rank 0's user calls the model; a rank on another machine finds it there.
+        path, storage, quantization, load_format: of the model, see `describe_as`; the path is rank 0's.
         dtype: of activations and cache.
         max_model_len: longest sequence.
         blocks, block_size: of the cache.
         device: as in `EngineConfig`.
         rank, size: its place.
-        room: bytes that a rank may hand over at once.
+        room: bytes that a rank may hand over at once, through shared memory.
+        store: port of rank 0's machine where ranks of several machines find each other.
         patience: seconds to wait for another rank.
         processors: to run on.
     """
 
+    model: str
+    revision: str | None
     path: str
     storage: Storage
     quantization: str | None
@@ -56,6 +63,7 @@ class Assignment:
     rank: int = 0
     size: int = 1
     room: int = 0
+    store: int = 0
     patience: float = 0.0
     processors: Sequence[int] = ()
 
@@ -65,6 +73,8 @@ class Assignment:
     ) -> "Assignment":
         """Return what all ranks of an engine have in common."""
         return cls(
+            config.model,
+            config.revision,
             str(path),
             config.storage,
             config.quantization,
@@ -95,6 +105,42 @@ def arithmetic(kernels: str, bits: str) -> tuple[str, ...]:
     return kernels, f"bits-{bits}", f"torch-{torch.__version__}"
 
 
+def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None:
+    """Be a rank of the engine that waits at an address, until that engine ends.
+
+    Args:
+        address: of rank 0.
+        key: that both know.
+        model: where the weights are on this machine; None finds what rank 0's user has named.
+
+    Raises:
+        OSError: nobody waits there.
+        ConfigError, ModelError, RankError: what is wrong, which rank 0 is told too.
+    """
+    from parlay.engine.joining import connect
+    from parlay.parallel.gloo import Gloo, reach_store
+
+    connection, host = connect(address, key)
+    with connection:
+        try:
+            own = msgspec.msgpack.decode(connection.recv_bytes(), type=Assignment)
+        except EOFError:
+            raise ConnectionError("the engine has ended") from None
+        logger.warning("rank %d of %d of %s", own.rank, own.size, own.model)
+        store = reach_store(address[0], own.store)
+        exchange = Gloo(store, own.rank, own.size, host, own.patience)
+        try:
+            path = find_model(model or own.model, Hub(revision=own.revision))
+            digest = start_digest(path)
+            runner, numerics = _load(own, path, Group(own.rank, own.size, exchange))
+            identity = identify(runner.model.config, own.max_model_len, digest.result())
+        except Exception as error:
+            connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
+            raise
+        connection.send_bytes(msgspec.msgpack.encode(Ready((*numerics, identity))))
+        obey(runner, connection)
+
+
 def main(orders: int, lifeline: int, memory: int) -> None:
     """Load a share of a model, then obey until there are no more orders.
 
@@ -115,7 +161,7 @@ def main(orders: int, lifeline: int, memory: int) -> None:
         exchange = SharedMemory(memory, own.rank, own.size, own.room, own.patience)
         os.close(memory)
         try:
-            runner, numerics = _load(own, Group(own.rank, own.size, exchange))
+            runner, numerics = _load(own, Path(own.path), Group(own.rank, own.size, exchange))
         except Exception as error:
             connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
             return
@@ -130,8 +176,8 @@ def main(orders: int, lifeline: int, memory: int) -> None:
             raise
 
 
-def _load(own: Assignment, group: Group) -> tuple[ModelRunner, tuple[str, ...]]:
-    config = describe_as(Path(own.path), own.storage, own.quantization, own.load_format)
+def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple[str, ...]]:
+    config = describe_as(path, own.storage, own.quantization, own.load_format)
     dtype = getattr(torch, own.dtype)
     torch.set_num_threads(env.threads())
     kernels, trust = choose_kernels(select_kernels(own.device), cases(config, dtype), env.threads())

@@ -1,10 +1,11 @@
-"""What an engine's options come to for one model: its tokenizer, its longest sequence."""
+"""What an engine's options come to for one model: its tokenizer, its longest sequence, its ranks."""
 
 from dataclasses import replace
 
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig
+from parlay.engine.ranks import Ranks
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
 from parlay.text.tokenizer import TextCodec
@@ -41,3 +42,25 @@ def longest_sequence(config: EngineConfig, limit: int) -> int:
     if config.max_model_len > limit:
         raise ConfigError(f"max_model_len={config.max_model_len} is beyond the model's {limit} positions; lower it")
     return config.max_model_len
+
+
+def make_ranks(size: int, address: str | None, widest: int) -> Ranks:
+    """Return the ranks of an engine, not yet started; often it is alone.
+
+    Args:
+        size: how many.
+        address: where those of other machines join; None for processes of this one.
+        widest: bytes of the longest row that is exchanged.
+
+    Raises:
+        ConfigError: they cannot be.
+    """
+    if size == 1:
+        return Ranks()
+    if address is None:
+        from parlay.engine.local_ranks import LocalRanks
+
+        return LocalRanks(size, widest)
+    from parlay.engine.joined_ranks import JoinedRanks  # imports gloo, which takes time
+
+    return JoinedRanks(size, address)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from parlay import env
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
 from parlay.config.speculative import DEFAULT, Speculation
-from parlay.errors import EngineDeadError, ParlayError
+from parlay.errors import ConfigError, EngineDeadError, ParlayError
 from parlay.link.engine import AsyncEngine, State
 from parlay.link.protocol import Ready, Report
 from parlay.link.stream import Stream
@@ -76,6 +76,8 @@ class EngineClient(AsyncEngine):
             EngineConfig.parse({"model": fspath(model) if isinstance(model, PathLike) else model, **options})
         )
         self._speculative = SpeculativeConfig.parse(speculative_config)
+        if self._config.rank_address is not None and data_parallel_size > 1:
+            raise ConfigError("ranks join one engine at one address; leave out data_parallel_size or rank_address")
         self._share = _share(data_parallel_size)
         self._state: Literal["starting", "ready", "closed"] = "starting"
         self._quiet: asyncio.Event | None = None  # set when the last stream has gone, while closing

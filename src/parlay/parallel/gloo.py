@@ -1,0 +1,86 @@
+"""Ranks of several machines hand each other columns over the network, by gloo (the library within torch)."""
+
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]  # its stubs lack both
+
+from parlay.errors import RankError
+
+_REACHING = 20  # seconds
+
+
+def make_store(host: str) -> TCPStore:
+    """Return where the ranks of a group find each other; this process keeps it.
+
+    Args:
+        host: an address of this machine that the others reach.
+    """
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
+
+
+def reach_store(host: str, port: int) -> TCPStore:
+    """Return the store that another machine keeps.
+
+    Raises:
+        RankError: it cannot be reached.
+    """
+    try:
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_REACHING))
+    except RuntimeError as error:
+        raise RankError(
+            f"{host}:{port}, where ranks find each other, cannot be reached: {_first_line(error)}"
+        ) from None
+
+
+class Gloo:
+    """An `Exchange` over TCP, of which passes cannot be recorded.
+
+    Neither gloo nor its store authenticates anybody: they are for a network whose machines are trusted.
+    """
+
+    recordable = False
+
+    def __init__(self, store: TCPStore, rank: int, size: int, host: str, patience: float) -> None:
+        """Connect to the other ranks, all of which do the same.
+
+        Args:
+            store: where they find each other.
+            rank: of this process.
+            size: of the group.
+            host: the address at which this process listens.
+            patience: seconds after which a rank that does not come is given up.
+
+        Raises:
+            RankError: one does not come.
+        """
+        self._size = size
+        gloo: Any = ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=host)]
+        options._timeout = timedelta(seconds=patience)
+        try:
+            self._group = gloo(store, rank, size, options)
+        except RuntimeError as error:
+            raise RankError(f"the ranks of this engine do not reach each other: {_first_line(error)}") from None
+
+    def gather(self, own: Tensor, out: Tensor, bounds: tuple[int, ...]) -> None:
+        """See `parlay.parallel.group.Exchange`; shares travel padded to the widest."""
+        widths = [end - begin for begin, end in pairwise(bounds)]
+        sent = own.new_zeros((own.shape[0], max(widths)))
+        sent[:, : own.shape[1]] = own
+        came = own.new_empty((self._size, *sent.shape))
+        bytes_of = [list(came.view(torch.uint8).unbind(0))], [sent.view(torch.uint8)]
+        try:
+            self._group.allgather(*bytes_of).wait()
+        except RuntimeError as error:
+            raise RankError(f"a rank of this engine is lost ({_first_line(error)}); start the engine again") from None
+        for begin, width, share in zip(bounds, widths, came, strict=False):
+            out[:, begin : begin + width] = share[:, :width]
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).splitlines()[0][:200]

@@ -1,0 +1,153 @@
+"""Ranks that join an engine over the network, here from processes of the same machine."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from asking import accepted, assert_same, half_repeating, run
+from checkpoints import write_llama
+from conftest import MakeLLM, Pair, Plain, proposer_options
+from serving import wait_for
+
+from parlay import ConfigError, RankError, SamplingParams
+from parlay.engine.engine import Engine
+from parlay.engine.joining import admit, connect, listen, parse_address
+
+KEY = "a key for the ranks of these tests"
+SOON = 20.0
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARLAY_RANK_KEY", KEY)
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@contextmanager
+def joining(address: str, *more: str, ranks: int = 1, **variables: str) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Ranks that try to join, each a process."""
+    command = [sys.executable, "-m", "parlay.cli.main", "rank", address, "--once", *more]
+    environment = {**os.environ, "PARLAY_THREADS": "1", **variables}
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(ranks)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def finish(engine: Engine) -> None:
+    while engine.busy:
+        engine.step()
+
+
+def test_same_tokens(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], address: str) -> None:
+    """And the numerics id of one rank; the ranks end with the engine."""
+    asks = half_repeating(0.7)
+    config = {"method": "eagle3", "num_speculative_tokens": 6, **proposer_options("eagle3", models["bfloat16"])}
+    with joining(address, ranks=2) as processes:
+        llm = make_llm(speculative_config=config, dtype="bfloat16", tensor_parallel_size=3, rank_address=address)
+        found = run(llm, asks)
+        assert_same(found, plain("bfloat16", asks))
+        assert accepted(found) > 0
+        assert llm.numerics_id == make_llm(dtype="bfloat16").numerics_id
+        llm.engine.close()
+        assert [process.wait(SOON) for process in processes] == [0, 0]
+
+
+def test_a_rank_that_is_killed_ends_the_engine(make_llm: MakeLLM, address: str) -> None:
+    with joining(address) as (process,):
+        engine = make_llm(tensor_parallel_size=2, rank_address=address).engine
+        (request,) = engine.add("abc", SamplingParams(max_tokens=100, ignore_eos=True))
+        engine.step()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with pytest.raises(RankError, match="start the engine again"):
+            finish(engine)
+        engine.abort(request)
+
+
+def test_a_rank_with_another_model_is_refused(make_llm: MakeLLM, address: str, tmp_path: Path) -> None:
+    """Of the same shape."""
+    other = write_llama(tmp_path, seed=77)
+    with (
+        joining(address, "--model", str(other)),
+        pytest.raises(ConfigError, match=r"rank 1 would compute other bits than rank 0: .* here, .* there; give all"),
+    ):
+        make_llm(tensor_parallel_size=2, rank_address=address)
+
+
+def test_a_rank_without_the_model_is_refused(make_llm: MakeLLM, address: str) -> None:
+    with (
+        joining(address, "--model", "nowhere-at-all"),
+        pytest.raises(RankError, match="rank 1 could not start: ModelError: there is no model"),
+    ):
+        make_llm(tensor_parallel_size=2, rank_address=address)
+
+
+def test_who_does_not_know_the_key_is_not_admitted(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    place = parse_address(address)
+    with listen(place) as server:
+        admitted = []
+        thread = threading.Thread(target=lambda: admitted.append(admit(server, b"right", SOON)))
+        thread.start()
+        with pytest.raises(ConfigError, match="has another key; set PARLAY_RANK_KEY"):
+            connect(place, b"wrong")
+        with socket.create_connection(place) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 9)
+        connection, host = connect(place, b"right")
+        thread.join(SOON)
+        assert host == admitted[0][1] == "127.0.0.1"
+        assert caplog.text.count("was not admitted as a rank") == 2
+        connection.send_bytes(b"here")
+        assert admitted[0][0].recv_bytes() == b"here"
+        connection.close()
+        admitted[0][0].close()
+
+
+def test_nobody_joins(address: str) -> None:
+    with listen(parse_address(address)) as server, pytest.raises(TimeoutError):
+        admit(server, b"key", 0.05)
+
+
+def test_an_address_that_is_taken(make_llm: MakeLLM, address: str) -> None:
+    with (
+        listen(parse_address(address)),
+        pytest.raises(ConfigError, match=f"cannot join at {address}: Address already"),
+    ):
+        make_llm(tensor_parallel_size=2, rank_address=address)
+
+
+def test_the_command_waits_for_an_engine_and_says_so(address: str) -> None:
+    with joining(address) as (process,):
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert f"no engine waits at {address} yet" in line
+        wait_for(lambda: process.poll() is None, SOON)
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x"])
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="an address of ranks is HOST:PORT"):
+        parse_address(text)
+
+
+def test_what_is_refused(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="rank_address is for several ranks"):
+        make_llm(rank_address="127.0.0.1:29500")
+    monkeypatch.setenv("PARLAY_RANK_KEY", "short")
+    with pytest.raises(ConfigError, match="set PARLAY_RANK_KEY to the same 16 characters"):
+        make_llm(tensor_parallel_size=2, rank_address="127.0.0.1:29500")

@@ -1,0 +1,57 @@
+"""Ranks that hand each other columns over the network."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from parlay.errors import RankError
+from parlay.parallel.gloo import Gloo, make_store, reach_store
+
+HOST = "127.0.0.1"
+
+
+def together(size: int, work: Callable[[int, Gloo], Tensor], patience: float = 20.0) -> list[Tensor]:
+    """Have every rank of a group, each a thread, do `work`."""
+    store = make_store(HOST)
+
+    def one(rank: int) -> Tensor:
+        own = store if rank == 0 else reach_store(HOST, store.port)
+        return work(rank, Gloo(own, rank, size, HOST, patience))
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bounds", [(0, 3, 8), (0, 0, 5), (0, 4, 4, 9)])
+def test_every_rank_gets_all_columns(dtype: torch.dtype, bounds: tuple[int, ...]) -> None:
+    whole = torch.randn((5, bounds[-1]), generator=torch.Generator().manual_seed(0)).to(dtype)
+
+    def work(rank: int, exchange: Gloo) -> Tensor:
+        out = torch.zeros_like(whole)
+        for _ in range(3):
+            exchange.gather(whole[:, bounds[rank] : bounds[rank + 1]].contiguous(), out, bounds)
+        return out
+
+    assert all(torch.equal(found, whole) for found in together(len(bounds) - 1, work))
+
+
+def test_a_rank_that_does_not_come_is_given_up() -> None:
+    def work(rank: int, exchange: Gloo) -> Tensor:
+        if rank == 1:
+            time.sleep(1.5)
+            return torch.empty(0)
+        with pytest.raises(RankError, match="a rank of this engine is lost"):
+            exchange.gather(torch.zeros(1, 2), torch.zeros(1, 4), (0, 2, 4))
+        return torch.empty(0)
+
+    together(2, work, patience=0.5)
+
+
+def test_a_group_that_is_never_complete() -> None:
+    with pytest.raises(RankError, match="do not reach each other"):
+        Gloo(make_store(HOST), 0, 2, HOST, 0.3)
