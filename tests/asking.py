@@ -2,7 +2,9 @@
 
 import dataclasses
 import os
+import random
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +15,8 @@ from parlay import LLM, CompletionOutput, RequestOutput, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.kernels.reference import ReferenceKernels
+
+CODE = ["def fibonacci(n):", "class Stack:\n    def __init__(self", "import os\nimport sys\n\n\ndef main("]
 
 
 def random_seed() -> int:
@@ -74,6 +78,37 @@ def run(llm: LLM, asks: Sequence[Ask], meddle: Meddle | None = None) -> list[Com
     return [engine.completion(request, j) for group in groups for j, request in enumerate(group)]
 
 
+def preempt_every_third_step() -> Meddle:
+    """Return what preempts the last of the running requests in every third step."""
+    steps = count()
+
+    def preempt(engine: Engine, requests: list[Request]) -> None:
+        running = [r for r in requests if r.table.blocks]
+        if next(steps) % 3 == 2 and running:
+            engine.preempt(running[-1])
+
+    return preempt
+
+
+def meddle_at_random(rng: random.Random, preempted: float, aborted: float = 0.0) -> Meddle:
+    """Return what preempts a running request in such a share of all steps, and aborts one in another share."""
+
+    def meddle(engine: Engine, requests: list[Request]) -> None:
+        running = [r for r in requests if r.table.blocks and r.finish_reason is None]
+        if running and rng.random() < preempted:
+            engine.preempt(rng.choice(running))
+        if running and aborted and rng.random() < aborted:
+            engine.abort(rng.choice(running))
+
+    return meddle
+
+
+def completed_code(llm: LLM, length: int) -> list[Any]:
+    """Return the essence of what the embedded model writes after `CODE`, greedily and not."""
+    params = [SamplingParams(temperature=t, max_tokens=length, logprobs=2, seed=3) for t in (0.0, 0.9)]
+    return [essence(out.outputs[0]) for own in params for out in llm.generate(CODE, own, use_tqdm=False)]
+
+
 def ask_for(engine: Engine, request: Request, wish: Any) -> None:
     """Give a running request another wish of speculation, which no user can."""
     request.params = dataclasses.replace(request.params, speculative=wish)
@@ -90,6 +125,15 @@ def assert_same(found: Sequence[CompletionOutput], expected: Sequence[Completion
 def accepted(completions: Sequence[CompletionOutput] | Sequence[RequestOutput]) -> int:
     """Return how many drafted tokens were confirmed in all."""
     return sum(c.metrics.accepted for c in completions)
+
+
+def assert_same_so_far(found: Sequence[CompletionOutput], expected: Sequence[CompletionOutput]) -> None:
+    """Compare completions one by one; those that were aborted are beginnings."""
+    for a, b in zip(found, expected, strict=True):
+        if a.finish_reason == "abort":
+            assert a.token_ids == b.token_ids[: len(a.token_ids)]
+        else:
+            assert_same([a], [b])
 
 
 def assert_whole(engine: Engine) -> None:

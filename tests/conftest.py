@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from asking import Ask, assert_whole, random_seed, run
 from checkpoints import write_llama
+from families import write_family
 from fitting import FITTED, fitted, fitting
 from hypothesis import settings
 
@@ -138,6 +140,20 @@ def proposer_options(method: str, pair: Pair) -> dict[str, Any]:
         return {"model": str(fitted(method, pair.target))}
     own = fitting(method)
     return own.options(pair) if hasattr(own, "options") else {}
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Checkpoints of families by name, each written once."""
+    return cache(lambda name: write_family(tmp_path_factory.mktemp(name), name))
+
+
+@pytest.fixture
+def weightless(tmp_path: Path) -> str:
+    """A target whose weights cannot be read: what is wrong with a head is said before anybody tries."""
+    target = write_llama(tmp_path / "target")
+    (target / "model.safetensors").write_bytes(b"nothing")
+    return str(target)
 
 
 Plain = Callable[..., list[CompletionOutput]]

@@ -6,10 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import linear, silu
+from watching import Known, Noted, head_of
+
+from parlay import LLM
+from parlay.runner.batch import Stretch, flatten
+from parlay.runner.runner import ModelRunner
 
 Tensors = dict[str, Tensor]
 Choose = Callable[[Tensor, int, Tensor | None], int]
@@ -170,6 +176,29 @@ class Twin:
             pairs.append(guesses[-1])
             states = torch.cat([states, foreseen[-1:]])
         return guesses, scores
+
+
+def assert_right(llm: LLM, path: Path, drafts: dict[Known, Noted], most: int = 40) -> None:
+    """Compare drafts, by the known tokens that each follows, with the twin's; a spread of them if they are many."""
+    head, own = head_of(llm), llm.engine._worker._runner
+    lent = load_file(own.model.config.path / "model.safetensors")
+    twin = Twin(path, lent["model.embed_tokens.weight"], lent["lm_head.weight"])
+    runner = ModelRunner(own.model, own.kernels, 128, 1)
+    runner.tap(head.taps)
+    assert drafts
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the twin's products are small
+    for known, noted in list(drafts.items())[:: -(-len(drafts) // most)]:
+        draft = noted.draft
+        hidden = runner.forward(flatten([Stretch(known[:-1], 0, range(128))], 1))
+        states = torch.cat(list(head.sources(hidden, runner.tapped)), 1)
+        tokens, logits = twin.chain(known, states, len(draft), noted.choose)
+        assert draft.is_chain
+        assert list(draft.tokens) == tokens, f"after {len(known)} tokens"
+        places = [noted.choose(row, len(known) + step, twin.ids) for step, row in enumerate(logits)]
+        probs = [noted.likely(row, place) for row, place in zip(logits, places, strict=True)]
+        assert draft.probs == pytest.approx(probs, rel=2e-3)
+    torch.set_num_threads(threads)
 
 
 # ---------------------------------------------------------------------------------------------- the goldens' shapes

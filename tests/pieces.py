@@ -1,31 +1,23 @@
 """Models run over one text in pieces, which must not matter."""
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from asking import Ask, accepted, assert_same, run
 from families import write_family
 from torch import Tensor
 
+from parlay import LLM, SamplingParams
+from parlay.kernels.base import Kernels
 from parlay.kernels.select import select_kernels
-from parlay.models.select import describe_model, load_model
+from parlay.models.select import describe_as, describe_model, load_model
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
+from parlay.types.storage import Storage
 
 _BLOCKS = tuple(range(7, -1, -1))
 _BLOCK_SIZE = 16
-
-
-def writer(make_folder: Callable[[str], Path]) -> Callable[[str], Path]:
-    """Return what gives checkpoints by name, each written once."""
-    written: dict[str, Path] = {}
-
-    def write(name: str) -> Path:
-        if name not in written:
-            written[name] = write_family(make_folder(name), name)
-        return written[name]
-
-    return write
 
 
 def make_runner(
@@ -47,3 +39,46 @@ def logits_in_pieces(runner: ModelRunner, tokens: list[int], cuts: list[int]) ->
 
 def random_tokens(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, 257, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+TOKENS = random_tokens(40, seed=5)
+
+
+def logits_of(
+    path: Path, dtype: torch.dtype = torch.float32, storage: Storage = "stored", kernels: Kernels | None = None
+) -> Tensor:
+    """Return a model's logits after each of `TOKENS`."""
+    kernels = kernels or select_kernels()
+    runner = ModelRunner(load_model(describe_as(path, storage), dtype, 256, kernels), kernels, 16, 16)
+    hidden = runner.forward(flatten([Stretch(TOKENS, 0, tuple(range(16)))], runner.block_size))
+    return runner.logits(hidden, range(len(TOKENS))).clone()
+
+
+def assert_speculation_changes_no_token(folder: Path, name: str, length: int) -> LLM:
+    """Compare ids and logprobs bit by bit: with n-grams, with a draft model, in any company; greedy and not.
+
+    Returns the engine that decodes plainly.
+    """
+    shape: dict[str, Any] = {"seed": 2, "calm": 0.3}
+    target = write_family(folder / "target", name, **shape)
+    draft = write_family(folder / "draft", name, noise=0.05, **shape)
+    options = {"model": str(target), "max_model_len": 96}
+    plain = LLM(**options, enable_prefix_caching=False, speculative_config=None)
+    given: dict[str, Any] = {"max_tokens": length, "seed": 7, "logprobs": 2, "ignore_eos": True}
+    asks = [
+        Ask(tuple(random_tokens(40, seed)[:12]) * (seed + 1), SamplingParams(temperature=t, **given))
+        for seed in range(3)
+        for t in (0.0, 0.8)
+    ]
+    expected = [completion for ask in asks for completion in run(plain, [ask])]
+    assert_same(run(plain, asks), expected)
+    for speculative in (
+        {"lengths": "fixed", "method": "ngram", "prompt_lookup_min": 1},
+        {"lengths": "fixed", "method": "draft_model", "model": str(draft), "num_speculative_tokens": 4},
+    ):
+        llm = LLM(**options, speculative_config=speculative, max_num_batched_tokens=16)
+        assert llm.numerics_id == plain.numerics_id
+        found = run(llm, asks)
+        assert_same(found, expected)
+        assert speculative["method"] == "ngram" or accepted(found) > 0
+    return plain

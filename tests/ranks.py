@@ -1,8 +1,12 @@
-"""Several ranks in one process, each a thread."""
+"""Several ranks in one process, each a thread; and ranks that join an engine, each a process."""
 
 import os
-from collections.abc import Callable
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 from parlay.kernels.exchange import SharedMemory, make_memory
@@ -29,3 +33,23 @@ def together(size: int, work: Callable[[Group], Result], room: int = 1 << 16, pa
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(one, rank) for rank in range(size)]
         return [future.result() for future in futures]
+
+
+def free_address() -> str:
+    """Return an address on the loopback that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@contextmanager
+def joining(address: str, *more: str, ranks: int = 1) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Ranks that try to join, with one thread each."""
+    command = [sys.executable, "-m", "parlay.cli.main", "rank", address, *more]
+    environment = {**os.environ, "PARLAY_THREADS": "1"}
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(ranks)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

@@ -1,18 +1,28 @@
 """A server on a loopback port, for tests that ask it as clients do."""
 
 import asyncio
+import json
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from parlay import AsyncLLM, RequestOutput, SamplingParams
 from parlay.config import ServerConfig
 from parlay.server.app import create_app
 from parlay.server.gate import Gate
 from parlay.server.keys import read_keys
 from parlay.server.listen import Server
+from parlay.server.remote.client import EngineClient
+
+# An engine that guesses as often as it can, whatever the clock says.
+GUESSING: dict[str, Any] = {"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 4}
 
 
 class Live:
@@ -56,6 +66,64 @@ class Live:
 
     def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
         return self.http.post(path, json=body, **more)
+
+
+@contextmanager
+def live_and_guessing(**options: Any) -> Iterator[Live]:
+    """Serve the embedded model with guesses from n-grams; in the end it must be idle and whole."""
+    engine = AsyncLLM("tiny-code", speculative_config=GUESSING)
+    with Live(engine, **options) as server:
+        yield server
+    assert not engine._llm.engine.busy
+    engine._llm.engine.check()
+    asyncio.run(engine.close())
+
+
+def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    """Return the events of a stream, less the mark of its end, which streams of responses have not."""
+    lines = [line[6:] for line in answer.text.split("\n") if line.startswith("data: ")]
+    assert answer.url.path == "/v1/responses" or lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+class House:
+    """One event loop and one client of engines that several tests share: a start takes seconds."""
+
+    def __init__(self, target: Path, temporary: Path, limit: float, **options: Any) -> None:
+        self.temporary, self._limit = temporary, limit
+        self.loop = asyncio.new_event_loop()
+        speculative = {"method": "ngram", "lengths": "fixed", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+        self.client = EngineClient(target, speculative_config=speculative, **options)
+        self.run(self.client.start())
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(asyncio.wait_for(work, self._limit))
+
+
+@contextmanager
+def housed(target: Path, limit: float, **options: Any) -> Iterator[House]:
+    """Start a client's engines; once they are closed no files of theirs may be left."""
+    with pytest.MonkeyPatch.context() as patch:
+        # A short name: sockets have little room for theirs.
+        temporary = Path(tempfile.mkdtemp(prefix="p-", dir="/tmp"))
+        patch.setattr(tempfile, "tempdir", str(temporary))
+        house = House(target, temporary, limit, **options)
+        yield house
+        house.run(house.client.close())
+        house.loop.close()
+        assert not list(temporary.iterdir()), "files are left"
+        temporary.rmdir()
+
+
+async def last(client: EngineClient, prompt: Any, params: SamplingParams | None = None, **more: Any) -> RequestOutput:
+    *_, output = [output async for output in client.generate(prompt, params, **more)]
+    assert output.finished
+    return output
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0.002)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:

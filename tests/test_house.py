@@ -17,7 +17,6 @@ import pytest
 import parlay
 from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig
 from parlay.engine.request import Request
-from parlay.types.stats import GuessStats, Stats
 from parlay.proposers.select import proposers
 from parlay.text.chat import ChatOptions
 from parlay.train.options import TrainOptions
@@ -25,6 +24,7 @@ from parlay.train.trainee import methods
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
 from parlay.types.plan import CatchUp, ProposerState, Span, TokenLogprobs, Verdict
+from parlay.types.stats import GuessStats, Stats
 
 SOURCE = Path(parlay.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -14,7 +14,7 @@ from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.kernels.noise import gumbel_noise
 from parlay.kernels.reference_drawing import process_row
-from parlay.proposers.expander import Start
+from parlay.proposers.expander import Head, Start
 from parlay.types.draft import Draft
 from parlay.types.plan import Plan, Span
 
@@ -34,6 +34,12 @@ def asks(temperature: float = 0.7, **changes: Any) -> list[Ask]:
         )
         for i, length in enumerate(lengths)
     ]
+
+
+def head_of(llm: LLM) -> Any:
+    proposer = llm.engine._worker._proposer
+    assert isinstance(proposer, Head)
+    return proposer
 
 
 def start(

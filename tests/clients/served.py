@@ -13,6 +13,14 @@ KEYS = {"alice": "alice-secret-key", "bob": "bob-secret-key"}
 # Fixed lengths: what is looked at must not depend on the clock.
 NGRAM = '{"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 5}'
 
+# The parameters of a function that tells the weather.
+FORECAST: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
 
 class Served:
     """A server process while used as a context manager; it must end in order."""

@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from pydantic import BaseModel, Field
-from served import Served
+from served import FORECAST, Served
 
 from parlay import LLM, SamplingParams
 
@@ -24,19 +24,7 @@ MESSAGES: Any = [
 ]
 WEATHER: Any = {
     "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather in a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"enum": ["Paris", "Rome"]},
-                "days": {"type": "integer", "minimum": 1, "maximum": 9},
-            },
-            "required": ["city", "days"],
-            "additionalProperties": False,
-        },
-    },
+    "function": {"name": "weather", "description": "The weather in a city.", "parameters": FORECAST},
 }
 CLOCK: Any = {"type": "function", "function": {"name": "clock"}}
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}

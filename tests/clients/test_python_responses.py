@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
-from served import Served
+from served import FORECAST, Served
 
 from parlay import LLM, SamplingParams
 
@@ -20,12 +20,7 @@ WEATHER: Any = {
     "type": "function",
     "name": "weather",
     "description": "The weather in a city.",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-        "required": ["city", "days"],
-        "additionalProperties": False,
-    },
+    "parameters": FORECAST,
     "strict": True,
 }
 NAMED: Any = {"type": "function", "name": "weather"}

@@ -4,15 +4,13 @@ import random
 from typing import Any
 
 import pytest
-from asking import Ask, accepted, assert_same, half_repeating, run, with_params
+from asking import Ask, accepted, assert_same, assert_same_so_far, half_repeating, meddle_at_random, run, with_params
 from conftest import DTYPES, MakeLLM, Pair, Plain, check_accepted, drafts, proposer_options
 from crossing import crossed
 
 from parlay import LLM, ConfigError, SamplingParams
 from parlay.drafting.controller import Controller
 from parlay.drafting.times import DraftTimes
-from parlay.engine.engine import Engine
-from parlay.engine.request import Request
 from parlay.proposers.select import proposers
 
 DRAFTING = [name for name in proposers.names() if drafts(name)]
@@ -60,9 +58,7 @@ def test_whatever_the_clock_says(
 def test_where_a_row_costs_nothing_guesses_are_verified(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    def free(
-        self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float, *more: Any
-    ) -> None:
+    def free(self: Controller, *timed: Any) -> None:
         self.cost.table = [1.0] * len(self.cost.table)
         self._lengths.times = DraftTimes(dict.fromkeys(range(9), 0.0))
 
@@ -76,9 +72,7 @@ def test_where_a_row_costs_nothing_guesses_are_verified(
 def test_where_rows_are_expensive_nothing_is_verified(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    def expensive(
-        self: Controller, rows: int, keys: int, seconds: float, drafted: Any, drafting: float, *more: Any
-    ) -> None:
+    def expensive(self: Controller, *timed: Any) -> None:
         self.cost.table = [float(max(rows, 1)) ** 2 for rows in range(len(self.cost.table))]
 
     monkeypatch.setattr(Controller, "timed", expensive)
@@ -89,23 +83,10 @@ def test_where_rows_are_expensive_nothing_is_verified(
 
 
 def test_with_preemption_and_aborts(make_llm: MakeLLM, models: dict[str, Pair], plain: Plain) -> None:
-    rng = random.Random(4)
-
-    def meddle(engine: Engine, requests: list[Request]) -> None:
-        running = [r for r in requests if r.table.blocks and r.finish_reason is None]
-        if running and rng.random() < 0.3:
-            engine.preempt(rng.choice(running))
-        if running and rng.random() < 0.02:
-            engine.abort(rng.choice(running))
-
-    expected = plain("float32", asks(0.7))
+    meddle = meddle_at_random(random.Random(4), 0.3, 0.02)
     for method in DRAFTING:
         llm = make_llm(speculative_config=config(method, models["float32"]), block_size=4)
-        for found, whole in zip(run(llm, asks(0.7), meddle), expected, strict=True):
-            if found.finish_reason == "abort":
-                assert found.token_ids == whole.token_ids[: len(found.token_ids)]
-            else:
-                assert_same([found], [whole])
+        assert_same_so_far(run(llm, asks(0.7), meddle), plain("float32", asks(0.7)))
 
 
 def test_a_request_may_still_ask_for_less(make_llm: MakeLLM) -> None:

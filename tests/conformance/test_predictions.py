@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -25,18 +26,14 @@ Predict = Callable[[str, float], list[Ask]]
 @pytest.fixture(scope="session")
 def predicted(plain: Plain) -> Predict:
     """Twelve requests: what they say is predicted to the letter, with edits, or not at all."""
-    cache: dict[tuple[str, float], list[Ask]] = {}
 
+    @cache
     def make(dtype: str, temperature: float) -> list[Ask]:
-        key = dtype, temperature
-        if key not in cache:
-            asks = _asks(temperature)
-            answers = plain(dtype, asks)
-            cache[key] = [
-                with_params(ask, prediction=_prediction(list(answer.token_ids), i))
-                for i, (ask, answer) in enumerate(zip(asks, answers, strict=True))
-            ]
-        return cache[key]
+        asks = _asks(temperature)
+        return [
+            with_params(ask, prediction=_prediction(list(answer.token_ids), i))
+            for i, (ask, answer) in enumerate(zip(asks, plain(dtype, asks), strict=True))
+        ]
 
     return make
 

@@ -6,6 +6,7 @@ plain decoding gives to the request alone.
 
 import random
 from collections.abc import Callable
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -33,12 +34,10 @@ Requests = Callable[[str, float], list[Ask]]
 @pytest.fixture(scope="session")
 def mixed(plain: Plain) -> Requests:
     """Sixteen requests that share a temperature and nothing else; half of the prompts repeat themselves."""
-    cache: dict[tuple[str, float], list[Ask]] = {}
 
+    @cache
     def make(dtype: str, temperature: float) -> list[Ask]:
-        if (dtype, temperature) not in cache:
-            cache[dtype, temperature] = _with_stops(_asks(temperature), plain, dtype)
-        return cache[dtype, temperature]
+        return _with_stops(_asks(temperature), plain, dtype)
 
     return make
 

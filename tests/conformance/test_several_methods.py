@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from asking import Ask, accepted, assert_same, half_repeating, run, with_params
+from asking import Ask, accepted, assert_same, half_repeating, meddle_at_random, run, with_params
 from conftest import DTYPES, MakeLLM, Pair, Plain, drafts, proposer_options
 from crossing import crossed
 from switching import choose_at_random, every_method
 
 from parlay import ConfigError, RequestError, SamplingParams
 from parlay.drafting import drafting
-from parlay.engine.engine import Engine
-from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.proposers.select import automatic, proposers, weightless
 from parlay.types.plan import Plan, Span
@@ -60,19 +58,12 @@ def test_switching_at_random_in_every_step(
     for options in ({}, {"max_num_batched_tokens": 48, "block_size": 4}):
         config = every_method(models[dtype], method, lengths="goodput")
         answers = run(
-            make_llm(dtype=dtype, speculative_config=config, **options), asks(temperature), meddling(at_random)
+            make_llm(dtype=dtype, speculative_config=config, **options),
+            asks(temperature),
+            meddle_at_random(at_random, 0.1),
         )
         assert_same(answers, expected)
         assert accepted(answers) > 0
-
-
-def meddling(rng: random.Random) -> Any:
-    def meddle(engine: Engine, requests: list[Request]) -> None:
-        running = [r for r in requests if r.table.blocks and r.finish_reason is None]
-        if running and rng.random() < 0.1:
-            engine.preempt(rng.choice(running))
-
-    return meddle
 
 
 @crossed(turn=1, lengths=("fixed", "latency", "goodput"), dtype=DTYPES, method=[None, *WITH_WEIGHTS])
@@ -103,19 +94,25 @@ def test_whoever_promises_most_guesses(make_llm: MakeLLM, models: dict[str, Pair
     assert set().union(*(answer.sources for answer in answers)) == {"target", "ngram", "suffix"}
 
 
-def test_a_draft_models_layers_hold_no_other_guesses(
-    make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where somebody else's draft is verified, nothing of it lies in the draft model's cache."""
-    spans: list[Span] = []
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
+    """All spans that are planned from now on."""
+    found: list[Span] = []
     plan = Scheduler.plan
 
     def watched(self: Scheduler, now: float = 0.0) -> Plan:
         made = plan(self, now)
-        spans.extend(made.spans)
+        found.extend(made.spans)
         return made
 
     monkeypatch.setattr(Scheduler, "plan", watched)
+    return found
+
+
+def test_a_draft_models_layers_hold_no_other_guesses(
+    make_llm: MakeLLM, models: dict[str, Pair], spans: list[Span], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where somebody else's draft is verified, nothing of it lies in the draft model's cache."""
     # Hosts' drafts come first, though the draft model's promise more.
     monkeypatch.setattr(drafting, "best_of", lambda candidates, price: next(iter(candidates), None))
     llm = make_llm(speculative_config=every_method(models["float32"], "draft_model", lengths="fixed"))
@@ -151,20 +148,11 @@ def test_a_list_of_methods_drafts_one_tree(
     make_llm: MakeLLM,
     models: dict[str, Pair],
     plain: Plain,
-    monkeypatch: pytest.MonkeyPatch,
+    spans: list[Span],
     method: str,
     dtype: str,
     temperature: float,
 ) -> None:
-    spans: list[Span] = []
-    plan = Scheduler.plan
-
-    def watched(self: Scheduler, now: float = 0.0) -> Plan:
-        made = plan(self, now)
-        spans.extend(made.spans)
-        return made
-
-    monkeypatch.setattr(Scheduler, "plan", watched)
     expected = plain(dtype, without_wishes(asks(temperature)))
     asked = listed(models[dtype], "suffix", "ngram", method, lengths="fixed", tree={"width": 2, "depth": 3})
     llm = make_llm(dtype=dtype, speculative_config=asked, max_num_batched_tokens=400)

@@ -3,17 +3,16 @@
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import llguidance
 import pytest
-from asking import Ask, accepted, assert_same, assert_whole, run
+from asking import Ask, accepted, assert_same, assert_whole, meddle_at_random, run
 from jsonschema import validate
 from schemas import random_schema
 
 from parlay import LLM, CompletionOutput, RequestError, SamplingParams
-from parlay.engine.engine import Engine
-from parlay.engine.request import Request
 from parlay.sampling.grammar import Constraint
 
 METHODS: dict[str | None, dict[str, Any] | None] = {
@@ -96,13 +95,10 @@ def test_answers_to_five_hundred_schemas_validate(engines: Engines, method: str,
 
 @pytest.fixture(scope="module")
 def plain(engines: Engines) -> Callable[[float], list[CompletionOutput]]:
-    known: dict[float, list[CompletionOutput]] = {}
-
+    @cache
     def answers(temperature: float) -> list[CompletionOutput]:
-        if temperature not in known:
-            llm = engines("none")
-            known[temperature] = [run(llm, [ask])[0] for ask in asks_of(llm, forms(), temperature=temperature)]
-        return known[temperature]
+        llm = engines("none")
+        return [run(llm, [ask])[0] for ask in asks_of(llm, forms(), temperature=temperature)]
 
     return answers
 
@@ -126,15 +122,8 @@ def test_the_same_tokens(engines: Engines, plain: Any, method: str, temperature:
 def test_through_preemption_and_small_steps(
     engines: Engines, plain: Any, method: str, options: dict[str, Any]
 ) -> None:
-    rng = random.Random(4)
-
-    def preempt(engine: Engine, requests: list[Request]) -> None:
-        running = [r for r in requests if r.table.blocks and r.finish_reason is None]
-        if running and rng.random() < 0.15:
-            engine.preempt(rng.choice(running))
-
     llm = engines(method, **options)
-    answers = run(llm, asks_of(llm, forms(), temperature=0.7), preempt)
+    answers = run(llm, asks_of(llm, forms(), temperature=0.7), meddle_at_random(random.Random(4), 0.15))
     assert_same(answers, plain(0.7))
     assert any(a.metrics.preemptions for a in answers)
 

@@ -8,13 +8,11 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from asking import Ask, accepted, assert_same, essence, run, with_params
+from asking import Ask, accepted, assert_same, essence, meddle_at_random, run, with_params
 from conftest import DTYPES, MakeLLM, Plain
 from crossing import crossed
 
 from parlay import SamplingParams
-from parlay.engine.engine import Engine
-from parlay.engine.request import Request
 from parlay.proposers.base import HostProposer
 from parlay.runner.runner import ModelRunner
 from parlay.types.draft import ROOT, Draft
@@ -128,16 +126,9 @@ def test_trees_under_pressure(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_trees_and_forced_preemption(make_llm: MakeLLM, plain: Plain, plant: Callable[..., None], dtype: str) -> None:
-    rng = random.Random(2)
-
-    def preempt(engine: Engine, requests: list[Request]) -> None:
-        running = [r for r in requests if r.table.blocks]
-        if running and rng.random() < 0.4:
-            engine.preempt(rng.choice(running))
-
     expected = plain(dtype, asks(1.3))
     plant(Planted([a.token_ids for a in expected], honesty=0.7))
-    answers = run(make_llm(dtype=dtype, block_size=4), asks(1.3), preempt)
+    answers = run(make_llm(dtype=dtype, block_size=4), asks(1.3), meddle_at_random(random.Random(2), 0.4))
     assert_same(answers, expected)
     assert sum(a.metrics.preemptions for a in answers) > 3
 

@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from asking import Ask, assert_same, half_repeating, run, with_params
+from asking import Ask, assert_same, half_repeating, meddle_at_random, run, with_params
 from conftest import MakeLLM, Pair, Plain, proposer_options
 
 from parlay.drafting import device
@@ -120,13 +120,12 @@ def test_off_and_on_at_random(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, switched: list[int], method: str
 ) -> None:
     rng = random.Random(6)
+    meddle = meddle_at_random(rng, 0.1)
 
     def switch(engine: Engine, requests: list[Request]) -> None:
         if rng.random() < 0.3:
             switched[0] = rng.choice((0, 0, 2, 4))
-        running = [r for r in requests if r.table.blocks and r.finish_reason is None]
-        if running and rng.random() < 0.1:
-            engine.preempt(rng.choice(running))
+        meddle(engine, requests)
 
     accepted = 0
     for options in ({}, {"max_num_batched_tokens": 24, "block_size": 4}):

@@ -1,19 +1,15 @@
 """Ranks that join an engine over the network, here from processes of the same machine."""
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from asking import accepted, assert_same, half_repeating, run
 from checkpoints import write_llama
 from conftest import MakeLLM, Pair, Plain, proposer_options
+from ranks import free_address, joining
 from serving import wait_for
 
 from parlay import ConfigError, RankError, SamplingParams
@@ -31,22 +27,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
-@contextmanager
-def joining(address: str, *more: str, ranks: int = 1, **variables: str) -> Iterator[list["subprocess.Popen[str]"]]:
-    """Ranks that try to join, each a process."""
-    command = [sys.executable, "-m", "parlay.cli.main", "rank", address, "--once", *more]
-    environment = {**os.environ, "PARLAY_THREADS": "1", **variables}
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(ranks)]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    return free_address()
 
 
 def finish(engine: Engine) -> None:
@@ -58,7 +39,7 @@ def test_same_tokens(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], a
     """And the numerics id of one rank; the ranks end with the engine."""
     asks = half_repeating(0.7)
     config = {"method": "eagle3", "num_speculative_tokens": 6, **proposer_options("eagle3", models["bfloat16"])}
-    with joining(address, ranks=2) as processes:
+    with joining(address, "--once", ranks=2) as processes:
         llm = make_llm(speculative_config=config, dtype="bfloat16", tensor_parallel_size=3, rank_address=address)
         found = run(llm, asks)
         assert_same(found, plain("bfloat16", asks))
@@ -69,7 +50,7 @@ def test_same_tokens(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], a
 
 
 def test_a_rank_that_is_killed_ends_the_engine(make_llm: MakeLLM, address: str) -> None:
-    with joining(address) as (process,):
+    with joining(address, "--once") as (process,):
         engine = make_llm(tensor_parallel_size=2, rank_address=address).engine
         (request,) = engine.add("abc", SamplingParams(max_tokens=100, ignore_eos=True))
         engine.step()
@@ -84,7 +65,7 @@ def test_a_rank_with_another_model_is_refused(make_llm: MakeLLM, address: str, t
     """Of the same shape."""
     other = write_llama(tmp_path, seed=77)
     with (
-        joining(address, "--model", str(other)),
+        joining(address, "--once", "--model", str(other)),
         pytest.raises(ConfigError, match=r"rank 1 would compute other bits than rank 0: .* here, .* there; give all"),
     ):
         make_llm(tensor_parallel_size=2, rank_address=address)
@@ -92,7 +73,7 @@ def test_a_rank_with_another_model_is_refused(make_llm: MakeLLM, address: str, t
 
 def test_a_rank_without_the_model_is_refused(make_llm: MakeLLM, address: str) -> None:
     with (
-        joining(address, "--model", "nowhere-at-all"),
+        joining(address, "--once", "--model", "nowhere-at-all"),
         pytest.raises(RankError, match="rank 1 could not start: ModelError: there is no model"),
     ):
         make_llm(tensor_parallel_size=2, rank_address=address)
@@ -132,7 +113,7 @@ def test_an_address_that_is_taken(make_llm: MakeLLM, address: str) -> None:
 
 
 def test_the_command_waits_for_an_engine_and_says_so(address: str) -> None:
-    with joining(address) as (process,):
+    with joining(address, "--once") as (process,):
         assert process.stderr is not None
         line = process.stderr.readline()
         assert f"no engine waits at {address} yet" in line

@@ -79,7 +79,9 @@ def test_a_process_that_died_is_started_anew(process: TemplateProcess) -> None:
     assert pid_of(process) != first
 
 
-def test_closing_ends_what_is_running(process: TemplateProcess) -> None:
+@pytest.mark.parametrize("waiting", [0, 4])
+def test_closing_ends_what_is_running(process: TemplateProcess, waiting: int) -> None:
+    """Those who wait for their turn start no process of their own."""
     process.run("a", VARIABLES)
     failed: list[str] = []
 
@@ -88,34 +90,16 @@ def test_closing_ends_what_is_running(process: TemplateProcess) -> None:
             process.run(ENDLESS, VARIABLES)
         failed.append(str(error.value))
 
-    asking = threading.Thread(target=ask)
+    asking = [threading.Thread(target=ask) for _ in range(1 + waiting)]
     began = time.monotonic()
-    asking.start()
-    time.sleep(0.2)
-    process.close()
-    asking.join(PATIENCE)
-    assert failed
-    assert time.monotonic() - began < 2 * PATIENCE
-
-
-def test_once_closed_nothing_is_run(process: TemplateProcess) -> None:
-    """Those who waited for their turn start no process of their own."""
-    process.run("a", VARIABLES)
-    failed: list[str] = []
-
-    def ask() -> None:
-        with pytest.raises(RequestError) as error:
-            process.run(ENDLESS, VARIABLES)
-        failed.append(str(error.value))
-
-    asking = [threading.Thread(target=ask) for _ in range(5)]
     for one in asking:
         one.start()
     time.sleep(0.2)
     process.close()
     for one in asking:
         one.join(PATIENCE)
-    assert failed == ["no chat template is run any more: the engine was closed; start another"] * 5
+    assert time.monotonic() - began < 2 * PATIENCE
+    assert failed == ["no chat template is run any more: the engine was closed; start another"] * (1 + waiting)
     assert process._started == []
 
 

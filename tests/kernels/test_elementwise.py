@@ -189,9 +189,7 @@ def test_act_mul_treats_every_column_alike(kernels: Kernels, activation: Activat
 SHAPES = ((256, 512), (96, 160), (640, 256), (256, 200), (1024, 48), (1536, 33), (2050, 17), (34, 7), (75, 9))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
-def test_linear_is_right(kernels: Kernels, dtype: torch.dtype, inputs: int, outputs: int) -> None:
+def assert_linear_is_right(kernels: Kernels, dtype: torch.dtype, inputs: int, outputs: int) -> None:
     x, weight = random(9, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, seed=1)
     exact = x.double() @ weight.double().T
     size = (x.double().abs() @ weight.double().abs().T).max()
@@ -199,6 +197,12 @@ def test_linear_is_right(kernels: Kernels, dtype: torch.dtype, inputs: int, outp
         # float32 sums of `inputs` products, then one rounding to the output's dtype
         bound = 2.0**-24 * inputs**0.5 * size + exact.abs() * torch.finfo(out.dtype).eps / 2
         assert ((out.double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_linear_is_right(kernels: Kernels, dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    assert_linear_is_right(kernels, dtype, inputs, outputs)
 
 
 @pytest.mark.parametrize("outputs", [1, 15, 17])
@@ -282,13 +286,7 @@ def test_the_order_in_which_products_are_summed(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 def test_every_way_of_the_twin_is_right(way: Way, dtype: torch.dtype, inputs: int, outputs: int) -> None:
-    kernels = ReferenceKernels(way)
-    x, weight = random(9, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, seed=1)
-    exact = x.double() @ weight.double().T
-    size = (x.double().abs() @ weight.double().abs().T).max()
-    for out in (multiply(kernels, x, weight), head(kernels, x, weight)):
-        bound = 2.0**-24 * inputs**0.5 * size + exact.abs() * torch.finfo(out.dtype).eps / 2
-        assert ((out.double() - exact).abs() <= bound).all()
+    assert_linear_is_right(ReferenceKernels(way), dtype, inputs, outputs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

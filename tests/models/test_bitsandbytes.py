@@ -25,25 +25,10 @@ CASES: dict[str, dict[str, Any]] = {
     "nf4 in large blocks": {"load_in_4bit": True},
     "int8": {"load_in_8bit": True},
 }
+STATE = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [96, 96]}
 NF4 = (-1.0, -0.7, -0.53, -0.4, -0.28, -0.18, -0.09, 0.0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1.0)
-FP4 = (
-    0.0,
-    0.0052,
-    0.6667,
-    1.0,
-    0.3333,
-    0.5,
-    0.1667,
-    0.25,
-    0.0,
-    -0.0052,
-    -0.6667,
-    -1.0,
-    -0.3333,
-    -0.5,
-    -0.1667,
-    -0.25,
-)
+POSITIVE = (0.0052, 0.6667, 1.0, 0.3333, 0.5, 0.1667, 0.25)
+FP4 = (0.0, *POSITIVE, 0.0, *(-level for level in POSITIVE))
 
 
 def layer(case: str, outputs: int, inputs: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -61,12 +46,7 @@ def layer(case: str, outputs: int, inputs: int, seed: int) -> tuple[dict[str, Te
     levels = torch.tensor(FP4 if form == "fp4" else NF4)
     codes = torch.randint(0, 16, (count,), generator=generator).tolist()
     blocks = -(-count // block)
-    state: dict[str, Any] = {
-        "quant_type": form,
-        "blocksize": block,
-        "dtype": "bfloat16",
-        "shape": [outputs, inputs],
-    }
+    state: dict[str, Any] = {**STATE, "quant_type": form, "blocksize": block, "shape": [outputs, inputs]}
     made = {"weight.quant_map": levels}
     if "nested" in case:
         inner = torch.randint(0, 256, (blocks,), generator=generator)
@@ -150,7 +130,6 @@ def test_tokens_are_those_of_a_plain_checkpoint_and_the_same_with_speculation(tm
     assert_same(run(LLM(tmp_path / "packed", **same, speculative_config=speculative), asks), found)
 
 
-STATE = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [96, 96]}
 NESTED = {**STATE, "nested_blocksize": 32, "nested_offset": 0.02}
 NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from asking import Ask, accepted, assert_same, run
 from checkpoints import EOS
 from crossing import crossed
-from families import FACTORS, OTHERS, SMALL, reference, rope, write_family
-from pieces import logits_in_pieces, make_runner, random_tokens, writer
+from families import FACTORS, OTHERS, SMALL, reference, rope
+from pieces import assert_speculation_changes_no_token, logits_in_pieces, make_runner, random_tokens
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -30,12 +29,6 @@ LENGTH = 40
 CUTS = ([], [1, 2, 19], list(range(1, LENGTH)))
 # In the others torch computes products and hyperbolic tangents, which may or may not be exact on a machine.
 EXACT = tuple(name for name in OTHERS if name not in ("olmoe", "vaultgemma"))
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Checkpoints by name, each written once."""
-    return writer(tmp_path_factory.mktemp)
 
 
 def runner_of(path: Path, dtype: torch.dtype = torch.float32, kernels: str | None = None) -> ModelRunner:
@@ -91,32 +84,11 @@ def test_known_modules_are_replaced(checkpoint: Callable[[str], Path]) -> None:
 
 
 def test_speculation_changes_no_token(tmp_path: Path) -> None:
-    """Exact by the self-check; then ids and logprobs bit by bit: with n-grams, with a draft model, in any company."""
-    shape: dict[str, Any] = {"seed": 2, "calm": 0.3}
-    target = write_family(tmp_path / "target", "olmo2", **shape)
-    draft = write_family(tmp_path / "draft", "olmo2", noise=0.05, **shape)
-    options = {"model": str(target), "max_model_len": 96}
-    plain = LLM(**options, enable_prefix_caching=False, speculative_config=None)
+    """And exact by the self-check."""
+    plain = assert_speculation_changes_no_token(tmp_path, "olmo2", 24)
     assert plain.engine.numerics.exact
     assert plain.numerics_id.endswith("/exact")
     assert "+transformers-" in plain.numerics_id
-    prompts = [tuple(tokens_of(seed)[:12]) * repeats for seed, repeats in ((0, 1), (1, 2), (2, 3))]
-    asks = [
-        Ask(prompt, SamplingParams(max_tokens=24, temperature=t, seed=7, logprobs=2, ignore_eos=True))
-        for prompt in prompts
-        for t in (0.0, 0.8)
-    ]
-    expected = [completion for ask in asks for completion in run(plain, [ask])]
-    assert_same(run(plain, asks), expected)
-    for speculative in (
-        {"lengths": "fixed", "method": "ngram", "prompt_lookup_min": 1},
-        {"lengths": "fixed", "method": "draft_model", "model": str(draft), "num_speculative_tokens": 4},
-    ):
-        llm = LLM(**options, speculative_config=speculative, max_num_batched_tokens=16)
-        assert llm.numerics_id == plain.numerics_id
-        found = run(llm, asks)
-        assert_same(found, expected)
-        assert speculative["method"] == "ngram" or accepted(found) > 0
 
 
 def test_the_whole_model_is_checked_once(

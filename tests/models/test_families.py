@@ -7,24 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from asking import Ask, accepted, assert_same, run
 from checkpoints import write_llama
 from crossing import crossed
 from families import FAMILIES, reference, write_family
-from pieces import logits_in_pieces, make_runner, random_tokens, writer
+from pieces import assert_speculation_changes_no_token, logits_in_pieces, make_runner, random_tokens
 
-from parlay import LLM, ModelError, SamplingParams
+from parlay import ModelError
 from parlay.models.select import describe_model
 from parlay.runner.runner import ModelRunner
 
 LENGTH = 70
 CUTS = ([], [1, 2, 30, 47, 48], list(range(1, LENGTH)))
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Checkpoints by name, each written once."""
-    return writer(tmp_path_factory.mktemp)
 
 
 def runner_of(path: Path, dtype: torch.dtype = torch.float32, kernels: str | None = None) -> ModelRunner:
@@ -82,26 +75,7 @@ ONE_EACH += ("phi3-partial", "gemma2", "gemma3", "mixtral", "qwen3moe", "opt")
 
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_speculation_changes_no_token(tmp_path: Path, name: str) -> None:
-    """With n-grams and with a draft model of the same vocabulary, greedy and not, ids and logprobs bit by bit."""
-    shape: dict[str, Any] = {"seed": 2, "calm": 0.3}
-    target = write_family(tmp_path / "target", name, **shape)
-    draft = write_family(tmp_path / "draft", name, noise=0.05, **shape)
-    options = {"model": str(target), "max_model_len": 96}
-    plain = LLM(**options, enable_prefix_caching=False, speculative_config=None)
-    prompts = [tuple(tokens_of(seed)[:12]) * repeats for seed, repeats in ((0, 1), (1, 2), (2, 3))]
-    asks = [
-        Ask(prompt, SamplingParams(max_tokens=40, temperature=t, seed=7, logprobs=2, ignore_eos=True))
-        for prompt in prompts
-        for t in (0.0, 0.8)
-    ]
-    expected = [completion for ask in asks for completion in run(plain, [ask])]
-    for speculative in (
-        {"lengths": "fixed", "method": "ngram", "prompt_lookup_min": 1},
-        {"lengths": "fixed", "method": "draft_model", "model": str(draft), "num_speculative_tokens": 4},
-    ):
-        found = run(LLM(**options, speculative_config=speculative, max_num_batched_tokens=16), asks)
-        assert_same(found, expected)
-        assert speculative["method"] == "ngram" or accepted(found) > 0
+    assert_speculation_changes_no_token(tmp_path, name, 40)
 
 
 REFUSALS: tuple[tuple[str, dict[str, Any], str], ...] = (

@@ -2,8 +2,8 @@
 
 import json
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from asking import essence
+from asking import CODE, completed_code
 from checkpoints import read_config, write_llama
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf_files import (
@@ -23,17 +23,15 @@ from gguf_files import (
     write_dequantised,
     write_gguf,
 )
+from pieces import logits_of
 from safetensors.torch import load_file
 from torch import Tensor
 
-from parlay import LLM, ModelError, SamplingParams
+from parlay import LLM, ModelError
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.gguf import GGUFFile
-from parlay.kernels.select import select_kernels
-from parlay.models.select import describe_model, load_model
+from parlay.models.select import describe_model
 from parlay.numerics.digests import digest_model
-from parlay.runner.batch import Stretch, flatten
-from parlay.runner.runner import ModelRunner
 
 
 def dequantisable(kind: GGMLQuantizationType) -> bool:
@@ -47,16 +45,8 @@ def dequantisable(kind: GGMLQuantizationType) -> bool:
 
 KINDS = [kind.name for kind in GGMLQuantizationType if kind.name not in ("F32", "F16") and dequantisable(kind)]
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
-TOKENS = torch.randint(0, 257, (40,), generator=torch.Generator().manual_seed(5)).tolist()
+logits = partial(logits_of, storage="plain")
 Q_PROJ, UP_PROJ = "model.layers.1.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"
-
-
-def logits(path: Path, dtype: torch.dtype = torch.float32) -> Tensor:
-    kernels = select_kernels()
-    config = replace(describe_model(str(path)), storage="plain")
-    runner = ModelRunner(load_model(config, dtype, 256, kernels), kernels, 16, 16)
-    hidden = runner.forward(flatten([Stretch(TOKENS, 0, tuple(range(16)))], runner.block_size))
-    return runner.logits(hidden, range(len(TOKENS))).clone()
 
 
 # What a slow and obvious dequantiser makes of one block; from the structs and loops of ggml's description.
@@ -393,19 +383,9 @@ def tiny_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-PROMPTS = ["def fibonacci(n):", "class Stack:\n    def __init__(self", "import os\nimport sys\n\n\ndef main("]
-
-
-def ask(llm: LLM) -> Iterator[Any]:
-    for temperature in (0.0, 0.9):
-        params = SamplingParams(temperature=temperature, max_tokens=32, logprobs=2, seed=3)
-        for output in llm.generate(PROMPTS, params, use_tqdm=False):
-            yield essence(output.outputs[0])
-
-
 def test_tiny_code_completes_alike(tiny_code: Path) -> None:
     """With every proposer, either model or both in a GGUF file."""
-    expected = list(ask(LLM("tiny-code", max_model_len=128, speculative_config=None)))
+    expected = completed_code(LLM("tiny-code", max_model_len=128, speculative_config=None), 32)
     draft = {"lengths": "fixed", "method": "draft_model", "num_speculative_tokens": 3}
     for target, speculative in (
         (tiny_code, None),
@@ -414,18 +394,18 @@ def test_tiny_code_completes_alike(tiny_code: Path) -> None:
         ("tiny-code", {**draft, "model": str(tiny_code)}),
     ):
         llm = LLM(target, max_model_len=128, speculative_config=speculative)
-        assert list(ask(llm)) == expected
-        assert speculative is None or llm.engine.stats.emitted > llm.engine.stats.steps * len(PROMPTS)
+        assert completed_code(llm, 32) == expected
+        assert speculative is None or llm.engine.stats.emitted > llm.engine.stats.steps * len(CODE)
 
 
 def test_a_quantised_one_completes_alike_whoever_drafts(tmp_path: Path) -> None:
     file = write_gguf(find_model("tiny-code"), tmp_path / "q.gguf", "Q8_0", pre="ufakzeka")
-    expected = list(ask(LLM(file, max_model_len=128, speculative_config=None)))
+    expected = completed_code(LLM(file, max_model_len=128, speculative_config=None), 32)
     for speculative in (
         {"lengths": "fixed", "method": "ngram"},
         {"lengths": "fixed", "method": "draft_model", "model": "tiny-code-draft"},
     ):
-        assert list(ask(LLM(file, max_model_len=128, speculative_config=speculative))) == expected
+        assert completed_code(LLM(file, max_model_len=128, speculative_config=speculative), 32) == expected
 
 
 def test_the_chat_template_comes_along(tiny_code: Path) -> None:

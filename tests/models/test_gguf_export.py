@@ -13,22 +13,17 @@ from families import OTHERS, write_family
 from gguf import GGUFReader
 from gguf_families import VARIANTS, convert
 from gguf_files import write_dequantised, write_gguf
+from pieces import logits_of
 from safetensors.torch import load_file, save_file
-from test_gguf_families import TOKENS
 from test_packed import AWQ
 from test_packed import write as write_packed
-from torch import Tensor
 
 from parlay import LLM, ConfigError, ModelError, SamplingParams
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.gguf import GGUFFile
 from parlay.checkpoints.loader import Checkpoint
-from parlay.kernels.select import select_kernels
 from parlay.models.export.gguf import FORMS, export
-from parlay.models.select import describe_as, describe_model, load_model
-from parlay.runner.batch import Stretch, flatten
-from parlay.runner.runner import ModelRunner
-from parlay.types.storage import Storage
+from parlay.models.select import describe_model
 
 SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 EXTRA: dict[str, dict[str, Any]] = {
@@ -37,13 +32,6 @@ EXTRA: dict[str, dict[str, Any]] = {
 }
 IRREGULAR = ["full_attention", *["sliding_attention"] * 3]
 NAMES = [*VARIANTS, *EXTRA]
-
-
-def logits(path: Path, dtype: torch.dtype = torch.float32, storage: Storage = "stored") -> Tensor:
-    kernels = select_kernels()
-    runner = ModelRunner(load_model(describe_as(path, storage), dtype, 256, kernels), kernels, 16, 16)
-    hidden = runner.forward(flatten([Stretch(TOKENS, 0, tuple(range(16)))], runner.block_size))
-    return runner.logits(hidden, range(len(TOKENS))).clone()
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +57,9 @@ def test_logits_are_those_of_the_directory(models: dict[str, Path], name: str, f
         model, storage = write_dequantised(model, tmp_path / "same", weights, dtype), "stored"
     file = export(model, tmp_path / "model.gguf", form).path
     dtype = torch.float32 if form in ("bf16", "int8") else torch.bfloat16
-    expected = logits(model, dtype, storage)
+    expected = logits_of(model, dtype, storage)
     assert expected.std() > 1e-2
-    assert torch.equal(logits(file, dtype), expected)
+    assert torch.equal(logits_of(file, dtype), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -144,7 +132,7 @@ def test_metadata_of_a_file_go_over_verbatim(tmp_path: Path, caplog: pytest.LogC
         assert after.pop("general.quantization_version")
         assert before == after
         assert ours.integer("general.file_type") == 7
-    assert torch.equal(logits(tmp_path / "out.gguf"), logits(source, storage="int8"))
+    assert torch.equal(logits_of(tmp_path / "out.gguf"), logits_of(source, storage="int8"))
 
 
 @pytest.mark.parametrize(("kind", "form"), [("Q8_0", "int8"), ("F16", "f16"), ("BF16", "bf16")])
@@ -164,7 +152,7 @@ def test_rotary_factors_go_along(models: dict[str, Path], tmp_path: Path) -> Non
     for name in ("phi3-partial", "llama3"):
         first = export(models[name], tmp_path / f"{name}.gguf", "bf16").path
         second = export(first, tmp_path / f"{name}-again.gguf", "bf16").path
-        assert torch.equal(logits(first), logits(second))
+        assert torch.equal(logits_of(first), logits_of(second))
         ours, theirs = describe_model(str(second)), describe_model(str(models[name]))
         assert ours.rotary == theirs.rotary
 
@@ -173,7 +161,7 @@ def test_parts_become_one_file(tmp_path: Path) -> None:
     model = write_llama(tmp_path / "model", dtype=torch.bfloat16)
     write_gguf(model, tmp_path / "m.gguf", "BF16", tensors_each=10)
     export(tmp_path / "m-00001-of-00003.gguf", tmp_path / "out.gguf", "int8")
-    assert torch.equal(logits(tmp_path / "out.gguf"), logits(model, storage="int8"))
+    assert torch.equal(logits_of(tmp_path / "out.gguf"), logits_of(model, storage="int8"))
 
 
 def test_packed_nibbles_are_copied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

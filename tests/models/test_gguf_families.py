@@ -1,6 +1,7 @@
 """Every family out of a GGUF file: the bits of the same weights in safetensors."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,12 @@ from asking import essence
 from families import write_family
 from gguf_families import VARIANTS, convert
 from gguf_files import write_dequantised
-from torch import Tensor
+from pieces import TOKENS, logits_of
 
 from parlay import LLM, SamplingParams
-from parlay.kernels.select import select_kernels
-from parlay.models.select import describe_model, load_model
-from parlay.runner.batch import Stretch, flatten
-from parlay.runner.runner import ModelRunner
+from parlay.models.select import describe_model
 
-TOKENS = torch.randint(0, 257, (40,), generator=torch.Generator().manual_seed(5)).tolist()
-
-
-def logits(path: Path, dtype: torch.dtype = torch.float32) -> Tensor:
-    kernels = select_kernels()
-    config = replace(describe_model(str(path)), storage="plain")
-    runner = ModelRunner(load_model(config, dtype, 256, kernels), kernels, 16, 16)
-    hidden = runner.forward(flatten([Stretch(TOKENS, 0, tuple(range(16)))], runner.block_size))
-    return runner.logits(hidden, range(len(TOKENS))).clone()
+logits = partial(logits_of, storage="plain")
 
 
 @pytest.fixture(scope="module")

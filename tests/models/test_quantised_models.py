@@ -1,44 +1,30 @@
 """Models whose matrices stay quantised."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from asking import essence
+from asking import completed_code
 from checkpoints import write_llama
 from families import write_family
 from gguf_families import VARIANTS, convert
 from gguf_files import write_gguf
-from torch import Tensor
+from pieces import logits_of
 
-from parlay import LLM, ConfigError, ModelError, SamplingParams
+from parlay import LLM, ConfigError, ModelError
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.gguf import GGUFFile
-from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
 from parlay.models.decoder import Decoder
 from parlay.models.select import describe_model, load_model, stored_kinds
-from parlay.runner.batch import Stretch, flatten
 from parlay.runner.footprint import weight_bytes
-from parlay.runner.runner import ModelRunner
 from parlay.types.storage import Made, Storage
 from parlay.weights.kinds import COMPUTED
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
-TOKENS = torch.randint(0, 257, (40,), generator=torch.Generator().manual_seed(5)).tolist()
-PROMPTS = ["def fibonacci(n):", "class Stack:\n    def __init__(self", "import os\nimport sys\n\n\ndef main("]
-
-
-def logits(path: Path, dtype: torch.dtype, *, storage: Storage = "stored", kernels: Kernels | None = None) -> Tensor:
-    kernels = kernels or select_kernels()
-    config = replace(describe_model(str(path)), storage=storage)
-    runner = ModelRunner(load_model(config, dtype, 256, kernels), kernels, 16, 16)
-    hidden = runner.forward(flatten([Stretch(TOKENS, 0, tuple(range(16)))], runner.block_size))
-    return runner.logits(hidden, range(len(TOKENS))).clone()
 
 
 def medium(name: str) -> str:
@@ -50,7 +36,7 @@ def medium(name: str) -> str:
 def test_as_stored_is_nearly_what_is_dequantised(tmp_path: Path, kind: Any) -> None:
     """Up to what eight bits for each activation leave."""
     file = write_gguf(write_llama(tmp_path / "model", **WIDE), tmp_path / "m.gguf", kind.name)
-    found, expected = logits(file, torch.float32), logits(file, torch.float32, storage="plain")
+    found, expected = logits_of(file, torch.float32), logits_of(file, torch.float32, storage="plain")
     assert not torch.equal(found, expected)
     assert (found - expected).std() < 0.15 * expected.std()  # random blocks make large activations
 
@@ -58,7 +44,7 @@ def test_as_stored_is_nearly_what_is_dequantised(tmp_path: Path, kind: Any) -> N
 def test_a_mixed_file_by_both_kernels(tmp_path: Path) -> None:
     """In float32 most operations round alike, so that what remains is little."""
     file = write_gguf(write_llama(tmp_path / "model", **WIDE), tmp_path / "m.gguf", medium)
-    native, twins = (logits(file, torch.float32, kernels=k) for k in (select_kernels(), ReferenceKernels()))
+    native, twins = (logits_of(file, torch.float32, kernels=k) for k in (select_kernels(), ReferenceKernels()))
     assert (native - twins).std() < 0.02 * twins.std()
 
 
@@ -77,20 +63,13 @@ def test_embedding_and_output_layer(tmp_path: Path, tied: bool) -> None:
     assert (found - expected).std() < 0.01 * expected.std()
 
 
-def ask(llm: LLM) -> Iterator[Any]:
-    for temperature in (0.0, 0.9):
-        params = SamplingParams(temperature=temperature, max_tokens=24, logprobs=2, seed=3)
-        for output in llm.generate(PROMPTS, params, use_tqdm=False):
-            yield essence(output.outputs[0])
-
-
 def test_a_mixed_file_completes_alike_whoever_drafts(tmp_path: Path) -> None:
     def kind(name: str) -> str:
         return {"q_proj": "Q4_0", "v_proj": "Q8_0", "down_proj": "Q5_1"}.get(name.split(".")[-2], "Q4_1")
 
     file = write_gguf(find_model("tiny-code"), tmp_path / "q.gguf", kind, pre="ufakzeka")
     plain = LLM(file, max_model_len=128, speculative_config=None)
-    expected = list(ask(plain))
+    expected = completed_code(plain, 24)
     assert "/bfloat16+Q4_0+Q4_1+Q5_1+Q8_0+int8x32/" in plain.numerics_id
     for options in (
         {"lengths": "fixed", "method": "ngram"},
@@ -100,7 +79,7 @@ def test_a_mixed_file_completes_alike_whoever_drafts(tmp_path: Path) -> None:
         {"lengths": "fixed", "method": "medusa", "model": "tiny-code-medusa"},
     ):
         llm = LLM(file, max_model_len=128, max_num_batched_tokens=24, speculative_config=options)
-        assert list(ask(llm)) == expected
+        assert completed_code(llm, 24) == expected
         assert llm.engine.stats.emitted > llm.engine.stats.steps
 
 
@@ -122,7 +101,7 @@ def test_stacked_experts(tmp_path: Path, family: str) -> None:
     file = tmp_path / "m.gguf"
     names = stored_kinds(describe_model(str(file)))
     assert any("experts" in name for name in names)
-    found, expected = logits(file, torch.float32), logits(file, torch.float32, storage="plain")
+    found, expected = logits_of(file, torch.float32), logits_of(file, torch.float32, storage="plain")
     assert not torch.equal(found, expected)
     assert (found - expected).std() < 0.2 * expected.std()  # now and then a row goes to another expert
 
@@ -146,7 +125,7 @@ def test_a_plain_model_in_fewer_bits(storage: Made, noise: float, share: float, 
     """Nearly the model that it was, in less memory, with the same tokens whoever drafts."""
     target, head = find_model("tiny-code"), {"lengths": "fixed", "method": "eagle3", "model": "tiny-code-eagle3"}
     stored: tuple[Storage, ...] = (storage, "plain")
-    found, expected = (logits(target, torch.bfloat16, storage=each) for each in stored)
+    found, expected = (logits_of(target, torch.bfloat16, storage=each) for each in stored)
     assert not torch.equal(found, expected)
     assert (found - expected).std() < noise * expected.std()
     config = describe_model("tiny-code")
@@ -154,10 +133,10 @@ def test_a_plain_model_in_fewer_bits(storage: Made, noise: float, share: float, 
     assert few < share * sixteen
     plain = LLM("tiny-code", quantization=storage, max_model_len=128, speculative_config=None)
     assert f"/bfloat16+{name}+int8x32/" in plain.numerics_id
-    texts = list(ask(plain))
+    texts = completed_code(plain, 24)
     for speculative in ({"lengths": "fixed", "method": "ngram"}, head, {**head, "quantization": None}):
         llm = LLM("tiny-code", quantization=storage, max_model_len=128, speculative_config=speculative)
-        assert list(ask(llm)) == texts
+        assert completed_code(llm, 24) == texts
 
 
 @pytest.mark.parametrize(
@@ -174,11 +153,11 @@ def test_a_plain_model_in_fewer_bits(storage: Made, noise: float, share: float, 
 def test_what_guesses_in_fewer_bits_guesses_nearly_as_well(options: dict[str, Any]) -> None:
     """And changes no token."""
     emitted = []
-    expected = list(ask(LLM("tiny-code", max_model_len=128, speculative_config=None)))
+    expected = completed_code(LLM("tiny-code", max_model_len=128, speculative_config=None), 24)
     for quantization in ("int8", "int4", None):
         speculative = {"lengths": "fixed", **options, "quantization": quantization}
         llm = LLM("tiny-code", max_model_len=128, speculative_config=speculative)
-        assert list(ask(llm)) == expected
+        assert completed_code(llm, 24) == expected
         emitted.append(llm.engine.stats.emitted / llm.engine.stats.steps)
     assert emitted[0] > 0.9 * emitted[2]
     assert emitted[1] > 0.8 * emitted[2]

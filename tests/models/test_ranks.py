@@ -10,9 +10,9 @@ import pytest
 import torch
 from checkpoints import write_llama
 from crossing import crossed
-from families import FAMILIES, OTHERS
+from families import FAMILIES, OTHERS, write_family
 from gguf_files import write_gguf
-from pieces import random_tokens, writer
+from pieces import random_tokens
 from ranks import together
 from torch import Tensor
 
@@ -29,11 +29,6 @@ from parlay.types.storage import Storage
 SIZE, BLOCKS = 8, tuple(range(11, -1, -1))
 TREE = Draft((5, 6, 7, 8), (ROOT, 0, ROOT, 2), ("test",) * 4)
 EAGER = 70  # rows of a prompt that is too long for a recording
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return writer(tmp_path_factory.mktemp)
 
 
 def batches() -> list[Batch]:
@@ -110,7 +105,7 @@ def test_both_ends_whole(checkpoint: Callable[[str], Path]) -> None:
 
 
 def test_models_of_another_library_stay_whole(tmp_path: Path) -> None:
-    path = writer(lambda name: tmp_path)(next(iter(OTHERS)))
+    path = write_family(tmp_path, next(iter(OTHERS)))
     with pytest.raises(
         ConfigError, match=r"tensor_parallel_size=2 is not served for .*, which a class of transformers"
     ):

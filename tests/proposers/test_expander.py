@@ -16,13 +16,13 @@ from eagles import eagle_config, random_eagle3, write
 from families import write_family
 from heads import random_medusa, write_head
 from torch import Tensor
-from watching import Watch, asks, start
+from watching import Watch, asks, head_of, start
 
 from parlay import LLM, SamplingParams
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
-from parlay.proposers.expander import Expander, Head, Start
+from parlay.proposers.expander import Expander, Start
 from parlay.proposers.places import Places
 from parlay.proposers.recorder import Recorder
 from parlay.runner.batch import Stretch, flatten
@@ -34,12 +34,6 @@ from parlay.types.processor import RowProcessor
 METHODS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator")
 KERNELS = select_kernels()
 LETTERS = tuple(range(64, 70))  # ids of "a" to "f"
-
-
-def head_of(llm: LLM) -> Any:
-    proposer = llm.engine._worker._proposer
-    assert isinstance(proposer, Head)
-    return proposer
 
 
 def expand(

@@ -1,5 +1,6 @@
 """Proposers that draft from the last hidden state: whatever came before, it is the right one.
 
+What holds for EAGLE-type heads as well, which draft from all states, is here too; the rest in `test_eagle.py`.
 A draft follows from the tokens that are known and from nothing else. So every draft that an engine makes, by whatever
 way it came there, is compared with the reference's on hidden states of the whole text computed at once.
 """
@@ -12,8 +13,18 @@ from typing import Any
 
 import pytest
 import torch
-from asking import Ask, accepted, ask_for, assert_same, assert_whole, run, with_params
+from asking import (
+    Ask,
+    accepted,
+    ask_for,
+    assert_same,
+    assert_whole,
+    preempt_every_third_step,
+    run,
+    with_params,
+)
 from conftest import MakeLLM, Pair, Plain
+from eagles import assert_right as assert_pairs_right
 from fitting import fitted
 from heads import (
     ChooseAll,
@@ -28,17 +39,19 @@ from heads import (
 )
 from safetensors.torch import load_file
 from torch import Tensor
-from watching import Known, Noted, Watch, asks, start
+from watching import Known, Noted, Watch, asks, head_of, start
 
 from parlay import LLM, CapacityError, ConfigError, RequestOutput, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.proposers import heads as shared
-from parlay.proposers.heads import HeadProposer
+from parlay.proposers.paired import PairedProposer
 from parlay.runner.batch import Stretch, flatten
 from parlay.types.draft import Draft
 
 METHODS = ("medusa", "mlp_speculator")
+PAIRED = ("eagle", "eagle3")
+EVERY = (*METHODS, *PAIRED)
 Twin = Callable[[Tensor, Tensor, ChooseAll], tuple[list[Tensor], list[Tensor]]]
 
 
@@ -63,6 +76,9 @@ def twin(path: Path, llm: LLM) -> Twin:
 
 def assert_right(llm: LLM, path: Path, drafts: dict[Known, Noted]) -> None:
     """Compare drafts, by the known tokens that each follows, with the reference's."""
+    if isinstance(head_of(llm), PairedProposer):
+        assert_pairs_right(llm, path, drafts)
+        return
     runner, propose = llm.engine._worker._runner, twin(path, llm)
     states: dict[Known, Tensor] = {}  # of the tokens before each text's last
     for text in sorted(drafts, key=len, reverse=True):
@@ -85,12 +101,6 @@ def assert_right(llm: LLM, path: Path, drafts: dict[Known, Noted]) -> None:
         assert draft.probs == pytest.approx(probs, rel=1e-3)
 
 
-def head_of(llm: LLM) -> HeadProposer:
-    proposer = llm.engine._worker._proposer
-    assert isinstance(proposer, HeadProposer)
-    return proposer
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -102,14 +112,16 @@ def head_of(llm: LLM) -> HeadProposer:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_in_chunks_and_blocks_of_any_size(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, options: dict[str, int]
 ) -> None:
-    llm, watch = make_llm(method, 5, **options), Watch()
+    llm = make_llm(method, 5, enable_prefix_caching=method in METHODS, **options)
+    watch = Watch().over(llm)
     answers = run(llm, asks(), watch)
     assert_same(answers, plain("float32", asks()))
     assert accepted(answers) > (5 if options.get("max_num_batched_tokens") != 7 else 0)
+    assert method in METHODS or not any(watch.rerun)
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
 
@@ -127,18 +139,12 @@ def test_from_a_cached_prefix(make_llm: MakeLLM, models: dict[str, Pair], method
 
 
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_after_preemption(
     make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, caching: bool
 ) -> None:
-    steps = count()
-
-    def preempt(engine: Engine, requests: list[Request]) -> None:
-        running = [r for r in requests if r.table.blocks]
-        if next(steps) % 3 == 2 and running:
-            engine.preempt(running[-1])
-
-    llm, watch = make_llm(method, 4, block_size=4, enable_prefix_caching=caching), Watch(preempt)
+    llm = make_llm(method, 4, block_size=4, enable_prefix_caching=caching)
+    watch = Watch(preempt_every_third_step())
     answers = run(llm, asks(), watch)
     assert_same(answers, plain("float32", asks()))
     assert sum(a.metrics.preemptions for a in answers) > 1
@@ -163,7 +169,7 @@ def test_switched_off_and_on_again(make_llm: MakeLLM, models: dict[str, Pair], p
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_when_blocks_run_out(make_llm: MakeLLM, models: dict[str, Pair], method: str) -> None:
     llm, watch = make_llm(method, 4, block_size=4, max_model_len=64, num_blocks=18), Watch()
     answers = run(llm, asks(), watch)
@@ -191,7 +197,7 @@ def test_more_requests_than_a_turn_takes(
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_recorded_or_not(
     make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, method: str, kernels: str
 ) -> None:
@@ -220,27 +226,19 @@ def test_where_drafts_begin() -> None:
         span(1, stop_ids=frozenset({9})),
         span(2, 2, remaining=5),  # 22 to 25
     ]
-    verdicts = [
-        Verdict((5,)),
-        Verdict((5, 6, 7), (0, 2)),
-        Verdict((8,)),
-        Verdict(),
-        Verdict((5,)),
-        Verdict((5,)),
-        Verdict((5,)),
-        Verdict((9,)),
-        Verdict((4, 4, 3), (0, 1)),
-    ]
+    verdicts = [Verdict((5,)), Verdict((5, 6, 7), (0, 2)), Verdict((8,)), Verdict(), *[Verdict((5,))] * 3]
+    verdicts += [Verdict((9,)), Verdict((4, 4, 3), (0, 1))]
     found = [(s.index, s.row, s.emitted[-1], s.position, s.length) for s in shared.starts(spans, verdicts, 3)]
     assert found == [(0, 2, 5, 4, 3), (1, 6, 7, 4, 3), (2, 8, 8, 2, 2), (8, 25, 3, 5, 1)]
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_states_that_are_no_numbers(make_llm: MakeLLM, method: str, value: float) -> None:
     """Guesses are tokens then too, and their probabilities can be reckoned with."""
-    head = head_of(make_llm(method, 4))
-    ((_, draft),) = head._expander.expand([start(1, 4, token=3)], torch.full((2, 64), value))
+    begin = start(1, 4, token=4, position=3, blocks=range(4))
+    ((_, draft),) = head_of(make_llm(method, 4))._expander.expand([begin], torch.full((2, 64), value))
+    assert len(draft) == 4
     assert all(0 <= token < 257 for token in draft.tokens)
     assert draft.probs is not None
     assert all(0 <= p <= 1 for p in draft.probs)
@@ -280,11 +278,15 @@ def test_memory_is_accounted_for(make_llm: MakeLLM, models: dict[str, Pair], met
         make_llm(method, gpu_memory_utilization=1e-6)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 def test_nothing_of_a_request_is_kept(make_llm: MakeLLM, method: str) -> None:
     llm = make_llm(method, 4)
     head = head_of(llm)
-    before = sum(v.numel() for v in vars(head).values() if isinstance(v, Tensor))
+
+    def numbers() -> int:
+        return sum(v.numel() for v in vars(head).values() if isinstance(v, Tensor))
+
+    before = numbers()
     for stop in (2, 5, 99):
         steps = count()
 
@@ -295,7 +297,10 @@ def test_nothing_of_a_request_is_kept(make_llm: MakeLLM, method: str) -> None:
 
         run(llm, asks(), abort)
         assert_whole(llm.engine)
-    assert sum(v.numel() for v in vars(head).values() if isinstance(v, Tensor)) == before
+    assert numbers() == before
+    if method in PAIRED:
+        assert len(head._recorder._passes) < 100
+        return
     passes = head._expander._recorder._passes
     assert all(isinstance(v, int | str) for key in passes if isinstance(key, tuple) for v in key)
     assert len(passes) <= 4 * len(asks())

@@ -1,7 +1,6 @@
 """`metrics.speculative_decoding`: what vLLM's clients read of each answer, and where it stands."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from checkpoints import write_llama
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import Live
+from serving import GUESSING, Live, events_of
 
 from parlay import AsyncLLM
 from parlay.server.acceptance import request_metrics, speculative_decoding
@@ -19,7 +18,6 @@ from parlay.server.openai.fields import check_model
 from parlay.types.output import CompletionOutput, RequestMetrics, RequestOutput
 
 REPEATING: dict[str, Any] = {"prompt": [5, 6, 7, 8] * 8, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
-NGRAM = {"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 4}
 
 
 @given(st.lists(st.integers(0, 6), max_size=30), st.integers(0, 5))
@@ -62,7 +60,7 @@ def test_of_several_completions_there_is_none() -> None:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
     model: Path = write_llama(tmp_path_factory.mktemp("metrics") / "target", seed=2, scale=7.0, calm=0.2)
-    made = AsyncLLM(model, served_model_name=("small", "tiny"), speculative_config=NGRAM)
+    made = AsyncLLM(model, served_model_name=("small", "tiny"), speculative_config=GUESSING)
     yield made
     asyncio.run(made.close())
 
@@ -73,12 +71,6 @@ def live(engine: AsyncLLM) -> Iterator[Live]:
         yield server
 
 
-def events(answer: Any) -> list[dict[str, Any]]:
-    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
-    assert lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
-
-
 def test_a_request_asks_for_it(live: Live) -> None:
     assert "metrics" not in live.post("/v1/completions", REPEATING).json()
     body = live.post("/v1/completions", {**REPEATING, "return_metrics": True}).json()
@@ -87,7 +79,7 @@ def test_a_request_asks_for_it(live: Live) -> None:
     assert found["num_draft_tokens"] == usage["speculation"]["draft_tokens"]
     assert sum(found["acceptance_histogram"]) == usage["speculation"]["drafts"]
     streamed = {**REPEATING, "return_metrics": True, "stream": True}
-    *chunks, last = events(live.post("/v1/completions", {**streamed, "stream_options": {"include_usage": True}}))
+    *chunks, last = events_of(live.post("/v1/completions", {**streamed, "stream_options": {"include_usage": True}}))
     assert last["metrics"]["speculative_decoding"] == found
     assert all("metrics" not in chunk for chunk in chunks)
     refused = live.post("/v1/completions", streamed)
@@ -120,7 +112,7 @@ def test_each_step_of_a_detailed_answer(engine: AsyncLLM) -> None:
     with Live(engine, per_request_spec_decode_metrics="detailed") as server:
         found = server.post("/v1/completions", REPEATING).json()["metrics"]["speculative_decoding"]
         streamed = {**REPEATING, "stream": True, "stream_options": {"include_usage": True}}
-        *_, last = events(server.post("/v1/completions", streamed))
+        *_, last = events_of(server.post("/v1/completions", streamed))
     assert last["metrics"]["speculative_decoding"] == found
     accepted, drafted = found["per_step_accepted"], found["per_step_drafted"]
     assert len(accepted) == len(drafted) == found["num_spec_steps"] > 4

@@ -1,13 +1,12 @@
 """Streams over HTTP: what the front is handed and hands on grows with the answer, not with its square."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
-from serving import Live, wait_for
+from serving import Live, events_of, wait_for
 
 from parlay import AsyncLLM, RequestOutput
 from parlay.server.openai.outputs import merge
@@ -50,7 +49,7 @@ def test_each_token_is_handed_on_once(engine: AsyncLLM, more: dict[str, Any]) ->
         counting.tokens = counting.characters = counting.outputs = 0
         body = {**ASKED, **more, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         answer = live.post("/v1/completions", body)
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    events = events_of(answer)
     assert events[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 800
     texts, tokens, sources = ["", "", "", ""], [0] * 4, [""] * 4
     for choice in (choice for event in events for choice in event["choices"]):

@@ -5,9 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 from asking import essence, random_seed
 from conftest import MakeLLM, Pair
+from serving import House, housed, last, until
 
 from parlay import ConfigError, EngineDeadError, ModelError, ParlayError, RequestError, RequestOutput, SamplingParams
 from parlay.server.remote.client import EngineClient
@@ -30,46 +30,10 @@ OPTIONS = {"max_model_len": 512, "num_blocks": 256}
 LIMIT = 30.0
 
 
-class House:
-    """One event loop and one engine that several tests share: a start takes seconds."""
-
-    def __init__(self, target: Path, temporary: Path) -> None:
-        self.temporary = temporary
-        self.loop = asyncio.new_event_loop()
-        speculative = {"method": "ngram", "lengths": "fixed", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-        self.client = EngineClient(target, speculative_config=speculative, **OPTIONS)
-        self.run(self.client.start())
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop.run_until_complete(asyncio.wait_for(work, LIMIT))
-
-    def close(self) -> None:
-        self.run(self.client.close())
-        self.loop.close()
-        assert not list(self.temporary.iterdir()), "files are left"
-
-
 @pytest.fixture(scope="module")
-def house(models: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with pytest.MonkeyPatch.context() as patch:
-        # A short name: sockets have little room for theirs.
-        temporary = Path(tempfile.mkdtemp(prefix="p-", dir="/tmp"))
-        patch.setattr(tempfile, "tempdir", str(temporary))
-        house = House(models["float32"].target, temporary)
+def house(models: dict[str, Pair]) -> Iterator[House]:
+    with housed(models["float32"].target, LIMIT, **OPTIONS) as house:
         yield house
-        house.close()
-        temporary.rmdir()
-
-
-async def last(client: EngineClient, prompt: Any, params: SamplingParams | None = None, **more: Any) -> RequestOutput:
-    *_, output = [output async for output in client.generate(prompt, params, **more)]
-    assert output.finished
-    return output
-
-
-async def until(true: Callable[[], bool]) -> None:
-    while not true():
-        await asyncio.sleep(0.002)
 
 
 @asynccontextmanager
@@ -150,8 +114,7 @@ def test_as_in_this_process(house: House, make_llm: MakeLLM, monkeypatch: pytest
 
 @pytest.mark.parametrize("final_only", [False, True])
 def test_rejected_guesses_and_predictions_travel(house: House, make_llm: MakeLLM, final_only: bool) -> None:
-    speculative = {"method": "ngram", "lengths": "fixed", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-    offline = make_llm(speculative_config=speculative, **OPTIONS)
+    offline = make_llm("ngram", **OPTIONS)
     texts = [None, "abcd abcd", [7, 8, 9]]
     params = [replace(PARAMS, n=2, max_tokens=60, return_rejected=True, prediction=text) for text in texts]
     for one, expected in zip(params, offline.generate([PROMPT] * 3, params), strict=True):
@@ -204,12 +167,8 @@ def test_slow_readers_miss_no_tokens(house: House) -> None:
 
     most, outputs = house.run(main())
     assert most < 240
-    expected = house.run(asyncio.wait_for(_all(house.client), LIMIT))
+    expected = [house.run(last(house.client, PROMPT[i:], ENDLESS)) for i in range(4)]
     assert [whole(o) for o in outputs] == [whole(o) for o in expected]
-
-
-async def _all(client: EngineClient) -> list[RequestOutput]:
-    return [await last(client, PROMPT[i:], ENDLESS) for i in range(4)]
 
 
 def test_leaving_frees_blocks(house: House) -> None:

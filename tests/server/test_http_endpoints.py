@@ -1,6 +1,5 @@
 """Every endpoint through OpenAI's own client: answers are the offline engine's."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -8,9 +7,9 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from serving import Live
+from serving import Live, live_and_guessing
 
-from parlay import LLM, AsyncLLM, RequestOutput, SamplingParams
+from parlay import LLM, RequestOutput, SamplingParams
 
 PROMPT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return"
 WEATHER = {
@@ -31,14 +30,8 @@ MESSAGES = [{"role": "user", "content": "Say something."}]
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    engine = AsyncLLM(
-        "tiny-code", speculative_config={"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 4}
-    )
-    with Live(engine) as server:
+    with live_and_guessing() as server:
         yield server
-    assert not engine._llm.engine.busy
-    engine._llm.engine.check()
-    asyncio.run(engine.close())
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Predicted outputs and rejected guesses over HTTP, from this process's engine and from one of its own."""
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 from httpx import ASGITransport, AsyncClient
-from serving import Live
+from serving import GUESSING, Live, events_of, live_and_guessing
 
 from parlay import LLM, AsyncLLM, SamplingParams
 from parlay.config import ServerConfig
@@ -25,14 +24,8 @@ BOTH = {"return_sources": True, "return_rejected": True}
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
-    engine = AsyncLLM(
-        "tiny-code", speculative_config={"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 4}
-    )
-    with Live(engine, max_prompt_tokens=200) as server:
+    with live_and_guessing(max_prompt_tokens=200) as server:
         yield server
-    assert not engine._llm.engine.busy
-    engine._llm.engine.check()
-    asyncio.run(engine.close())
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +42,7 @@ def details(body: Any) -> tuple[int, int]:
 def events(live: Live, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     answer = live.post(path, {**body, "stream": True, "stream_options": {"include_usage": True}})
     assert answer.status_code == 200, answer.text
-    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
-    assert lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
+    return events_of(answer)
 
 
 @pytest.mark.parametrize("parts", [False, True])
@@ -187,20 +178,17 @@ def test_an_engine_in_a_process_of_its_own(live: Live, text: str) -> None:
     expected = live.post("/v1/completions", body).json()
 
     async def main() -> list[Any]:
-        speculative = {"method": "ngram", "lengths": "fixed", "num_speculative_tokens": 4}
-        async with EngineClient("tiny-code", speculative_config=speculative) as engine:
+        async with EngineClient("tiny-code", speculative_config=GUESSING) as engine:
             app = create_app(engine, ServerConfig(), methods=engine.facts.methods)
             async with AsyncClient(transport=ASGITransport(app), base_url="http://localhost") as http:
                 whole = (await http.post("/v1/completions", json=body)).json()
-                streamed = (await http.post("/v1/completions", json={**body, "stream": True})).text
+                streamed = events_of(await http.post("/v1/completions", json={**body, "stream": True}))
         return [whole, streamed]
 
     whole, streamed = asyncio.run(asyncio.wait_for(main(), 60))
     assert details(whole) == details(expected)
     assert [c["sources"] for c in whole["choices"]] == [c["sources"] for c in expected["choices"]]
     pieces: list[list[Any]] = [[], []]
-    for line in streamed.splitlines():
-        if line.startswith("data: {"):
-            for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                pieces[choice["index"]] += choice["sources"]
+    for choice in (choice for chunk in streamed for choice in chunk["choices"]):
+        pieces[choice["index"]] += choice["sources"]
     assert pieces == [c["sources"] for c in expected["choices"]]

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from checkpoints import write_llama
+from ranks import free_address, joining
 from server_process import ServerProcess, alive, children
 from serving import wait_for
 
@@ -56,3 +57,21 @@ def test_it_answers_alike_and_outlives_its_ranks(model: str, tmp_path: Path) -> 
         wait_for(lambda: not any(map(alive, first)), 20)
         assert server.stop() == 0
         wait_for(lambda: not any(map(alive, second)), 20)
+
+
+def test_ranks_that_joined_join_again(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them is lost, the other stays; another one takes the place of the first."""
+    monkeypatch.setenv("PARLAY_RANK_KEY", "a key for the ranks of this test")
+    with ServerProcess(model) as alone:
+        expected = answer(alone)
+    address = free_address()
+    arguments = model, "-tp", "3", "--rank-address", address
+    with joining(address, ranks=2) as (lost, stays), ServerProcess(*arguments) as server:
+        assert answer(server) == expected
+        lost.kill()
+        wait_for(lambda: server.post(SHORT).status_code in (500, 502, 503), 30)
+        with joining(address):
+            wait_for(lambda: server.ready(), 60)
+            assert answer(server) == expected
+            assert stays.poll() is None
+            assert server.stop() == 0

@@ -4,11 +4,9 @@ import asyncio
 import logging
 import os
 import signal
-import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -16,6 +14,7 @@ import msgspec
 import pytest
 from asking import essence, random_seed
 from conftest import MakeLLM, Pair
+from serving import House, housed, last, until
 
 from parlay import CapacityError, ConfigError, EngineDeadError, RequestOutput, SamplingParams, env
 from parlay.link.protocol import Ready
@@ -31,50 +30,15 @@ OPTIONS = {"max_model_len": 512, "num_blocks": 256}
 LIMIT = 60.0
 
 
-class House:
-    """One event loop and one client of two engines that several tests share: a start takes seconds."""
-
-    def __init__(self, target: Path, temporary: Path) -> None:
-        self.temporary = temporary
-        self.loop = asyncio.new_event_loop()
-        speculative = {"method": "ngram", "lengths": "fixed", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-        self.client = EngineClient(
-            target, speculative_config=speculative, data_parallel_size=2, engine_timeout=5.0, **OPTIONS
-        )
-        self.run(self.client.start())
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop.run_until_complete(asyncio.wait_for(work, LIMIT))
-
-
 @pytest.fixture(scope="module")
-def house(models: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with pytest.MonkeyPatch.context() as patch:
-        # A short name: sockets have little room for theirs.
-        temporary = Path(tempfile.mkdtemp(prefix="p-", dir="/tmp"))
-        patch.setattr(tempfile, "tempdir", str(temporary))
-        house = House(models["float32"].target, temporary)
+def house(models: dict[str, Pair]) -> Iterator[House]:
+    with housed(models["float32"].target, LIMIT, data_parallel_size=2, engine_timeout=5.0, **OPTIONS) as house:
         yield house
         house.run(until(lambda: all(replica.state == "ready" for replica in house.client.replicas)))
         pids = [replica.pid for replica in house.client.replicas]
-        house.run(house.client.close())
-        house.loop.close()
-        for pid in pids:
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid or 0, 0)
-        assert not list(temporary.iterdir()), "files are left"
-        temporary.rmdir()
-
-
-async def last(client: EngineClient, prompt: Any, params: SamplingParams, **more: Any) -> RequestOutput:
-    *_, output = [output async for output in client.generate(prompt, params, **more)]
-    assert output.finished
-    return output
-
-
-async def until(true: Callable[[], bool]) -> None:
-    while not true():
-        await asyncio.sleep(0.002)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid or 0, 0)
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import zmq
 from conftest import Pair
+from serving import last, until
 
 from parlay import EngineDeadError, SamplingParams
 from parlay.server.remote import client as client_module
@@ -31,16 +32,10 @@ async def started(target: Path, **options: Any) -> AsyncIterator[EngineClient]:
         yield client
 
 
-async def until(true: Callable[[], bool]) -> None:
-    while not true():
-        await asyncio.sleep(0.002)
-
-
 async def recovers(client: EngineClient) -> None:
     """Expect it to be back, with nothing left of what was."""
     await until(lambda: client.state == "ready")
-    *_, output = [output async for output in client.generate(PROMPT, SHORT)]
-    assert output.finished
+    await last(client, PROMPT, SHORT)
     assert not client._streams
     assert client.replicas[0]._patience._timer is None
 

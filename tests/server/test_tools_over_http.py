@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import Live, wait_for
+from serving import Live, events_of, wait_for
 
 from parlay import AsyncLLM
 
@@ -48,6 +48,12 @@ def ask(live: Live, **body: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
+def events(live: Live, path: str, **body: Any) -> list[dict[str, Any]]:
+    answer = live.post(path, {**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    return events_of(answer)
+
+
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
 def test_the_turn_after_a_call(live: Live, content: dict[str, Any]) -> None:
     turns = [
@@ -77,8 +83,7 @@ def test_a_template_without_a_place_for_tools(live: Live) -> None:
 def test_a_forced_call_that_is_cut_off(live: Live, choice: Any, stream: bool) -> None:
     body = {"messages": [ASKED], "tools": [WEATHER], "tool_choice": choice, "max_tokens": 60}
     if stream:
-        answer = live.post("/v1/chat/completions", {**body, "temperature": 0, "stream": True})
-        chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        chunks = events(live, "/v1/chat/completions", **body, temperature=0)
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
         functions = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
         name, arguments = functions[0]["name"], "".join(f["arguments"] for f in functions)
@@ -101,12 +106,6 @@ WRITTEN = (
     '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>'
 )
 FREE = {"structured_outputs": {"choice": [WRITTEN]}, "max_tokens": 300, "temperature": 0}
-
-
-def events(live: Live, path: str, **body: Any) -> list[dict[str, Any]]:
-    answer = live.post(path, {**body, "stream": True})
-    assert answer.status_code == 200, answer.text
-    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
 
 
 def test_a_free_call_is_streamed_as_it_grows(live: Live) -> None:
@@ -196,13 +195,8 @@ def test_reasoning_comes_apart(live: Live) -> None:
     assert choice["message"]["content"]
     assert "reasoning_content" not in choice["message"]
     assert found["warnings"] == ["verbosity has no effect: the model's chat template does not read it"]
-    answer = live.post(
-        "/v1/chat/completions",
-        {"messages": [ASKED], "chat_template": template, "stream": True, "max_tokens": 8, "temperature": 0},
-    )
-    deltas = [
-        json.loads(line[6:])["choices"][0]["delta"] for line in answer.text.splitlines() if line.startswith("data: {")
-    ]
+    body = {"messages": [ASKED], "chat_template": template, "max_tokens": 8, "temperature": 0}
+    deltas = [event["choices"][0]["delta"] for event in events(live, "/v1/chat/completions", **body)]
     (whole,) = ask(live, messages=[ASKED], chat_template=template)["choices"]
     assert "".join(d.get("reasoning_content", "") for d in deltas) == whole["message"]["reasoning_content"]
     assert not any(d.get("content") for d in deltas)

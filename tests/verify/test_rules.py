@@ -511,21 +511,15 @@ def test_typical_acceptance_has_another_law() -> None:
 # ----------------------------------------------------------------------------------------------- mistakes
 
 
-def test_coins_that_are_the_noise_of_guesses_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    swap(monkeypatch, Purpose.ACCEPT)
-    assert p_value(CASES["rejection, chains"](), SOME) < 1e-6
-
-
-def test_a_rest_drawn_with_the_noise_of_guesses_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    swap(monkeypatch, Purpose.RESIDUAL)
-    assert p_value(CASES["rejection, chains"](), SOME) < 1e-6
-
-
-def swap(monkeypatch: pytest.MonkeyPatch, purpose: Purpose) -> None:
+@pytest.mark.parametrize("purpose", [Purpose.ACCEPT, Purpose.RESIDUAL], ids=["coins", "a rest"])
+def test_what_is_drawn_with_the_noise_of_guesses_is_found_out(
+    purpose: Purpose, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def shared(position: int, asked: Purpose, index: int = 0) -> int:
         return noise_key(position, Purpose.DRAFT if asked is purpose else asked, index)
 
     monkeypatch.setattr(classical, "noise_key", shared)
+    assert p_value(CASES["rejection, chains"](), SOME) < 1e-6
 
 
 @pytest.mark.parametrize("case", ["rejection, chains", "rejection, trees", "block, chains"])

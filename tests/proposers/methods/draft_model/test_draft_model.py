@@ -5,18 +5,15 @@ its cache layers hold something wrong or missing. What is emitted would be right
 """
 
 from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import Ask, accepted, assert_same, run, with_params
+from asking import Ask, accepted, assert_same, preempt_every_third_step, run, with_params
 from checkpoints import VOCAB, write_byte_tokenizer, write_llama
 from conftest import DTYPES, MakeLLM, Pair, Plain
 
 from parlay import LLM, CompletionOutput, ConfigError, ModelError, SamplingParams
-from parlay.engine.engine import Engine
-from parlay.engine.request import Request
 from parlay.runner.batch import Batch
 from parlay.runner.runner import ModelRunner
 
@@ -35,22 +32,10 @@ def itself(make_llm: MakeLLM, models: dict[str, Pair]) -> MakeLLM:
 
 
 def asks(temperature: float = 0.7, **changes: Any) -> list[Ask]:
-    lengths = (1, 5, 16, 17, 33, 40)
+    given = {"temperature": temperature, "max_tokens": 21, "logprobs": 0, "ignore_eos": True, **changes}
     return [
-        Ask(
-            tuple((7 * i * j + j) % 256 for j in range(length)),
-            SamplingParams(
-                **{
-                    "temperature": temperature,
-                    "seed": i,
-                    "max_tokens": 21,
-                    "logprobs": 0,
-                    "ignore_eos": True,
-                    **changes,
-                }
-            ),
-        )
-        for i, length in enumerate(lengths)
+        Ask(tuple((7 * i * j + j) % 256 for j in range(length)), SamplingParams(**{"seed": i, **given}))
+        for i, length in enumerate((1, 5, 16, 17, 33, 40))
     ]
 
 
@@ -87,28 +72,13 @@ def test_in_chunks_and_blocks_of_any_size(itself: MakeLLM, options: dict[str, in
     assert accepted(answers) > 5
 
 
-def test_with_a_prefix_the_proposer_has_too(itself: MakeLLM) -> None:
-    llm = itself(block_size=4)
-    run(llm, asks())
-    again = run(llm, asks())
-    assert sum(a.metrics.cached_tokens for a in again) > 80
-    assert all_accepted(again)
-
-
-def test_with_a_prefix_that_only_the_target_has(itself: MakeLLM) -> None:
+@pytest.mark.parametrize("known", ["all", "a part", "nothing"])
+def test_with_a_prefix_of_which_the_proposer_has(itself: MakeLLM, known: str) -> None:
     """What ran with speculation off left the target's keys and values, but not the proposer's."""
     llm = itself(block_size=4)
-    run(llm, asks(speculative=OFF))
-    again = run(llm, asks())
-    assert sum(a.metrics.cached_tokens for a in again) > 80
-    assert all_accepted(again)
-
-
-def test_with_a_prefix_of_which_the_proposer_has_a_part(itself: MakeLLM) -> None:
-    llm = itself(block_size=4)
-    short = [Ask(ask.prompt[:12], ask.params) for ask in asks()]
-    run(llm, short)
-    run(llm, asks(speculative=OFF))
+    if known == "a part":
+        run(llm, [Ask(ask.prompt[:12], ask.params) for ask in asks()])
+    run(llm, asks() if known == "all" else asks(speculative=OFF))
     again = run(llm, asks())
     assert sum(a.metrics.cached_tokens for a in again) > 80
     assert all_accepted(again)
@@ -145,15 +115,8 @@ def test_with_wishes_that_differ_by_request(itself: MakeLLM, plain: Plain) -> No
 
 
 def test_after_preemption(itself: MakeLLM) -> None:
-    steps = count()
-
-    def preempt(engine: Engine, requests: list[Request]) -> None:
-        running = [r for r in requests if r.table.blocks]
-        if next(steps) % 3 == 2 and running:
-            engine.preempt(running[-1])
-
     for caching in (True, False):
-        answers = run(itself(block_size=4, enable_prefix_caching=caching), asks(), preempt)
+        answers = run(itself(block_size=4, enable_prefix_caching=caching), asks(), preempt_every_third_step())
         assert sum(a.metrics.preemptions for a in answers) > 1
         assert all_accepted(answers)
 

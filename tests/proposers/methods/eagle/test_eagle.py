@@ -1,83 +1,28 @@
 """EAGLE-type heads: whatever way an engine came there, a draft follows from the known tokens alone.
 
 Every draft that an engine makes is compared with a twin's, which computes the target's states and all pairs anew.
+What holds for all heads is in `test_head_proposers.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from asking import accepted, ask_for, assert_same, assert_whole, run, with_params
+from asking import ask_for, assert_same, run, with_params
 from conftest import MakeLLM, Pair, Plain
-from eagles import Twin, eagle_config, random_eagle, random_eagle3, write
+from eagles import assert_right, eagle_config, random_eagle, random_eagle3, write
 from fitting import fitted
 from safetensors.torch import load_file
-from watching import Known, Noted, Watch, asks, start
+from watching import Watch, asks, head_of
 
-from parlay import LLM, CapacityError
+from parlay import CapacityError
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
-from parlay.proposers.paired import PairedProposer
-from parlay.runner.batch import Stretch, flatten
-from parlay.runner.runner import ModelRunner
 
 METHODS = ("eagle", "eagle3")
-
-
-def head_of(llm: LLM) -> PairedProposer:
-    proposer = llm.engine._worker._proposer
-    assert isinstance(proposer, PairedProposer)
-    return proposer
-
-
-def assert_right(llm: LLM, path: Path, drafts: dict[Known, Noted], most: int = 40) -> None:
-    """Compare drafts, by the known tokens that each follows, with the twin's; a spread of them if they are many."""
-    head, own = head_of(llm), llm.engine._worker._runner
-    lent = load_file(own.model.config.path / "model.safetensors")
-    twin = Twin(path, lent["model.embed_tokens.weight"], lent["lm_head.weight"])
-    runner = ModelRunner(own.model, own.kernels, 128, 1)
-    runner.tap(head.taps)
-    assert drafts
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the twin's products are small
-    for known, noted in list(drafts.items())[:: -(-len(drafts) // most)]:
-        draft = noted.draft
-        hidden = runner.forward(flatten([Stretch(known[:-1], 0, range(128))], 1))
-        states = torch.cat(list(head.sources(hidden, runner.tapped)), 1)
-        tokens, logits = twin.chain(known, states, len(draft), noted.choose)
-        assert draft.is_chain
-        assert list(draft.tokens) == tokens, f"after {len(known)} tokens"
-        places = [noted.choose(row, len(known) + step, twin.ids) for step, row in enumerate(logits)]
-        probs = [noted.likely(row, place) for row, place in zip(logits, places, strict=True)]
-        assert draft.probs == pytest.approx(probs, rel=2e-3)
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"max_num_batched_tokens": 7},
-        {"max_num_batched_tokens": 23, "block_size": 3},
-        {"block_size": 1},
-        {"max_num_seqs": 2},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("method", METHODS)
-def test_in_chunks_and_blocks_of_any_size(
-    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, options: dict[str, int]
-) -> None:
-    llm = make_llm(method, 5, enable_prefix_caching=False, **options)
-    watch = Watch().over(llm)
-    answers = run(llm, asks(), watch)
-    assert_same(answers, plain("float32", asks()))
-    assert accepted(answers) > (5 if options.get("max_num_batched_tokens") != 7 else 0)
-    assert not any(watch.rerun)
-    assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -120,26 +65,6 @@ def test_shared_blocks_stay_as_they_are(make_llm: MakeLLM, method: str) -> None:
     llm.engine.abort(request)
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("method", METHODS)
-def test_after_preemption(
-    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, caching: bool
-) -> None:
-    steps = count()
-
-    def preempt(engine: Engine, requests: list[Request]) -> None:
-        running = [r for r in requests if r.table.blocks]
-        if next(steps) % 3 == 2 and running:
-            engine.preempt(running[-1])
-
-    llm = make_llm(method, 4, block_size=4, enable_prefix_caching=caching)
-    watch = Watch(preempt).over(llm)
-    answers = run(llm, asks(), watch)
-    assert_same(answers, plain("float32", asks()))
-    assert sum(a.metrics.preemptions for a in answers) > 1
-    assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
-
-
 @pytest.mark.parametrize("rows", [2048, 24, 9])
 @pytest.mark.parametrize("method", METHODS)
 def test_switched_off_and_on_again(
@@ -160,15 +85,6 @@ def test_switched_off_and_on_again(
     assert max(watch.rerun) > (4 if rows > 9 else 0)
     for plan in watch.plans:
         assert sum(len(s.tokens) + len(s.draft) + len(s.catch_up.rerun) for s in plan.spans) <= rows
-    assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_when_blocks_run_out(make_llm: MakeLLM, models: dict[str, Pair], method: str) -> None:
-    llm = make_llm(method, 4, block_size=4, max_model_len=64, num_blocks=18)
-    watch = Watch().over(llm)
-    answers = run(llm, asks(), watch)
-    assert any(a.metrics.preemptions for a in answers)
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
 
@@ -197,17 +113,6 @@ def test_more_requests_than_a_turn_takes(
     assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_with_the_reference_kernels(
-    make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    monkeypatch.setenv("PARLAY_KERNELS", "reference")
-    llm = make_llm(method, 3)
-    watch = Watch().over(llm)
-    run(llm, asks(max_tokens=6)[:4], watch)
-    assert_right(llm, fitted(method, models["float32"].target), watch.drafts)
-
-
 @pytest.mark.parametrize("name", ["eagle", "the target's output"])
 def test_where_the_targets_logits_cannot_be_recorded(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
@@ -228,18 +133,6 @@ def test_logits_of_all_passes_lie_in_the_same_memory(make_llm: MakeLLM, tmp_path
     head = head_of(make_llm(speculative_config={"model": str(write(tmp_path / "head", *HEADS[name]()))}))
     found = [head.logits(torch.ones(rows, 64)) for rows in (1, 2, 64)]
     assert len({logits.data_ptr() for logits in found}) == 1
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
-@pytest.mark.parametrize("method", METHODS)
-def test_states_that_are_no_numbers(make_llm: MakeLLM, method: str, value: float) -> None:
-    """Guesses are tokens then too, and their probabilities can be reckoned with."""
-    begin = start(1, 4, token=4, position=3, blocks=range(4))
-    ((_, draft),) = head_of(make_llm(method, 4))._expander.expand([begin], torch.full((2, 64), value))
-    assert len(draft) == 4
-    assert all(0 <= token < 257 for token in draft.tokens)
-    assert draft.probs is not None
-    assert all(0 <= p <= 1 for p in draft.probs)
 
 
 # ----------------------------------------------------------------------------------------------------- all layouts
@@ -391,26 +284,3 @@ def test_memory_is_accounted_for(make_llm: MakeLLM, models: dict[str, Pair], met
     assert head.cache.bytes_per_token == 2 * head.config.num_kv_heads * 16 * 4
     with pytest.raises(CapacityError, match="weights"):
         make_llm(method, gpu_memory_utilization=1e-6)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_nothing_of_a_request_is_kept(make_llm: MakeLLM, method: str) -> None:
-    llm = make_llm(method, 4)
-    head = head_of(llm)
-
-    def numbers() -> int:
-        return sum(v.numel() for v in vars(head).values() if isinstance(v, torch.Tensor))
-
-    before = numbers()
-    for stop in (2, 5, 99):
-        steps = count()
-
-        def abort(engine: Engine, requests: Sequence[Request], stop: int = stop, steps: Any = steps) -> None:
-            if next(steps) == stop:
-                for request in requests:
-                    engine.abort(request)
-
-        run(llm, asks(), abort)
-        assert_whole(llm.engine)
-    assert numbers() == before
-    assert len(head._recorder._passes) < 100

@@ -65,6 +65,13 @@ def loaded(case: Case) -> PairedProposer:
     return head
 
 
+def span_after(before: Sequence[int], first: int, **asked: int) -> Span:
+    """Return a span of all tokens before the newest, in the blocks from `first` on, from which a head is to draft."""
+    ask, blocks = CatchUp(unseen=tuple(before), follow=True, **asked), tuple(range(first, BLOCKS))
+    params = SamplingParams(temperature=0)
+    return Span(0, tuple(before), 0, blocks, 0, params, sample=True, remaining=99, catch_up=ask)
+
+
 def twin_of(case: Case) -> Twin:
     target = load_file(case.target / "model.safetensors")
     return Twin(case.draft, target["model.embed_tokens.weight"], target["lm_head.weight"])
@@ -117,17 +124,7 @@ def test_logits_and_chains(
         *before, newest = prefix["input_ids"]
         known = case.tensors[f"p{j}.target_hidden"]
         parts = known.chunk(max(len(head.taps), 1), 1)
-        span = Span(
-            0,
-            tuple(before),
-            0,
-            tuple(range(j, BLOCKS)),
-            0,
-            SamplingParams(temperature=0),
-            sample=True,
-            remaining=99,
-            catch_up=CatchUp(unseen=tuple(before), budget=LENGTH, follow=True),
-        )
+        span = span_after(before, j, budget=LENGTH)
         for _ in range(2):
             scored.clear()
             proposal = head.propose([span], [Verdict((newest,))], parts[0].contiguous(), torch.stack(parts))[0]
@@ -159,18 +156,7 @@ def test_trees(cases: dict[str, Case], name: str) -> None:
         parts = case.tensors[f"p{j}.target_hidden"].chunk(max(len(head.taps), 1), 1)
         for depth in (3, 4):
             golden = prefix[f"tree_d{depth}"]
-            ask = CatchUp(unseen=tuple(before), budget=depth + 1, width=4, nodes=15, follow=True)
-            span = Span(
-                0,
-                tuple(before),
-                0,
-                tuple(range(j, BLOCKS)),
-                0,
-                SamplingParams(temperature=0),
-                sample=True,
-                remaining=99,
-                catch_up=ask,
-            )
+            span = span_after(before, j, budget=depth + 1, width=4, nodes=15)
             for _ in range(2):  # recorded, then replayed
                 draft = head.propose([span], [Verdict((newest,))], parts[0].contiguous(), torch.stack(parts))[0].draft
                 # The reference's list begins with the root.
@@ -196,13 +182,13 @@ def test_generations_with_trees(cases: dict[str, Case], name: str) -> None:
         (request,) = llm.engine.add(run["prompt"], params)
         _until(llm.engine, request, 1)
         for expected in run["rounds"]:
-            before, accepted = len(request.output_tokens), request.counts.accepted
+            before, accepted = len(request.output_tokens), request.counts.guesses.accepted
             newest, *tree = expected["tree_tokens"]
             assert request.output_tokens[-1] == newest
             assert sorted(request.drafting.pending.tokens) == sorted(tree)
             llm.engine.step()
             assert request.output_tokens[before:] == expected["emitted"]
-            assert request.counts.accepted - accepted == expected["accepted"]
+            assert request.counts.guesses.accepted - accepted == expected["accepted"]
         llm.engine.abort(request)
         llm.engine.check()
 
@@ -221,11 +207,11 @@ def test_generations(cases: dict[str, Case], name: str, options: dict[str, int])
         _until(llm.engine, request, 1)
         assert request.output_tokens == [run["first_token"]]
         for expected in run["rounds"]:
-            before, accepted = len(request.output_tokens), request.counts.accepted
+            before, accepted = len(request.output_tokens), request.counts.guesses.accepted
             assert list(request.drafting.pending.tokens) == expected["draft"]
             llm.engine.step()
             assert request.output_tokens[before:] == expected["emitted"]
-            assert request.counts.accepted - accepted == expected["accepted"]
+            assert request.counts.guesses.accepted - accepted == expected["accepted"]
         _until(llm.engine, request, 32)
         assert request.output_tokens[:32] == run["target_greedy_32"]
         assert request.output_tokens[: len(run["tokens"])] == run["tokens"]

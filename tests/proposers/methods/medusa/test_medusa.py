@@ -15,22 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
-from watching import start
+from watching import head_of, start
 
 from parlay import LLM, ModelError
 from parlay.errors import ConfigError
-from parlay.proposers.heads import HeadProposer
 from parlay.proposers.methods.medusa.proposer import read_layout
 from parlay.verify.tree import paths
 
 GOLDENS = Path(__file__).parents[3] / "goldens" / "medusa"
 VLLM = {"model_type": "medusa", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": VOCAB, "num_heads": 3}
-
-
-def head_of(llm: LLM) -> Any:
-    proposer = llm.engine._worker._proposer
-    assert isinstance(proposer, HeadProposer)
-    return proposer
 
 
 def guesses(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,14 +264,6 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "a scalar output": (lambda t: t.update({"0.1.weight": torch.tensor(1.0)}), "needs a vocabulary of 0"),
     "one odd output": (lambda t: t.update({"2.1.weight": torch.zeros(9, 64)}), r"'2\.1\.weight' has shape \[9, 64\]"),
 }
-
-
-@pytest.fixture
-def weightless(tmp_path: Path) -> str:
-    """A target whose weights cannot be read: what is wrong with a head is said before anybody tries."""
-    target = write_llama(tmp_path / "target")
-    (target / "model.safetensors").write_bytes(b"nothing")
-    return str(target)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

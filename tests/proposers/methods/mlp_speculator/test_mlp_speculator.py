@@ -7,23 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import VOCAB, write_llama
+from checkpoints import VOCAB
 from conftest import DTYPES, MakeLLM
 from heads import assert_trace, mlp_chain, mlp_config, mlp_logits, random_mlp, write_head
 from safetensors.torch import load_file
 from torch import Tensor
-from watching import start
+from watching import head_of, start
 
 from parlay import LLM, ModelError
-from parlay.proposers.heads import HeadProposer
 
 GOLDENS = Path(__file__).parents[3] / "goldens"
-
-
-def head_of(llm: LLM) -> Any:
-    proposer = llm.engine._worker._proposer
-    assert isinstance(proposer, HeadProposer)
-    return proposer
 
 
 def run_head(
@@ -152,14 +145,6 @@ def test_layouts(make_llm: MakeLLM, tmp_path: Path, form: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- what is refused
-
-
-@pytest.fixture
-def weightless(tmp_path: Path) -> str:
-    """A target whose weights cannot be read: what is wrong with a head is said before anybody tries."""
-    target = write_llama(tmp_path / "target")
-    (target / "model.safetensors").write_bytes(b"nothing")
-    return str(target)
 
 
 Change = Callable[[dict[str, Tensor]], Any]
