@@ -1,4 +1,4 @@
-"""The asyncio interface: the engine steps in a thread of its own, each request is an asynchronous iterator."""
+"""The asyncio interface: the engine steps in a separate thread, each request is an asynchronous iterator."""
 
 import asyncio
 from os import PathLike
@@ -61,7 +61,7 @@ class AsyncLLM(AsyncEngine):
         await asyncio.to_thread(self._link.thread.join)
 
     def _take(self, outputs: Outputs) -> None:
-        """Hear what the engine says, in its thread."""
+        """Take the engine's outputs, in its thread."""
         if outputs.stats is not None:
             self._stats = outputs.stats
         self._take_outputs(outputs)

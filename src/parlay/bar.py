@@ -13,7 +13,7 @@ def loading_bar(begin: str | None = None, *, show: bool) -> Iterator[OnProgress]
 
     Args:
         begin: what to show before the size of the weights is known; None shows nothing until then, since a model may
-            be downloaded first, which has a bar of its own.
+            be downloaded first, which has its own bar.
         show: False shows nothing at all.
     """
     if not show:

@@ -4,7 +4,7 @@ ParlayError
  ├─ ConfigError      an option is unknown, out of range, or contradicts another
  ├─ ModelError       a model cannot be found, read, or served
  ├─ RequestError     one request cannot be served; others are unaffected
- │   └─ EngineFaultError  the engine failed on that one request, by no fault of whoever sent it
+ │   └─ EngineFaultError  the engine failed on that one request, by no fault of the client
  ├─ EngineDeadError  the engine's process died or is being restarted; the same request may be sent again
  │   └─ RankError    a process that shares the model's layers ended or hangs; the engine has to start again
  └─ CapacityError    memory does not suffice for what was asked
@@ -45,7 +45,7 @@ class ContextLengthError(RequestError):
 
 
 class EngineFaultError(RequestError):
-    """The engine failed on one request, by no fault of whoever sent it; others are unaffected."""
+    """The engine failed on one request, by no fault of the client; others are unaffected."""
 
 
 class EngineDeadError(ParlayError):

@@ -20,7 +20,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Counter(Metric):
-    """What only grows.
+    """A value that only grows.
 
     Attributes:
         value: since the engine's start.
@@ -31,7 +31,7 @@ class Counter(Metric):
 
 @dataclass(frozen=True, slots=True)
 class Gauge(Metric):
-    """What rises and falls.
+    """A value that rises and falls.
 
     Attributes:
         value: now.
@@ -42,7 +42,7 @@ class Gauge(Metric):
 
 @dataclass(frozen=True, slots=True)
 class Vector(Metric):
-    """Counters of one kind, by their place.
+    """Counters of one kind, by position.
 
     Attributes:
         values: since the engine's start.

@@ -11,7 +11,7 @@ class Contained:
     __slots__ = ("_error", "_what")
 
     def __init__(self, what: str, error: type[ParlayError] = RequestError) -> None:
-        """Take note.
+        """Set the error.
 
         Args:
             what: the beginning of the error's sentence.

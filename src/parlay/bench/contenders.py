@@ -19,17 +19,17 @@ from parlay.proposers.select import embedded_configs, make_proposer, proposers, 
 from parlay.text.tokenizer import TextCodec
 
 FOLDER = "heads"  # in a model's directory; each head in it is named after its method
-_AND = "+"  # between methods whose guesses become one draft
+_AND = "+"  # between methods whose drafts become one
 
 
 def contenders(
     model: str, length: int | None, methods: Collection[str] = (), drafts: Mapping[str, str] | None = None
 ) -> dict[str, SpeculativeConfig]:
-    """Return how each proposer serves a target, plain decoding first.
+    """Return each proposer's config for a target, plain decoding first.
 
-    A checkpoint in the target's folder `heads`, named after its method, takes the place of the embedded one, and one
-    in `drafts` that of either. An embedded one that is for another target is left out, and the log says so. Methods
-    joined by a plus sign, `suffix+eagle3`, guess together; `auto+eagle3` is `AUTO` and the latter.
+    A checkpoint in the target's folder `heads`, named after its method, replaces the embedded one, and one in
+    `drafts` replaces either. An embedded one that is for another target is left out, with a log message. Methods
+    joined by a plus sign, `suffix+eagle3`, draft together; `auto+eagle3` is `AUTO` and the latter.
 
     Args:
         model: name, directory or file of the target.
@@ -39,8 +39,7 @@ def contenders(
         drafts: checkpoints by their methods' names.
 
     Raises:
-        ConfigError: a method that there is not, one without a checkpoint for this target, or some that cannot guess
-            together.
+        ConfigError: an unknown method, one without a checkpoint for this target, or some that cannot draft together.
         ModelError: the target cannot be found or read, or a checkpoint in its folder or in `drafts` does not fit.
     """
     drafts = drafts or {}
@@ -96,7 +95,7 @@ def budgeted(
     found = contenders(model, budgets[0] if budgets else None, methods, drafts)
     chosen = {}
     for name, how in found.items():
-        if how.num_speculative_tokens is None:  # it drafts nothing, or as far as it usually does
+        if how.num_speculative_tokens is None:  # it drafts nothing, or its default length
             chosen[name] = how
         else:
             chosen |= {f"{name} {budget}": _budgeted(how, budget) for budget in budgets}
@@ -127,7 +126,7 @@ def method_of(label: str) -> str:
 
 
 def automatic(length: int | None = None) -> SpeculativeConfig:
-    """Return how an engine chooses its method by itself, for drafts of at most `length` nodes."""
+    """Return the config of an engine that chooses its method, for drafts of at most `length` nodes."""
     return SpeculativeConfig(method=AUTO, num_speculative_tokens=length, lengths="goodput")
 
 
@@ -137,7 +136,7 @@ def _budgeted(how: SpeculativeConfig, budget: int | None) -> SpeculativeConfig:
 
 
 def _united(name: str, alone: Mapping[str, SpeculativeConfig]) -> SpeculativeConfig:
-    """Return how the methods of a name guess together, of each one's own config."""
+    """Return the config of the methods of a name together, from each one's own config."""
     parts = name.split(_AND)
     if len(parts) == 1:
         return alone[name]
@@ -155,7 +154,7 @@ def _from_checkpoint(method: str, checkpoint: str, length: int | None) -> Specul
 
 
 def _leave_out(name: str, error: ModelError, path: Path) -> None:
-    if not has_embedded_vocabulary(TextCodec(path)):  # nobody expects it to fit
+    if not has_embedded_vocabulary(TextCodec(path)):  # it is not expected to fit
         logger.info("%s is left out: %s", name, error)
         return
     logger.warning("%s is left out: %s; a head for this model is given with --draft %s=PATH", name, error, name)

@@ -1,8 +1,8 @@
-"""What a step costs on a machine, as a table: the clock of a replay, which has no noise but what is asked for.
+"""The cost of a step on a machine, as a table: the clock of a replay, whose only noise is the noise asked for.
 
 A step takes as long as the target's pass of so many rows that read so many keys, the engine's own work, host
-proposers' look-ups, and the passes of a proposer with weights. The presets are of the order of what the named models
-took on two cores; `measured` times the passes of a model here.
+proposers' look-ups, and the passes of a proposer with weights. The presets are of the order of magnitude that the
+named models took on two cores; `measured` times the passes of a model here.
 """
 
 import json
@@ -17,10 +17,10 @@ from parlay.errors import ConfigError, nearest
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """What a proposer with weights takes, in shares of the target's pass of as many rows as there are requests.
+    """The cost of a proposer with weights, as shares of the target's pass of as many rows as there are requests.
 
     Attributes:
-        always: for following the text, of as many rows as it is behind: while it is off it only holds them.
+        always: for processing the text, of as many rows as it is behind; while it is off it only holds them.
         begin: for a draft of any length.
         token: for each token of the longest draft.
     """
@@ -32,11 +32,11 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class LookUps:
-    """What a proposer on the host takes, in seconds.
+    """The cost of a host proposer, in seconds.
 
     Attributes:
         asked: for each draft that it is asked for.
-        shown: for each new token that it is shown.
+        shown: for each new token that it is given.
     """
 
     asked: float = 0.0
@@ -53,9 +53,9 @@ class Costs:
         key: seconds for each key that a step reads.
         step: seconds of the engine's own work in a step.
         turn: seconds of it for each request that emits.
-        look_ups: by proposer on the host, what it takes; nothing for those that are not named.
-        drafting: by proposer with weights, what its passes take.
-        otherwise: what they take of a proposer that `drafting` does not name.
+        look_ups: by host proposer, its cost; those that are not named cost nothing.
+        drafting: by proposer with weights, the cost of its passes.
+        otherwise: the same of a proposer that `drafting` does not name.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Costs:
             raise ConfigError(f"each pass of {self.name!r} must take more than 0 seconds")
 
     def seconds(self, rows: int) -> float:
-        """Return what the target's pass of so many rows takes, keys apart; 0 for none."""
+        """Return the time of the target's pass of so many rows, without keys; 0 for none."""
         (low, before), *more = self.passes
         if rows <= low:
             return before if rows else 0.0
@@ -87,7 +87,7 @@ class Costs:
 
     @property
     def key_share(self) -> float:
-        """What a key takes beside a pass of one row."""
+        """The time of a key relative to a pass of one row."""
         return self.key / self.seconds(1)
 
 
@@ -177,7 +177,7 @@ def of_passes(name: str, timed: Sequence[tuple[int, float]], key_share: float) -
         timed: rows and seconds.
         key_share: bytes of a key and its value beside those of all weights.
     """
-    # More rows are never cheaper: what says so is noise.
+    # More rows are never cheaper: where the times say so, it is noise.
     seconds = isotonic([taken for _, taken in timed], [1.0] * len(timed))
     passes = tuple((rows, taken) for (rows, _), taken in zip(timed, seconds, strict=True))
     return Costs(name=name, passes=passes, key=key_share * seconds[0])

@@ -1,11 +1,11 @@
-"""Where speculation pays on this machine: what passes cost, how much arithmetic they are, and what follows from it.
+"""Where speculation pays on this machine: the cost of passes, their arithmetic, and what follows.
 
-With a chain of k guesses, each right with probability a if the one before it was, a step emits
+With a chain of k nodes, each accepted with probability a if the one before it was, a step emits
 
     l(a, k) = (1 - a^(k+1)) / (1 - a)
 
-tokens for each request. It pays where that is worth the step's further rows. The best k is the one that a controller
-would choose who knew a; rows beyond the largest pass that was timed are not considered.
+tokens for each request. It pays where that outweighs the cost of the step's further rows. The best k is the one that
+a controller that knew a would choose; rows beyond the largest pass that was timed are not considered.
 
 Sources: Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) for l; `parlay.drafting.goodput` for the choice.
 """
@@ -26,8 +26,8 @@ from parlay.types.plan import Span
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 ACCEPTANCES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-LONGEST = 16  # guesses of a chain
-_FINE = [i / 100 for i in range(1, 100)]  # acceptances among which the least that pays is looked for
+LONGEST = 16  # nodes of a chain
+_FINE = [i / 100 for i in range(1, 100)]  # acceptances among which the least that pays is searched
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Best:
     """The best chain of every request of a batch.
 
     Attributes:
-        length: guesses; 0 where plain decoding is best.
+        length: nodes; 0 where plain decoding is best.
         speed_up: tokens per second, to plain decoding's.
     """
 
@@ -44,7 +44,7 @@ class Best:
 
 
 def emitted(acceptance: float, length: int) -> float:
-    """Return how many tokens a request emits in a step with a chain of so many guesses, on average."""
+    """Return how many tokens a request emits in a step with a chain of so many nodes, on average."""
     if acceptance == 1:
         return length + 1.0
     return (1 - acceptance ** (length + 1)) / (1 - acceptance)
@@ -56,8 +56,8 @@ def best(costs: Costs, batch: int, acceptance: float, draft_cost: float = 0.0) -
     Args:
         costs: of passes.
         batch: requests at once.
-        acceptance: of a guess, given that the one before it was right.
-        draft_cost: what a guess for each of them takes, as a share of the target's plain step.
+        acceptance: of a node, given that its parent was accepted.
+        draft_cost: of a node for each of them, as a share of the target's plain step.
     """
     table = [costs.seconds(rows) for rows in range(costs.passes[-1][0] + 1)]
     if batch >= len(table):
@@ -74,10 +74,10 @@ def pays_from(costs: Costs, batch: int, draft_cost: float = 0.0) -> float | None
 
 
 def free_rows(costs: Costs) -> float:
-    """Return the ridge: the rows whose arithmetic takes as long as what a pass takes at least.
+    """Return the ridge: the rows whose arithmetic takes as long as the least time of a pass.
 
-    Below, further rows are nearly free; above, each costs its arithmetic. A row's arithmetic is what the larger half
-    of the passes that were timed takes for a row more.
+    Below, further rows are nearly free; above, each costs its arithmetic. A row's arithmetic is the time per row of
+    the larger half of the passes that were timed.
     """
     (few, less), (many, more) = costs.passes[len(costs.passes) // 2 - 1], costs.passes[-1]
     each = (more - less) / (many - few)
@@ -85,7 +85,7 @@ def free_rows(costs: Costs) -> float:
 
 
 def intensity(config: ModelConfig, dtype: torch.dtype, rows: int, context: int) -> Work:
-    """Return what a pass of one request's root and `rows` - 1 guesses reads and computes, after `context` tokens."""
+    """Return what a pass of one request's root and `rows` - 1 nodes reads and computes, after `context` tokens."""
     draft = Draft.chain([0] * (rows - 1), "guess")
     span = Span(0, (0,), context, (), 0, SamplingParams().draw, draft=draft, sample=True)
     return sum(work_of(config, dtype, [span], widths(config, dtype)).values(), Work())
@@ -102,7 +102,7 @@ def explain(costs: Costs, config: ModelConfig, dtype: torch.dtype, draft_cost: f
         context: tokens before a step, for the arithmetic intensity.
 
     Raises:
-        ConfigError: a draft cost that is none, or a context beyond the model's.
+        ConfigError: an invalid draft cost, or a context beyond the model's.
     """
     if not 0 <= draft_cost < 100:
         raise ConfigError(f"the draft cost is a share of a step of the target, 0 or more, not {draft_cost:g}")
@@ -142,7 +142,7 @@ def explain(costs: Costs, config: ModelConfig, dtype: torch.dtype, draft_cost: f
 
 
 def sentence(costs: Costs, batch: int, draft_cost: float) -> str:
-    """Return in words from where on speculation pays for a batch."""
+    """Return in words from which acceptance on speculation pays for a batch."""
     least = pays_from(costs, batch, draft_cost)
     if least is None:
         return f"batch {batch}: does not pay, whatever the acceptance"

@@ -1,7 +1,7 @@
-"""What HTTP costs: the same prompts by `LLM` and by a server on this machine, in turns.
+"""The overhead of HTTP: the same prompts by `LLM` and by a server on this machine, in turns.
 
-The server runs in processes of its own, as it does for users, and shares the machine with the client that measures.
-That client writes bytes and looks for the ends of events, no more: what it costs counts against the server.
+The server runs in separate processes, as it does for users, and shares the machine with the client that measures. The
+client only writes bytes and looks for the ends of events: its own cost counts against the server.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def measure(
     """Return one row a way: `LLM`, HTTP without streaming, HTTP with it.
 
     Args:
-        engine: options of the engines; without a word about it they cache no prefixes.
+        engine: options of the engines; by default they cache no prefixes.
         speculative: how both speculate, as JSON, if at all.
         options: the workload.
         tick: called with a label before every turn.

@@ -1,8 +1,8 @@
-"""Open-loop load on an OpenAI-compatible server: requests are sent when they are due, whoever still waits.
+"""Open-loop load on an OpenAI-compatible server: requests are sent when they are due, even while others wait.
 
-The times are drawn before anything is sent. A time stamp is taken as soon as the event loop sees the bytes; how late
-requests left and how late the loop itself ran is measured beside them, so that a client that cannot keep up shows in
-the report and not in the server's figures alone.
+The times are drawn before anything is sent. A time stamp is taken as soon as the event loop sees the bytes; the
+delays of requests and of the loop itself are measured too, so that a client that cannot keep up shows in the report
+and not only in the server's figures.
 """
 
 import asyncio
@@ -47,17 +47,17 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a request; times in seconds after the start of the run.
+    """A request's outcome; times in seconds after the start of the run.
 
     Attributes:
         due: when it should have been sent.
         ready: when the client had time for it.
-        sent: when it was sent; later than `ready` where `max_concurrency` held it back.
+        sent: when it was sent; later than `ready` where `max_concurrency` delayed it.
         events: when each event with text arrived.
-        end: when the answer was complete, or the error was there.
-        prompt_tokens: as the server counts, if it does.
-        tokens: of the answer as the server counts; events if it does not.
-        status: of HTTP; 0 where it did not come to that.
+        end: when the answer was complete, or the error occurred.
+        prompt_tokens: as counted by the server, if it does.
+        tokens: of the answer as counted by the server; events if it does not.
+        status: of HTTP; 0 without a response.
         error: why there is no complete answer.
     """
 
@@ -74,12 +74,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything that a run saw.
+    """Everything that was measured in a run.
 
     Attributes:
         model: what was asked for.
         outcomes: one a request, in the order of their due times.
-        lags: how late the client's event loop was, look by look, in seconds.
+        lags: delays of the client's event loop, sampled, in seconds.
         before: the server's `/metrics` before the run; empty where it has none.
         after: the same after it.
     """
@@ -196,7 +196,7 @@ class _Load:
             return await self.send(ask, began, ready)
 
     async def send(self, ask: Ask, began: float, ready: float) -> Outcome:
-        """Send one request and read its answer; whatever goes wrong becomes part of the outcome."""
+        """Send one request and read its answer; errors become part of the outcome."""
         reading = _Reading()
         sent = perf_counter() - began
         error: str | None = None
@@ -274,7 +274,7 @@ class _Reading:
 
 
 class Splitter:
-    """Cuts a stream of bytes into the data of server-sent events, wherever the chunks end."""
+    """Splits a stream of bytes into the data of server-sent events, wherever the chunks end."""
 
     def __init__(self) -> None:
         self._rest = b""

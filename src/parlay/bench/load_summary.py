@@ -1,4 +1,4 @@
-"""What a run of load says in figures."""
+"""The figures of a run of load."""
 
 import re
 from collections import Counter, defaultdict
@@ -57,7 +57,7 @@ def latencies(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def panels(row: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return what there is to plot of a row; see `parlay.bench.plot`."""
+    """Return the data to plot of a row; see `parlay.bench.plot`."""
     model = str(row["model"])
     shown = {
         f"{found['measure']}, ms": {model: {p: found[p] for p in ("p50", "p90", "p99")}} for found in latencies(row)
@@ -70,9 +70,9 @@ def panels(row: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def acceptance(before: str, after: str) -> dict[str, Any] | None:
-    """Return what speculation did between two readings of `/metrics`; None if nothing was drafted."""
+    """Return the speculation between two readings of `/metrics`; None if nothing was drafted."""
     then, now = _counts(before), _counts(after)
-    # A server that was started anew in between counts from zero.
+    # A server that was restarted in between counts from zero.
     grown = {key: value - then.get(key, 0.0) if value >= then.get(key, 0.0) else value for key, value in now.items()}
     drafts, drafted, accepted = (grown.get((name, ""), 0.0) for name in ("drafts", "draft_tokens", "accepted_tokens"))
     if not drafts:

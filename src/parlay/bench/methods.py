@@ -28,11 +28,11 @@ from parlay.text.tokenizer import TextCodec
 from parlay.types.output import CompletionOutput
 
 PLAIN = "plain"
-_TURN = 0.5  # seconds that plain decoding's part of a turn takes, about: shorter ones are all jitter
+_TURN = 0.5  # seconds of plain decoding's part of a turn, about: shorter ones are mostly jitter
 _WARM_UP = 8  # prompts, and two batches at least: the first one of an engine is slower
 _WARM_UP_SECONDS = 2.0  # after two batches more would only take time from the turns of an expensive model
 _WARM_UP_TOKENS = 32
-# What decides which cases there are, but not what a case is; prompts are compared by digest.
+# Options that decide which cases there are, but not what a case is; prompts are compared by digest.
 _CHOOSES_CASES = ("workloads", "prompts", "batch_sizes", "temperatures")
 
 Tick = Callable[[str], None]
@@ -73,7 +73,7 @@ def measure(options: MethodsOptions, output: Path | None, tick: Tick) -> list[di
 
 
 def question_of(options: MethodsOptions) -> dict[str, Any]:
-    """Return what a case is measured under, whatever the case."""
+    """Return the conditions that all cases share."""
     return {name: value for name, value in asdict(options).items() if name not in _CHOOSES_CASES}
 
 
@@ -90,10 +90,10 @@ def measure_cases(
     Args:
         options: what to measure.
         asked: by which prompts.
-        chosen: who takes part, plain decoding first.
-        record: what was measured before, and where rows go.
+        chosen: the contenders, plain decoding first.
+        record: earlier rows, and where new ones go.
         tick: as for `measure`.
-        part: what these rows say besides, and rows of other models do not.
+        part: further keys of these rows, which rows of other models lack.
 
     Raises:
         CapacityError, ConfigError, ModelError: as `measure` does.
@@ -106,7 +106,7 @@ def measure_cases(
 
 
 def gather(options: MethodsOptions) -> list[Workload]:
-    """Return everything that is asked, in the model's tokens.
+    """Return the workloads of all prompts, in the model's tokens.
 
     Raises:
         ConfigError: a workload or file of prompts that is none, does not fit the model, or is too small for a batch.
@@ -144,7 +144,7 @@ class _Measurement:
     """A case while it is measured.
 
     Engines are new in every case, and again each time that all prompts have been asked: a proposer may remember
-    what it was asked before, and a repeated question would flatter it.
+    earlier prompts, and a repeated one would flatter it.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class _Measurement:
         self._passes = 0
         self._asked = 0  # prompts
         self._batches = 1  # a turn
-        self._whole = not case.workload.in_order  # whether what was asked is the workload
+        self._whole = not case.workload.in_order  # whether all of the workload was asked
         self._numerics: dict[str, str] = {}
         self._turns = Turns(tuple(chosen))
         self._tallies: dict[str, Tally] = {}
@@ -181,7 +181,7 @@ class _Measurement:
             self._numerics = {name: llm.numerics_id for name, llm in llms.items()}
             check(next(iter(self._numerics.values())))
             stop = self._pass(llms)
-            del llms  # or there would be no room for the next ones
+            del llms  # to make room for the next ones
             gc.collect()
             if stop:
                 return [self._row(name) for name in self._turns.names]
@@ -196,7 +196,7 @@ class _Measurement:
             most = len(self._case.workload.prompts) // self._case.batch
             self._batches = max(1, min(ceil(_TURN / seconds[0]), most))
         asked = self._case.workload
-        # Where later prompts live on earlier ones, the first turns of a pass alone would be another workload.
+        # Where later prompts depend on earlier ones, the first turns of a pass alone would be another workload.
         first = 0 if asked.in_order else self._asked
         spent = False
         for work in turns_of(asked.prompts, self._batches * self._case.batch, first):
@@ -264,7 +264,7 @@ def turns_of(prompts: Sequence[Prefix], size: int, asked: int) -> Iterator[list[
 
 
 def _warm_up(llm: LLM, case: _Case) -> float:
-    """Have an engine complete what teaches nothing about the rest; returns the seconds a batch is likely to take."""
+    """Have an engine complete unrelated prompts; returns the seconds that a batch is likely to take."""
     prompts, limit = case.workload.prompts, min(_WARM_UP_TOKENS, case.workload.max_tokens)
     count = max(2, ceil(_WARM_UP / case.batch)) * case.batch
     nonsense = [Prefix(i, prompts[i % len(prompts)].tokens[::-1]) for i in range(count)]

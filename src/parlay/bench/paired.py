@@ -1,9 +1,9 @@
-"""Interleaved turns of plain decoding and other methods, and how sure their ratios are.
+"""Interleaved turns of plain decoding and other methods, and the confidence intervals of their ratios.
 
-On a machine with neighbours seconds drift by tens of per cent within minutes. In a turn every method does the same
-piece of work, plain decoding once for all of them, so that a turn's ratios compare what was done within seconds. The
-figure is the median of the turns' ratios. Its interval is the percentile bootstrap's (Efron 1979): turns are drawn
-anew, with replacement, and the middle 95 % of the medians are what it spans.
+On a shared machine times drift by tens of per cent within minutes. In a turn every method does the same piece of
+work, plain decoding once for all of them, so that a turn's ratios compare times within seconds of each other. The
+figure is the median of the turns' ratios. Its interval is the percentile bootstrap's (Efron 1979): turns are
+resampled with replacement, and the interval spans the middle 95 % of the medians.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ def estimate(ratios: Sequence[float], seed: int = 0) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """When there have been turns enough.
+    """When enough turns were taken.
 
     Attributes:
         precision: every interval within this share of its median ends them, though not before `LEAST_TURNS`.
@@ -56,7 +56,7 @@ class StopRule:
     seconds: float
 
     def spent(self, turns: int, elapsed: float) -> bool:
-        """Whether so many turns or seconds are the most that there may be."""
+        """Whether this is the most turns or seconds allowed."""
         return turns >= self.turns or elapsed >= self.seconds
 
     def precise(self, estimates: Iterable[Estimate], turns: int) -> bool:
@@ -68,7 +68,7 @@ class Turns:
     """The seconds that each method took in each turn.
 
     Attributes:
-        names: of the methods; the first is what the others are compared with.
+        names: of the methods; the others are compared with the first.
         seconds: by method, a turn.
     """
 
@@ -86,15 +86,15 @@ class Turns:
         tick: Callable[[str], None] = lambda label: None,
         label: str = "",
     ) -> dict[str, R]:
-        """Have every method do its work once, and return what came of it.
+        """Have every method do its work once, and return the results.
 
-        Who begins rotates from turn to turn: over as many turns as there are methods, each is as often and as far
-        behind the first as before it, so that a steady drift of the machine cancels.
+        The first method rotates from turn to turn: over as many turns as there are methods, each is as often and as
+        far behind the first as before it, so that a steady drift of the machine cancels.
 
         Args:
             methods: the same piece of work, by method.
             tick: called with the label and a method's name before its clock starts.
-            label: says which turn of what this is.
+            label: of the turn.
         """
         first = len(self) % len(self.names)
         results: dict[str, R] = {}
@@ -106,5 +106,5 @@ class Turns:
         return results
 
     def ratios(self, name: str) -> list[float]:
-        """Return how many times as fast as the first a method was, a turn."""
+        """Return how many times as fast as the first a method was, for each turn."""
         return [plain / own for plain, own in zip(self.seconds[self.names[0]], self.seconds[name], strict=True)]

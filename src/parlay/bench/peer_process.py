@@ -1,4 +1,4 @@
-"""Other engines as processes: their environments, and talking to a worker in lines of JSON, with limits on time."""
+"""Other engines as processes: their environments, and a JSON-lines protocol with a worker, with time limits."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from parlay import env
 from parlay.errors import ParlayError, brief
 
 _WORKER = Path(__file__).with_name("peer_worker.py")
-_COMPLETE = "installed"  # a file that says so, with what was installed
+_COMPLETE = "installed"  # a file that marks an environment as complete, and lists its packages
 _INSTALLING = 5400.0  # seconds; some are compiled
 _AVX2 = "-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_AVX512=OFF"
 
@@ -80,7 +80,7 @@ def installed(peer: Peer, folder: Path | None, isa: str | None, tick: Callable[[
         return python
     tick(f"installing {name}, which may take a while")
     more = {"CMAKE_ARGS": _AVX2} if isa and peer.builds else {}
-    fresh = ["--no-cache-dir"] if peer.builds else []  # where pip keeps what it compiled for other instruction sets
+    fresh = ["--no-cache-dir"] if peer.builds else []  # pip caches what it compiled for other instruction sets
     pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     for command in (
         [sys.executable, "-m", "venv", "--clear", str(place)],
@@ -108,7 +108,7 @@ def installed(peer: Peer, folder: Path | None, isa: str | None, tick: Callable[[
 
 
 class Worker:
-    """A process that does what it is asked; a context manager, at whose end the process ends.
+    """A worker process; a context manager, at whose end the process ends.
 
     Attributes:
         version: of the engine, once it is loaded.
@@ -151,14 +151,14 @@ class Worker:
         self.batches = bool(found["batches"])
 
     def ask(self, limit: float, **what: Any) -> dict[str, Any]:
-        """Return what came of something.
+        """Return the result of a request.
 
         Args:
             limit: seconds that it may take; beyond, the process is ended.
             what: see `peer_worker.answer`.
 
         Raises:
-            PeerError: it failed, ended, took too long, or answered nonsense.
+            PeerError: it failed, ended, took too long, or gave an invalid answer.
         """
         assert self._process.stdin is not None
         try:
@@ -184,7 +184,7 @@ class Worker:
         return found
 
     def end(self) -> None:
-        """End the process, and those that it has started."""
+        """End the process and its children."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

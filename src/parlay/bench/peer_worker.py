@@ -1,8 +1,8 @@
-"""What runs in an engine's own process and environment for `parlay bench peers`; needs nothing but the engine.
+"""The worker in an engine's process and environment for `parlay bench peers`; needs nothing but the engine.
 
-A line of JSON comes in for each thing to do, a line goes out with what came of it; whatever the engine prints goes to
-stderr. Every engine completes prompts of token ids with as many tokens as are asked for, whether or not its model
-would end before; those that let one run single passes tell what these take.
+It reads a line of JSON for each request and writes a line with its result; anything that the engine prints goes to
+stderr. Every engine completes prompts of token ids with as many tokens as are asked for, even if its model would end
+before; those that can run single passes also time these.
 """
 
 import json
@@ -185,7 +185,7 @@ class Transformers(Engine):
         times: list[float] = []
 
         class Clock:
-            """Told of the prompt, then of tokens as they come."""
+            """Called with the prompt, then with tokens as they come."""
 
             def put(self, value: object) -> None:
                 times.append(perf_counter())
@@ -281,12 +281,12 @@ ENGINES = {
 
 
 def _words(rows: int, context: int) -> Tokens:
-    """Return tokens that any vocabulary has; no two passes need the same."""
+    """Return tokens that any vocabulary has; no two passes use the same."""
     return [(7 * (context + i) + 11) % 250 for i in range(rows)]
 
 
 def answer(engine: Engine | None, asked: dict[str, Any]) -> tuple[Engine | None, dict[str, Any]]:
-    """Do one thing; return the engine from then on, and what came of it."""
+    """Handle one request; return the engine from then on, and the result."""
     match asked.pop("do"):
         case "load":
             kind = ENGINES[asked.pop("engine")]
@@ -334,9 +334,9 @@ def _memory() -> int:
 
 
 def main() -> None:
-    """Answer until there is nothing more to do."""
+    """Answer requests until the input ends."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever else is printed
+    os.dup2(2, 1)  # for everything else that is printed
     engine: Engine | None = None
     for line in sys.stdin:
         try:

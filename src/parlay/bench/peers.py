@@ -1,7 +1,7 @@
-"""parlay against other engines on the same files, in interleaved turns; each engine in a process of its own.
+"""parlay against other engines on the same files, in interleaved turns; each engine in a separate process.
 
-Peers are installed from the package index into environments of their own, at versions that are written here. What
-cannot be installed, or does not answer in time, is reported with the reason and stops nobody else.
+Peers are installed from the package index into separate environments, at versions that are written here. One that
+cannot be installed, or does not answer in time, is reported with the reason and does not stop the others.
 """
 
 import json
@@ -33,7 +33,7 @@ OURS = "parlay"
 _PLAIN = "plain"
 _CONTEXT = 256  # tokens before a step
 _REPEATS = 7  # passes a turn
-_PAUSE = 0.05  # seconds after which threads of the engine before no longer wait for work
+_PAUSE = 0.05  # seconds after which threads of the engine before stop spinning
 _LOADING, _ANSWERING = 600.0, 300.0  # seconds that an engine may take
 _BATCH = 512  # tokens of a window whose likelihood is compared, which is one pass of every engine
 
@@ -124,7 +124,7 @@ class PeersOptions:
 
 
 def measure(options: PeersOptions, output: Path | None, tick: Tick) -> tuple[list[Row], dict[str, str]]:
-    """Return rows of all engines, and of each one that is not there why not.
+    """Return rows of all engines, and for each that is not available the reason.
 
     Args:
         options: what to measure.
@@ -247,7 +247,7 @@ class _Comparison:
     def _turns(
         self, workers: Mapping[str, Worker], parts: Sequence[Mapping[str, Any]]
     ) -> tuple[dict[str, list[Row]], dict[str, str]]:
-        """Ask every worker the same things, in interleaved turns; who fails once is left out from then on."""
+        """Ask every worker the same things, in interleaved turns; one that fails once is left out from then on."""
         answers: dict[str, list[Row]] = {name: [] for name in workers}
         failed: dict[str, str] = {}
         for number, part in enumerate(parts):

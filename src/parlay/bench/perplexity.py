@@ -1,7 +1,7 @@
-"""What quantisation costs: perplexity of a text, with weights as they are stored, unpacked, and in eight bits.
+"""The cost of quantisation: perplexity of a text, with weights as they are stored, unpacked, and in eight bits.
 
-As llama.cpp measures it: the text is cut into windows of equal length, each computed by itself, and the tokens of a
-window's second half count, so that each of them has seen at least half a window.
+As in llama.cpp: the text is cut into windows of equal length, each computed by itself, and the tokens of a window's
+second half count, so that each of them has at least half a window before it.
 """
 
 import gc
@@ -51,7 +51,7 @@ class PerplexityOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """Of every token that counts: its negative log-probability, and whatever token was the likeliest."""
+    """For every token that counts: its negative log-probability, and the likeliest token."""
 
     losses: list[float]
     likeliest: list[int]

@@ -1,4 +1,4 @@
-"""Bars and maps for what a benchmark found, as PNG files."""
+"""Bar charts and maps of a benchmark's results, as PNG files."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ Panels = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 def check_target(path: Path) -> None:
-    """Find out whether a plot can be written before anything is measured for it.
+    """Check that a plot can be written before anything is measured for it.
 
     Raises:
         ConfigError: matplotlib is missing, or the path is no PNG file in a folder that exists.
@@ -67,6 +67,6 @@ def draw_map(path: Path, title: str, cells: Mapping[str, Mapping[str, tuple[floa
             axes.text(j, i, row[column][1], ha="center", va="center", fontsize=8)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
-    axes.set_xlabel("acceptance of a guess")
+    axes.set_xlabel("acceptance of a node")
     axes.set_title(title, fontsize=10)
     figure.savefig(path, dpi=150)

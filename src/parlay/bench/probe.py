@@ -1,4 +1,4 @@
-"""What this machine can do at best: the rates that floors are made of."""
+"""The best rates that this machine achieves, from which floors are computed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class Rates:
 class Machine:
     """The native probes, and the memory that they read.
 
-    A neighbour on the same machine may halve what is left of the memory's rate from one second to the next. So a
-    floor needs rates of the same moment: measure them beside what they are compared with.
+    Other load on the same machine may halve the available memory bandwidth from one second to the next. So a floor
+    needs rates of the same moment: measure them beside what they are compared with.
     """
 
     def __init__(self, size: int = 1 << 30) -> None:
@@ -77,7 +77,7 @@ class Machine:
 
 
 def _rate(work: Callable[[], float]) -> float:
-    """Return what `work` says it did, a second."""
+    """Return the rate of what `work` returns."""
     began = perf_counter()
     amount: float = work()
     return amount / (perf_counter() - began)

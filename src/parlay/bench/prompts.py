@@ -20,7 +20,7 @@ _FORMS = "'turns', 'messages' or 'prompt'"
 
 
 def name_of(path: Path) -> str:
-    """Return what the prompts of a file are called: its name without its endings."""
+    """Return the name of a file's prompts: the file's without its endings."""
     name = path.name
     for ending in _ENDINGS:
         name = name.removesuffix(ending)

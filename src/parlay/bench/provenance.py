@@ -30,7 +30,7 @@ def provenance(numerics: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def _public(arguments: Sequence[str]) -> list[str]:
-    """Return a command line without what nobody else may know."""
+    """Return a command line without secrets."""
     shown: list[str] = []
     for argument in arguments:
         if shown and shown[-1].replace("_", "-") == "--hf-token":

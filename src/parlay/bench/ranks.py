@@ -1,4 +1,4 @@
-"""One rank with all threads against several that share them, in interleaved turns; and what an exchange takes."""
+"""One rank with all threads against several that share them, in interleaved turns; and the time of an exchange."""
 
 import os
 import tempfile
@@ -132,7 +132,7 @@ def _threads(ranks: int) -> int:
 
 
 def _complete(options: RanksOptions, llm: LLM, batch: int, vocab: int, turn: int) -> list[tuple[int, ...]]:
-    # Kernels are the process's, not an engine's: whoever is next takes its own number of threads.
+    # The number of threads is the process's, not an engine's: each engine sets it before its turn.
     threads = _threads(llm.engine.config.tensor_parallel_size)
     select_kernels().set_threads(threads)
     torch.set_num_threads(threads)
@@ -143,7 +143,7 @@ def _complete(options: RanksOptions, llm: LLM, batch: int, vocab: int, turn: int
 
 
 def measure_exchanges(size: int, tick: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return what it takes ranks to hand each other rows, through shared memory and through gloo.
+    """Return the time of ranks' exchanges of rows, through shared memory and through gloo.
 
     Args:
         size: ranks there are.

@@ -1,4 +1,4 @@
-"""Rows in a file, written after every case, so that a benchmark that was cut off goes on where it stopped."""
+"""Rows in a file, written after every case, so that an interrupted benchmark continues where it stopped."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from parlay.bench.provenance import provenance
 from parlay.errors import ConfigError, shown
 
-_MACHINE = ("parlay", "torch", "python", "cpu", "threads")  # of `provenance`: what figures of one file share
+_MACHINE = ("parlay", "torch", "python", "cpu", "threads")  # of `provenance`: the same for all rows of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class Record:
 
         Args:
             path: of the file; None keeps rows in memory.
-            question: what every row of the file is measured under, as plain data.
-            parts: what only some rows are measured under, as plain data by its name: digests of prompts as
-                `workloads`, and whatever else may be added to by a later run, but not changed.
+            question: the conditions of every row of the file, as plain data.
+            parts: the conditions of some rows, as plain data by its name: digests of prompts as `workloads`, and
+                others that a later run may add to, but not change.
             kind: what the file is of.
 
         Raises:
@@ -76,11 +76,11 @@ class Record:
         return [row for row in self.rows if all(row[key] == value for key, value in part.items())]
 
     def check_numerics(self, numerics: str, **part: Any) -> None:
-        """Refuse to go on with other numerics, such as another model's that lies where the first one lay.
+        """Refuse to continue with other numerics, such as another model's in the place of the first.
 
         Args:
             numerics: of the engines that are to be measured.
-            part: what rows have in common that share their numerics.
+            part: what rows with the same numerics have in common.
 
         Raises:
             ConfigError: the file has rows of others.
@@ -103,7 +103,7 @@ class Record:
                 "sessions": self._sessions,
                 "rows": self.rows,
             }
-            # Whoever is interrupted while writing keeps the file that was there.
+            # An interrupted write leaves the old file.
             beside = self._path.with_name(self._path.name + ".part")
             beside.write_text(json.dumps(content, indent=1) + "\n")
             beside.replace(self._path)

@@ -1,7 +1,7 @@
-"""Writes down what a model answers, and what its proposers guess after every token of the answers.
+"""Records a model's answers, and what its proposers guess after every token of the answers.
 
-The model decodes plainly: drafts are made in every step and thrown away, so that each position has its chain. Chains
-are what a draft of any smaller length begins with. That each proposer's run gives the same tokens is checked.
+The model decodes plainly: drafts are made in every step and thrown away, so that each position has its chain. A
+shorter draft is the beginning of a chain. Each proposer's run is checked to give the same tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ _AT_ONCE = 16  # requests
 
 
 class _Observer(Worker):
-    """A worker that leaves drafts out of its passes and keeps those that are made for the next."""
+    """A worker that leaves drafts out of its passes and records those that are made for the next."""
 
     def __init__(self, inner: Worker) -> None:
         self._inner = inner
@@ -44,7 +44,7 @@ class _Observer(Worker):
 
 
 class _ObservedEngine(Engine):
-    """An engine that decodes plainly and notes what its proposer guesses."""
+    """An engine that decodes plainly and records its proposer's drafts."""
 
     def __init__(self, config: EngineConfig, speculative: SpeculativeConfig) -> None:
         super().__init__(config, speculative)
@@ -125,7 +125,7 @@ def record(
 def _with_chains(request: Recorded, method: str, output: Sequence[int], drafts: Sequence[Draft]) -> Recorded:
     if tuple(output) != request.output:
         raise ParlayError(f"the answers under {method} are not those of plain decoding; `parlay verify` says more")
-    if not any(map(len, drafts)):  # what guesses on the host guesses again when the trace is replayed
+    if not any(map(len, drafts)):  # host proposers draft again when the trace is replayed
         return request
     chains: Mapping[str, tuple[Draft, ...]] = {**request.chains, method: tuple(drafts)}
     return replace(request, chains=chains)

@@ -1,8 +1,8 @@
-"""What choosing lengths gains and costs against the best fixed length, by replays.
+"""Chosen draft lengths against the best fixed length, by replays.
 
 The best fixed length is picked on one half of a trace's requests and compared on the other, both ways round, so that
-nobody is measured on what it was picked by. Plain decoding is one of the fixed lengths. Chosen lengths begin with
-nothing learnt but what an engine times at start.
+it is not measured on the data that it was picked by. Plain decoding is one of the fixed lengths. Chosen lengths begin
+with nothing learnt but the passes that an engine times at start.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ def measure(
         traces: what was recorded.
         batches: requests at once.
         tables: what steps cost.
-        methods: who guesses; None takes `AUTO`, proposers on the host and those with chains in a trace.
+        methods: the proposers; None takes `AUTO`, proposers on the host and those with chains in a trace.
         lengths: fixed ones, beside plain decoding.
         tick: called with a label before every row.
         steps: of plain decoding, that each half has at least.

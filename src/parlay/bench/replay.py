@@ -1,12 +1,12 @@
 """Recorded answers through the engine's scheduler, drafting and controller, without the model.
 
-Whatever decides how much is drafted runs as it does in an engine; what the target would have said is looked up, and
-time is counted by a cost table instead of being taken. So a replay has no noise but what is asked for, and the same
-replay gives the same figures everywhere.
+Everything that decides how much is drafted runs as it does in an engine; the target's tokens are looked up, and time
+comes from a cost table instead of a clock. So a replay's only noise is the noise asked for, and the same replay gives
+the same figures everywhere.
 
-What prompts take counts for the controller's clock and is left out of the result, since it is the same for everybody:
-tokens are those after each answer's first. The batch is full to the end, and a request waits: after the last the
-first is asked again, by another tenant, whom nothing of what was answered before helps.
+The time of prompts counts for the controller's clock and is left out of the result, since it is the same for all
+settings: tokens are those after each answer's first. The batch is full to the end, and a request waits: after the
+    last the first is asked again, by another tenant, which earlier answers do not help.
 """
 
 import random
@@ -49,7 +49,7 @@ class Setting:
     """How drafts are made.
 
     Attributes:
-        method: who guesses, `AUTO` for all that guess on the host; the chains of others must be in the trace.
+        method: the proposer, `AUTO` for all on the host; the chains of others must be in the trace.
         length: most nodes of a draft; None takes the proposer's own.
         chosen: whether lengths are chosen, from measured cost and acceptance; otherwise they are fixed.
     """
@@ -64,11 +64,11 @@ PLAIN = Setting(method="none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """What makes steps longer than the table says, the same in every replay with the same seed.
+    """Random slow-down of steps, the same in every replay with the same seed.
 
     Attributes:
         spread: each step takes up to this share more or less.
-        burst: how likely a neighbour's burst is to begin with a step.
+        burst: the probability that a burst of other load begins with a step.
         steps: that a burst lasts.
         factor: by which it makes steps longer.
         seed: of all that.
@@ -85,7 +85,7 @@ QUIET = Noise()
 
 
 class _Counted(HostProposer):
-    """A host proposer that counts how often it is asked, and takes as long as is said."""
+    """A host proposer that counts how often it is asked, and takes a given time."""
 
     def __init__(self, inner: HostProposer, seconds: float) -> None:
         self._inner, self._seconds = inner, seconds
@@ -199,14 +199,14 @@ class Replay:
             self._ask()
 
     def run(self, tokens: int) -> Outcome:
-        """Go on until so many tokens that count are emitted."""
+        """Run until so many tokens that count are emitted."""
         while tokens > 0:
             tokens -= self.step().emitted
         return self.outcome
 
     @property
     def outcome(self) -> Outcome:
-        """What it came to so far."""
+        """The result so far."""
         return Outcome(tuple(self._log.steps), tuple(self._log.seconds))
 
     def step(self) -> Step:
@@ -256,7 +256,7 @@ class Replay:
         )
 
     def _verdict(self, span: Span) -> Verdict:
-        """Return what the target said: its walk down a draft needs no logits when the answer is known."""
+        """Return the target's verdict: its walk down a draft needs no logits when the answer is known."""
         if not span.sample:
             return Verdict()
         recorded = self._recorded[span.request_id % len(self._recorded)]
@@ -285,7 +285,7 @@ class Replay:
 def drafting(
     methods: Sequence[Method], controller: Controller | None, clock: Callable[[], float] = lambda: 0.0
 ) -> Drafting:
-    """Return what an engine drafts with."""
+    """Return an engine's drafting."""
     return Drafting(methods, share_prefixes=False, controller=controller, tree=controller is not None, clock=clock)
 
 
@@ -299,7 +299,7 @@ def replay(
     noise: Noise = QUIET,
     steps: int = STEPS,
 ) -> Outcome:
-    """Return what a replay comes to; see `Replay`.
+    """Return the result of a replay; see `Replay`.
 
     Args:
         requests: as there.
@@ -308,14 +308,14 @@ def replay(
         costs: likewise.
         temperature: likewise.
         noise: likewise.
-        steps: that plain decoding would take at least; answers are gone through once at least.
+        steps: that plain decoding would take at least; all answers are replayed once at least.
     """
     tokens = max(sum(len(r.output) - 1 for r in requests), steps * batch)
     return Replay(requests, setting, batch, costs, temperature=temperature, noise=noise).run(tokens)
 
 
 def priced(outcome: Outcome, setting: Setting, costs: Costs, weights: bool) -> Outcome:
-    """Return what the same steps come to at other costs, which fixed lengths do not depend on.
+    """Return the outcome of the same steps at other costs, on which fixed lengths do not depend.
 
     Args:
         outcome: of a replay with lengths that were not chosen.
@@ -339,7 +339,7 @@ def _controller(costs: Costs, length: int, learn: bool) -> Controller:
 
 
 def _methods(setting: Setting, requests: Sequence[Recorded], costs: Costs) -> list[Method]:
-    """Return who guesses; nobody for plain decoding."""
+    """Return the proposers; none for plain decoding."""
     if setting.method == PLAIN.method:
         return []
     found = {

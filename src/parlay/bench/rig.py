@@ -1,4 +1,4 @@
-"""One kind of step, over and over through the engine's own scheduler and worker, every microsecond accounted for."""
+"""One kind of step, repeated through the engine's own scheduler and worker, with every microsecond accounted for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Sample:
     """One step, or several that belong together, measured.
 
     Attributes:
-        seconds: by component; together they are all the time there was.
+        seconds: by component; their sum is the whole time.
         work: by component, for those that have a floor.
         rows: that went through the target.
     """
@@ -55,7 +55,7 @@ class Sample:
 
 
 class _TimedHost(HostProposer):
-    """A host proposer that notes how long it takes."""
+    """A host proposer that measures its time."""
 
     def __init__(self, inner: HostProposer) -> None:
         self._inner = inner
@@ -86,7 +86,7 @@ class _TimedHost(HostProposer):
 
 
 class Guesser(HostProposer):
-    """Proposes a chain of anything, as long as it may be."""
+    """Proposes a chain of arbitrary tokens, of any length."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -103,7 +103,7 @@ class Guesser(HostProposer):
 
 
 class Rig:
-    """A scheduler and a worker with requests of one kind; rigs may share a model, each has a cache of its own."""
+    """A scheduler and a worker with requests of one kind; rigs may share a model, each has its own cache."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class Rig:
         self._ids = count()
 
     def decode(self) -> Sample:
-        """Measure one step in which every request emits, after another like it that brings the caches back.
+        """Measure one step in which every request emits, after another like it that warms the caches.
 
         New requests replace those that near their end.
         """

@@ -1,8 +1,8 @@
 """Each kind of step against what the machine allows: its floor, its time, and where the time goes.
 
-Kinds of steps take turns, so that drift hits all alike, and each stands between two measurements of the machine's
-rates, for a neighbour may take half of them from one second to the next.
-Drafts to verify are guesses at random: what a step costs does not depend on how much of its draft is accepted.
+Kinds of steps take turns, so that drift affects all alike, and each is between two measurements of the machine's
+rates, since other load may halve these from one second to the next. Drafts to verify are random tokens: the cost of a
+step does not depend on how much of its draft is accepted.
 """
 
 from collections.abc import Callable, Iterator

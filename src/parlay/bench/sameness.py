@@ -1,7 +1,7 @@
 """The same-tokens guarantee on a user's model: a few prompts decoded in every way, and whether anything changes.
 
-What must not change is token ids and the bits of their log-probabilities. What they are compared with is plain
-decoding of each prompt alone, whole, with nothing cached.
+Token ids and the bits of their log-probabilities must not change. The reference is plain decoding of each prompt
+alone, whole, with nothing cached.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ def compare(
         dtype: as in `EngineConfig`.
         dequantize: likewise.
         speculative: configs by name, plain decoding's first; None takes every proposer with the embedded model's
-            options, `auto`, and a tree of several methods' guesses, verified as far as there is room.
+            options, `auto`, and a tree of several methods' drafts, verified as far as there is room.
         tick: called with a label before every row.
 
     Raises:
@@ -103,9 +103,9 @@ def compare(
             for kind, params in _asks(asked).items():
                 try:
                     expected[kind] = _alone(llm, asked.prompts, params)
-                except RequestError as error:  # a tokenizer that no grammar fits
+                except RequestError as error:  # a tokenizer without support for grammars
                     yield {"method": label, "skipped": f"{kind}: {error}"}
-        # Steps of 24 rows cut the longer prompts, and blocks of 5 tokens the rest; drafts are as long as they may be,
+        # Steps of 24 rows split the longer prompts, and blocks of 5 tokens the rest; drafts have their full length,
         # for which four requests leave room.
         eager = replace(config, lengths="fixed", num_speculative_tokens_per_batch_size=_off(config))
         chunks = LLM(
@@ -145,13 +145,13 @@ def _everything() -> dict[str, SpeculativeConfig]:
 
 
 def _off(config: SpeculativeConfig) -> tuple[tuple[int, int, int], ...] | None:
-    """Return by how many requests drafts are bounded, so that they go on and off while requests come and leave."""
+    """Return limits on drafts by number of requests, so that they go on and off while requests come and leave."""
     given = config.num_speculative_tokens_per_batch_size
     return _OFF if given is None and config.method != PLAIN else given
 
 
 def first_difference(found: list[CompletionOutput], expected: list[CompletionOutput]) -> str | None:
-    """Return where two lists of completions part, or None: prompt, token, and by how much its logit was behind."""
+    """Return where two lists of completions differ, or None: prompt, token, and by how much its logit was behind."""
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
         for j, (x, y) in enumerate(zip(a.token_ids, b.token_ids, strict=False)):
             if x != y:
@@ -190,7 +190,7 @@ def _asks(asked: Comparison) -> dict[str, list[SamplingParams]]:
 
 
 def _comparable(kinds: Iterable[str], asked: Comparison, config: SpeculativeConfig) -> list[str]:
-    """Return the kinds of parameters of which verification promises the same tokens: all, or the greedy ones."""
+    """Return the kinds of parameters for which verification guarantees the same tokens: all, or the greedy ones."""
     known = KINDS if asked.kinds is None else asked.kinds
     return [kind for kind in kinds if config.verification == COUPLED or not known[kind].temperature]
 

@@ -1,8 +1,8 @@
-"""The same-tokens guarantee on a running server of OpenAI's protocol, whoever wrote it: one request has one answer.
+"""The same-tokens guarantee on a running OpenAI-compatible server, of any engine: one request has one answer.
 
 The server is asked the same things alone, again, together, among others and as a stream, and without speculation if
-it is parlay's own, for which the protocol has no word. What must not change is the text, and the tokens and
-log-probabilities as far as it tells them. Greedy requests, and sampled ones with a seed.
+it is parlay, since the protocol has no parameter for it. The text must not change, nor the tokens and
+log-probabilities as far as it returns them. Greedy requests, and sampled ones with a seed.
 """
 
 import json
@@ -102,7 +102,7 @@ def compare_server(
 
 
 def first_difference(found: Sequence[Said], expected: Sequence[Said]) -> str | None:
-    """Return where two lists of answers part, or None; and by how much the logit was behind, if that was told."""
+    """Return where two lists of answers differ, or None; and by how much the logit was behind, if that is known."""
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
         for j, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)):
             if x != y:
@@ -184,7 +184,7 @@ class _Asking:
 
 
 def _said(events: Sequence[dict[str, Any]]) -> Said:
-    """Return what the choices of one answer, or of the events of one, say together."""
+    """Return the content of one answer's choices, or of its events' together."""
     text, tokens, logprobs, likely = "", list[str](), list[str](), list[Mapping[str, float]]()
     for event in events:
         for choice in event.get("choices") or ():

@@ -1,7 +1,7 @@
-"""Whether tokens are drawn as likely as the model says: chi-square tests of what an engine samples.
+"""Whether tokens are sampled with the model's probabilities: chi-square tests of an engine's samples.
 
-The exact law comes from log-probabilities that the engine reports for one request alone. Under speculation the tokens
-of the second test are verified guesses, where the model finds them likely.
+The exact distribution comes from log-probabilities that the engine reports for one request alone. Under speculation
+the tokens of the second test are verified nodes, where the model finds them likely.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from typing import Any
 from parlay.llm import LLM
 from parlay.types.params import SamplingParams
 
-_LENGTH = 4  # tokens of each completion, so that there is something to guess
+_LENGTH = 4  # tokens of each completion, so that there is something to draft
 _LEAST = 10.0  # expected draws of a cell; rarer tokens are one cell together
 _FEW = 100  # draws that are not worth a test
 _TOP = 20  # tokens whose probability is asked for
@@ -23,7 +23,7 @@ def check_law(llm: LLM, prompt: str | Sequence[int], draws: int) -> Iterator[dic
     """Yield a row for the first token after a prompt, and for the second and third after the likeliest before them.
 
     Args:
-        llm: who draws, at temperature 1.
+        llm: the engine that draws, at temperature 1.
         prompt: text or token ids.
         draws: completions with a seed each.
     """
@@ -53,7 +53,7 @@ def _law(llm: LLM, context: Sequence[int]) -> dict[int, float]:
 
 
 def _test(counts: Counter[int], law: dict[int, float]) -> dict[str, Any]:
-    """Compare counts with a law, of which only some tokens are known."""
+    """Compare counts with a distribution, of which only some tokens are known."""
     draws = counts.total()
     cells = {token: p for token, p in law.items() if p * draws >= _LEAST}
     expected = [p * draws for p in cells.values()]

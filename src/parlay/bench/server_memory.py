@@ -1,4 +1,4 @@
-"""What a server holds: its processes' memory when it is ready, and after its first request."""
+"""A server's memory: that of its processes when it is ready, and after its first request."""
 
 import json
 import re

@@ -1,8 +1,8 @@
 """Latency and throughput: plain decoding and, if asked for, one way of speculating, interleaved.
 
 Prompts are pieces of Python code that come with the package, in the model's own tokens, cut at places that the seed
-decides. Every method completes the same prompts with the same noise, turn by turn, so that drift of the machine hits
-all alike; a speed-up is the median of the turns' ratios.
+decides. Every method completes the same prompts with the same noise, turn by turn, so that drift of the machine
+affects all alike; a speed-up is the median of the turns' ratios.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ def measure(
     """Return one row a method, plain decoding first.
 
     Args:
-        engine: options of the engines; without a word about it they cache no prefixes.
+        engine: options of the engines; by default they cache no prefixes.
         speculative: what to compare with plain decoding, if anything.
         options: the workload.
         tick: called with a label before every turn.
@@ -117,7 +117,7 @@ def workload(
 
 
 def _from_file(codec: TextCodec, options: ServingOptions, limit: int, random: Random) -> Iterator[list[int]]:
-    """Yield the prompts of the dataset, in another order each time it is through."""
+    """Yield the prompts of the dataset, in another order in each pass."""
     assert options.dataset is not None
     known = [list(one.tokens) for one in read_prompts(Path(options.dataset), codec, limit - options.output_len)]
     return (prompt for _ in count() for prompt in random.sample(known, len(known)))
@@ -172,7 +172,7 @@ def _tokens(outputs: list[list[CompletionOutput]]) -> list[list[tuple[int, ...]]
 
 
 def panels(rows: Sequence[Mapping[str, Any]], options: ServingOptions) -> dict[str, dict[str, dict[str, float]]]:
-    """Return what there is to plot of `measure`'s rows; see `parlay.bench.plot`."""
+    """Return the data to plot of `measure`'s rows; see `parlay.bench.plot`."""
     if isinstance(options, ThroughputOptions):
         shown = {"tokens / s": "tokens_per_s"}
     else:

@@ -1,4 +1,4 @@
-"""Steps of a replay: what their price depends on, and what came of them."""
+"""Steps of a replay: what their cost depends on, and their results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _NONE = LookUps()
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What of a step its price depends on, and what came of it.
+    """A step's results, and what its cost depends on.
 
     Attributes:
         rows: that the target ran, drafts included.
@@ -19,10 +19,10 @@ class Step:
         keys: that the known tokens read.
         turns: requests that emitted.
         asked: drafts that each proposer on the host was asked for, by its name.
-        shown: tokens that these were then shown.
+        shown: tokens that these were then given.
         longest: of the drafts that a proposer with weights then made; 0 for none.
         drafting: requests that these were for.
-        behind: tokens of theirs that it had not followed while it was off.
+        behind: their tokens that it had not processed while it was off.
         drafted: nodes verified.
         emitted: tokens that count.
     """
@@ -40,7 +40,7 @@ class Step:
     emitted: int
 
     def seconds(self, costs: Costs) -> float:
-        """Return what the step takes but for a device proposer's part."""
+        """Return the time of the step without a device proposer's part."""
         seconds = costs.seconds(self.rows) + costs.key * self.keys + costs.step + costs.turn * self.turns
         for name, count in self.asked:
             taken = costs.look_ups.get(name, _NONE)
@@ -48,7 +48,7 @@ class Step:
         return seconds
 
     def drafting_seconds(self, costs: Costs, method: str) -> float:
-        """Return what a device proposer's part takes."""
+        """Return the time of a device proposer's part."""
         share = costs.drafting.get(method, costs.otherwise)
         if not self.longest:
             return 0.0  # what follows the text holds it meanwhile
@@ -67,11 +67,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a replay came to.
+    """The result of a replay.
 
     Attributes:
         steps: in order.
-        seconds: of each, prompts' part left out.
+        seconds: of each, without the part of prompts.
     """
 
     steps: tuple[Step, ...]

@@ -1,6 +1,6 @@
 """Plain decoding against every method with every budget, on several models: `parlay.bench.methods` many times over.
 
-A method with a budget is a contender of its own in a case's interleaved turns, so that plain decoding is run once a
+A method with a budget is a separate contender in a case's interleaved turns, so that plain decoding is run once a
 turn for all budgets, and their ratios can be compared with one another too.
 """
 
@@ -17,7 +17,7 @@ from parlay.bench.workloads import usual_workloads
 from parlay.checkpoints.find import find_model
 from parlay.text.tokenizer import TextCodec
 
-_OF_A_MODEL = ("model", "methods", "num_speculative_tokens")  # of what a case is measured under
+_OF_A_MODEL = ("model", "methods", "num_speculative_tokens")  # conditions that differ among models
 
 
 def measure(options: SweepOptions, output: Path | None, tick: Tick) -> list[dict[str, Any]]:
@@ -30,8 +30,8 @@ def measure(options: SweepOptions, output: Path | None, tick: Tick) -> list[dict
         tick: called with a label before every contender's part of a turn.
 
     Raises:
-        CapacityError, ConfigError, ModelError: as `parlay.bench.methods.measure` does; whatever is wrong with any of
-            the models is said before the first one is measured.
+        CapacityError, ConfigError, ModelError: as `parlay.bench.methods.measure` does; errors of any of the models
+        are raised before the first one is measured.
     """
     each = _settled(options)
     asked = {one.model: gather(one) for one in each}

@@ -1,4 +1,4 @@
-"""What a method's completions came to: the row that a benchmark reports of it."""
+"""A benchmark's row for one method: the sums over its completions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -88,7 +88,7 @@ class Tally:
 
 
 def calibration(found: Reliability) -> dict[str, Any] | None:
-    """Return how well the probabilities of judged nodes foretold what became of them; None if there were none."""
+    """Return how well the probabilities of judged nodes predicted their acceptance; None if there were none."""
     nodes = sum(found.judged)
     if not nodes:
         return None

@@ -1,12 +1,12 @@
-"""What a model said, and what proposers with weights would have guessed after each token: decoding without a model.
+"""A model's answers, and what proposers with weights would have guessed after each token: decoding without a model.
 
-With coupled sampling the tokens of an answer do not depend on drafts, so an answer that was recorded once is the one
-that every proposer, length and schedule would have led to. Proposers on the host run again on its tokens. Those with
-weights need the model: their chains are recorded, one after every position.
+With coupled sampling the tokens of an answer do not depend on drafts, so a recorded answer is the one that any
+proposer, length and schedule would have led to. Proposers on the host run again on its tokens. Those with weights
+need the model: their chains are recorded, one after every position.
 
 A file is gzipped JSON, one line for the trace and one for each request. Of a chain it keeps how many of its tokens
-were right, the first that was not, and what the proposer thought of each node: a 64th of its range of log-odds apart,
-one character a node. What comes after a wrong token can never be accepted, and stands as `NEVER`.
+were right, the first that was not, and the proposer's probability of each node: quantised to a 64th of the range of
+log-odds, one character a node. Tokens after a wrong one can never be accepted, and become `NEVER`.
 """
 
 import gzip
@@ -22,11 +22,11 @@ from parlay.errors import ConfigError
 from parlay.types.draft import Draft
 
 FORMAT = "parlay trace 1"
-NEVER = 1 << 30  # a token that no vocabulary has: guesses that are wrong whatever the target says
+NEVER = 1 << 30  # a token that no vocabulary has: a node that is always rejected
 _LEVELS = 64
-_SURE = 5.0  # log-odds that are told apart
+_SURE = 5.0  # largest log-odds that are distinguished
 _FIRST = 48  # of the characters that stand for levels: digits, letters and some signs, none of which JSON escapes
-_SILENT = "-"  # of a proposer that says nothing of how sure it is
+_SILENT = "-"  # of a proposer that gives no probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def _unpacked(row: Mapping[str, Any]) -> Recorded:
 
 def _character(prob: float) -> str:
     odds = 0.0
-    if 0 <= prob <= 1:  # a sick model's may be anything
+    if 0 <= prob <= 1:  # broken weights may give anything
         odds = _SURE if prob == 1 else -_SURE if prob == 0 else log(prob / (1 - prob))
     level = round((max(-_SURE, min(odds, _SURE)) + _SURE) / (2 * _SURE) * (_LEVELS - 1))
     character = chr(_FIRST + level)

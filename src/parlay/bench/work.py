@@ -1,4 +1,4 @@
-"""What a step has to do at least: bytes to read and multiplications to do, by component."""
+"""The least work of a step: bytes to read and multiplications to do, by component."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from parlay.types.plan import Span
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work that no implementation gets around.
+    """Work that no implementation can avoid.
 
     Attributes:
         size: bytes of weights, keys and values to read, each once.
@@ -49,7 +49,7 @@ class Widths:
 
 
 def widths(config: ModelConfig, dtype: torch.dtype) -> Widths:
-    """Return what the numbers of a model's weights take as they are computed with.
+    """Return the sizes of a model's weights in the form in which they are multiplied.
 
     Raises:
         ModelError: its files are missing or damaged.
@@ -71,7 +71,7 @@ def widths(config: ModelConfig, dtype: torch.dtype) -> Widths:
 def work_of(
     config: ModelConfig, dtype: torch.dtype, spans: Sequence[Span], each: Widths | None = None
 ) -> dict[str, Work]:
-    """Return what a step has to do, by the names that `linear_names` gives, "head" and "attention".
+    """Return the work of a step, by the names that `linear_names` gives, "head" and "attention".
 
     Args:
         config: of the model.

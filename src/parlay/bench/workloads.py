@@ -1,7 +1,7 @@
-"""The evaluation protocol's workloads: what the held-out prefixes are asked as, and text in which nothing repeats.
+"""The evaluation protocol's workloads, made from the held-out prefixes, and text in which nothing repeats.
 
 `completion` asks for what follows a prefix. `edit` shows a piece of code and the beginning of the same piece with one
-name changed: the answer repeats what is there, but for the name. `agent` asks for the same few tasks again and again
+name changed: the answer repeats the code, except for the name. `agent` asks for the same few tasks again and again
 with another heading, as agents do: answers repeat earlier answers. `random` asks for what follows random tokens, each
 once: there is nothing to look up.
 
@@ -37,10 +37,10 @@ class Workload:
 
     Attributes:
         name: what rows call it.
-        prompts: their numbers are 0, 1 ... and, unless something else is said, their seeds.
+        prompts: their numbers are 0, 1 ... and, by default, their seeds.
         max_tokens: most tokens a completion.
         ignore_eos: whether all completions have that length.
-        in_order: whether later prompts live on earlier ones, so that a part of them is another workload.
+        in_order: whether later prompts depend on earlier ones, so that a part of them is another workload.
     """
 
     name: str
@@ -103,7 +103,7 @@ def has_embedded_vocabulary(codec: TextCodec) -> bool:
 
 
 def usual_workloads(codecs: Iterable[TextCodec]) -> tuple[str, ...]:
-    """Return the names of what models with these tokenizers are asked, all the same, if nobody says."""
+    """Return the names of the default workloads for models with these tokenizers, the same for all."""
     if all(map(has_embedded_vocabulary, codecs)):
         return ("completion",)
     return tuple(name for name in WORKLOADS if name not in EMBEDDED_ONLY)
@@ -158,4 +158,4 @@ WORKLOADS: dict[str, Callable[[int, TextCodec], list[Prefix]]] = {
     "random": _random,
 }
 EMBEDDED_ONLY = ("completion", "edit")
-REMEMBERED = ("agent",)  # of which later prompts live on earlier ones
+REMEMBERED = ("agent",)  # of which later prompts depend on earlier ones

@@ -41,7 +41,7 @@ class CompoundLayers:
     A format gives `_check`, `get_tensor` and, where blocks can hold its numbers, `_find_kind` and `get_blocks`.
 
     Attributes:
-        parts: names of the tensors that they are made of, and of others that nobody is to read.
+        parts: names of the tensors that they are made of, and of others that must not be read.
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, Any], bases: Iterable[str], parts: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """Large files of the hub into its cache: room is looked for first, an earlier try goes on, the bytes are compared.
 
 The hub's own library drops what came of a file when it is interrupted. Here that is kept, beside the place in its
-cache where the whole file will be, under a name that nobody takes for a model. The library then finds the whole file.
+cache where the whole file will be, under a name that is no model's. The library then finds the whole file.
 """
 
 import errno
@@ -169,7 +169,7 @@ def _check_room(name: str, folder: Path, needed: int) -> None:
 
 
 def _fetch(repository: str, commit: str, file: _File, home: Path, hub: Hub) -> int:
-    """Fetch one file, or the rest of it, while nobody else does."""
+    """Fetch one file, or the rest of it, while no other process does."""
     whole, partial = home / "blobs" / file.blob, _partial(home, file)
     whole.parent.mkdir(parents=True, exist_ok=True)
     with _lock(home, file.blob, f"{repository}/{file.path}"):
@@ -197,7 +197,7 @@ def _lock(home: Path, blob: str, waiting: str = "") -> Iterator[bool]:
     Args:
         home: the repository's folder in the cache.
         blob: the file's name there.
-        waiting: what is waited for, if somebody holds it; empty gives up, and False.
+        waiting: what is waited for, if another process holds it; empty gives up, and False.
     """
     lock = home.parent / ".locks" / home.name / f"{blob}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -233,7 +233,7 @@ def _receive(repository: str, commit: str, file: _File, partial: Path, began: in
     except Exception as error:
         came = partial.stat().st_size
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            partial.unlink()  # everybody else needs the room too
+            partial.unlink()  # others need the room too
             raise
         if came > file.size:
             partial.unlink()

@@ -22,9 +22,9 @@ def embedded_models() -> list[str]:
 
 
 def target_of(name: str) -> str | None:
-    """Return which embedded model an embedded checkpoint guesses for, or None for a model.
+    """Return the embedded model that an embedded checkpoint drafts for, or None for a model.
 
-    What guesses for a model lies beside it, under its name and what it is.
+    A proposer's checkpoint lies beside its model, under the model's name and what it is.
     """
     return next((model for model in embedded() if name.startswith(f"{model}-")), None)
 

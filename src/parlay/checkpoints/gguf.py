@@ -199,7 +199,7 @@ class GGUFFile:
         rows = math.prod(shape[:-1])
         source, target = raw.reshape(rows, -1), out.view(rows, -1).numpy()
         step = max(1, _SLAB // shape[-1])
-        with np.errstate(all="ignore"):  # who reads looks for values that are no numbers
+        with np.errstate(all="ignore"):  # the reader checks for values that are no numbers
             for row in range(0, rows, step):
                 target[row : row + step] = dequantize(source[row : row + step], GGMLQuantizationType(kind.number))
         return out
@@ -240,7 +240,7 @@ class GGUFFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A view that somebody still holds keeps the map open; it goes with the last one.
+        # A view that is still in use keeps the map open until the last one is gone.
         del self._data
 
     def _read_header(self) -> None:
@@ -291,7 +291,7 @@ class GGUFFile:
 
     def _take_value(self, key: str, kind: int) -> Any:
         if kind == _FLOAT32:
-            # Whoever wrote 1e-5 meant just that, and not the float32 next to it.
+            # 1e-5 was meant exactly, not the float32 next to it.
             return float(str(np.float32(self._take("f"))))
         if kind in _SCALARS:
             return self._take(_SCALARS[kind])

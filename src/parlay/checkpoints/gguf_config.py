@@ -25,7 +25,7 @@ SIZES = {
 _BOS = "tokenizer.ggml.bos_token_id"
 # A text, a turn and a message that expects a tool's answer end with tokens of their own.
 _ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-# Files seldom say what ends a turn, so llama.cpp goes by these names, whatever kind of token has one.
+# Files seldom say what ends a turn, so llama.cpp recognises these names, for any kind of token.
 END_NAMES = (
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>"),
     *("<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<EOT>", "_<EOT>"),
@@ -113,7 +113,7 @@ def _ends(file: GGUFFile) -> list[int]:
 
 
 def _check_sizes(file: GGUFFile, sizes: dict[str, int], layers: int) -> None:
-    """Refuse sizes that nothing in the file has, before anybody makes something as large."""
+    """Refuse sizes that nothing in the file has, before anything as large is made."""
     largest = max(max(stored.shape) for stored in file.tensors.values())
     for key, size in {**sizes, "num_hidden_layers": layers}.items():
         limit = {"num_hidden_layers": len(file.tensors), "num_experts": min(largest, MAX_EXPERTS)}.get(key, largest)

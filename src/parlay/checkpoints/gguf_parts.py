@@ -43,7 +43,7 @@ def model_file(path: Path) -> Path:
             models = set() if plain else {first_part(file) for file in path.glob("*.gguf")}
         else:
             models = {first_part(path)}
-    except OSError:  # who reads it will say why it cannot be
+    except OSError:  # the code that reads it reports why it cannot
         return path
     found = models.pop() if len(models) == 1 else path
     return found if found.is_file() else path

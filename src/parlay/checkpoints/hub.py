@@ -13,7 +13,7 @@ from parlay.errors import ModelError
 
 _PART = r"[A-Za-z0-9_][\w.-]*"
 _ID = re.compile(rf"([A-Za-z0-9][\w.-]*/{_PART})(?:/((?:{_PART}/)*{_PART}\.gguf)|:([A-Za-z]\w*))?", re.ASCII)
-# Copies of the weights in forms that nobody here reads, and what lies in folders.
+# Copies of the weights in formats that parlay does not read, and files in folders.
 _PICKLED = ("pytorch_model*.bin", "medusa_lm_head.pt")
 _IGNORED = ("*/*", "consolidated*")
 
@@ -163,7 +163,7 @@ def _download(repository: str, hub: Hub, allowed: list[str], ignored: tuple[str,
 
 
 def is_offline() -> bool:
-    """Whether the hub's library was told to ask nobody."""
+    """Whether the hub's library was told to stay offline."""
     from huggingface_hub import is_offline_mode
 
     return bool(is_offline_mode())

@@ -54,7 +54,7 @@ class Checkpoint:
             path: of the weights.
             head: those of a draft head are wanted, beside which its target's may lie; they become the target's dtype.
             storage: how `read_weight` gives matrices.
-            on_read: told of every tensor that was read.
+            on_read: called with every tensor that was read.
 
         Raises:
             ModelError: there are none, or one is corrupt.
@@ -114,7 +114,7 @@ class Checkpoint:
         Args:
             shapes: every tensor that will be read.
             ignorable: endings of names that may stand in a file without being read.
-            further: beginnings of names that are no part of the model but may be of use to somebody else.
+            further: beginnings of names that are no part of the model but may be of use to a proposer.
 
         Returns:
             The names of those further tensors.
@@ -279,7 +279,7 @@ def weight_files(path: Path, head: bool = False) -> list[Path]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(f"{first} cannot be read: {type(error).__name__}: {brief(str(error))}") from None
         for name in names:
-            # Files elsewhere are none of the model's business, whatever its index says.
+            # An index must not name files elsewhere.
             if Path(name).is_absolute() or ".." in Path(name).parts or not name.isprintable() or len(name) > _NAME:
                 raise ModelError(f"{first} names {shown(name)}, which is no file in the model's directory")
     for file in files:

@@ -1,4 +1,4 @@
-"""What is served, said once when the server is ready."""
+"""The facts about a server, printed once when it is ready."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, str]:
-    """Return what people want to know of a server that is ready, by name.
+    """Return the facts about a server that is ready, by name.
 
     Args:
-        engine: which is ready.
+        engine: the one that is ready.
         config: the server's.
         url: of the page.
     """
@@ -51,7 +51,7 @@ def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, st
 
 
 def _verified(numerics_id: str) -> str:
-    """Return how drafts are verified, where it is not the usual way."""
+    """Return how drafts are verified, where it is not the default."""
     kind = verification_of(numerics_id)
     if kind == COUPLED:
         return ""
@@ -60,7 +60,7 @@ def _verified(numerics_id: str) -> str:
 
 
 def loading(model: str) -> str:
-    """Return what is loaded, with the size of its files where they lie on this machine."""
+    """Return which model is being loaded, with the size of its files where they are on this machine."""
     path = Path(model)
     try:
         files = [path] if path.is_file() else [one for one in path.glob("*") if one.is_file()]

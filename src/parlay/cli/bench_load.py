@@ -35,8 +35,8 @@ _WHOLE: Columns = {
 }
 _SPECULATION: Columns = {
     "drafts": ("drafts", "{:,d}"),
-    "drafted": ("guesses", "{:,d}"),
-    "acceptance_rate": ("confirmed", "{:.1%}"),
+    "drafted": ("nodes", "{:,d}"),
+    "acceptance_rate": ("accepted", "{:.1%}"),
     "acceptance_length": ("tokens a draft", "{:.2f}"),
 }
 

@@ -16,7 +16,7 @@ from parlay.config.verification import COUPLED, VERIFICATIONS
 
 _DEFAULT = MethodsOptions()
 
-# All that a table could show; nine or ten of them fit a terminal of eighty.
+# All columns of a table; nine or ten of them fit a terminal of eighty.
 COLUMNS: Columns = {
     "model": ("model", "{}"),
     "workload": ("asked", "{}"),
@@ -57,7 +57,7 @@ def add_parser(kinds: Any) -> None:
 
 
 def add_case_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of what one model is asked, and of how long and where to."""
+    """Add the flags of one model's measurement: what is asked, and for how long."""
     add = parser.add_argument
     add(
         "--workloads",
@@ -83,7 +83,7 @@ def add_case_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME",
         help="compare only these (default: all, and auto); "
-        "suffix+eagle3 for two whose guesses become one draft, auto+eagle3 for auto with weights",
+        "suffix+eagle3 for two whose drafts become one, auto+eagle3 for auto with weights",
     )
     add_draft_flag(parser)
     add_dequantize_flag(parser)
@@ -124,7 +124,7 @@ def _tree(text: str) -> str | TreeShape:
 
 
 def case_options(options: argparse.Namespace, **own: Any) -> MethodsOptions:
-    """Return what `add_case_flags` were given, and a command's own options.
+    """Return the values of `add_case_flags`' flags, and a command's own options.
 
     Raises:
         ConfigError: one of them is out of range, or two contradict each other.
@@ -158,7 +158,7 @@ def show(
 
     Args:
         options: of the command line.
-        measure: takes what shows the progress, and returns rows.
+        measure: is given a progress function, and returns rows.
         draw: writes them as a plot.
         without: keys of `COLUMNS` that the table leaves out.
 

@@ -27,8 +27,8 @@ def add_parsers(kinds: Any) -> None:
     """Register both commands."""
     recording = kinds.add_parser(
         "record",
-        help="write down answers and guesses, to replay without the model",
-        description="Let a model answer, and note what each of its proposers guesses after every token of the "
+        help="record answers and drafts, to replay without the model",
+        description="Let a model answer, and record what each of its proposers guesses after every token of the "
         "answers. One file for each workload and temperature; `parlay bench replay` reads them.",
     )
     recording.add_argument("--model", default="tiny-code", help="the target (default: tiny-code), same vocabulary")

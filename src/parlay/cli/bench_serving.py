@@ -55,7 +55,7 @@ def add_parsers(kinds: Any) -> None:
 
 
 def add_plot_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag of the commands that can draw what they found."""
+    """Add the flag of the commands that can plot their results."""
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the result too (needs matplotlib)")
 
 

@@ -30,7 +30,7 @@ _HELP = (
 _BLOCK = '"""'
 _ARGUMENTS = {"/set": 2, "/save": 1, "/load": 1}
 MAX_TOKENS = 512
-# Of answers for which neither their user nor the model's authors say anything: at 1 small models lose the thread.
+# The default temperature where neither user nor model gives one: at 1 small models lose the thread.
 _SAMPLING = {"temperature": 0.7, "top_p": 0.9}
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -56,7 +56,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def check_params(options: argparse.Namespace) -> None:
-    """Say what is wrong with the sampling parameters of a conversation before anything is loaded.
+    """Report errors in the sampling parameters of a conversation before anything is loaded.
 
     Raises:
         ConfigError: they ask for several answers.
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Conversation:
-    """What was said so far, and the model that it is said to."""
+    """The conversation so far, and the model that answers."""
 
     def __init__(
         self, llm: "LLM", params: SamplingParams, system: str | None, template: str | None, notes: "Console"
@@ -170,7 +170,7 @@ class Conversation:
         self._notes.print(f"{len(self._messages)} messages are in {file}", style="dim", markup=False)
 
     def load(self, file: str) -> None:
-        """Go on with a conversation that was saved.
+        """Continue a conversation that was saved.
 
         Raises:
             ConfigError: the file holds something else.
@@ -274,7 +274,7 @@ def _messages(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _lines() -> Iterator[str]:
-    """Yield what the user writes, line by line; a terminal gets a prompt and, where there is one, a line editor."""
+    """Yield the user's input, line by line; a terminal gets a prompt and, where there is one, a line editor."""
     if not sys.stdin.isatty():
         try:
             for line in sys.stdin:

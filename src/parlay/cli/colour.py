@@ -52,7 +52,7 @@ class Colourer:
     ) -> Text:
         """Return what `text` has that was not returned before; arguments are those of `Attribution.update`.
 
-        Rejected guesses are struck through.
+        Rejected nodes are struck through.
         """
         new = Text()
         for piece, source, accepted in self._attribution.update(tokens, sources, text, rejected, finished=finished):

@@ -39,7 +39,7 @@ def load_config(path):
     def test_sub(self):
 """,
 )
-_WARM_UP = "import os\n"  # every prompt is asked once: a proposer may remember what it was asked before
+_WARM_UP = "import os\n"  # every prompt is asked once: a proposer may remember earlier prompts
 QUESTIONS = (
     "Rewrite this paragraph so that every sentence begins with 'The': Rivers carve valleys over thousands of years. "
     "Glaciers widen them. Wind wears down what is left. People build their towns in the valleys that remain.",
@@ -131,10 +131,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _prompts(llm: "LLM") -> "tuple[list[Prompt], bool]":
-    """Return what to ask, and whether that is questions: code to go on with where the model cannot chat."""
+    """Return the prompts, and whether they are questions: code to continue where the model cannot chat."""
     from parlay.bench.workloads import has_embedded_vocabulary
 
-    if has_embedded_vocabulary(llm.engine.codec):  # it has a chat template, and has learnt nothing but code
+    if has_embedded_vocabulary(llm.engine.codec):  # it has a chat template, but was trained on code alone
         return list(PROMPTS), False
     try:
         return [llm.chat_prompt([{"role": "user", "content": question}]) for question in QUESTIONS], True
@@ -143,5 +143,5 @@ def _prompts(llm: "LLM") -> "tuple[list[Prompt], bool]":
 
 
 def _rotated(names: list[str], turn: int) -> list[str]:
-    """Return names in another order each turn, so that drift of the machine hits all alike."""
+    """Return names in another order each turn, so that drift of the machine affects all alike."""
     return names[turn % len(names) :] + names[: turn % len(names)]

@@ -1,4 +1,4 @@
-"""`parlay explain`: from what passes cost on this machine, where speculation pays."""
+"""`parlay explain`: where speculation pays, from the cost of passes on this machine."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
         "--draft-cost",
         type=float,
         default=0.0,
-        help="of a guess, as a share of a plain step of the target (default: 0, as of look-ups in the text)",
+        help="of a node, as a share of a plain step of the target (default: 0, as of look-ups in the text)",
     )
     parser.add_argument("--context", type=int, default=128, help="tokens before a step (default: 128)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the speed-ups too (needs matplotlib)")
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
         f"ridge: up to about {ridge['rows']:.1f} rows ({ridge['flop_per_byte']:.1f} FLOP a byte) further rows are "
         "nearly free; beyond, each costs its arithmetic"
     )
-    print("speed-up and best chain length k, by batch size and acceptance of a guess")
+    print("speed-up and best chain length k, by batch size and acceptance of a node")
     _show(found["grid"])
     for sentence in found["conclusions"]:
         print(sentence)
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _cells(grid: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[float, str]]]:
-    """Return speed-ups and what to write on them, by batch size and acceptance."""
+    """Return speed-ups and their labels, by batch size and acceptance."""
     cells: dict[str, dict[str, tuple[float, str]]] = {}
     for cell in grid:
         text = f"{cell['speed_up']:.2f}x\nk = {cell['length']}"

@@ -1,4 +1,4 @@
-"""Command-line flags made from frozen dataclasses: names, types, defaults and help texts stand in one place."""
+"""Command-line flags made from frozen dataclasses, which define names, types, defaults and help texts."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **options})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse unknown flags here, where the known ones of this very command are at hand."""
+        """Refuse unknown flags here, where this command's known ones are available."""
         found, left = super().parse_known_args(args, namespace)
         unknown = next((a.partition("=")[0] for a in left if a.startswith("--") and a != "--"), None)
         if unknown is not None:
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         return found, left
 
     def error(self, message: str) -> NoReturn:
-        """Say in one line what is wrong, and where the flags are listed."""
+        """Report the error in one line, and where the flags are listed."""
         print(f"{self.prog}: {message}; {self.prog} --help lists the flags", file=sys.stderr)
         sys.exit(2)
 
@@ -45,7 +45,7 @@ def add_flags(
     """Add a flag for every field of a dataclass; help texts are the `Attributes` of its docstring.
 
     Nested values are given as JSON. Flags left out of the command line
-    stay out of the namespace, so that the dataclass's defaults hold, or those that a command has of its own.
+    stay out of the namespace, so that the dataclass's defaults hold, or the command's own.
     """
     hints, helps = get_type_hints(cls), attribute_docs(cls)
     title = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", cls.__name__).lower()
@@ -69,7 +69,7 @@ def add_flags(
 def add_foreign_flags(parser: argparse.ArgumentParser) -> None:
     """Add flags of vLLM's that mean nothing here, and those of its older versions; help does not list them.
 
-    Those that the command has by now mean something there.
+    Those that the command itself has are left out.
     """
     own = {flag for action in parser._actions for flag in action.option_strings}
     for name, known in FOREIGN.items():

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     """Load the model, complete, print."""
     from rich.console import Console
 
-    make_params(options)  # whose mistakes are told before anything is loaded
+    make_params(options)  # errors are reported before anything is loaded
     notes = Console(stderr=True, highlight=False)
     typed = options.prompt in (None, "-")
     if typed and sys.stdin.isatty():
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         prompt = llm.chat_prompt([{"role": "user", "content": str(prompt)}])
     printer = Printer(llm, params)
     output: RequestOutput | None = None
-    # Which completions are the best, only the end tells.
+    # Which completions are the best is known only at the end.
     outputs = llm.stream(prompt, params) if params.candidates == params.n else llm.generate(prompt, params)
     for output in outputs:
         if params.n == 1:

@@ -9,7 +9,7 @@ from parlay.errors import ConfigError
 
 
 def write_junit(file: str, checks: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> None:
-    """Write what `parlay verify` found.
+    """Write the results of `parlay verify`.
 
     Args:
         file: to write to.

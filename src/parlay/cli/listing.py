@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look, then print."""
+    """Look up, then print."""
     from parlay.checkpoints.hub import Hub
     from parlay.library.local import look
 
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def as_json(one: "Local") -> dict[str, Any]:
-    """Return a checkpoint as JSON has it."""
+    """Return a checkpoint as JSON."""
     values = asdict(one)
     changed = datetime.fromtimestamp(one.changed).astimezone().isoformat(timespec="seconds")
     return {**values, "path": str(one.path), "files": [str(file) for file in one.files], "changed": changed}
@@ -78,7 +78,7 @@ def _table(title: str, found: "Sequence[Local]") -> None:
         return
     rows = [(title, "stored as", "size", "from", "changed")]
     for one in found:
-        # Of a repository in several revisions each is listed; the name alone means the main branch.
+        # Each revision of a repository is listed; the name alone means the main branch.
         several = one.commit is not None and sum(other.name == one.name for other in found) > 1
         name = f"{one.name} at {str(one.commit)[:7]}" if several else one.name
         day = datetime.fromtimestamp(one.changed).astimezone().strftime("%Y-%m-%d %H:%M")

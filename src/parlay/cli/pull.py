@@ -1,4 +1,4 @@
-"""`parlay pull`: download a model, so that it is there when it is needed."""
+"""`parlay pull`: download a model in advance."""
 
 import argparse
 import sys
@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
 
 
 def add_hub_flags(parser: argparse.ArgumentParser, fetching: bool = False) -> None:
-    """Add the flags that say which cache of the hub is meant, and, to fetch, what of which account."""
+    """Add the flags for the hub's cache and, to fetch, for the revision and the account."""
     parser.add_argument("--download-dir", metavar="DIR", help="the hub's cache (default: HF_HUB_CACHE, or the hub's)")
     if fetching:
         parser.add_argument("--revision", help="branch, tag or commit (default: the main branch)")
@@ -27,7 +27,7 @@ def add_hub_flags(parser: argparse.ArgumentParser, fetching: bool = False) -> No
 
 
 def run(options: argparse.Namespace) -> int:
-    """Download, and say where it went and how large it is."""
+    """Download, and print the path and the size."""
     from parlay.checkpoints.download import size_text
     from parlay.checkpoints.hub import Hub
     from parlay.library.pull import pull

@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Find the model, write it, say how large it became."""
+    """Find the model, write it, print its size."""
     from parlay.checkpoints.find import find_model
     from parlay.cli.report import progress
     from parlay.models.export.gguf import check_output, export

@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show what would go, ask, remove."""
+    """Show what would be removed, ask, remove."""
     from parlay.checkpoints.download import size_text
     from parlay.checkpoints.hub import Hub
     from parlay.library.remove import removable, remove
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     found = removable(options.name, hub)
     if not options.yes:
         if not sys.stdin.isatty():
-            raise ConfigError("nobody can be asked whether to remove it, as there is no terminal; give --yes")
+            raise ConfigError("there is no terminal to ask whether to remove it; give --yes")
         for one in found.checkpoints:
             print(f"{one.path}: {size_text(one.size)}", file=sys.stderr)
         for path in found.cut_off:

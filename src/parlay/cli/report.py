@@ -1,4 +1,4 @@
-"""What the measuring commands share: progress, tables, the last line of JSON, numbers from the command line."""
+"""Common parts of the measuring commands: progress, tables, the last line of JSON, numbers from the command line."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ def count(text: str) -> int:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Show on stderr what is going on; gives a function that changes the words."""
+    """Show progress on stderr; gives a function that changes the label."""
     from rich.console import Console
 
     with Console(stderr=True).status("loading") as status:
@@ -52,7 +52,7 @@ def table(rows: Sequence[dict[str, Any]], columns: Columns) -> None:
 
 
 def paper(**options: Any) -> "Console":
-    """Return where tables go: a terminal has its width, and a file or a pipe as much as a table needs."""
+    """Return the console for tables: a terminal has its width, and a file or a pipe as much as a table needs."""
     from rich.console import Console
 
     console = Console(**options)

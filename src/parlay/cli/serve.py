@@ -19,7 +19,7 @@ from parlay.cli.settings import add_config_flag
 from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig, modernise
 from parlay.errors import ConfigError
 
-_LAST = 5.0  # seconds for threads to end when everything else has
+_LAST = 5.0  # seconds for threads to end once everything else has
 
 
 def add_parser(commands: Any) -> None:
@@ -74,9 +74,9 @@ def run(options: argparse.Namespace) -> int:
 async def _serve_and_end(
     values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig, end: Timer
 ) -> None:
-    """Serve; then `end` has the process end even if a thread of the event loop does not.
+    """Serve; then `end` ends the process even if a thread of the event loop does not.
 
-    The loop waits for its threads, and a text that takes one of them for ever is nobody's any more.
+    The loop waits for its threads, and one that is busy with a text for ever serves no request any more.
     """
     try:
         await _serve(values, speculative, config)
@@ -100,11 +100,11 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
 
     keys = read_keys(config, env.api_keys())
     if not keys and speculative.remember_responses is None:
-        # What one client was answered must not show in the sources, or in the speed, of another's answer.
+        # One client's answers must not show in the sources, or in the speed, of another's.
         speculative = replace(speculative, remember_responses=False)
     sockets = bind(config)
     if config.host not in LOOPBACK and not keys:
-        print("parlay: whoever reaches this address may use the model; --api-key-file closes it", file=sys.stderr)
+        print("parlay: anyone who reaches this address may use the model; --api-key-file closes it", file=sys.stderr)
     html = page()
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -147,7 +147,7 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
 
 
 def _tell(known: dict[str, str], log: Callable[[dict[str, Any]], None], *, people: bool) -> None:
-    """Say what is served: a line for each fact to people, one event to a log."""
+    """Report the facts: a line for each to people, one event to a log."""
     if not people:
         log({"time": round(time.time(), 3), "event": "ready", **known})
         return

@@ -1,4 +1,4 @@
-"""What the commands that talk to a model share: flags, the engine they start, and text as it comes."""
+"""Common parts of the commands that talk to a model: flags, starting the engine, and printing text as it comes."""
 
 import argparse
 import sys
@@ -23,7 +23,7 @@ _PYTHON_ONLY = frozenset({"logits_processors", "logprobs", "prompt_logprobs"})
 def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True, **defaults: object) -> None:
     """Add the flags of an engine, of speculation and, unless the command has its own, of sampling.
 
-    `defaults` are the command's own, as `make_params` will be given them.
+    `defaults` are the command's own, as given to `make_params`.
     """
     parser.add_argument(
         "--speculative-config",
@@ -46,7 +46,7 @@ def make_llm(options: argparse.Namespace) -> "LLM":
 
 
 def speculation(options: argparse.Namespace) -> Speculation:
-    """Return how the flags say to speculate, as it was written; without any, what an engine does by itself."""
+    """Return the flags' speculative config, as it was written; without any, the engine's default."""
     asked: Speculation = options.speculative_config
     return DEFAULT if asked is None else asked
 
@@ -82,12 +82,12 @@ class Printer:
         self._colourers: dict[int, Colourer] = {}
 
     def show(self, one: CompletionOutput) -> None:
-        """Print what a completion has that was not printed before."""
+        """Print the part of a completion that was not printed before."""
         from parlay.cli.colour import Colourer
 
         if one.index not in self._colourers:
             self._colourers[one.index] = Colourer(self._tokenizer, self.palette, skip_special_tokens=self._skip)
-        # Rejected guesses are something to look at, and no part of the text that a file or a pipe gets.
+        # Rejected nodes are shown at a terminal, and are no part of the text that a file or a pipe gets.
         rejected = one.rejected if one.rejected and self.console.is_terminal else ()
         finished = one.finish_reason is not None
         text = self._colourers[one.index].update(one.token_ids, one.sources, one.text, rejected, finished=finished)

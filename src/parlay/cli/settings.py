@@ -1,4 +1,4 @@
-"""Flags' values from a YAML file and from variables; a flag wins over a variable, a variable over the file."""
+"""Flags' values from a YAML file and from variables; a flag overrides a variable, a variable the file."""
 
 import argparse
 import json
@@ -100,7 +100,7 @@ def _from_file(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dic
 
 
 def _value(action: argparse.Action, value: Any, where: str) -> Any:
-    """Return what a flag with this value would give.
+    """Return the value that a flag would give.
 
     Raises:
         ConfigError: the flag takes no such value.

@@ -1,4 +1,4 @@
-"""`parlay show`: what a model on this machine is, before it is loaded."""
+"""`parlay show`: the description of a model on this machine, before it is loaded."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Read the files' descriptions and print what they say."""
+    """Read the files' descriptions and print them."""
     from parlay.checkpoints.hub import Hub
     from parlay.library.card import read_card
 

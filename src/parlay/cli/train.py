@@ -11,7 +11,7 @@ from parlay.train.options import TrainOptions
 if TYPE_CHECKING:
     from parlay.train.run import Progress
 
-# Names alone import nothing heavy.
+# The names are known without heavy imports.
 _METHODS = Registry("parlay.proposers.methods", "method to train", "training", files=False)
 
 
@@ -29,7 +29,7 @@ class _MethodParser(Parser):
 
 
 def add_parser(commands: Any) -> None:
-    """Register the command, with one of its own for every method that can be trained."""
+    """Register the command, with a subcommand for every method that can be trained."""
     parser = commands.add_parser(
         "train",
         help="train a draft head for a target",
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
                 tasks[progress.doing] = bar.add_task(progress.doing, total=progress.total, figures="")
             bar.update(tasks[progress.doing], completed=progress.done, figures=_figures(progress))
             if not console.is_terminal and progress.figures is not seen.get(progress.doing):
-                # Nobody sees a bar move in a file: there, every measurement has a line.
+                # A bar in a file is of no use: there, every measurement has a line.
                 seen[progress.doing] = progress.figures
                 console.print(
                     f"{progress.doing} {progress.done}/{progress.total} {_figures(progress)}", soft_wrap=True

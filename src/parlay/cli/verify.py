@@ -1,4 +1,4 @@
-"""`parlay verify`: whether this machine keeps the same-tokens guarantee, and under which name."""
+"""`parlay verify`: whether this machine keeps the same-tokens guarantee, and its numerics id."""
 
 import argparse
 import json
@@ -137,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _server(options: argparse.Namespace) -> int:
-    """Compare what a server says with what it says."""
+    """Compare a server's answers with each other."""
     from importlib.util import find_spec
 
     from rich.console import Console
@@ -173,7 +173,7 @@ def _server(options: argparse.Namespace) -> int:
 
 
 def _comparison(options: argparse.Namespace) -> Any:
-    """Return what is to be compared; a model's tokenizer is read if prompts have to be."""
+    """Return the comparison; a model's tokenizer is read if prompts have to be."""
     from parlay.bench.prompts import read_prompts
     from parlay.bench.sameness import KINDS, PROMPTS, QUICK, Comparison
     from parlay.checkpoints.find import find_model

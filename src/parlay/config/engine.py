@@ -1,4 +1,4 @@
-"""What an engine is started with."""
+"""The options of an engine."""
 
 import re
 from collections.abc import Mapping
@@ -74,6 +74,7 @@ class EngineConfig:
             one. Threads are divided among them.
         rank_address: `HOST:PORT` where the other ranks join, from this or other machines, by `parlay rank HOST:PORT`;
             None starts them on this machine. Both sides need the same PARLAY_RANK_KEY.
+        distributed_executor_backend: `mp` has ranks as processes, `ray` as actors on the machines of a Ray cluster.
         device: `cpu`, which is what `auto` finds; others are not served so far.
     """
 
@@ -103,6 +104,7 @@ class EngineConfig:
     use_tqdm_on_load: bool = True
     tensor_parallel_size: int = field(default=1, metadata={"short": "-tp"})
     rank_address: str | None = None
+    distributed_executor_backend: Literal["mp", "ray"] = "mp"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -124,7 +126,7 @@ class EngineConfig:
             if len(set(called)) < len(called):
                 raise ConfigError(f"served_model_name has {shown(called)}, one of them twice; give each once")
         if self.hf_token is not None and not re.fullmatch("[!-~]+", self.hf_token):
-            # Whoever sends it would quote it in an error.
+            # It would be quoted in an error where it is sent.
             raise ConfigError("hf_token must be printable ASCII characters without spaces; copy it again")
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
@@ -140,6 +142,8 @@ class EngineConfig:
             raise ConfigError(
                 f"tensor_parallel_size must be between 1 and {MOST_RANKS}, not {shown(self.tensor_parallel_size)}"
             )
+        if self.rank_address is not None and self.distributed_executor_backend == "ray":
+            raise ConfigError("Ray starts the ranks itself; leave out rank_address or distributed_executor_backend")
         if self.rank_address is not None and self.tensor_parallel_size == 1:
             raise ConfigError("rank_address is for several ranks; set tensor_parallel_size, or leave it out")
         if self.dequantize and self.quantization in MADE:
@@ -151,7 +155,7 @@ class EngineConfig:
 
     @property
     def storage(self) -> Storage:
-        """What becomes of the model's matrices when they are read."""
+        """How the model's matrices are stored once they are read."""
         if self.dequantize:
             return "plain"
         for made in MADE:
@@ -161,7 +165,7 @@ class EngineConfig:
 
     @property
     def model_name(self) -> str:
-        """What the model is called by those who use it: the first of its names."""
+        """The model's public name: the first of its names."""
         return self.model_names[0]
 
     @property
@@ -174,7 +178,7 @@ class EngineConfig:
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "EngineConfig":
-        """Return a config from what a user writes: some options have two names, dtypes several.
+        """Return a config from a user's values: some options have two names, dtypes several.
 
         Raises:
             ConfigError: an unknown option, one given under two names, of the wrong type, or out of range.

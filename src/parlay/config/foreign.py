@@ -10,11 +10,11 @@ from parlay.errors import ConfigError, shown
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """An option of vLLM's that is taken and changes nothing.
+    """An option of vLLM's that is accepted and changes nothing.
 
     Attributes:
-        why: it does not.
-        only: values it may have; nothing stands for any.
+        why: it changes nothing.
+        only: values it may have; empty for any.
         flag: whether it is a switch on the command line, which takes no value.
     """
 
@@ -24,7 +24,7 @@ class Foreign:
 
 
 _CUDA, _PARTS = "there is no GPU", "the model runs in one process"
-_DRAWS = "how guesses are scored changes no token"
+_DRAWS = "how nodes are scored changes no token"
 FOREIGN: dict[str, Foreign] = {
     "enforce_eager": Foreign("passes are recorded and replayed without a compiler", flag=True),
     "compilation_config": Foreign("nothing is compiled at run time"),
@@ -33,7 +33,6 @@ FOREIGN: dict[str, Foreign] = {
     "swap_space": Foreign("requests that lose their blocks are computed anew"),
     "cpu_offload_gb": Foreign(_CUDA),
     "disable_custom_all_reduce": Foreign(_PARTS, flag=True),
-    "distributed_executor_backend": Foreign(_PARTS),
     "worker_use_ray": Foreign(_PARTS, flag=True),
     "pipeline_parallel_size": Foreign(_PARTS, only=(1,)),
     "data_parallel_size": Foreign("replicas are a server's: `parlay serve` takes it", only=(1,)),
@@ -86,10 +85,10 @@ _CHOSEN = ("enable_adaptive_verification", "adaptive_verification")
 
 
 def without_foreign(options: Mapping[str, Any], stacklevel: int = 1) -> dict[str, Any]:
-    """Return options without those that mean nothing here, of which one warning tells.
+    """Return options without those that mean nothing here, which one warning names.
 
     Args:
-        options: keyword arguments of an engine; under `speculative_config` a mapping, or each of a list, loses its
+        options: keyword arguments of an engine; a mapping under `speculative_config`, or each of a list, loses its
             own too.
         stacklevel: whose code to blame: 1 for the caller of this function, 2 for the caller's caller, ...
 
@@ -114,7 +113,7 @@ def without_foreign(options: Mapping[str, Any], stacklevel: int = 1) -> dict[str
 
 
 def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a speculative config in which methods and the choice of lengths have their names here.
+    """Return the keys of a speculative config in which methods and the choice of lengths have parlay's names.
 
     Raises:
         ConfigError: two keys contradict each other, or a value is no switch.

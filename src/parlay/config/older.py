@@ -1,4 +1,4 @@
-"""The keywords in which vLLM's documents spoke of speculation up to version 0.6, in today's words."""
+"""The keywords that vLLM's documents had for speculation up to version 0.6, translated to today's."""
 
 import re
 import warnings
@@ -24,7 +24,7 @@ OLDER = _RENAMED = {
 
 
 def modernise(options: Mapping[str, Any], speculative: Any, stacklevel: int = 1) -> tuple[dict[str, Any], Any]:
-    """Return options without older keywords, and the speculative config, which now says what they said.
+    """Return options without older keywords, and the speculative config with their values.
 
     Every older keyword gives a `DeprecationWarning` with what to write now; vLLM's options without a meaning here
     give one warning together.

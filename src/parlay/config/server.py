@@ -1,4 +1,4 @@
-"""What an HTTP server is started with."""
+"""The options of an HTTP server."""
 
 import re
 from collections.abc import Mapping
@@ -140,7 +140,7 @@ def check_key(key: str) -> str:
     """Return an API key.
 
     Raises:
-        ConfigError: it cannot be sent in a header, or anybody could guess it.
+        ConfigError: it cannot be sent in a header, or it is too easy to guess.
     """
     if not re.fullmatch("[!-~]{8,}", key):  # the message must not quote it
         raise ConfigError(

@@ -23,10 +23,10 @@ _SHAPE = "{'width': 4, 'depth': 6}"
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """How the drafts of a proposer with weights branch, whatever that gains.
+    """How the drafts of a proposer with weights branch, regardless of the gain.
 
     Attributes:
-        width: nodes of each level that a draft goes on from, and children of each (EAGLE's `top_k`).
+        width: nodes of each level that a draft continues from, and children of each (EAGLE's `top_k`).
         depth: most levels; None takes the proposer's own default.
     """
 
@@ -42,7 +42,7 @@ class TreeShape:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """Which proposers guess, how far, and their own options.
+    """Which proposers draft, how far, and their own options.
 
     Attributes:
         method: name of a module in `parlay.proposers`; "auto" for every one that needs no weights of its own, and the
@@ -57,18 +57,17 @@ class SpeculativeConfig:
         disable_by_batch_size: with more requests than this at once nothing is drafted; None for no such limit.
         num_speculative_tokens_per_batch_size: `(first, last, nodes)`, ascending: with so many requests at once a
             draft has at most so many nodes. Between and beyond these `num_speculative_tokens` counts.
-        remember_responses: whether a proposer may guess from responses to earlier requests of the same tenant. None
+        remember_responses: whether a proposer may draft from responses to earlier requests of the same tenant. None
             means yes, except in a server without API keys, which cannot tell its clients apart.
-        max_model_len: of what guesses: sequences that are longer than this are decoded without drafts; None for no
-            such limit.
-        verification: what decides which guesses stand. "coupled": the token that plain decoding would emit, whatever
-            was guessed. "rejection" and "block": the classical samplers, which keep the target's law but not a seed's
-            tokens; for one proposer with weights, "block" for chains alone. "typical": Medusa's rule, which is lossy.
-        posterior_threshold: of "typical": a guess stands whose probability is above it; None for 0.09.
+        max_model_len: sequences that are longer than this are decoded without drafts; None for no such limit.
+        verification: what decides which nodes are accepted. "coupled": the token that plain decoding would emit, for
+            any draft. "rejection" and "block": the classical samplers, which keep the target's distribution but not a
+            seed's tokens; with one proposer with weights, "block" for chains. "typical": Medusa's lossy rule.
+        posterior_threshold: of "typical": a node is accepted if its probability is above it; None for 0.09.
         posterior_alpha: of "typical": or above this times e^-entropy, if that is lower; None for 0.3.
         options: keys that the proposers' `Options` declare; checked when the proposers are found.
-        several: configs of several proposers, whose guesses become one draft; method and options are theirs then.
-            With "auto" among them, all those that need no weights guess too.
+        several: configs of several proposers, whose drafts become one; method and options are theirs then. With
+            "auto" among them, all those that need no weights draft too.
     """
 
     method: str | None = AUTO
@@ -129,7 +128,7 @@ class SpeculativeConfig:
 
     @property
     def automatic(self) -> bool:
-        """Whether every proposer guesses that needs no weights, alone or beside others."""
+        """Whether every proposer that needs no weights drafts, alone or beside others."""
         return AUTO in (self.method, *(one.method for one in self.several))
 
     @classmethod
@@ -174,7 +173,7 @@ Speculation = SpeculativeConfig | Mapping[str, Any] | Sequence[Mapping[str, Any]
 
 
 def from_json(value: Any) -> Any:
-    """Return what a text says, a method's name or JSON; anything else as it is.
+    """Return the value of a text, a method's name or JSON; anything else as it is.
 
     Raises:
         ConfigError: the text is neither.
@@ -190,11 +189,11 @@ def from_json(value: Any) -> Any:
 
 
 KEYS = frozenset(SpeculativeConfig.__dataclass_fields__) - {"options", "several"}
-_EACH = {"method", "num_speculative_tokens", "options", "several"}  # which every proposer of a list has its own of
+_EACH = {"method", "num_speculative_tokens", "options", "several"}  # which each proposer of a list has separately
 
 
 def together(several: Sequence[SpeculativeConfig]) -> SpeculativeConfig:
-    """Return the config of several proposers, whose guesses become one draft.
+    """Return the config of several proposers, whose drafts become one.
 
     Raises:
         ConfigError: there are none, one of them is plain decoding, or what counts for all differs among them.
@@ -225,7 +224,7 @@ def plain() -> SpeculativeConfig:
 
 
 def parse_tree(value: object) -> str | TreeShape:
-    """Return what `SpeculativeConfig.tree` may be, from a word, a shape or a mapping that says one.
+    """Return a value of `SpeculativeConfig.tree`, from a word, a shape or a mapping that describes one.
 
     Raises:
         ConfigError: it is none of these.
@@ -256,6 +255,5 @@ def _check_ranges(ranges: Sequence[tuple[int, int, int]]) -> None:
         before = last
 
 
-# What an engine does whose user says nothing about speculation: whoever guesses without weights of its own, as far
-# as it pays.
+# The default of an engine: every proposer that needs no weights, as far as it pays.
 DEFAULT = SpeculativeConfig()

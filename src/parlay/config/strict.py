@@ -1,4 +1,4 @@
-"""Building frozen dataclasses from what users write."""
+"""Building frozen dataclasses from users' values."""
 
 import re
 from collections.abc import Iterable, Mapping

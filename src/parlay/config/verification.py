@@ -1,4 +1,4 @@
-"""How drafts are verified, in vLLM's words of both ages."""
+"""How drafts are verified, and vLLM's words for it, older ones included."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 from parlay.errors import ConfigError, shown
 
 COUPLED, REJECTION, BLOCK, TYPICAL = VERIFICATIONS = ("coupled", "rejection", "block", "typical")
-DRAWN = frozenset({REJECTION, BLOCK})  # which ask for the laws of guesses
+DRAWN = frozenset({REJECTION, BLOCK})  # which need the distributions that nodes were drawn from
 LOSSY = frozenset({TYPICAL})
 
-# What vLLM's words mean; "strict" keeps a guess where the target draws the same token, as coupled verification does.
+# What vLLM's words mean; "strict" accepts a node where the target draws the same token, as coupled verification does.
 _WORDS: dict[str, dict[str, str]] = {
     "rejection_sample_method": {
         "strict": COUPLED,
@@ -31,8 +31,8 @@ def verification_of(numerics_id: str) -> str:
 def in_own_words(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a speculative config with `verification` for vLLM's words.
 
-    A guess that is its proposer's likeliest (`draft_sample_method="greedy"`) is verified by drawing the target's
-    token, which is coupled verification; whoever asks for block verification asks for drawn guesses.
+    A node that is its proposer's likeliest token (`draft_sample_method="greedy"`) is verified by drawing the target's
+    token, which is coupled verification; block verification implies drawn nodes.
 
     Raises:
         ConfigError: an unknown word, or words that contradict each other or `verification`.

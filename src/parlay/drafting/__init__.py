@@ -1,1 +1,1 @@
-"""Everything about guesses but the guessing: who is asked for how many, what is kept of them, what became of them."""
+"""Drafting around the proposers: which are asked for how many nodes, which nodes are verified, what is learnt."""

@@ -1,4 +1,4 @@
-"""What a request's parameters say of who may guess for it, and how far."""
+"""Which proposers a request's parameters permit, and how many nodes."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from parlay.types.params import SpeculationOverride
 
 
 def permitted(request: Drafted, loaded: Sequence[str]) -> Sequence[str] | None:
-    """Return who of those loaded may guess for a request; None if nothing may, not even its user's prediction."""
+    """Return which of the loaded methods may draft for a request; None if nothing may, not even its prediction."""
     params, wish = request.params, request.params.speculative
     if params.logits_processors and params.stop:
-        return None  # a step knows nothing of stop strings, and must not call processors for tokens beyond one
+        return None  # a step does not know stop strings, and must not call processors for tokens beyond one
     if wish is None:
         return loaded
     assert isinstance(wish, SpeculationOverride)
@@ -21,11 +21,11 @@ def permitted(request: Drafted, loaded: Sequence[str]) -> Sequence[str] | None:
 
 
 def within(request: Drafted, longest: int) -> int:
-    """Return how many nodes, at most `longest`, a draft may have as far as a request's parameters go."""
+    """Return how many nodes, at most `longest`, a request's parameters permit in a draft."""
     return min(longest, own_bound(request) or longest)
 
 
 def own_bound(request: Drafted) -> int | None:
-    """Return how many nodes a draft may have at most as the request itself asks."""
+    """Return the limit on a draft's nodes that the request itself asks for."""
     wish = request.params.speculative
     return wish.num_speculative_tokens if isinstance(wish, SpeculationOverride) else None

@@ -1,16 +1,16 @@
-"""How likely a guessed token is to be accepted, learnt from what became of earlier ones.
+"""How likely a node is to be accepted, learnt from earlier nodes.
 
-Most proposers overrate themselves, each in its own way, and some say nothing at all. For each source of nodes, greedy
-and sampled requests apart, a logistic model turns what the proposer thinks of a node into how often such nodes are
+Most proposers are overconfident, each in its own way, and some give no probabilities. For each source of nodes, with
+greedy and sampled requests apart, a logistic model maps the proposer's estimate of a node to how often such nodes are
 accepted once their parent is:
 
     log-odds = slope * (the proposer's own log-odds, 0 if it gave none) + intercept + what the node's depth adds
 
-Nodes below a rejected one are never judged and teach nothing. So what is learnt does not depend on how long drafts
-are, as accepted / drafted would. Probabilities steer how much is drafted, never which tokens come out.
+Nodes below a rejected one are never judged and are not learnt from, so draft lengths do not bias the result, as they
+do accepted / drafted. The probabilities decide how much is drafted, never which tokens come out.
 
-The model is that of vLLM's adaptive verification, and begins where its does. Depths differ from a common intercept
-only as far as they have shown to, so that shallow nodes teach about deep ones, of which few are ever reached.
+The model is that of vLLM's adaptive verification, with the same prior. A depth's offset from the common intercept is
+regularised, so that shallow nodes also inform deep ones, of which few are ever reached.
 """
 
 from collections.abc import Sequence
@@ -25,38 +25,38 @@ from parlay.types.params import DrawParams, SamplingParams
 from parlay.types.plan import Verdict
 from parlay.verify.tree import depths
 
-DEPTHS = 8  # deeper nodes count as the last of these: few are reached, and those are much alike
-_SURE = 0.99  # a proposer's estimates are taken no further: beyond, they tell little (counts of 1 of 1, for example)
+DEPTHS = 8  # deeper nodes count as this one: few are reached, and their acceptance is much alike
+_SURE = 0.99  # a proposer's estimates are clipped here: beyond, they tell little (counts of 1 of 1, for example)
 _LIMIT = 7.0  # log-odds; no estimate is nearer to 0 or 1 than .001
 
-# Slope, intercept and depths before anything is known; vLLM's: even odds are .45, and certainty is halved.
+# Prior of slope, intercept and depths; vLLM's: an estimate of .5 becomes .45, and log-odds are halved.
 _PRIOR = np.array([0.5, -0.2] + [0.0] * DEPTHS)
-# Of a node with siblings before it, which were likelier and are wrong: what a second idea is worth has to be shown.
+# Of a node with likelier siblings before it, which must be wrong: a second child's worth has to be shown.
 _LATER = np.array([0.5, -2.0] + [0.0] * DEPTHS)
-# How firmly each is held, in the unit of the Hessian: a judged node at even odds adds a quarter. The intercept gives
-# way within a few nodes, a depth's own share within two dozen.
+# How firmly the prior is held, in the unit of the Hessian: a judged node at even odds adds a quarter. The intercept
+# gives way within a few nodes, a depth's offset within two dozen.
 _RIDGE = np.array([1.0, 0.5] + [1.0] * DEPTHS)
 
-# The following were chosen on records of `suffix`, `ngram` and `draft_model` with tiny-code, by how well each node
-# was foretold (log loss), so far as a change of acceptance is still followed within 200 nodes.
-_FIRST, _EVERY = 8, 64  # judged nodes between refinements, at first and, when that has doubled often enough, at last
-_DECAY = 0.8  # what so many nodes leave of the weight of earlier ones: about 300 nodes count
-_WINDOW = 768  # most nodes kept; those before would count a fifteenth, or be of a few large steps ago
-# Sums that far from what was expected are no drift but a change, after which little of the past is worth keeping.
+# The following were chosen on recordings of `suffix`, `ngram` and `draft_model` with tiny-code, by the nodes' log
+# loss, as long as a change of acceptance is still followed within 200 nodes.
+_FIRST, _EVERY = 8, 64  # judged nodes between refinements, at first and, after some doublings, at last
+_DECAY = 0.8  # factor on the weight of earlier nodes after so many: about 300 nodes count
+_WINDOW = 768  # most nodes kept; earlier ones would weigh a fifteenth, or stem from a few large steps
+# Sums that far from the expected are no drift but a change, after which little of the past is kept.
 _SURPRISE = 5.0  # standard deviations
 _FORGET = 0.1
-_STRIDE = 2.0  # log-odds that a refinement moves an estimate at most: far from its aim, Newton's method overshoots
+_STRIDE = 2.0  # most log-odds that one refinement moves an estimate: far from the optimum Newton's method overshoots
 
 
 class Calibration:
-    """What is known about the nodes of every source: one for all requests and proposers of an engine.
+    """What is known about the nodes of every source; one object for all requests and proposers of an engine.
 
     Attributes:
         step: of the engine, by which pauses are counted.
     """
 
     def __init__(self, pause: int = 0) -> None:
-        """Begin with nothing learnt; once much is, a source's model is refined at most once in so many steps."""
+        """Begin with nothing learnt; once much is, a source's model is refined at most once in `pause` steps."""
         self.step = 0
         self._pause = pause
         # By source, whether sampled, and whether siblings come before.
@@ -68,7 +68,7 @@ class Calibration:
         Args:
             draft: the proposer's, with its own estimates if it has any.
             params: of the request that it is for.
-            least: a chain of one source ends before a node that is less likely to be accepted, but for the first.
+            least: a chain of one source ends where the probability to be accepted falls below, after at least a node.
         """
         if not draft.tokens:
             return draft
@@ -85,8 +85,8 @@ class Calibration:
     def estimate(self, draft: Draft, params: DrawParams | SamplingParams) -> Draft:
         """Return a draft, of whose nodes the proposers' log-odds are known, with calibrated probabilities.
 
-        A node with siblings before it is right only where these are wrong, which is what its model says how often it
-        then is.
+        A node with siblings before it can be accepted only where these are rejected; its model says how often it then
+        is.
         """
         assert draft.odds is not None
         sampled, taken = params.temperature > 0, dict[int, float]()
@@ -109,7 +109,7 @@ class Calibration:
             verdict: the target's, whose path goes along this draft.
             params: as for `apply`.
             joined: whether it is a union of drafts that are learnt from one by one, so that nodes without siblings
-                before them teach nothing more.
+                before them are not learnt from again.
 
         Returns:
             The nodes that the target judged, and whether each was accepted.
@@ -128,7 +128,7 @@ class Calibration:
                 judged.append((node, accepted))
             return judged
         parents = (ROOT, *path)[:tokens]
-        settled: dict[int, bool] = {}  # whether one of the children so far was right
+        settled: dict[int, bool] = {}  # whether one of the children so far was accepted
         for node, depth in enumerate(depths(draft)):
             parent = draft.parents[node]
             if parent in parents:
@@ -178,7 +178,7 @@ class _Model:
 
     @property
     def grown(self) -> bool:
-        """Whether it knows enough to be refined more seldom."""
+        """Whether it knows enough to be refined less often."""
         return self._every == _EVERY
 
     def estimate(self, odds: float, depth: int) -> float:
@@ -187,7 +187,7 @@ class _Model:
         return 1 / (1 + exp(-max(-_LIMIT, min(sure, _LIMIT))))
 
     def estimates(self, odds: Sequence[float], least: float = 0.0) -> list[float]:
-        """Return the same for the nodes of a chain, as far as one is as likely to be reached and accepted."""
+        """Return the same for the nodes of a chain, up to where the probability to reach one falls below `least`."""
         slope, intercepts, last = self._slope, self._intercepts, DEPTHS - 1
         found: list[float] = []
         survival = 1.0
@@ -201,11 +201,11 @@ class _Model:
         return found
 
     def observe(self, odds: float, depth: int, accepted: bool) -> None:
-        """Take note of a judged node."""
+        """Record a judged node."""
         self._judged.append((odds, min(depth, DEPTHS), accepted))
 
     def refine(self) -> None:
-        """Go one Newton step towards the weights that explain best what is remembered."""
+        """Take one Newton step towards the weights that explain the nodes in memory best."""
         odds, depth, accepted = np.array(self._judged).T
         self._judged.clear()
         self._every = min(2 * self._every, _EVERY)
@@ -227,15 +227,15 @@ class _Model:
         self._unfold()
 
     def _unfold(self) -> None:
-        """Keep the weights as numbers of Python's own, which are faster one by one."""
+        """Keep the weights as Python numbers, which are faster one by one."""
         self._slope, common, *depth = self._weights.tolist()
         self._intercepts = [common + own for own in depth]
 
 
-@lru_cache(1 << 14)  # counts have few ratios
+@lru_cache(1 << 14)  # ratios of counts take few values
 def log_odds(prob: float) -> float:
-    """Return the log-odds of a proposer's estimate, within reason; 0 for what is no probability."""
-    if not 0 <= prob <= 1:  # a sick target's states may hold anything
+    """Return the log-odds of a proposer's estimate, clipped; 0 for what is no probability."""
+    if not 0 <= prob <= 1:  # broken weights may give anything
         return 0.0
     prob = min(max(prob, 1 - _SURE), _SURE)
     return log(prob / (1 - prob))

@@ -1,4 +1,4 @@
-"""All drafts that there are of a request: of its user's prediction, of host proposers, of a device proposer."""
+"""All drafts of a request: from its user's prediction, from host proposers, from a device proposer."""
 
 from parlay.drafting.calibration import Calibration
 from parlay.drafting.goodput import survivals
@@ -11,7 +11,7 @@ from parlay.types.plan import SpanError
 
 
 class Candidates:
-    """Finds them, each with what a grammar makes of it, with calibrated probabilities and with what it promises."""
+    """Finds them, applies the grammar, and adds calibrated probabilities and expected tokens."""
 
     def __init__(self, calibration: Calibration, trust: Trust) -> None:
         self._calibration, self._trust = calibration, trust
@@ -22,12 +22,12 @@ class Candidates:
         """Return a request's drafts that have a node.
 
         Args:
-            request: whose.
+            request: the one to draft for.
             limit: most nodes, one or more.
             room: most nodes together with those that a grammar forces.
-            step: the number of the step, in which a host proposer may rest.
-            least: where the probability to be accepted falls below it, a host proposer's chain ends.
-            anew: whether to make drafts, or only to take what is there already.
+            step: the step's number; a host proposer may pause in it.
+            least: where the probability to be accepted falls below this, a host proposer's chain ends.
+            anew: whether to make drafts, or only to take those that exist already.
             branch: whether host proposers' drafts may have branches.
 
         Raises:

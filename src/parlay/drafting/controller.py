@@ -1,7 +1,7 @@
-"""Chooses, before every step, how much of the drafts is verified and how long a device proposer's next ones may be.
+"""Chooses before every step which nodes are verified, and how long a device proposer's next drafts may be.
 
-It holds what the choice is made from: what steps cost, what drafting costs, and how often nodes of each depth are
-accepted. Guesses that are left out still teach: a step that emits what they said would have accepted them.
+It holds the measured costs of steps and of drafting, and how often nodes of each depth are accepted. Nodes that were
+left out are learnt from too: a step that emits their tokens would have accepted them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,35 +11,35 @@ from parlay.drafting.device_lengths import DeviceLengths, Step
 from parlay.drafting.goodput import choose
 from parlay.drafting.looks import Looks
 
-# Factors in goodput for which drafting is begun, and gone on with: what is expected to gain less is as likely to
-# lose, since neither costs nor probabilities are known so exactly.
+# Factors in goodput for which drafting is begun, and continued: a smaller expected gain may as well be a loss, since
+# neither costs nor probabilities are known that exactly.
 _BEGIN, _GO_ON = 1.06, 1.04
-_AHEAD = 1.03  # and for which a device proposer begins; what it has drafted is worth verifying if it gains anything
-# Steps without a draft after which the best one is verified all the same, at first and at last: what rows cost is
+_AHEAD = 1.03  # and for which a device proposer begins; what it has drafted is verified if it gains anything
+# Steps without a draft after which the best one is verified all the same, at first and at last: the cost of rows is
 # learnt by running some.
 _IDLE, _SELDOM = 64, 1024
-_RARELY = 128  # steps with drafts after which at last one goes without, see `Looks`
-# A device proposer's weights push the target's out of the processor's caches: the first step after its drafts takes
-# longer than plain steps do one after another, and does not count. So it pauses for several, more seldom.
+_RARELY = 128  # steps with drafts after which, at last, one runs without, see `Looks`
+# A device proposer's weights evict the target's from the processor's caches: the first step after its drafts takes
+# longer than plain steps in a row, and does not count. So it pauses for several steps, less often.
 _PAUSE, _PAUSES = 4, 512
-_SURPRISE = 0.85  # of the seconds expected of such a step: if it took less, they are as frequent as at first again
-_AT_LEAST = 0.7  # of plain decoding's goodput that it must promise then
-_NODES = (1, 2, 4, 8, 16)  # of drafts whose price is looked at
-_HOPELESS = 0.95  # tokens: no guess is that likely to be right
-# Seconds of a step without drafts below which drafts are chains, one a request: to join what several guess, and to
-# judge every branch, takes a tenth of a millisecond.
+_SURPRISE = 0.85  # of the expected seconds of such a step: if it took less, pauses are as frequent as at first again
+_AT_LEAST = 0.7  # of plain decoding's goodput that a draft must promise then
+_NODES = (1, 2, 4, 8, 16)  # draft sizes whose price is computed
+_HOPELESS = 0.95  # tokens: no node is that likely to be accepted
+# Seconds of a step without drafts below which drafts are chains of one proposer: joining several drafts and judging
+# every branch takes a tenth of a millisecond.
 _SHORT = 0.005
-_KEPT = 256  # steps after which costs are kept for the first time; then whenever there are twice as many
+_KEPT = 256  # steps after which costs are saved for the first time; then after each doubling
 
 
 class Controller:
-    """What the lengths of one engine's drafts are decided by.
+    """Decides the lengths of one engine's drafts.
 
     Attributes:
         cost: of steps.
         price: tokens that a plain step emits in the time that one more row takes, at least.
-        looks: whether this step is run for what it tells of costs.
-        plain: seconds of a step without drafts, but for prompts, as of the last one that had room for any.
+        looks: whether this step is run for what it tells about costs.
+        plain: seconds of the latest step that had room for drafts, without drafts and prompts.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class Controller:
             length: most nodes of a device proposer's drafts.
             fair: see `goodput.choose`; otherwise choices are fair only while no request waits.
             drafting: seconds of a device proposer's drafts by their length, as far as they are known.
-            chances: how often its guess at depth 1, 2, ... was right, likewise.
-            keep: is given now and then what is known of steps and of drafting, for the next run.
+            chances: acceptance of its nodes at depth 1, 2, ..., as far as known.
+            keep: is called now and then with what is known of steps and of drafting, to save it for the next run.
         """
         self.cost = cost
         self.price = self.plain = 0.0
@@ -73,15 +73,15 @@ class Controller:
         self.looks = False
         self._looks, self._pauses = Looks(1, _RARELY), Looks(1 + _PAUSE, _PAUSES)
         self._next = 0  # nodes that a device proposer was asked for last
-        self._idle, self._patience = 0, _IDLE  # steps with nothing worth while; after how many to try all the same
+        self._idle, self._patience = 0, _IDLE  # steps in which nothing paid; after how many to try all the same
 
     def asks(self, requests: int, rows: int, keys: int) -> bool:
-        """Find the price of a row, and return whether any guess could be worth it.
+        """Find the price of a row, and return whether any node could be worth it.
 
         Args:
-            requests: that emit in this step.
-            rows: that it runs without drafts.
-            keys: that these read.
+            requests: number of requests that emit in this step.
+            rows: number of rows without drafts.
+            keys: number of keys that these rows read.
         """
         table = self.cost.table
         self.price = 0.0
@@ -106,16 +106,16 @@ class Controller:
 
     @property
     def pauses(self) -> bool:
-        """Whether a device proposer goes without drafts for what that tells of costs."""
+        """Whether a device proposer skips drafting to measure costs."""
         return self._pauses.left > 0
 
     @property
     def branches(self) -> bool:
-        """Whether the step takes long enough for drafts with branches to be worth making."""
+        """Whether the step takes long enough for drafts with branches to pay."""
         return self.plain >= _SHORT
 
     def fair(self, *, waiting: bool) -> bool:
-        """Whether requests count by the geometric mean of their speeds; `waiting`: whether others queue."""
+        """Whether requests count by the geometric mean of their speeds; `waiting`: whether others are queued."""
         return self._fair or not waiting
 
     def extra(self, rows: int, nodes: int) -> float:
@@ -133,19 +133,19 @@ class Controller:
         waiting: bool = False,
         from_device: bool = False,
     ) -> list[list[int]]:
-        """Return of each draft the nodes that are worth verifying, ascending.
+        """Return for each draft the nodes that are worth verifying, ascending.
 
-        While requests wait for a place, who ends early makes room for one, and what counts are the tokens of all
-        together. While none waits, a request's long draft helps nobody else, and its rows slow down all: then each
-        counts by its share.
+        While requests are queued, a request that ends early makes room for another, so the total of tokens counts.
+        Otherwise a request's long draft helps no other and its rows slow all of them down, so each request counts by
+        its own relative speed.
 
         Args:
-            chances: of each draft the probabilities that its nodes are accepted, see `goodput.survivals`.
-            requests: that emit in this step.
-            rows: that it runs without drafts.
-            keys: that these read.
-            waiting: whether further requests wait for a place.
-            from_device: whether a device proposer made some of the drafts, the price of which is paid.
+            chances: for each draft the probabilities that its nodes are accepted, see `goodput.survivals`.
+            requests: number of requests that emit in this step.
+            rows: number of rows without drafts.
+            keys: number of keys that these rows read.
+            waiting: whether further requests are queued.
+            from_device: whether a device proposer made some of the drafts, whose cost is already paid.
         """
         if not from_device and self._looks.begin():
             self.looks = True
@@ -156,7 +156,7 @@ class Controller:
             margin, self._idle, self._patience = _AT_LEAST, -1, min(2 * self._patience, _SELDOM)
             self.looks = True
         table, last = self.cost.table, len(self.cost.table) - 1
-        # What prompts take is spent with drafts or without, and must not make a row of a draft look cheap beside it.
+        # Prompts take their time with or without drafts, and must not make a draft's row look cheap in comparison.
         prompts = table[min(rows, last)] - table[min(requests, rows, last)]
         more = keys * self.cost.key - prompts
         chosen = choose(chances, requests, rows, table, more, margin, fair=self.fair(waiting=waiting))
@@ -169,11 +169,11 @@ class Controller:
         return chosen
 
     def lost(self, rows: int, behind: int) -> float:
-        """Return the tokens that plain steps emit in the time that it takes a device proposer to catch up.
+        """Return the tokens that plain steps emit in the time that a device proposer takes to catch up.
 
         Args:
-            rows: that the target runs once more for it.
-            behind: tokens that it follows.
+            rows: rows that the target runs once more for it.
+            behind: tokens that it has to process.
         """
         if not self.plain:
             return 0.0
@@ -181,13 +181,13 @@ class Controller:
         return seconds * self._emitting / self.plain
 
     def saving(self, most: int, count: int, requests: int, keys: int) -> float:
-        """Return the share of the time that a device proposer's drafts are expected to save once it has caught up.
+        """Return the expected share of the time that a device proposer's drafts save once it has caught up.
 
         Args:
-            most: tokens of each.
-            count: requests that it would draft for.
-            requests: that will emit.
-            keys: that these read.
+            most: tokens of each draft.
+            count: number of requests that it would draft for.
+            requests: number of requests that will emit.
+            keys: number of keys that these read.
         """
         return self._lengths.saving(most, count, self._step(requests, keys))
 
@@ -196,17 +196,17 @@ class Controller:
 
     @property
     def device_gain(self) -> float:
-        """Tokens that a device proposer's longest draft is expected to add."""
+        """Expected tokens that a device proposer's longest draft adds."""
         return self._lengths.gain
 
     @property
     def hopeful(self) -> bool:
-        """Whether a device proposer's guesses may pay, by what is known of them."""
+        """Whether a device proposer's drafts may pay, by what is known of them."""
         return self._lengths.hopeful
 
     @property
     def affords(self) -> bool:
-        """Whether a device proposer may be tried though its guesses do not seem to pay."""
+        """Whether a device proposer may be tried though its drafts do not seem to pay."""
         return self._lengths.tries.affordable
 
     @property
@@ -230,14 +230,14 @@ class Controller:
         """Return how many tokens a device proposer should draft at the end of this step for the next.
 
         Args:
-            most: tokens.
-            count: requests that it would draft for.
-            requests: that will emit.
-            keys: that these read.
-            near: of these, requests of which it has to follow the fewest tokens first, with which it may be tried.
-            behind: tokens that these are.
-            again: tokens of them that the target has to run once more before that.
-            passed: steps since this was asked last.
+            most: most tokens.
+            count: number of requests that it would draft for.
+            requests: number of requests that will emit.
+            keys: number of keys that these read.
+            near: number of those requests for which it has least to catch up, with which it may be tried.
+            behind: tokens that it has to catch up for these.
+            again: of those tokens, the ones that the target has to run once more before.
+            passed: steps since the last call.
             ready: see `DeviceLengths.next_length`.
         """
         if self._pauses.left > 1 or self._pauses.begin():
@@ -251,12 +251,12 @@ class Controller:
         return self._next
 
     def judged(self, levels: Sequence[bool], length: int, nodes: int) -> None:
-        """Learn whether a device proposer's draft was right at depths 1, 2, ..., as far as it was judged.
+        """Learn at which depths 1, 2, ... a device proposer's draft was accepted, as far as it was judged.
 
         Args:
             levels: see `parlay.verify.tree.levels`.
-            length: of the draft, along its longest path.
-            nodes: of it that were verified; 0 if none were.
+            length: nodes on the draft's longest path.
+            nodes: its nodes that were verified; 0 if none were.
         """
         self._lengths.judged(levels, length, nodes)
 
@@ -273,13 +273,13 @@ class Controller:
         """Learn what a step cost.
 
         Args:
-            rows: that it ran.
-            keys: that these read.
-            seconds: of the whole step but for a device proposer's part.
+            rows: number of rows that it ran.
+            keys: number of keys that these read.
+            seconds: of the whole step without a device proposer's part.
             lengths: of the drafts that a device proposer then made; empty where it did more than draft.
             drafting: seconds of these.
-            behind: tokens that it had to follow first.
-            settled: whether `seconds` say what such steps will take; if not, they do not count.
+            behind: tokens that it had to process first.
+            settled: whether `seconds` is typical of such steps; if not, they do not count.
         """
         if settled and self.cost.observe(rows, keys, seconds) < _SURPRISE and self.looks:
             self._looks.surprise()

@@ -1,12 +1,12 @@
-"""How long a step takes on this machine, by the rows it runs and the keys they read, learnt from the steps that ran.
+"""How long a step takes on this machine, by its rows and the keys they read, learnt from the steps that ran.
 
     seconds = pace * (table[rows] + keys * seconds_per_key)
 
-The table is kept for a few numbers of rows, linear in between and never falling: more rows are never taken for
-cheaper. What a key costs follows from what a row costs: a step of one row reads all weights once, so the bytes of a
-key cost their share of that. Passes that were timed at start count only until steps of as many rows have run, and
-with what other steps took beyond their passes. `pace` takes what hits all steps alike, such as a neighbour's burst on
-a shared machine: it follows within a few steps, while the table, which decides how long drafts are, moves slowly.
+The table is kept at a few numbers of rows (knots), is linear in between and never falls. The cost of a key follows
+from that of a row: a step of one row reads all weights once, so a key's bytes cost their share of that. Passes that
+were timed at start count only until steps of as many rows have run, plus what other steps took beyond their passes.
+`pace` absorbs what slows all steps alike, such as a burst of load from another process: it adapts within a few steps,
+while the table, which decides how long drafts are, moves slowly.
 """
 
 from bisect import bisect_left
@@ -33,38 +33,38 @@ KNOTS: tuple[int, ...] = (
     2048,
     4096,
 )  # rows
-_PACE = 0.2  # share of what is unexpected of a step that the pace takes
-_TABLE = 0.02  # and the table, where it knows a number of rows
-_AGED = 1 / 400  # or for each step since one of that number, if that is more: what was seen long ago is doubtful
-_RISE, _FALL = 0.2, 0.5  # share that the table takes of a number of rows that it does not know yet, or not any more
-_TRUSTED = 16  # steps of a number of rows after which the table knows it
-_MOST = 2.0  # factor beyond which a step tells no more: clocks jump, processes are stopped
+_PACE = 0.2  # weight of a new step in the pace
+_TABLE = 0.02  # and in the table, at a number of rows that is known
+_AGED = 1 / 400  # or this for each step since the last of that number, if that is more: old observations are doubtful
+_RISE, _FALL = 0.2, 0.5  # weights in the table at a number of rows that is not known yet, upwards and downwards
+_TRUSTED = 16  # steps of a number of rows after which it is known
+_MOST = 2.0  # factor beyond which a step's time is clipped: clocks jump, processes are stopped
 _LEAST = 1e-9  # seconds: no step is faster, but a clock may be wrong
-_EVERY = 16  # steps between two changes of the table as it is read
-_SOON = 0.08  # share of what is unexpected from which on it is changed at once
+_EVERY = 16  # steps between two updates of the table as it is read
+_SOON = 0.08  # relative error from which on it is updated at once
 
 
 class StepCost:
-    """What is known of one engine's steps.
+    """What is known of the cost of one engine's steps.
 
     Attributes:
         table: seconds by number of rows, from 0 on, at the usual pace and without keys.
-        pace: how much longer than usual steps take now.
+        pace: by what factor steps now take longer than usual.
     """
 
     def __init__(self, most_rows: int, key_share: float = 0.0) -> None:
-        """Begin with nothing known: every row is taken to cost as much as the first.
+        """Begin with nothing known: every row is assumed to cost as much as the first.
 
         Args:
-            most_rows: of a step.
-            key_share: bytes of a token's keys and values beside those of all weights.
+            most_rows: most rows of a step.
+            key_share: bytes of a token's keys and values, as a share of the bytes of all weights.
         """
         self._most_rows = most_rows
         self._key_share = key_share
         self._known: dict[int, float] = {}  # seconds by knot
-        self._timed: dict[int, float] = {}  # and those of passes that were timed at start
+        self._timed: dict[int, float] = {}  # and of passes that were timed at start
         self._weights: dict[int, int] = {}  # observations by knot
-        self._seen: dict[int, int] = {}  # and after how many steps the last of them was
+        self._seen: dict[int, int] = {}  # and the number of the step in which it was last observed
         self._steps = self._news = 0
         self.pace = 1.0
         self.table: Sequence[float] = Curve((1,), (1.0,), most_rows)
@@ -85,7 +85,7 @@ class StepCost:
         return {knot: (self._own(knot, extra), weight) for knot, weight in self._weights.items()}
 
     def recall(self, known: Mapping[int, tuple[float, int]]) -> None:
-        """Take what another run has known, to begin with; it gives way as if it were half known."""
+        """Start from another run's times, with half the confidence in each."""
         for knot, (seconds, weight) in known.items():
             if knot in KNOTS and _LEAST < seconds < inf:
                 self._known[knot], self._weights[knot] = seconds, min(weight, _TRUSTED // 2)
@@ -103,7 +103,7 @@ class StepCost:
             self._unfold()
 
     def observe(self, rows: int, keys: int, seconds: float) -> float:
-        """Take note of a step of so many rows, which read so many keys and took `seconds`.
+        """Record a step of so many rows, which read so many keys and took `seconds`.
 
         Returns:
             By what factor it took longer than expected; 1 if nothing was known.
@@ -114,13 +114,13 @@ class StepCost:
         self._steps += 1
         age, self._seen[knot] = self._steps - self._seen.get(knot, self._steps), self._steps
         if knot in self._known:
-            # Against what this number of rows is known for, not the table: where rows that are more turn out cheaper,
-            # the two differ for good, and each step would move them further apart.
+            # Compared with what is known of this number of rows, not with the table: where more rows turn out
+            # cheaper, the two differ permanently, and each step would move them further apart.
             self._known[knot] = self._own(knot, self._extra)
             own = self._known[knot] * self.table[rows] / self.table[min(knot, self._most_rows)]
             ratio = min(max(seconds / (self.pace * (own + keys * self.key)), 1 / _MOST), _MOST)
             self._weights[knot] += 1
-            # A step may be slow for reasons of its own, and is seldom too fast.
+            # A step may be slow for reasons that have nothing to do with its rows, and is seldom too fast.
             rate = most = _RISE if ratio > 1 else _FALL
             if self._weights[knot] >= _TRUSTED:
                 self.pace *= ratio**_PACE
@@ -140,7 +140,7 @@ class StepCost:
 
     @property
     def _extra(self) -> float:
-        """Seconds that a step takes beyond its pass, by the numbers of rows of which both are known."""
+        """Seconds that a step takes beyond its pass, from the numbers of rows for which both are known."""
         both = [(min(self._weights[k], _TRUSTED), self._known[k] - own) for k, own in self._timed.items()]
         both = [(weight, more) for weight, more in both if weight > 1]
         return (
@@ -148,12 +148,12 @@ class StepCost:
         )
 
     def _own(self, knot: int, extra: float) -> float:
-        """Return what is known of a number of rows, of which so far a pass alone may have been timed."""
+        """Return what is known of a number of rows, for which so far only a pass may have been timed."""
         alone = self._weights[knot] == 1 and knot in self._timed
         return self._timed[knot] + extra if alone else self._known[knot]
 
     def _unfold(self) -> None:
-        """Draw the table anew from what is known."""
+        """Compute the table anew from what is known."""
         self._news = 0
         knots, extra = sorted(self._known), self._extra
         seconds = isotonic([self._own(k, extra) for k in knots], [float(self._weights[k]) for k in knots])
@@ -161,10 +161,10 @@ class StepCost:
 
 
 class Curve(Sequence[float]):
-    """A table with an entry for every number of rows, of which only those that are asked for are computed."""
+    """A table with an entry for every number of rows; only the entries that are read are computed."""
 
     def __init__(self, knots: Sequence[int], seconds: Sequence[float], most_rows: int) -> None:
-        """Go through never falling `seconds` at `knots`, ascending; beyond them in proportion to rows."""
+        """Interpolate non-decreasing `seconds` at `knots`, ascending; beyond them in proportion to rows."""
         self._knots, self._seconds, self._length = knots, seconds, most_rows + 1
         self._asked: dict[int, float] = {}
 
@@ -198,7 +198,7 @@ class Curve(Sequence[float]):
 
 
 def _knot(rows: int) -> int:
-    """Return the knot that is nearest, in proportion."""
+    """Return the nearest knot, by ratio."""
     place = bisect_left(KNOTS, rows)
     if place == len(KNOTS):
         return KNOTS[-1]
@@ -208,7 +208,7 @@ def _knot(rows: int) -> int:
 
 
 def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Return the never falling values that are nearest to some, by pooling neighbours (Ayer and others 1955)."""
+    """Return the non-decreasing values nearest to some, by pooling neighbours (Ayer and others 1955)."""
     pools: list[tuple[float, float, int]] = []  # mean, weight, how many
     for value, weight in zip(values, weights, strict=True):
         pools.append((value, weight, 1))

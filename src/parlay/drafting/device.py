@@ -1,10 +1,10 @@
-"""A device proposer as drafting sees it: how long its next drafts are, and what its cache layers have to catch up.
+"""A device proposer as drafting sees it: the length of its next drafts, and what its cache layers have to catch up.
 
-Its guesses are made at the end of a step for the next one, on the device. Layers of its own keep up with the text
-while it drafts; while it is off, what they lack grows. A head that pairs tokens with the target's states could not
-have these later, so it holds them beside its layers, up to a bound; beyond, it drops them, and the target has to run
-those tokens once more before the head can guess for that request again. Where its guesses are far from paying, it
-holds those of one request in sixteen, which is enough to try it, and gives the others up.
+Its drafts are made on the device at the end of a step, for the next one. Its cache layers keep up with the text while
+it drafts and fall behind while it is off. A head that pairs tokens with the target's states cannot get these later,
+so it holds them beside its layers, up to a bound; beyond, it drops them, and the target has to run those tokens once
+more before the head can draft for that request again. Where its drafts are far from paying, it holds the states of
+one request in sixteen, which is enough to try it, and drops the others.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, ProposerState
 
 MOST_HELD = 512  # states of a request that are held while the proposer is off
 MOST_HELD_TOGETHER = 8192  # and of all requests
-THINKS = 8  # while it is off, whether to try it is thought about once in so many steps
-_SCOUTS = 16  # requests of which one is held where guesses are far from paying
-_FAR = 256  # tokens that an answer is counted on to have left: most end before they may
-_NEAR = 16  # tokens that it may be behind without a thought
-_TRIED = 4  # requests that a try is made with at most: their guesses tell as much as so many tries, and cost less
-_LEFT = 0.06  # tokens that drafts may save of one that is left to emit, where they do not seem to pay
-_UNSEEN = 16  # tokens that a proposer may follow for one that the target has to run once more
+THINKS = 8  # while it is off, a try is considered once in so many steps
+_SCOUTS = 16  # requests of which one is held where drafts are far from paying
+_FAR = 256  # most tokens that an answer is expected to have left: many end early
+_NEAR = 16  # tokens that it may always be behind
+_TRIED = 4  # most requests of one try: with several it tells as much as several tries, and costs less
+_LEFT = 0.06  # assumed saving, in tokens for each that is left to emit, where drafts do not seem to pay
+_UNSEEN = 16  # tokens that a proposer may process for one that the target has to run once more
 _ROWS = 16  # of a level of drafts with branches, all requests together; beyond, drafts are chains
-_BRANCHING = 0.3  # price of a row beyond which a second guess in the same place is hardly worth one
+_BRANCHING = 0.3  # price of a row beyond which a second child is hardly worth one
 # The further layer group whose keys and values blocks may hold besides the target's.
 _PROPOSER = "proposer"
 
@@ -55,48 +55,48 @@ class Device:
 
         Args:
             method: with a device proposer.
-            controller: chooses lengths; None for as many as there may be.
-            faults: is told of what goes wrong.
+            controller: chooses lengths; None for as many nodes as there may be.
+            faults: counts and logs failures.
             share_prefixes: whether blocks with its keys and values may be found by other requests.
-            vocab_size: ids of guesses are below; None to take them as they are.
+            vocab_size: draft tokens have ids below this; None skips the check.
         """
         assert isinstance(method.proposer, DeviceProposer)
         self.name, self.length = method.name, method.length
         self.next_length = method.length
         self._width, self._nodes, self._shaped = method.width, method.nodes, method.shaped
         self._next_width = method.width
-        self._follows = method.proposer.cache is not None  # it wants to see every token
+        self._follows = method.proposer.cache is not None  # it has to process every token
         self._pairs = method.proposer.pairs
         self._control, self._faults = controller, faults
         self._share_prefixes, self._vocab_size = share_prefixes, vocab_size
-        self._tried: Sequence[Drafted] | None = None  # with whose drafts it is tried; None where it is no try
+        self._tried: Sequence[Drafted] | None = None  # the requests of a try; None where it is no try
         self._forgotten: list[int] = []
         self._requests: Sequence[Drafted] = ()  # of the step
         self._saving = 0.0  # share of the time that drafts are expected to save
-        self._held: int | None = None  # states of all of them, once somebody asks
+        self._held: int | None = None  # states of all requests, once they are counted
         self._begun = 0
 
     # -------------------------------------------------------------------------------------- a request's life
 
     def adopt(self, request: Drafted) -> None:
-        """Find out how much of the prefix that a request's blocks hold is there for the proposer too."""
+        """Record how much of the prefix in a request's blocks is valid for the proposer too."""
         request.drafting.layers = ProposerState(request.table.valid_tokens(_PROPOSER, request.computed))
 
     def drop(self, request: Drafted, *, layers: bool = True) -> None:
-        """Drop what is held for a request, and where `layers` say so, forget what its layers hold."""
+        """Drop the states held for a request and, if `layers`, what its cache layers hold."""
         state = request.drafting
         if state.layers.held:
             self._forgotten.append(request.request_id)
         state.layers = ProposerState(0 if layers else state.layers.computed)
 
     def end(self, request: Drafted) -> None:
-        """Drop all of a request that has ended, wherever it is."""
+        """Drop everything of a request that has ended, in the proposer too."""
         self.drop(request)
         if request.request_id not in self._forgotten:
             self._forgotten.append(request.request_id)
 
     def forgotten(self) -> tuple[int, ...]:
-        """Return the requests of which the proposer is to drop what it holds, each of them once."""
+        """Return the requests whose states the proposer is to drop, each of them once."""
         gone, self._forgotten = tuple(self._forgotten), []
         return gone
 
@@ -107,7 +107,7 @@ class Device:
         return self.next_length > 0 or step % THINKS == 0
 
     def states(self, request: Drafted) -> int:
-        """How many tokens the target is to run once more for their states: all that lack, if they are worth it."""
+        """How many tokens the target is to run once more for their states: all that lack them, if that pays."""
         lacking = self._lacking(request)
         return lacking if lacking and (self._control is None or self._worth(request, self._saving or _LEFT)) else 0
 
@@ -116,7 +116,7 @@ class Device:
         self._requests, self._held = requests, None
 
     def choose(self, requests: Sequence[Drafted], limits: Sequence[int], emitting: int, keys: int) -> None:
-        """Choose the next length, by what drafting for requests with these limits costs and gains."""
+        """Choose the next length from the cost and gain of drafting for requests with these limits."""
         control = self._control
         assert control is not None
         every = [
@@ -140,11 +140,11 @@ class Device:
             self._next_width = self._width if worth else 1
 
     def offer(self, request: Drafted, draft: Draft, limit: int, end: int, next_rows: int) -> Offer:
-        """Return what is asked of the proposer in a step.
+        """Return the proposer's part in a step.
 
         Args:
-            request: for whom it is loaded.
-            draft: that is verified in the step.
+            request: the one to draft for.
+            draft: the one that is verified in the step.
             limit: most nodes of a draft.
             end: how many of its tokens will be computed without the draft.
             next_rows: most nodes of a draft in the next step.
@@ -156,14 +156,14 @@ class Device:
         elif self._control and not self._pairs and not draft.tokens:
             return NOTHING  # as in most steps
         follow = self._follows and (limit if self._pairs and not self._control else budget) > 0
-        # States are only to be had now, so they are held while there is no draft.
+        # States are available only now, so they are held while there is no draft.
         hold = self._pairs and not follow and limit > 0 and self._holds(request, end - request.computed)
         if not (draft.tokens or budget or follow):
             return HOLD if hold else NOTHING
         if end < len(request.tokens) or limit < 1:
-            # Of a pair's token the slot is written too.
+            # A pair is written to the slot of its token, which comes after the state.
             return Offer(NO_DRAFT, budget, follow, hold, int(self._pairs and follow))
-        # Room for what the proposer may write: after the token that the target adds, its own guesses.
+        # Room for what the proposer may write: the token that the target adds, then its own nodes.
         slots = len(draft) + (1 + budget if budget or follow else 0)
         states = self._lacking(request) if follow else 0
         if budget and self._next_width > 1:
@@ -172,7 +172,7 @@ class Device:
         return Offer(draft, budget, follow, hold, slots, states)
 
     def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
-        """Return what the proposer is told of a request; `states` as granted."""
+        """Return the proposer's input for a request; `states` as granted."""
         tokens, layers = request.tokens, request.drafting.layers
         if not offer.follow:
             return CatchUp(layers, budget=offer.budget, width=offer.width, nodes=offer.nodes, hold=offer.hold)
@@ -188,7 +188,7 @@ class Device:
         )
 
     def advance(self, request: Drafted, proposal: Proposal) -> None:
-        """Take what the proposer made of a step."""
+        """Take a proposer's result of a step."""
         state = request.drafting
         state.pending = NO_DRAFT
         if proposal is NO_PROPOSAL:
@@ -233,11 +233,11 @@ class Device:
         return False
 
     def _lacking(self, request: Drafted) -> int:
-        """How many computed tokens' states a head of pairs has not seen."""
+        """How many computed tokens have states that a head of pairs has not seen."""
         return request.computed - request.drafting.layers.next_state if self._pairs else 0
 
     def _worth(self, request: Drafted, saving: float) -> bool:
-        """Whether drafts for what is left of a request, that save such a share, are worth catching up for."""
+        """Whether a request has enough left for drafts that save this share to be worth catching up for."""
         lacking = self._lacking(request)
         behind = len(request.tokens) - request.drafting.layers.computed if self._follows else 0
         if not lacking and behind <= _NEAR:
@@ -246,22 +246,22 @@ class Device:
         return self._control.lost(lacking, behind) <= saving * min(request.remaining, _FAR)
 
     def _lag(self, request: Drafted) -> int:
-        """How many tokens the proposer has to follow before it can draft for a request."""
+        """How many tokens the proposer has to process before it can draft for a request."""
         layers = request.drafting.layers
         return layers.held if self._pairs else max(request.computed - layers.computed, 0) if self._follows else 0
 
     def _distance(self, request: Drafted) -> int:
-        """How much has to be followed before it can draft for a request, in tokens that it has seen."""
+        """The cost of catching up before it can draft for a request, in tokens to process."""
         return self._lag(request) + _UNSEEN * self._lacking(request)
 
     def _drafts_for(self, request: Drafted) -> bool:
-        """Whether it is to guess for a request, for which it may have to catch up."""
+        """Whether it is to draft for a request, possibly after catching up."""
         if not self._may_draft_for(request):
             return False
         return self._control is None or request in (self._tried or ()) or self._worth(request, self._saving)
 
     def _may_draft_for(self, request: Drafted) -> bool:
-        """Whether it is loaded for a request, and nobody else does better."""
+        """Whether it is loaded for a request, and no other draft is better."""
         state = request.drafting
         if not state.device or state.predicted:
             return False

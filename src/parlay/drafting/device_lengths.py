@@ -1,8 +1,8 @@
-"""How long a device proposer's next drafts may be: its guesses are made before anybody can say what they are worth.
+"""How long a device proposer's next drafts may be: these are made before anything can say what their nodes are worth.
 
-Known are what drafting so many tokens takes, and how often a guess at each depth is right (`Acceptance`). Both are
-learnt from drafts alone, so now and then one is made that does not seem to pay, and one that is a token longer than
-seems best. A small share of the time is saved up for that and spent on nothing else (`Tries`).
+Known are the time of drafting so many tokens and the acceptance at each depth (`Acceptance`). Both are learnt from
+drafts alone, so now and then one is made that does not seem to pay, and one that is a token longer than seems best. A
+small share of the time is saved up for that and spent on nothing else (`Tries`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,22 +15,22 @@ from parlay.drafting.goodput import best_draft
 from parlay.drafting.times import LONG, DraftTimes
 from parlay.drafting.tries import Tries
 
-_FOLLOW = 0.3  # share that is learnt of following tokens
-_LOST = 0.1  # share of a try's seconds that are lost at least, however likely it is right
-_NODES = 0.1  # share that a draft's nodes take in what is known of their number
-_ANEW = 16  # steps after which the best length is found anew, though nothing but the pace has changed
-_FIRST = 1  # tokens drafted until it is known what these take
+_FOLLOW = 0.3  # weight of a new time in that of processing tokens
+_LOST = 0.1  # least share of a try's seconds that is counted as lost, however likely it is to be accepted
+_NODES = 0.1  # weight of a draft's nodes in their moving average
+_ANEW = 16  # steps after which the best length is computed anew, though only the pace has changed
+_FIRST = 1  # tokens drafted until it is known how long these take
 
 
 class Step(NamedTuple):
     """The step that drafts are verified in.
 
     Attributes:
-        requests: that emit.
+        requests: number of requests that emit.
         table: seconds of a step by rows, at the usual pace.
         more: seconds of the step beside the table.
-        pace: how much longer than usual steps take now.
-        margin: factor in goodput for which drafting is begun; what runs goes on as long as it gains anything.
+        pace: by what factor steps now take longer than usual.
+        margin: factor in goodput for which drafting is begun; it is continued as long as it gains anything.
     """
 
     requests: int
@@ -40,19 +40,19 @@ class Step(NamedTuple):
     margin: float
 
     def seconds(self, nodes: int) -> float:
-        """Return what it takes with so many nodes, at the usual pace."""
+        """Return the time with so many nodes, at the usual pace."""
         return self.table[min(self.requests + nodes, len(self.table) - 1)] + self.more
 
 
 class DeviceLengths:
-    """What decides the lengths of one device proposer's drafts.
+    """Decides the lengths of one device proposer's drafts.
 
     Attributes:
-        acceptance: of its guesses.
-        times: what its drafts take.
-        tries: that may be lost on drafts that do not seem to pay.
-        trying: whether what is drafted next does not pay, or nobody knows yet; then a few requests are enough.
-        hopeful: whether any draft may pay, if guesses are right a standard error more often than it seems.
+        acceptance: of its nodes.
+        times: how long its drafts take.
+        tries: the time that may be lost on drafts that do not seem to pay.
+        trying: whether the next drafts do not pay, or this is unknown; then a few requests are enough.
+        hopeful: whether any draft may pay if acceptance is a standard error higher than estimated.
     """
 
     def __init__(self, length: int, times: Mapping[int, float] | None = None, chances: Sequence[float] = ()) -> None:
@@ -60,13 +60,13 @@ class DeviceLengths:
         self.acceptance, self.times = Acceptance(length, chances), DraftTimes(times)
         self.tries = Tries()
         self._pays, self.trying, self.hopeful = False, False, True
-        self._promising = 0  # tokens that may pay, if guesses are right more often than it seems
+        self._promising = 0  # tokens that may pay if acceptance is higher than estimated
         self._answers = dict[tuple[int, int, int], tuple[int, float, list[float]]]()  # of `_best`
-        self._table: Sequence[float] = ()  # for which those are
+        self._table: Sequence[float] = ()  # for which those hold
         self._count = 0  # requests to draft for
         self._news, self._asked = True, 0
-        self._nodes: dict[int, float] = {}  # verified of drafts by their length, as far as that is known
-        self._follow = 0.0  # seconds of following a token that the proposer is behind
+        self._nodes: dict[int, float] = {}  # verified nodes of drafts by their length, as far as known
+        self._follow = 0.0  # seconds of processing a token that the proposer is behind
 
     def saving(self, most: int, count: int, step: Step) -> float:
         """Return the share of the time that drafts of at most so many tokens would save if these requests had them.
@@ -103,11 +103,11 @@ class DeviceLengths:
             most: tokens.
             count: requests to draft for.
             step: the one that drafts would be verified in.
-            near: of these, requests of which the proposer has to follow the fewest tokens first: a try is for them.
-            behind: tokens that these are.
-            rerun: seconds that the target takes to run tokens of them once more.
-            passed: steps since this was asked last.
-            ready: whether any request is worth following what the proposer is behind; if not, all it does is tries.
+            near: number of those requests for which the proposer has least to catch up: a try is for them.
+            behind: tokens that it has to catch up for these.
+            rerun: seconds that the target takes to run some of those tokens once more.
+            passed: steps since the last call.
+            ready: whether any request is worth catching up for; if not, only tries are made.
         """
         self.trying, plain = False, step.seconds(0)
         if most < 1 or count < 1:
@@ -127,8 +127,8 @@ class DeviceLengths:
             self.acceptance.doubt()
             if not self.acceptance.enough:
                 return further
-            # Following what it lacks is paid for once, guesses after that are cheap; and of a guess no more is lost
-            # than what it is not worth.
+            # Catching up is paid for once, and nodes after that are cheap; a node loses no more than the part of its
+            # cost that its expected gain does not cover.
             catching_up = self._follow * behind / step.pace + rerun
             worth = sum(accumulate(self.acceptance.believed()[:further], mul)) * plain / step.requests
             price = self.times.of(further, near) / step.pace
@@ -152,16 +152,16 @@ class DeviceLengths:
 
     @property
     def gain(self) -> float:
-        """Tokens that the longest draft is expected to add."""
+        """Expected tokens that the longest draft adds."""
         return sum(accumulate(self.acceptance.believed(), mul), 0.0)
 
     def judged(self, levels: Sequence[bool], length: int = 0, nodes: int = 0) -> None:
-        """Learn whether a draft was right at depths 1, 2, ..., as far as it was judged.
+        """Learn at which depths 1, 2, ... a draft was accepted, as far as it was judged.
 
         Args:
             levels: of the best path at each depth.
-            length: of the draft, along its longest path.
-            nodes: of it that were verified; 0 if none were.
+            length: nodes on the draft's longest path.
+            nodes: its nodes that were verified; 0 if none were.
         """
         self._news = True
         if nodes:
@@ -171,7 +171,7 @@ class DeviceLengths:
         self.acceptance.judged(levels, pays=self._pays)
 
     def timed(self, lengths: Sequence[int], seconds: float, behind: int = 0, settled: bool = True) -> None:
-        """Learn what drafts of these lengths took together, after following tokens that the proposer was `behind`.
+        """Learn the time of drafts of these lengths together, after processing tokens that the proposer was `behind`.
 
         `settled` is as for `DraftTimes.observe`.
         """
@@ -185,11 +185,11 @@ class DeviceLengths:
             self.times.observe(lengths, seconds, self._count, settled=settled)
 
     def following(self, tokens: int) -> float:
-        """Return the seconds that following so many tokens takes."""
+        """Return the seconds that processing so many tokens takes."""
         return self._follow * tokens
 
     def _verified(self, length: int) -> float:
-        """Return how many nodes of a draft of some length are verified: as is known of one as long, or nearly."""
+        """Return how many nodes of a draft of some length are verified, as known of the nearest length."""
         shorter = max((known for known in self._nodes if known <= length), default=0)
         longer = min((known for known in self._nodes if known > length), default=0)
         if not shorter and longer:

@@ -1,13 +1,13 @@
-"""Who guesses for whom, how much, and what is learnt from it.
+"""Which proposers draft for which request, how much is verified, and what is learnt from it.
 
-The scheduler knows rows and blocks and nothing of proposers. It asks what a request wants (`limit`, `states`) and for
-drafts of what it was granted (`draft`), and it tells what became of them (`observe`). What a device proposer has to
-catch up travels to it in the plan (`catch_up`), unread on the way.
+The scheduler knows rows and blocks, not proposers. It asks how many nodes a request may have (`limit`, `states`) and
+for drafts within what was granted (`draft`), and it reports what became of them (`observe`). What a device proposer
+has to catch up travels to it in the plan (`catch_up`), which the scheduler does not read.
 
-In every step each request has one tree of these: the guesses of every host proposer, and those that a device
-proposer made at the end of the step before; the output that its user predicted comes before them all. A grammar
-takes from it what is forbidden and adds what is forced. A controller leaves out what is not worth its row, by
-calibrated probabilities. What was not verified is judged by what came instead.
+In every step each request has one tree of the nodes of all its host proposers and those that a device proposer made
+at the end of the step before; the output that its user predicted comes before them all. A grammar removes forbidden
+nodes and adds forced ones. A controller leaves out nodes that are not worth their rows, by calibrated probabilities.
+Nodes that were not verified are judged by the tokens that came instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +34,8 @@ from parlay.types.plan import CatchUp, Plan, Proposal, Span, StepOutput, Verdict
 from parlay.verify.tree import height, in_order, levels, walk
 
 _TIMED = 8  # steps
-_PAUSE = 16  # steps between refinements of what guesses are worth, each of which takes a tenth of a millisecond
-_LEAST = 0.25  # of the price of a row: what host proposers guess ends where it promises less
+_PAUSE = 16  # steps between refinements of the calibration, each of which takes a tenth of a millisecond
+_LEAST = 0.25  # of the price of a row: a host proposer's chain ends where it promises less
 _NOTHING = CatchUp()  # for a device proposer, if there is one
 
 
@@ -44,7 +44,7 @@ class Drafting:
 
     Attributes:
         faults: of the proposers.
-        controller: what chooses lengths; None where they are fixed.
+        controller: chooses lengths; None where they are fixed.
     """
 
     def __init__(
@@ -64,20 +64,20 @@ class Drafting:
         """Begin with nothing learnt.
 
         Args:
-            methods: who guesses; at most one of them on the device.
-            predicted_length: most nodes of drafts from a prediction; None takes what is usual for those.
+            methods: the proposers; at most one of them on the device.
+            predicted_length: most nodes of drafts from a prediction; None takes the default for those.
             share_prefixes: whether blocks with a proposer's keys and values may be found by other requests.
-            controller: chooses lengths from measured cost and acceptance; None drafts as much as it may.
-            tree: whether drafts may have branches, and those of several proposers be one.
+            controller: chooses lengths from measured cost and acceptance; None drafts as much as allowed.
+            tree: whether drafts may have branches, and those of several proposers be joined.
             most_nodes: of a draft, by how many requests emit at once; None for no further limit.
             longest_text: tokens of a sequence that has drafts, these included; None for no limit.
             remember: whether proposers may learn from one request for another.
-            vocab_size: ids of guesses are below; None to take them as they are.
+            vocab_size: draft tokens have ids below this; None skips the check.
             clock: in seconds.
         """
         self.faults = Faults()
         self.controller = controller
-        self._tree = self._branches = tree  # at all, and in this step
+        self._tree = self._branches = tree  # in general, and in this step
         hosts = (one for one in methods if isinstance(one.proposer, HostProposer))
         self._hosts = [Host(one, vocab_size, self.faults.add) for one in hosts]
         device = next((one for one in methods if isinstance(one.proposer, DeviceProposer)), None)
@@ -96,20 +96,20 @@ class Drafting:
         self._find = Candidates(self._calibration, self._trust)
         self._account, self._clock = Account(), clock
         self._plain, self._drafts = 0.0, False  # seconds of the step without drafts; whether it has any
-        # Of the step: requests that emit; by which of their means to count; the sum of what guesses have gained them.
+        # Of the step: requests that emit; which mean of their speeds counts; the sum of what drafts have gained them.
         self._emitting, self._fair, self._gained, self._looks, self._free = 1, False, 0.0, False, False
         self._asking = 0.0  # seconds of asking for them, which are the account's
         self._steps = 0
 
     @property
     def seconds(self) -> float:
-        """What host proposers took since start."""
+        """Seconds that host proposers took since start."""
         return self._account.seconds
 
     # -------------------------------------------------------------------------------------- a request's life
 
     def add(self, request: Drafted) -> None:
-        """Take note of a request that waits, and of who may guess for it."""
+        """Register a waiting request and the proposers that may draft for it."""
         state, names = request.drafting, permitted(request, tuple(self._lengths))
         if names is None:
             state.prediction, names = None, ()
@@ -118,13 +118,13 @@ class Drafting:
         state.device = self._device is not None and self._device.name in names
 
     def admit(self, request: Drafted) -> None:
-        """Take note of a request that runs for the first time."""
+        """Register that a request runs for the first time."""
         state, tenant, length = request.drafting, request.tenant if self._remember else None, len(request.tokens)
         state.turns = tuple((host, host.admit(request.request_id, length, tenant)) for host in state.hosts)
         state.rest()
 
     def adopt(self, request: Drafted) -> None:
-        """Find out how much of the prefix that a request's blocks hold is there for the proposer too."""
+        """Record how much of the prefix in a request's blocks is valid for the proposer too."""
         if self._device is not None:
             self._device.adopt(request)
 
@@ -136,7 +136,7 @@ class Drafting:
             self._device.drop(request)
 
     def lose_step(self, request: Drafted) -> None:
-        """Take note that a step was lost, in which a device proposer may have gone on all the same."""
+        """Register that a step was lost, in which a device proposer may have advanced all the same."""
         request.drafting.clear()
         if self._device is not None:
             self._device.drop(request, layers=False)
@@ -170,12 +170,12 @@ class Drafting:
         """Make the drafts of a step.
 
         Args:
-            requests: that may have one.
+            requests: those that may have a draft.
             emitting: how many requests emit in this step.
-            rows: that it runs without drafts.
-            keys: that these read.
+            rows: number of rows without drafts.
+            keys: number of keys that these read.
             room: most rows for drafts; without a controller each request has an equal share.
-            waiting: whether further requests wait for a place.
+            waiting: whether further requests are queued.
 
         Raises:
             SpanError: as `draft`.
@@ -213,7 +213,7 @@ class Drafting:
             device.choose(requests, [self.limit(request) for request in requests], emitting, keys)
 
     def _take_all(self, request: Drafted, room: int) -> int:
-        """Draft as much as there is, at most `room` nodes; return how many that are."""
+        """Draft as much as possible, at most `room` nodes; return how many nodes that is."""
         state, began = request.drafting, self._clock()
         state.clear()
         state.candidates = self._candidates(request, room)
@@ -227,7 +227,7 @@ class Drafting:
         return len(state.chosen)
 
     def _idle(self, requests: Sequence[Drafted], plain: float) -> bool:
-        """Whether a step of so many seconds has nothing to draft from, as most where guesses do not pay."""
+        """Whether a step of so many seconds has nothing to draft from, as is usual where drafts do not pay."""
         account, step = self._account, self._steps
         if self._hosts:
             account.save(plain, len(requests))
@@ -240,7 +240,7 @@ class Drafting:
         return True
 
     def _gather(self, requests: Sequence[Drafted], room: int, asking: bool, price: float) -> None:
-        """Find each request's best draft, of at most `room` nodes; where `asking`, host proposers may be asked."""
+        """Find each request's best draft, of at most `room` nodes; if `asking`, host proposers may be asked."""
         step, account, asked, began = self._steps, self._account, 0, self._clock()
         pays = account.pays or (asking and account.pay())
         for request in requests:
@@ -270,27 +270,27 @@ class Drafting:
         """Return the draft of a request that was granted rows.
 
         Args:
-            request: who.
+            request: the one to draft for.
             end: how many of its tokens will be computed without the draft; all that are known, if it is to emit.
-            rows: that are left in this step.
+            rows: rows left in this step.
             next_rows: most nodes of a draft in the next step.
         """
         state, limit = request.drafting, self.limit(request)
         if limit < 1:
             state.why = Why.NOT_ALLOWED
-        # Others may have taken rows to catch up.
+        # Other requests may have taken rows to catch up.
         draft = state.chosen.cut(rows) if state.chosen.tokens and limit > 0 else NO_DRAFT
         if self._device is not None and state.device:
             return self._device.offer(request, draft, limit, end, next_rows)
         return Offer(draft, slots=len(draft)) if draft.tokens and end == len(request.tokens) else NOTHING
 
     def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
-        """Return what a device proposer is told of a request; `states` as granted."""
+        """Return a device proposer's input for a request; `states` as granted."""
         device = self._device
         return _NOTHING if device is None or offer is NOTHING else device.catch_up(request, offer, end, states)
 
     def advance(self, request: Drafted, proposal: Proposal) -> None:
-        """Take what a device proposer made of a step."""
+        """Take a device proposer's result of a step."""
         if self._device is not None:
             self._device.advance(request, proposal)
 
@@ -300,10 +300,10 @@ class Drafting:
         """Learn what became of a request's drafts, also of those that were not verified.
 
         Args:
-            request: whose.
+            request: the one drafted for.
             span: its part of the plan.
             verdict: the target's.
-            emitted: what of the verdict's tokens the request has taken.
+            emitted: which of the verdict's tokens the request has taken.
             ended: whether it has ended with them.
 
         Returns:
@@ -343,19 +343,19 @@ class Drafting:
         return verified
 
     def timed(self, plan: Plan, output: StepOutput, seconds: float) -> None:
-        """Learn what a step took, `seconds` in all, and what guesses have saved."""
-        if self._gained:  # by the same mean of all requests by which `Controller.choose` goes
+        """Learn how long a step took, `seconds` in all, and what drafts have saved."""
+        if self._gained:  # by the mean of all requests that `Controller.choose` uses
             mean = self._gained / self._emitting
             self._account.gain(self._plain * (expm1(mean) if self._fair else mean))
         if self.controller is None:
             return
         plain = not self._drafts and not (self._free and self._device and self._device.next_length)
         if plain and self._steps % _TIMED and not self._looks:
-            return  # of plain steps a few tell enough
+            return  # a few plain steps tell enough
         self.controller.timed(*measured(plan, output, seconds - self._asking), output.times.settled)
 
     def forgotten(self) -> tuple[int, ...]:
-        """Return the requests of which a device proposer is to drop what it holds, each of them once."""
+        """Return the requests whose states a device proposer is to drop, each of them once."""
         return () if self._device is None else self._device.forgotten()
 
     def reach(self, request: Drafted) -> int:
@@ -365,18 +365,18 @@ class Drafting:
     # ---------------------------------------------------------------------------------------------- one draft
 
     def _candidates(self, request: Drafted, room: int, price: float = 0.0, *, anew: bool = True) -> list[Candidate]:
-        """Return all drafts there are, of at most `room` nodes; only what is there already unless `anew`."""
+        """Return all drafts, of at most `room` nodes; only those that exist already unless `anew`."""
         limit = min(self.limit(request), room)
         if limit < 1:
             return []
         return self._find(request, limit, room, self._steps, _LEAST * price, anew=anew, branch=self._branches)
 
     def _best(self, request: Drafted, room: int) -> Candidate:
-        """Return one draft: a tree of all that there are, or the one that promises most."""
+        """Return one draft: a tree of all candidates, or the one that promises most."""
         state, params = request.drafting, request.params
         if not self._branches:
             return best_of(state.candidates, self.controller.price if self.controller is not None else 0.0)
-        # A grammar may have added tokens that cost nothing to guess.
+        # A grammar may have added tokens that cost nothing to draft.
         most = max(min(self.limit(request), room), *(len(one.draft) for one in state.candidates), 0)
         return union(state.candidates, most, lambda draft: self._calibration.estimate(draft, params))
 
@@ -395,6 +395,6 @@ class Drafting:
                 else:
                     candidate.turn.unused(self._steps)
         if state.layers.speculated:
-            # A device proposer's layers hold its guesses in order, as far as none is left out.
+            # A device proposer's layers hold its nodes in order, up to the first that is left out.
             intact = min(sum(node == place for place, node in enumerate(nodes)), state.best.speculated)
             state.layers = replace(state.layers, speculated=min(state.layers.speculated, intact))

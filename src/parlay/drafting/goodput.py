@@ -1,9 +1,9 @@
-"""How many guesses are worth verifying: those that raise the expected tokens per second.
+"""How many nodes are worth verifying: those that raise the expected tokens per second.
 
 All candidate nodes of a step's requests lie in one pool. A node's survival is the probability that it is accepted:
 the product of the calibrated probabilities on its path. Each node adds its survival to the expected tokens and a row
-to the step's time, so the best set of any size holds the nodes of the highest survival, and every request's part of
-it is a tree, since survival only falls along a path. What is left is to find the best size; none may be the best.
+to the step's time, so the best set of any size holds the nodes with the highest survival. Survival only falls along a
+path, so every request's part of that set is a tree. What is left is to find the best size, which may be zero.
 
 Source: TurboSpec (arXiv 2406.14066) for the aim; pooling by survival is vLLM's adaptive verification.
 """
@@ -36,8 +36,8 @@ def choose(
     """Return the nodes of every draft that together are worth most, ascending.
 
     That is the most expected tokens per second of all requests together: the arithmetic mean of their speeds. The
-    `fair` choice takes the geometric mean instead, in which every request's slow-down counts by its share: nodes then
-    go to the requests that have fewest, and none is slowed down for the long draft of another.
+    `fair` choice takes the geometric mean instead, in which each request's relative slow-down counts: nodes then go
+    to the requests that have fewest, and none is slowed down for the long draft of another.
 
     Args:
         chances: of each draft its nodes' survivals, which never rise from a parent to its child.
@@ -45,13 +45,13 @@ def choose(
         rows: that the step runs without drafts.
         table: seconds of a step by rows, never falling.
         more: seconds of the step beside the table.
-        margin: factor in goodput below which no draft is worth while.
+        margin: factor in goodput below which no draft pays.
         fair: maximise the geometric mean.
     """
     chosen: list[list[int]] = [[] for _ in chances]
     if not requests or rows >= len(table):
         return chosen
-    # Of equals the parent stays before its child.
+    # Among equals the parent stays before its child.
     pool = (
         _by_share(chances)
         if fair
@@ -105,19 +105,19 @@ def best_draft(
     margin: float = 1.0,
     nodes: Sequence[float] | None = None,
 ) -> tuple[int, float]:
-    """Return how many tokens to draft for each of some requests, all alike, where drafting itself takes time.
+    """Return how many tokens to draft for each of some requests, the same for all, where drafting itself takes time.
 
     The second number is the share of the time that this is expected to save.
 
     Args:
         chances: of a node at depth 1, 2, ... to be accepted given that its parent is.
-        count: requests to draft for.
-        requests: that emit, each of them a row.
+        count: number of requests to draft for.
+        requests: number of requests that emit, each of them a row.
         table: as for `choose`.
         drafting: seconds of drafting 0, 1, 2, ... tokens.
         more: as for `choose`.
         margin: likewise.
-        nodes: verified of drafts of 0, 1, 2, ... tokens in a row, more where they have branches; None for as many.
+        nodes: verified nodes of drafts of 0, 1, 2, ... tokens in a row, more where they branch; None for as many.
     """
     last = len(table) - 1
     plain = requests / (table[min(requests, last)] + more)

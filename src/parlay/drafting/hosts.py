@@ -1,8 +1,7 @@
-"""Asking the proposers that guess from tokens alone: whom, how often, and what happens when one breaks.
+"""Asking the host proposers, which need nothing but tokens: which, how often, and what happens when one fails.
 
-A proposer whose guesses are not used is asked less and less often, and sooner again when a guess that was left out
-would have been right. One that raises, or returns what is no draft, loses the request that it did so for: the draft
-is only a guess, so the request goes on without it.
+A proposer whose drafts are not used is asked less and less often, and sooner again when a node that was left out
+would have been accepted. One that raises, or returns an invalid draft, is not asked again for that request.
 """
 
 from collections import Counter
@@ -14,9 +13,9 @@ from parlay.log import logger
 from parlay.proposers.base import HostProposer, Proposer
 from parlay.types.draft import NO_DRAFT, Draft
 
-_MOST_REFUSED = 4  # drafts in a row that count: after them a proposer is asked in every 16th step
-_SILENT, _PAUSE = 16, 1  # after so many times without a guess it is asked in every second step
-NEVER = 1 << 62  # the step in which one that has failed is asked again
+_MOST_REFUSED = 4  # unused drafts in a row that count: after them a proposer is asked in every 16th step
+_SILENT, _PAUSE = 16, 1  # after so many empty drafts it is asked in every second step
+NEVER = 1 << 62  # the step in which a failed one is asked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,8 @@ class Method:
         proposer: itself.
         length: most nodes of its drafts on one path; of a host proposer's without branches.
         width: of a device proposer's drafts, see `CatchUp`; 1 for chains alone.
-        nodes: most of a draft with branches; a chain has no more than `length`.
-        shaped: whether drafts are to branch whatever that gains.
+        nodes: most nodes of a draft with branches; a chain has no more than `length`.
+        shaped: whether drafts are to branch regardless of the gain.
     """
 
     name: str
@@ -56,7 +55,7 @@ class Faults:
         self.counts: Counter[str] = Counter()
 
     def add(self, method: str, request_id: int, error: BaseException) -> None:
-        """Take note of a failure, and say so."""
+        """Count and log a failure."""
         self.counts[method] += 1
         what = f"{type(error).__name__}: {brief(str(error))}"
         logger.error(
@@ -68,15 +67,15 @@ class Faults:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """How one request stands with a host proposer.
+    """The state of one request with one host proposer.
 
     Attributes:
         prompt: how many tokens the request's prompt has.
-        tenant: whom what it learns may help; None for nobody.
+        tenant: whose requests may use what it learns; None for nobody.
         refused: how many of its drafts in a row were not used.
-        silent: how many times in a row it had none.
-        wake: the step from which on it is asked again; `NEVER` once it has failed the request.
-        shown: how many of the request's tokens it has been shown.
+        silent: how many empty drafts it returned in a row.
+        wake: the first step in which it is asked again; `NEVER` once it has failed the request.
+        shown: how many of the request's tokens it has been given.
     """
 
     prompt: int
@@ -92,25 +91,25 @@ class Turn:
         return self.wake == NEVER
 
     def used(self) -> None:
-        """Take note that its draft is verified."""
+        """Record that its draft is verified."""
         self.refused = 0
 
     def unused(self, step: int) -> None:
-        """Take note that its draft is not worth verifying."""
+        """Record that its draft is not worth verifying."""
         self.refused = min(self.refused + 1, _MOST_REFUSED)
         self.wake = step + (1 << self.refused)
 
     def missed(self, step: int) -> None:
-        """Take note that what was left out would have been right: it is asked sooner."""
+        """Record that a node that was left out would have been accepted: it is asked sooner."""
         self.refused = max(self.refused - 2, 0)
         self.wake = min(self.wake, step + (1 << self.refused))
 
 
 class Host:
-    """One host proposer and the requests that it guesses for.
+    """One host proposer and the requests that it drafts for.
 
-    It is shown a request's tokens when it is asked, and at the end if that may help others: what is not needed costs
-    nothing.
+    It is given a request's tokens when it is asked, and at the end if they may help other requests: nothing is paid
+    for tokens that are not needed.
 
     Attributes:
         name: of the method.
@@ -127,8 +126,8 @@ class Host:
 
         Args:
             method: with a host proposer.
-            vocab_size: ids of guesses are below; None to take them as they are.
-            failed: is told of what goes wrong.
+            vocab_size: draft tokens have ids below this; None skips the check.
+            failed: called with each failure.
         """
         assert isinstance(method.proposer, HostProposer)
         self.name, self.length, self._most = method.name, method.length, method.most
@@ -138,12 +137,12 @@ class Host:
         self._turns: dict[int, Turn] = {}
 
     def admit(self, request_id: int, prompt: int, tenant: str | None) -> Turn:
-        """Take note of a request with a prompt of so many tokens; tenant None if nothing is to be remembered."""
+        """Register a request with a prompt of so many tokens; tenant None if nothing is to be remembered."""
         turn = self._turns[request_id] = Turn(prompt, tenant)
         return turn
 
     def forget(self, request_id: int, tokens: Sequence[int]) -> None:
-        """Drop a request, of which what it has not been shown may help others; unknown ones are ignored."""
+        """Drop a request, after giving it tokens that may help others; unknown requests are ignored."""
         turn = self._turns.get(request_id)
         if turn is None:
             return
@@ -156,7 +155,7 @@ class Host:
                 self._failed(self.name, request_id, error)
 
     def ask(self, request_id: int, turn: Turn, tokens: Sequence[int], budget: int, step: int, branch: bool) -> Draft:
-        """Return its draft of at most `budget` nodes to follow `tokens`, if so with branches; none while it rests."""
+        """Return its draft of at most `budget` nodes to follow `tokens`; if `branch`, a tree; none in a pause."""
         if turn.wake > step:
             return NO_DRAFT
         self._show(request_id, turn, tokens)
@@ -179,7 +178,7 @@ class Host:
         return draft
 
     def _show(self, request_id: int, turn: Turn, tokens: Sequence[int]) -> None:
-        """Show it the tokens that it has not seen."""
+        """Give it the tokens that it has not seen."""
         first = turn.shown
         if first == len(tokens) or turn.lost:
             return
@@ -202,7 +201,7 @@ class Host:
 
 
 def check_draft(draft: Draft, vocab_size: int | None) -> None:
-    """Make sure that a draft is a tree of tokens.
+    """Check that a draft is a tree of tokens.
 
     Raises:
         ValueError: it is not.

@@ -1,7 +1,7 @@
-"""When an engine that drafts goes without for a while: what plain steps cost is learnt by running some.
+"""When an engine that drafts runs steps without drafts: the cost of plain steps is learnt by running some.
 
-Where they seem more expensive than they are, there would be no other. It is done after a few steps with drafts, and
-then ever more seldom.
+Where they seem more expensive than they are, none would run otherwise. It is done after a few steps with drafts, and
+then less and less often.
 """
 
 _BUSY = 8  # steps with drafts after which it is done first
@@ -15,7 +15,7 @@ class Looks:
     """
 
     def __init__(self, length: int, seldom: int) -> None:
-        """Go without for `length` steps each time, at last after as many steps with drafts as `seldom`."""
+        """Go without for `length` steps each time, at last once after `seldom` steps with drafts."""
         self.left = 0
         self._length, self._seldom = length, seldom
         self._busy, self._stamina = 0, _BUSY
@@ -26,7 +26,7 @@ class Looks:
         self._busy += drafted
 
     def begin(self) -> int:
-        """Return for how many steps to go without from now on; 0 if it is not time."""
+        """Return for how many steps to go without from now on; 0 if it is not due."""
         if self._busy < self._stamina:
             return 0
         self._busy, self._stamina = 0, min(2 * self._stamina, self._seldom)
@@ -34,5 +34,5 @@ class Looks:
         return self.left
 
     def surprise(self) -> None:
-        """Be as frequent as at first again."""
+        """Return to the initial frequency."""
         self._stamina = _BUSY

@@ -1,4 +1,4 @@
-"""What drafting makes of what the scheduler grants."""
+"""Drafting's answer to what the scheduler grants."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from parlay.types.draft import NO_DRAFT, Draft
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What drafting makes of what a request was granted.
+    """Drafting's part in a step for one request.
 
     Attributes:
         draft: the nodes to verify.
         budget: most tokens in a row of the draft that a device proposer may make at the end of the step.
         width: as in `CatchUp`, like `nodes`.
         follow: whether its cache layers are to keep up.
-        hold: whether it is to hold the states of this step, since they do not.
+        hold: whether it is to hold the states of this step, because its layers do not keep up.
         slots: cache slots behind the known tokens that all this may write to.
         states: computed tokens to run once more, for states that the proposer lacks.
     """

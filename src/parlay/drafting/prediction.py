@@ -1,15 +1,15 @@
-"""Predicted output: the user has a text that the answer will mostly repeat, so guess along it.
+"""Predicted output: the user has a text that the answer will mostly repeat, which is drafted from.
 
 Idea: OpenAI's predicted outputs; the matching is prompt lookup's (`ngram`), on a text that need not be in the prompt.
-While the output goes along the prediction the guesses are its next tokens. Where the two part, the longest n-gram
-that now ends the output is looked up in the prediction: first ahead of where they parted, since an edit seldom goes
-back, and nearest to it. After such a find no more is guessed than twice what agrees, so that a coincidence is cheap.
+While the output follows the prediction, the nodes are its next tokens. Where the two part, the longest n-gram that
+now ends the output is looked up in the prediction: first ahead of where they parted, since an edit seldom goes back,
+and nearest to it. After a match at most twice as many tokens are drafted as agree: a coincidence costs little.
 
-No method of the engine's but one more source for whichever is loaded: a request brings it along, it guesses first,
-and where it knows nothing the loaded proposer has its turn. What it keeps is part of the request and ends with it.
+This is no method of the engine but a further source beside the loaded ones: a request brings it along, it drafts
+first, and where it has no node the loaded proposer has its turn. Its state is part of the request and ends with it.
 
 Wins on edits of code and documents. Loses one draft where the prediction is wrong from the beginning, and next to
-nothing later: where no two tokens in a row are in it, there is no guess.
+nothing later: where no two tokens in a row are in it, there is no node.
 """
 
 from bisect import bisect_left
@@ -18,20 +18,20 @@ from collections.abc import Sequence
 from parlay.types.draft import NO_DRAFT, Draft
 
 SOURCE = "prediction"
-DEFAULT_LENGTH = 12  # nodes a draft when the user does not say; a prediction is right more often than other guesses
+DEFAULT_LENGTH = 12  # nodes of a draft by default; a prediction is accepted more often than other drafts
 SHORTEST, LONGEST = 2, 4  # n-grams that are looked up
-_TRUST = 2  # tokens guessed for each that agrees, after a look-up
+_TRUST = 2  # nodes for each token that agrees, after a look-up
 
 
 class Prediction:
-    """A predicted text, and where its n-grams end. The completions of one prompt share it."""
+    """A predicted text and an index of its n-grams. The completions of one prompt share it."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tuple(tokens)
-        self._ends: dict[tuple[int, ...], list[int]] = {}  # made when first needed: a perfect prediction never does
+        self._ends: dict[tuple[int, ...], list[int]] = {}  # made when first needed, never for a perfect prediction
 
     def find(self, gram: tuple[int, ...], at: int) -> int | None:
-        """Return where an n-gram ends and something follows: from `at` on, else last before, else None."""
+        """Return where an n-gram with a successor ends: from `at` on, else last before, else None."""
         if not self._ends:
             for n in range(SHORTEST, LONGEST + 1):
                 for end in range(n, len(self.tokens)):  # where something follows
@@ -49,16 +49,16 @@ class Follower:
     def __init__(self, prediction: Prediction) -> None:
         self._prediction = prediction
         self._at = 0  # where the output is in the prediction, or was when they parted
-        self._trust = len(prediction.tokens)  # most tokens to guess
+        self._trust = len(prediction.tokens)  # most tokens to draft
         self._tail: tuple[int, ...] = ()  # the end of the output, as long as an n-gram
 
     @property
     def follows(self) -> bool:
-        """Whether there is a guess for what comes next."""
+        """Whether there is a node for what comes next."""
         return self._trust > 0 and self._at < len(self._prediction.tokens)
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Take note of what was emitted."""
+        """Record what was emitted."""
         for token in tokens:
             self._tail = (*self._tail[1 - LONGEST :], token)
             if self.follows and self._prediction.tokens[self._at] == token:
@@ -68,7 +68,7 @@ class Follower:
                 self._look_up()
 
     def propose(self, budget: int) -> Draft:
-        """Return a chain of at most `budget` nodes: what the prediction goes on with."""
+        """Return a chain of at most `budget` nodes: the prediction's next tokens."""
         if not self.follows:
             return NO_DRAFT
         end = self._at + min(budget, self._trust)

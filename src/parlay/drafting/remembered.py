@@ -1,7 +1,7 @@
-"""What steps cost here, remembered from one run for the next.
+"""The cost of steps on this machine, saved by one run for the next.
 
-One small JSON file for each target, machine and number of threads. It may be lost, damaged, or from elsewhere: then
-costs are measured anew, no more.
+One small JSON file for each target, machine and number of threads. If it is missing, damaged or from elsewhere, costs
+are measured anew.
 """
 
 import json
@@ -16,18 +16,18 @@ from parlay import env
 from parlay.log import logger
 
 _FORMAT = 4
-_FILES = 64  # kept; of more the oldest go
-_SLOWEST = 600.0  # seconds that no step takes
+_FILES = 64  # most files kept; the oldest are deleted
+_SLOWEST = 600.0  # seconds that no step exceeds
 
 
 @dataclass(slots=True)
 class Costs:
-    """Seconds that are known.
+    """Known seconds and acceptance.
 
     Attributes:
-        steps: by number of rows, and from how many steps each is known.
-        drafting: by a device proposer's name, by length of its drafts for one request.
-        chances: by its name, how often a guess of it at depth 1, 2, ... was right when its parent was; a beginning.
+        steps: seconds by number of rows, and from how many steps each is known.
+        drafting: seconds by a device proposer's name and by length of its drafts for one request.
+        chances: by its name, the acceptance of its nodes at depth 1, 2, ...; a starting value.
     """
 
     steps: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -43,9 +43,9 @@ class CostFile:
 
         Args:
             numerics: names the target and its arithmetic.
-            threads: that kernels run with, of all ranks.
-            folder: to keep files in; None takes the user's cache folder, if there is one.
-            ranks: that share the target's layers.
+            threads: of the kernels, all ranks together.
+            folder: where files are kept; None takes the user's cache folder, if there is one.
+            ranks: number of ranks that share the target's layers.
         """
         self._key = {"numerics": numerics, "threads": threads, "ranks": ranks, "cpu": env.cpu()[0], "format": _FORMAT}
         name = sha256(json.dumps(self._key).encode()).hexdigest()[:32]
@@ -54,7 +54,7 @@ class CostFile:
         self._file = folder / f"{name}.json" if folder else None
 
     def read(self) -> Costs:
-        """Return what is known; nothing of a file that is damaged or was written for something else."""
+        """Return what is known; nothing if the file is damaged or was written for something else."""
         try:
             raw = json.loads(self._file.read_text()) if self._file else {}
             if not raw or raw["key"] != self._key:
@@ -74,7 +74,7 @@ class CostFile:
             return Costs()
 
     def write(self, costs: Costs) -> None:
-        """Keep what is known, beside what is known of other proposers."""
+        """Save what is known, keeping what is known of other proposers."""
         if self._file is None:
             return
         others = self.read()

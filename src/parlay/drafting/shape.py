@@ -1,4 +1,4 @@
-"""Drafts under a grammar: what it forbids costs no row, what it forces need not be guessed."""
+"""Drafts under a grammar: forbidden nodes cost no row, forced tokens need no proposer."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ SOURCE = "grammar"
 
 
 def shape(draft: Draft, constraint: Constraint, known: Sequence[int], room: int) -> tuple[Draft, int]:
-    """Return a draft without forbidden nodes, whose best path goes on with the tokens that must follow it.
+    """Return a draft without forbidden nodes, whose best path continues with the tokens that must follow it.
 
     Forced tokens are verified like any others.
 
     Args:
-        draft: what the proposer guessed.
+        draft: the proposer's.
         constraint: the request's.
         known: the request's output before the draft.
         room: most nodes to return.
@@ -59,10 +59,10 @@ def shape(draft: Draft, constraint: Constraint, known: Sequence[int], room: int)
 
 
 def _lengthened(draft: Draft, constraint: Constraint, known: Sequence[int], room: int) -> tuple[Draft, int]:
-    """Return a draft of drawn tokens with all its nodes, and what must follow if it is a chain that may stand.
+    """Return a draft of sampled tokens with all its nodes, and forced tokens after it if it may have them.
 
-    What it was drawn from was masked already. A node that is forbidden all the same is left to verification: left out
-    for its token, it would bias what is drawn in its place.
+    The distribution that it was sampled from was masked already. A node that is forbidden all the same is left to
+    verification: leaving it out because of its token would bias what is sampled in its place.
     """
     n = len(draft)
     if not draft.is_chain or not all(

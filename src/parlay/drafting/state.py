@@ -19,9 +19,9 @@ class Why(StrEnum):
 
     NOT_ALLOWED = "not_allowed"  # by its parameters, by the batch's size, or since its last token comes next
     NO_GUESS = "no_guess"  # nobody had one
-    NOT_ASKED = "not_asked"  # guesses have not paid lately, so most steps do without
+    NOT_ASKED = "not_asked"  # drafts have not paid lately, so most steps do without
     UNLIKELY = "unlikely"  # not likely enough to be worth a row
-    EXPENSIVE = "expensive_rows"  # no guess could be likely enough
+    EXPENSIVE = "expensive_rows"  # no node could be likely enough
     NO_ROOM = "no_room"  # others took the rows, or the cache is full
 
 
@@ -31,11 +31,11 @@ class Candidate:
 
     Attributes:
         draft: with calibrated probabilities.
-        chances: of each node that all on its path to the root are accepted, itself included, as far as its source is
-            to be trusted.
-        turn: how the request stands with the host proposer that guessed; None if none did.
+        chances: of each node that it and all nodes on its path to the root are accepted, as far as its source is to
+            be trusted.
+        turn: the request's state with the host proposer that drafted; None if none did.
         speculated: how many of the first nodes are a device proposer's, in the order in which its layers hold them.
-        pending: whether it is a device proposer's, with nothing added or taken away.
+        pending: whether it is a device proposer's, with nothing added or removed.
         trust: what its chances were multiplied with.
         joined: of a union of several, the nodes that host proposers guessed.
     """
@@ -57,26 +57,26 @@ class Candidate:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DraftState:
-    """What drafting keeps of a request; nobody else changes it.
+    """What drafting keeps of a request; nothing else changes it.
 
     Attributes:
-        constraint: knows which guesses are permitted; None where everything is.
-        prediction: how far the output has come along the one that its user predicts; None where there is none, or
-            none that may be used, and when the request has ended.
+        constraint: knows which tokens are permitted; None where all are.
+        prediction: how far the output has followed the one that its user predicts; None where there is none, or none
+            that may be used, and when the request has ended.
         longest: most nodes that its parameters and the loaded proposers allow.
-        hosts: those that may guess for it.
-        turns: how it stands with them, once it runs.
-        wake: the step from which on one of them is to be asked.
-        lucky: whether something of the last step's draft was right.
-        device: whether a device proposer does.
-        scout: whether its states are held though guesses are far from paying.
+        hosts: those that may draft for it.
+        turns: its state with each of them, once it runs.
+        wake: the first step in which one of them is to be asked.
+        lucky: whether a node of the last step's draft was accepted.
+        device: whether a device proposer may draft for it.
+        scout: whether its states are held though drafts are far from paying.
         layers: how far a device proposer's cache layers have come.
-        pending: what the device proposer has guessed for the next step.
+        pending: the device proposer's draft for the next step.
         candidates: all drafts that were made for this step.
         best: one tree of them all; None if there are none.
         taken: those of its nodes that are worth verifying.
         chosen: these as a draft.
-        why: there is no draft, if there is none.
+        why: the reason why there is no draft, if there is none.
     """
 
     constraint: Constraint | None = None
@@ -103,7 +103,7 @@ class DraftState:
 
     @property
     def restless(self) -> bool:
-        """Whether a step cannot pass it by: there is a draft already, or what says how it may go on."""
+        """Whether a step must consider it: there is a draft already, or a prediction or grammar that may give one."""
         known = self.pending.tokens or self.layers.speculated or self.candidates
         return bool(self.lucky or known) or self.prediction is not None or self.constraint is not None
 
@@ -119,7 +119,7 @@ class DraftState:
         return [(probs[node], right) for node, right in judged if node in taken] if probs is not None else []
 
     def rest(self) -> None:
-        """Find out when a host proposer is to be asked again."""
+        """Compute when a host proposer is to be asked again."""
         self.wake = min((turn.wake for _, turn in self.turns), default=NEVER)
 
     def clear(self) -> None:

@@ -1,17 +1,17 @@
 """How long a device proposer's drafts take, by their length and by how many requests they are for.
 
-Seconds are a base, learnt by length, times a factor, learnt by number of requests: more requests make a proposer's
-passes longer, all of them about alike. So what is seen for one number corrects the others too, and a single draft
-says what a number that is new takes, at every length. Numbers of requests count alike up to a factor of two.
+Seconds are a base, learnt by length, times a factor, learnt by number of requests: more requests make all of a
+proposer's passes longer by about the same factor. So an observation for one number corrects the others too, and a
+single draft for a new number gives its time at every length. Numbers of requests are grouped by powers of two.
 """
 
 from collections.abc import Mapping, Sequence
 from math import inf
 
-_SOONER, _LATER = 0.3, 0.1  # share of what is learnt, where drafts took less and where more
+_SOONER, _LATER = 0.3, 0.1  # weight of a new time, where drafts took less and where more
 _BELIEVED = 0.9  # of what more requests add, after each draft that was made for fewer than could have one
-_HALVED = 2**0.5  # by how much drafts for half as many requests are taken to be cheaper, until one is seen
-_SHORT, LONG = 1e-9, 60.0  # seconds than which no draft takes less, or more
+_HALVED = 2**0.5  # by what factor drafts for half as many requests are assumed cheaper, until one is seen
+_SHORT, LONG = 1e-9, 60.0  # seconds: no draft takes less, or more
 
 
 class DraftTimes:
@@ -32,14 +32,14 @@ class DraftTimes:
         return {length: base * factor for length, base in self._base.items()}
 
     def observe(self, lengths: Sequence[int], seconds: float, count: int = 0, *, settled: bool = True) -> None:
-        """Learn what drafts of these lengths, 0 for none, took together.
+        """Learn how long drafts of these lengths, 0 for none, took together.
 
         Args:
             lengths: of the drafts of a step.
             seconds: of all of them.
             count: how many requests could have had one.
-            settled: whether the step's pass was no new one; beside a new pass those of drafts are often new too, and
-                take longer than they will, so that these count only where nothing else is known.
+            settled: whether the step's pass was no new one; beside a new pass those of drafts are often new and
+                slower than later ones, so they count only where nothing else is known.
         """
         length, size, asked = max(lengths, default=0), sum(map(bool, lengths)).bit_length(), count.bit_length()
         if not length or not _SHORT < seconds < LONG:
@@ -59,10 +59,10 @@ class DraftTimes:
             least = most = seconds / base
         # As far as it was in doubt what drafts for so many take, this one says it; beyond, it counts for a share.
         before = min(max(seconds, base * least), base * most)
-        # What it takes at least is the cost; a neighbour or a new recording may add to it.
+        # The cost is the least that it takes; load on the machine or a new recording may add to it.
         rate = _SOONER if seconds < before else _LATER
         moved = 1 + rate * (min(seconds / before, 2.0) - 1)
-        # One draft cannot tell whether its length or the number of requests is to blame: both are, in equal parts.
+        # One draft cannot tell whether its length or the number of requests is the cause: both are, in equal parts.
         self._base[length] = base * moved**0.5
         self._factors[size] = before / base * moved**0.5
         self._tries[size] = 0
@@ -80,7 +80,7 @@ class DraftTimes:
         """
         times, factor, longer = {0: 0.0}, self._factor(count.bit_length()), inf
         for length in sorted(self._base, reverse=True):
-            # A shorter draft that took more was made beside a neighbour.
+            # A shorter draft that took more was slowed by other load.
             times[length] = longer = min(self._base[length], longer)
         known = sorted(times)
         found = []
@@ -95,11 +95,11 @@ class DraftTimes:
         return found
 
     def _factor(self, size: int) -> float:
-        """Return by how much drafts for requests of some size take longer than the base; 0 if nothing is known.
+        """Return by what factor drafts for requests of some size take longer than the base; 0 if nothing is known.
 
         Drafts that seem not to pay are tried with one request, which does not tell what more would add. So what they
-        add is believed less with every try, until drafts are made for as many again: what took long beside a
-        neighbour is not given up for good. A size that is new is taken to be cheap, since one draft will tell.
+        add is believed less with every try, until drafts are made for as many again: a time that load on the machine
+        has raised is not believed for good. A new size is assumed to be cheap, since one draft will tell.
         """
         factor = 0.0
         for known in sorted(self._factors):

@@ -1,26 +1,26 @@
-"""What may be lost on drafts that do not seem to pay: a small share of the time, saved up.
+"""The time that may be lost on drafts that do not seem to pay: a small share, saved up.
 
-What has never paid costs no more than this. A proposer that is behind has to catch up before the first try, which may
-take longer than the try itself; then it is worth as many tries as that has cost, so all of them are saved up for.
+Drafting that never pays costs no more than this. Before its first try a proposer may have to catch up, which may take
+longer than the try itself; as many tries as that costs are then worth it, so all of them are saved up for.
 """
 
 _SHARE = 0.005  # of the time that may be lost
 _FEW, _MANY = 6.0, 32.0  # tries that are saved up for, at least and at most
-_SPARE = 1.2  # of what a run takes, what is saved at most while there is nothing to try: the next may take more
-_LUCK = 2  # tries in a row that may go wrong after one that was right
+_SPARE = 1.2  # factor on a run's cost: most that is saved while there is nothing to try, as the next may cost more
+_LUCK = 2  # tries in a row that may be rejected after an accepted one
 
 
 class Tries:
-    """What is saved up for one device proposer."""
+    """The savings for one device proposer's tries."""
 
     def __init__(self) -> None:
         self._saved: float | None = None  # seconds; None before a try has a price
-        self._run = 0.0  # what a run of tries takes, as of the last that was thought of
-        self._luck = 0  # tries that may go wrong before they are saved up for again
+        self._run = 0.0  # seconds that a run of tries takes, as last computed
+        self._luck = 0  # tries that may be rejected before they are saved up for again
 
     @property
     def affordable(self) -> bool:
-        """Whether enough is saved for a run of tries, as far as it is known what one takes."""
+        """Whether enough is saved for a run of tries, as far as its cost is known."""
         return self._saved is not None and self._saved >= self._run
 
     def save(self, seconds: float) -> None:
@@ -50,5 +50,5 @@ class Tries:
         return True
 
     def judged(self, *, right: bool) -> None:
-        """Take note of a draft that was right to its end, or not: where one was lucky, the next may be too."""
+        """Record whether a draft was accepted to its end: after one that was, the next may be too."""
         self._luck = _LUCK if right else max(self._luck - 1, 0)

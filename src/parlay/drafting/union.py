@@ -1,8 +1,8 @@
-"""One tree of what several proposers guess for a request.
+"""One tree of several proposers' drafts for a request.
 
-Where they agree, they share a node; where they do not, both guesses stay, and the target's token decides. What a
-proposer with weights has guessed keeps its places at the front, since its cache layers hold it in that order; the
-most promising draft of the others comes next. A node belongs to whoever is surest of it.
+Where they agree, they share a node; where they do not, both nodes stay, and the target's token decides. The nodes of
+a proposer with weights stay at the front, since its cache layers hold them in that order; the most promising draft of
+the others comes next. A node belongs to the proposer that gives it the highest probability.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ def union(candidates: Sequence[Candidate], most: int, calibrate: Callable[[Draft
     Args:
         candidates: drafts of one request, with calibrated probabilities.
         most: nodes.
-        calibrate: gives a draft, of whose nodes the proposers' log-odds are known, calibrated probabilities.
+        calibrate: gives calibrated probabilities to a draft of whose nodes the proposers' log-odds are known.
     """
     if len(candidates) == 1:
         return candidates[0]
@@ -60,7 +60,7 @@ def union(candidates: Sequence[Candidate], most: int, calibrate: Callable[[Draft
 
 
 def best_of(candidates: Sequence[Candidate], price: float) -> Candidate:
-    """Return the draft that promises most tokens beyond what its rows are worth, each `price` tokens."""
+    """Return the draft that promises most tokens beyond the cost of its rows, `price` tokens each."""
     return max(candidates, key=lambda one: (sum(max(c - price, 0.0) for c in one.chances), sum(one.chances)))
 
 

@@ -1,1 +1,1 @@
-"""Requests in, tokens out: scheduling, the step, the bookkeeping around it."""
+"""The engine: scheduling, the step, and the bookkeeping around it."""

@@ -1,11 +1,11 @@
-"""What a request's answer is so far: its text, and what it took."""
+"""A request's answer so far: its text, and its metrics."""
 
 from parlay.engine.request import Request
 from parlay.types.output import RequestMetrics
 
 
 def text_of(request: Request) -> str:
-    """Return what of a request's text is certain; it only ever grows."""
+    """Return the part of a request's text that is final; it only ever grows."""
     if request.detokenizer is None:
         return ""
     if request.finish_reason is None:
@@ -19,14 +19,14 @@ def text_of(request: Request) -> str:
 
 
 def text_since(request: Request, seen: int) -> str:
-    """Return what `text_of` has behind its first `seen` characters; before the end at the price of that alone."""
+    """Return what `text_of` has after its first `seen` characters; before the end in time proportional to that."""
     if request.detokenizer is not None and request.finish_reason is None:
         return request.detokenizer.settled_since(seen)
     return text_of(request)[seen:]
 
 
 def metrics_of(request: Request) -> RequestMetrics:
-    """Return what happened to a request so far."""
+    """Return a request's metrics so far."""
     counts, emitted = request.counts, len(request.tokens) - len(request.prompt_tokens)
     guesses = counts.guesses
     return RequestMetrics(

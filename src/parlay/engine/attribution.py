@@ -1,4 +1,4 @@
-"""Which piece of a completion's text came with which token, and which guesses came to nothing between them."""
+"""Which piece of a completion's text came with which token, and which nodes were rejected between them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from tokenizers import Tokenizer
 from parlay.text.pieces import DECODING, Pieces
 from parlay.types.output import Rejected
 
-# Text, who supplied it, and whether it is part of the completion or a rejected guess.
+# Text, who supplied it, and whether it is part of the completion or a rejected node.
 Piece = tuple[str, str | None, bool]
 
 
 class Attribution:
-    """Cuts a growing completion's text by who supplied each token; never beyond the completion's own text."""
+    """Splits a growing completion's text by the source of each token; never beyond the completion's own text."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._pieces = Pieces(tokenizer, skip_special_tokens=skip_special_tokens)
-        # Where the text of each token ends, and its source; or a rejected guess's text and source.
+        # Where the text of each token ends, and its source; or a rejected node's text and source.
         self._waiting: deque[tuple[int, str] | tuple[str, str]] = deque()
         self._guesses: deque[Rejected] = deque()  # rejected behind the tokens so far
         self._text = ""  # what was not returned yet
@@ -36,7 +36,7 @@ class Attribution:
         *,
         finished: bool = False,
     ) -> list[Piece]:
-        """Return what `text` has that was not returned before; as `add`, but all arguments hold everything so far."""
+        """Return the part of `text` that was not returned before; as `add`, but with everything so far."""
         return self.add(
             tokens[self._tokens :],
             sources[self._tokens :],
@@ -59,10 +59,10 @@ class Attribution:
         Args:
             tokens: further tokens.
             sources: who supplied each of them.
-            text: further text, which may lag behind the tokens and at last be cut or completed. What an incomplete
-                last character decodes to is a piece without a source.
-            rejected: further rejected guesses. Each is a piece of its own, in front of the text that comes next.
-            finished: nothing will come any more; guesses behind the end of the text are then given too.
+            text: further text, which may lag behind the tokens and at last be cut or completed. The decoded form of
+                an incomplete last character is a piece without a source.
+            rejected: further rejected nodes. Each is a piece of its own, before the text that comes next.
+            finished: nothing more will come; nodes behind the end of the text are then returned too.
         """
         self._guesses += rejected
         self._rejected += len(rejected)
@@ -94,16 +94,16 @@ class Attribution:
         return new
 
     def _wait(self) -> None:
-        """Queue the guesses that were rejected before the next token."""
+        """Queue the nodes that were rejected before the next token."""
         while self._guesses and self._guesses[0].at <= self._tokens:
             guess = self._guesses.popleft()
             self._waiting.append((self._guess(guess.token_id), guess.source))
 
     def _guess(self, token: int) -> str:
-        """Return a guess's own text; that of half a character is the replacement character."""
+        """Return a node's own text; that of an incomplete character is the replacement character."""
         with DECODING:
             alone, after = (
                 str(self._tokenizer.decode(tokens, skip_special_tokens=False)) for tokens in ([token], [token, token])
             )
-        # Some tokenizers leave out the space before the first word, which no guess is.
+        # Some tokenizers leave out the space before the first word, which no node is.
         return alone if "\N{REPLACEMENT CHARACTER}" in alone else after[len(alone) :]

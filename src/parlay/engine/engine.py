@@ -1,4 +1,4 @@
-"""The engine: everything built, checked and wired; requests added, stepped and aborted."""
+"""The engine: builds, checks and connects everything; adds, steps and aborts requests."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -78,7 +78,7 @@ class Engine:
         vocab_size: token ids are below.
         methods: speculative methods that a request may name.
         sampling_defaults: the model's own sampling parameters, for requests that give none.
-        memory: what weights and cache take.
+        memory: sizes of weights and cache.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Engine:
         Args:
             config: of the engine.
             speculative: how to speculate, if at all.
-            on_progress: told how far the weights are loaded; the last time of all of them.
+            on_progress: called with how far the weights are loaded; the last time when all are.
 
         Raises:
             ConfigError: options that are unknown, out of range or do not fit together.
@@ -118,13 +118,13 @@ class Engine:
             check_weights(model_config)
 
         digest, loading = start_digest(path, self.codec.path), Loading(config, weights, on_progress)
-        ranks = make_ranks(config.tensor_parallel_size, config.rank_address, 4 * model_config.vocab_size)
+        ranks = make_ranks(config, 4 * model_config.vocab_size)
         threads = ranks.threads
         torch.set_num_threads(threads)
         kernels, trust = choose_kernels(select_kernels(config.device), cases(model_config, dtype), threads)
         kernels.set_threads(threads)
         tune(kernels, threads)
-        # A proposer that follows every row of the target has a token more to run for each request that emits.
+        # A proposer that processes every row of the target runs one more token for each request that emits.
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
         spare = scratch_blocks(config.block_size) if any(m.proposer.borrows for m in methods) else 0
         ranks.start(Assignment.of(config, path, dtype, self.max_model_len, num_blocks + spare))
@@ -200,7 +200,7 @@ class Engine:
         Raises:
             RequestError: the prompt cannot be served; the engine is unaffected.
         """
-        # A refused prompt counts too: one script's requests keep their seeds whoever else is refused.
+        # A refused prompt counts too: the seeds of a script's requests must not depend on whether others are refused.
         ordinal = self._arrivals
         self._arrivals += 1
         check_place(priority, tenant, timeout)
@@ -211,7 +211,7 @@ class Engine:
         self._check_ids("logit_bias", params.logit_bias or ())
         prediction = self._prediction(params)
         if prediction is not None:
-            params = replace(params, prediction=None)  # plans carry parameters about, and need no text
+            params = replace(params, prediction=None)  # plans carry parameters, and need no text
         wish = params.speculative
         if isinstance(wish, SpeculationOverride) and wish.method not in (None, *self.methods):
             raise RequestError(
@@ -284,7 +284,7 @@ class Engine:
         )
 
     def prepare(self, params: SamplingParams, tenant: str = "") -> None:
-        """Do what takes long in adding a tenant's request; any thread may, while the engine steps.
+        """Do the slow part of adding a tenant's request; any thread may, while the engine steps.
 
         Raises:
             RequestError: as `add`.
@@ -301,8 +301,8 @@ class Engine:
     def step(self) -> list[Request]:
         """Run one step; returns the requests that emitted tokens or finished.
 
-        A request that makes the step fail is aborted, its `error` says so, and the step is lost to the others: they
-        will emit in a later one what they would have emitted in this.
+        A request that makes the step fail is aborted, its `error` says so, and the step is lost for the others: a
+        later one emits the same tokens for them.
         """
         began = perf_counter()
         emitted, drafting = self._scheduler.emitted, self._scheduler.drafting.seconds
@@ -318,7 +318,7 @@ class Engine:
         return moved
 
     def _fail(self, error: SpanError) -> None:
-        """Abort the request that made a step fail, if that leaves the engine whole."""
+        """Abort the request that made a step fail, if the engine can continue."""
         request = next((r for r in self._scheduler.requests if r.request_id == error.request_id), None)
         if request is None:
             raise error
@@ -334,7 +334,7 @@ class Engine:
         self.check()
 
     def snapshot(self) -> StatsSnapshot:
-        """Return what was counted since start, and how full the engine is."""
+        """Return the counters since start, and how full the engine is."""
         running, waiting = self._scheduler.load
         self.stats.faults = self._scheduler.drafting.faults.counts
         return StatsSnapshot.of(
@@ -360,7 +360,7 @@ class Engine:
         return any(True for _ in self._scheduler.requests)
 
     def preempt(self, request: Request) -> None:
-        """Take a running request's blocks, as running out of them would; its output must not change."""
+        """Take a running request's blocks, as when they run out; its output must not change."""
         self._scheduler.preempt(request)
 
     def check(self) -> None:
@@ -372,7 +372,7 @@ class Engine:
         self._scheduler.check()
 
     def completion(self, request: Request, number: int) -> CompletionOutput:
-        """Return what a request has so far, as completion `number` of its prompt."""
+        """Return a request's completion so far, as completion `number` of its prompt."""
         tokens = request.output_tokens
         return CompletionOutput(
             index=number,

@@ -19,43 +19,49 @@ from parlay.parallel.gloo import Gloo, make_store
 from parlay.parallel.group import Group
 
 _JOINING = 600.0  # seconds until all have to be there
+_LOOK = 1.0  # seconds between two looks whether they still may come
 
 
 class JoinedRanks(Ranks):
-    """A group of ranks of which each has a machine of its own, or a part of one; they are started there by hand."""
+    """A group of ranks of which each has a machine, or a part of one; whoever starts them knows the address."""
 
-    def __init__(self, size: int, address: str) -> None:
-        """Listen.
+    def __init__(self, size: int, server: socket, key: bytes) -> None:
+        """Take note.
 
         Args:
             size: ranks in all, this one included.
-            address: where the others join, as `HOST:PORT`.
+            server: where the others join.
+            key: that they know too.
 
         Raises:
-            ConfigError: there is no such address, no key, or an environment variable is off.
+            ConfigError: an environment variable is wrong.
         """
         super().__init__()
-        self._size, self._address = size, address
-        self._key, self._patience = env.rank_key(), env.rank_timeout()
-        self._server = listen(parse_address(address))
-        self.close = weakref.finalize(self, _close, self._server, self._links)
+        self._size, self._server, self._key, self._patience = size, server, key, env.rank_timeout()
+        host, port = server.getsockname()[:2]
+        self._address = f"{host}:{port}"
+        self.close = weakref.finalize(self, end, self._server, self._links)
+
+    @classmethod
+    def at(cls, size: int, address: str) -> "JoinedRanks":
+        """Return a group whose ranks are started by hand and join at `HOST:PORT`.
+
+        Raises:
+            ConfigError: there is no such address, no key, or an environment variable is wrong.
+        """
+        key = env.rank_key()
+        logger.warning("waiting at %s for %d ranks: start each with parlay rank %s", address, size - 1, address)
+        return cls(size, listen(parse_address(address)), key)
 
     def start(self, first: Assignment) -> None:
         """Wait until all have joined, and have them load their weights.
 
         Raises:
-            RankError: they do not come, or do not reach each other.
+            RankError: some do not come, or do not reach each other.
         """
         until, hosts = monotonic() + _JOINING, []
         for rank in range(1, self._size):
-            logger.warning("waiting at %s for rank %d of %d: parlay rank", self._address, rank, self._size)
-            try:
-                link, host = admit(self._server, self._key, max(0.1, until - monotonic()))
-            except TimeoutError:
-                raise RankError(
-                    f"rank {rank} has not joined at {self._address} within {_JOINING:.0f} s; start it with "
-                    f"`parlay rank {self._address}` on its machine"
-                ) from None
+            link, host = self._next(rank, until)
             self._links.append(link)
             hosts.append(host)
         self._server.close()
@@ -70,9 +76,29 @@ class JoinedRanks(Ranks):
         self._store = store
         self.group = Group(0, self._size, Gloo(store, 0, self._size, hosts[0], self._patience))
 
+    def _next(self, rank: int, until: float) -> tuple["Connection[bytes, bytes]", str]:
+        """Return a connection to the next rank that joins, and this machine's address on it."""
+        while True:
+            self._check()
+            try:
+                return admit(self._server, self._key, _LOOK)
+            except TimeoutError:
+                if monotonic() > until:
+                    raise RankError(
+                        f"rank {rank} has not joined at {self._address} within {_JOINING:.0f} s; start it with "
+                        f"`parlay rank {self._address}` on its machine"
+                    ) from None
 
-def _close(server: socket, links: "list[Connection[bytes, bytes]]") -> None:
-    """Have all ranks end this group; they may join another."""
+    def _check(self) -> None:
+        """Look whether waiting is still of use.
+
+        Raises:
+            RankError: it is not.
+        """
+
+
+def end(server: socket, links: "list[Connection[bytes, bytes]]") -> None:
+    """End this group on all ranks; they may join another."""
     server.close()
     for link in links:
         with suppress(OSError):

@@ -1,6 +1,6 @@
 """How ranks of other machines join an engine: over TCP, each side proving that it knows the same key.
 
-What travels afterwards is data (`parlay.runner.orders`); nothing that comes in is unpickled.
+What is sent afterwards is data (`parlay.runner.orders`); nothing received is unpickled.
 """
 
 import socket
@@ -74,7 +74,7 @@ def connect(address: tuple[str, int], key: bytes) -> tuple[Connection, str]:
 
     Raises:
         ConfigError: rank 0 has another key.
-        OSError: nobody is there.
+        OSError: nothing listens there.
     """
     made = socket.create_connection(address, timeout=_GREETING)
     host: str = made.getsockname()[0]

@@ -1,4 +1,4 @@
-"""Counts the bytes of weights while they are loaded, and tells whoever shows it."""
+"""Counts the bytes of weights while they are loaded, and reports progress."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -8,14 +8,14 @@ from parlay.drafting.hosts import Method
 from parlay.types.progress import OnProgress, OnRead, Progress
 from parlay.types.storage import MADE
 
-_STEPS = 500  # that are worth telling; models of experts have ten thousands of tensors
+_STEPS = 500  # progress reports; models of experts have tens of thousands of tensors
 
 
 class Loading:
     """The loading of a target and its proposers, as one count of bytes."""
 
     def __init__(self, config: EngineConfig, total: int, tell: OnProgress) -> None:
-        """Tell that nothing is loaded yet.
+        """Report that nothing is loaded yet.
 
         Args:
             config: of the engine.
@@ -29,11 +29,11 @@ class Loading:
         self._say(self._name)
 
     def target(self, size: int) -> AbstractContextManager[OnRead]:
-        """Load the target within, of `size` bytes; gives what is to be told of every tensor."""
+        """Load the target within, of `size` bytes; gives the function to call with every tensor."""
         return self._part(self._name, size)
 
     def proposer(self, method: Method) -> AbstractContextManager[OnRead]:
-        """Load what a method guesses with, likewise."""
+        """Load a proposer, likewise."""
         return self._part(f"weights of {method.name}", method.proposer.weight_bytes)
 
     @contextmanager

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from parlay.kernels.exchange import SharedMemory
 
 _COMMAND = (sys.executable, "-P", "-m", "parlay.engine.rank")
-_ROOM = 1 << 20  # bytes that a rank hands over at once; long prompts go in pieces
+_ROOM = 1 << 20  # bytes that a rank sends at once; long prompts go in pieces
 _ENDING = 5.0  # seconds that a rank may take to end
 
 
@@ -41,7 +41,7 @@ class LocalRanks(Ranks):
             widest: bytes of the longest row that is exchanged.
 
         Raises:
-            ConfigError: this machine has no memory that processes could share, or an environment variable is off.
+            ConfigError: this machine has no memory that processes could share, or an environment variable is wrong.
         """
         super().__init__()
         self._threads = share_threads(env.threads(), size)
@@ -115,7 +115,7 @@ def share_threads(threads: int, size: int) -> list[int]:
 def _watch(
     processes: Sequence["subprocess.Popen[bytes]"], exchange: "SharedMemory", closing: threading.Event
 ) -> None:
-    """Have everybody give up, and end, as soon as a rank has ended that was not told to."""
+    """End all ranks as soon as one has ended that was not told to."""
     ended = threading.Event()
 
     def wait(process: "subprocess.Popen[bytes]") -> None:

@@ -1,4 +1,4 @@
-"""How many cache blocks there are, and whether they and the weights fit; decided before any weights are read."""
+"""How many cache blocks there are, and whether they and the weights fit; computed before any weights are read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from parlay.config import EngineConfig
 from parlay.errors import CapacityError
 from parlay.types.cache import CacheSpec
 
-# The cache, unless the user says otherwise: at most one part in four of the memory that weights leave free, and no
-# more than 1 GiB or a few sequences of full length, whichever is more. Pages are taken when they are first written.
+# The cache, by default: at most a quarter of the memory that weights leave free, and no more than 1 GiB or a few
+# sequences of full length, whichever is more. Pages take memory when they are first written.
 _SHARE, _MODEST, _SEQUENCES = 4, 1 << 30, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What an engine takes.
+    """An engine's memory.
 
     Attributes:
         weights: bytes of all models.
@@ -29,12 +29,12 @@ class Memory:
 
     @property
     def tokens(self) -> int:
-        """That the cache has room for."""
+        """How many tokens the cache has room for."""
         return self.blocks * self.block_size
 
     @property
     def cache(self) -> int:
-        """Bytes of the cache, once all of it was in use."""
+        """Bytes of the cache once all of it has been used."""
         return self.tokens * self.bytes_per_token
 
 

@@ -33,17 +33,17 @@ from parlay.types.storage import LoadFormat, Storage
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a rank is told at its start.
+    """A rank's input at its start.
 
     Attributes:
-        model, revision: what rank 0's user calls the model; a rank on another machine finds it there.
+        model, revision: rank 0's user's name of the model; a rank on another machine finds it there.
         path, storage, quantization, load_format: of the model, see `describe_as`; the path is rank 0's.
         dtype: of activations and cache.
         max_model_len: longest sequence.
         blocks, block_size: of the cache.
         device: as in `EngineConfig`.
-        rank, size: its place.
-        room: bytes that a rank may hand over at once, through shared memory.
+        rank, size: its index, and the number of ranks.
+        room: bytes that a rank may send at once, through shared memory.
         store: port of rank 0's machine where ranks of several machines find each other.
         patience: seconds to wait for another rank.
         processors: to run on.
@@ -71,7 +71,7 @@ class Assignment:
     def of(
         cls, config: EngineConfig, path: Path, dtype: torch.dtype, max_model_len: int, blocks: int
     ) -> "Assignment":
-        """Return what all ranks of an engine have in common."""
+        """Return what is the same for all ranks of an engine."""
         return cls(
             config.model,
             config.revision,
@@ -89,7 +89,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a rank answers when its weights are loaded, or why they are not.
+    """A rank's answer when its weights are loaded, or why they are not.
 
     Attributes:
         numerics: what its bits depend on, besides the model; see `arithmetic`.
@@ -106,16 +106,16 @@ def arithmetic(kernels: str, bits: str) -> tuple[str, ...]:
 
 
 def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None:
-    """Be a rank of the engine that waits at an address, until that engine ends.
+    """Be a rank of the engine at an address, until that engine ends.
 
     Args:
         address: of rank 0.
-        key: that both know.
-        model: where the weights are on this machine; None finds what rank 0's user has named.
+        key: the one that both know.
+        model: where the weights are on this machine; None uses the name that rank 0's user gave.
 
     Raises:
-        OSError: nobody waits there.
-        ConfigError, ModelError, RankError: what is wrong, which rank 0 is told too.
+        OSError: no engine listens there.
+        ConfigError, ModelError, RankError: what is wrong; rank 0 gets it too.
     """
     from parlay.engine.joining import connect
     from parlay.parallel.gloo import Gloo, reach_store
@@ -142,7 +142,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
 
 
 def main(orders: int, lifeline: int, memory: int) -> None:
-    """Load a share of a model, then obey until there are no more orders.
+    """Load a share of a model, then follow orders until there are no more.
 
     Args:
         orders: descriptor of the connection to rank 0.
@@ -208,7 +208,7 @@ def obey(runner: ModelRunner, connection: "Connection[bytes, bytes]") -> None:
 
 
 def _end_with_rank_0(lifeline: int) -> None:
-    """End the process when rank 0's does, whatever it is doing."""
+    """End the process when rank 0's does, in any state."""
     os.read(lifeline, 1)
     os._exit(1)
 

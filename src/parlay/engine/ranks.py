@@ -1,4 +1,4 @@
-"""The other ranks of a tensor-parallel engine, as rank 0 sees them: told what to do, and ended."""
+"""The other ranks of a tensor-parallel engine, as rank 0 sees them: started, given orders, ended."""
 
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -20,14 +20,14 @@ class Ranks:
 
     Attributes:
         group: rank 0's view of it, once they are started.
-        threads: that this rank computes with.
+        threads: number that this rank computes with.
         close: ends the others; so does dropping this.
     """
 
     close: Callable[[], Any]
 
     def __init__(self) -> None:
-        """Be alone."""
+        """Be the only rank."""
         self.group: Group = ALONE
         self.threads = env.threads()
         self._links: list[Connection[bytes, bytes]] = []
@@ -37,15 +37,15 @@ class Ranks:
         """Have all ranks but this one load their weights, while this one does.
 
         Args:
-            first: what this rank would be told.
+            first: this rank's own assignment.
 
         Raises:
-            RankError: one does not come.
+            RankError: one does not start.
         """
 
     @property
     def on_order(self) -> OnOrder:
-        """What is to be told of everything that the others are to do."""
+        """The function to call with every order for the others."""
         return self._tell if self._links else nobody
 
     def wait(self, numerics: Sequence[str]) -> None:
@@ -79,7 +79,7 @@ class Ranks:
                 )
 
     def _tell(self, order: Order) -> None:
-        """Have all other ranks do what this one is about to do.
+        """Send all other ranks the order that this one is about to carry out.
 
         Raises:
             RankError: one has ended.

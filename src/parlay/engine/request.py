@@ -66,9 +66,9 @@ class Request:
         leader: the first of the completions of this prompt, if this is another of them.
         tokens: known tokens, prompt and output.
         computed: how many of them the target's cache layers hold.
-        rejected: guesses that were not confirmed, where the request asks for them.
+        rejected: nodes that were not accepted, where the request asks for them.
         prompt_logprobs: of the prompt's second token and those after it, as far as computed.
-        error: why it was aborted, if that was its own doing.
+        error: why it was aborted, if the request itself was the cause.
         draw: the part of `params` that travels in plans.
     """
 
@@ -118,7 +118,7 @@ class Request:
 
     @property
     def longest(self) -> int:
-        """Tokens that the request can ever have."""
+        """Most tokens that the request can have."""
         return len(self.prompt_tokens) + self.max_tokens
 
     @property
@@ -136,8 +136,8 @@ class Request:
 def best(requests: Sequence[Request]) -> list[Request]:
     """Return those completions of a prompt that its user gets, in order.
 
-    Of more than `n` finished ones the `n` of the highest cumulative log-probability; of equals the earlier, and an
-    aborted one after all others.
+    Of more than `n` finished ones the `n` of the highest cumulative log-probability; among equals the earlier, and
+    aborted ones after all others.
     """
     wanted = requests[0].params.n
     if len(requests) == wanted or any(r.finish_reason is None for r in requests):

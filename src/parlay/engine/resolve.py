@@ -1,4 +1,4 @@
-"""What an engine's options come to for one model: its tokenizer, its longest sequence, its ranks."""
+"""An engine's options resolved for one model: its tokenizer, its longest sequence, its ranks."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from parlay.text.tokenizer import TextCodec
 
 
 def text_codec(config: EngineConfig, model: ModelConfig, hub: Hub) -> TextCodec:
-    """Return the model's own tokenizer, or the one that is asked for.
+    """Return the model's own tokenizer, or the one that the config names.
 
     Raises:
         ConfigError: it has more tokens than the model.
@@ -44,23 +44,28 @@ def longest_sequence(config: EngineConfig, limit: int) -> int:
     return config.max_model_len
 
 
-def make_ranks(size: int, address: str | None, widest: int) -> Ranks:
+def make_ranks(config: EngineConfig, widest: int) -> Ranks:
     """Return the ranks of an engine, not yet started; often it is alone.
 
     Args:
-        size: how many.
-        address: where those of other machines join; None for processes of this one.
+        config: of the engine.
         widest: bytes of the longest row that is exchanged.
 
     Raises:
         ConfigError: they cannot be.
     """
+    size, address = config.tensor_parallel_size, config.rank_address
     if size == 1:
         return Ranks()
-    if address is None:
-        from parlay.engine.local_ranks import LocalRanks
+    # Imported where they are needed: gloo and Ray take time.
+    if config.distributed_executor_backend == "ray":
+        from parlay.engine.ray_ranks import RayRanks
 
-        return LocalRanks(size, widest)
-    from parlay.engine.joined_ranks import JoinedRanks  # imports gloo, which takes time
+        return RayRanks(size)
+    if address is not None:
+        from parlay.engine.joined_ranks import JoinedRanks
 
-    return JoinedRanks(size, address)
+        return JoinedRanks.at(size, address)
+    from parlay.engine.local_ranks import LocalRanks
+
+    return LocalRanks(size, widest)

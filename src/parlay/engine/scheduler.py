@@ -1,8 +1,8 @@
-"""Who runs in a step, with how many rows, in which blocks.
+"""Which requests run in a step, with how many rows, in which blocks.
 
 There is no prefill phase and no decode phase: a request has tokens known and tokens computed, and a step closes as
-much of the gap as its row budget allows. Drafts are further rows of requests whose gap closes; where they come from
-is the business of `parlay.drafting`.
+much of the gap as its row budget allows. Drafts are further rows of requests whose gap closes; `parlay.drafting`
+makes them.
 """
 
 import itertools
@@ -24,7 +24,7 @@ class Scheduler:
 
     Attributes:
         pool: the cache blocks.
-        drafting: who guesses.
+        drafting: makes the drafts.
         processors: of the unfinished requests that have one.
         emitted: tokens emitted since start.
         stats: counters, of which those about requests are kept here.
@@ -38,7 +38,7 @@ class Scheduler:
         stats: EngineStats | None = None,
         processors: dict[int, LiveProcessor] | None = None,
     ) -> None:
-        """Begin with no requests, and put their processors where whoever verifies finds them."""
+        """Begin with no requests, and put their processors where the verifier finds them."""
         self._config = config
         self.pool = pool
         self.drafting = drafting
@@ -48,7 +48,7 @@ class Scheduler:
         self._plan_ids = itertools.count()
         self._waiting: list[Request] = []
         self._running: list[Request] = []  # in order of admission
-        self._left = 0  # rows of the plan that is made
+        self._left = 0  # rows left in the plan being made
 
     @property
     def requests(self) -> Iterable[Request]:
@@ -71,7 +71,7 @@ class Scheduler:
         self._waiting.insert(place, request)
 
     def finish(self, request: Request, reason: FinishReason, now: float) -> None:
-        """End a request and give back everything it holds; a step in flight will ignore it."""
+        """End a request and free everything it holds; a step in flight will ignore it."""
         request.finish_reason = reason
         self.stats.finished[reason] += 1
         request.counts.finished = now
@@ -97,10 +97,10 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------------- planning
 
     def plan(self, now: float = 0.0) -> Plan:
-        """Choose the spans of the next step and reserve their blocks; whoever gets the first ones got them `now`.
+        """Choose the spans of the next step and reserve their blocks; a request's first ones are dated `now`.
 
-        Known tokens come first: of running requests, then of waiting ones. Drafts share what rows and blocks are
-        left, so that nobody waits for somebody else's guesses.
+        Known tokens come first: of running requests, then of waiting ones. Drafts share the rows and blocks that are
+        left, so that no request waits for another's draft.
 
         Raises:
             SpanError: the draft of one request could not be made; plan again without the request.
@@ -108,11 +108,11 @@ class Scheduler:
         rows: dict[Request, Rows] = {}
         self._left = self._config.max_num_batched_tokens
         waiting = len(self._waiting)
-        # Requests about to emit go first: a long prompt must not hold them up.
+        # Requests about to emit go first: a long prompt must not delay them.
         for request in sorted(self._running, key=lambda r: r.gap > 1):
             if self._left and request in self._running:
                 self._reserve(request, rows)
-        # If blocks ran out, whoever was preempted would only take them away again.
+        # If blocks ran out, an admitted request would only take them from the preempted ones again.
         if len(self._waiting) == waiting:
             self._admit(rows, now)
         spans = tuple(self._spans(rows))
@@ -146,7 +146,7 @@ class Scheduler:
         return next(r for r in reversed(self._running) if r.priority == worst)
 
     def preempt(self, request: Request) -> None:
-        """Take a running request's blocks; what it knows stays, what it computed is computed again later."""
+        """Take a running request's blocks; its known tokens stay, and are computed again later."""
         request.table.release()
         request.computed = 0
         self.drafting.reset(request)
@@ -157,7 +157,7 @@ class Scheduler:
         self._waiting.insert(place, request)
 
     def _admit(self, rows: dict[Request, Rows], now: float) -> None:
-        """Start waiting requests while there are rows, and blocks that nobody has to be preempted for."""
+        """Start waiting requests while there are rows and free blocks, without preempting others."""
         for request in list(self._waiting):
             if not self._left or len(self._running) == self._config.max_num_seqs:
                 return
@@ -189,7 +189,7 @@ class Scheduler:
         keys = sum(r.computed + known for r, (known, _) in rows.items())
         waiting = bool(self._waiting)
         self.drafting.prepare(tuple(sharing), len(emitting), most - left, keys, left, waiting=waiting)
-        catching = max(2, most // 4)  # rows that run again: everybody waits for them
+        catching = max(2, most // 4)  # rows that run again: all requests wait for them
         next_share = most // max(drafting, 1) - 1  # the next step will have about as many requests
         for request, (known, again) in rows.items():
             end = request.computed + known
@@ -198,7 +198,7 @@ class Scheduler:
                 offer = NOTHING
             if (offer.draft.tokens or offer.states) and request in sharing:
                 left -= len(offer.draft)
-                # One request after another catches up: by a row a step none would, as the target goes on too.
+                # Requests catch up one after another: with a row a step none would, as the target advances too.
                 missing, room = max(offer.states - again, 0), min(left, catching)
                 further = missing if missing <= room else room if room > 1 else 0
                 again, left, catching = again + further, left - further, catching - further
@@ -229,7 +229,7 @@ class Scheduler:
             The requests that emitted tokens or finished, in the plan's order.
 
         Raises:
-            SpanError: one request could not be committed; those after it have lost the step.
+            SpanError: one request could not be committed; for those after it the step is lost.
         """
         assert output.plan_id == plan.plan_id, "an answer to another plan"
         by_id = {r.request_id: r for r in self._running}
@@ -276,7 +276,7 @@ class Scheduler:
             if reason is not None:
                 del request.tokens[known + depth + 1 :]
                 break
-        # What is confirmed beyond the token that ends the request does not count.
+        # Nodes accepted beyond the token that ends the request do not count.
         path = verdict.path[: len(request.tokens) - known]
         if span.draft.tokens:
             counts.guesses.add(len(span.draft), range(len(path)))

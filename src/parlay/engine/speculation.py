@@ -1,4 +1,4 @@
-"""From what a user asks of speculation to proposers, and to what decides how much they draft."""
+"""From a user's speculative config to proposers, and to what decides how much they draft."""
 
 from collections.abc import Sequence
 from time import perf_counter
@@ -19,15 +19,15 @@ from parlay.proposers.base import DeviceProposer, Proposer, TargetInfo
 from parlay.proposers.select import make_proposer, resolve_methods, with_embedded
 from parlay.runner.runner import ModelRunner
 
-_NODES = 16  # most of a draft with branches, unless the user says
+_NODES = 16  # most nodes of a draft with branches, by default
 
 
 def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[Method, ...]:
-    """Return the proposers that a config asks for, which draft at all; no weights are read.
+    """Return the proposers that a config asks for, without those that never draft; no weights are read.
 
     Raises:
         ConfigError: an unknown method or option, or options that do not fit.
-        ModelError: a model of a proposer's own cannot be found or does not fit.
+        ModelError: a proposer's model cannot be found or does not fit.
     """
     found: list[Method] = []
     for one in resolve_methods(with_embedded(config, target.config.path), target.hub):
@@ -46,7 +46,7 @@ def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[Method,
 
 
 def _check_verification(config: SpeculativeConfig, found: Sequence[Method]) -> None:
-    """Make sure that drafts can be verified as asked.
+    """Check that drafts can be verified as asked.
 
     Raises:
         ConfigError: they cannot.
@@ -67,7 +67,7 @@ def _check_verification(config: SpeculativeConfig, found: Sequence[Method]) -> N
 
 
 def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -> Method:
-    """Return a proposer that is loaded, with how far it may draft.
+    """Return a proposer with its draft limits.
 
     Raises:
         ConfigError: its tree does not fit it, the budget or the context.
@@ -106,12 +106,12 @@ def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -
 
 
 def device_proposer(methods: tuple[Method, ...]) -> DeviceProposer | None:
-    """Return the proposer that guesses on the device, if there is one."""
+    """Return the proposer that drafts on the device, if there is one."""
     return next((m.proposer for m in methods if isinstance(m.proposer, DeviceProposer)), None)
 
 
 def method_names(methods: tuple[Method, ...]) -> tuple[str, ...]:
-    """Return what a request may name: plain decoding, then who is loaded."""
+    """Return what a request may name: plain decoding, then the loaded methods."""
     return (PLAIN, *(method.name for method in methods))
 
 
@@ -124,11 +124,11 @@ def make_drafting(
     key_share: float,
     file: CostFile,
 ) -> Drafting:
-    """Return what drafts for an engine's requests, once all weights are loaded.
+    """Return the drafting of an engine's requests, once all weights are loaded.
 
     Args:
-        config: what the user asks for.
-        methods: what `find_methods` made of it.
+        config: the user's.
+        methods: from `find_methods`.
         engine: the options of the engine.
         runner: the target's.
         num_blocks: of the cache.
@@ -161,7 +161,7 @@ def _controller(
     num_blocks: int,
     file: CostFile,
 ) -> Controller:
-    """Return a controller that begins with what was remembered of costs, or else with what is timed now."""
+    """Return a controller that starts from saved costs, or else from passes that are timed now."""
     known = file.read()
     cost.recall(known.steps)
     if not known.steps:

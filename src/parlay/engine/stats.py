@@ -14,7 +14,7 @@ class Reliability:
     Attributes:
         judged: verified nodes whose parent was accepted, a bin.
         expected: the sum of their probabilities.
-        accepted: how many of them were confirmed.
+        accepted: how many of them were accepted.
     """
 
     judged: list[int] = field(default_factory=lambda: [0] * 10)
@@ -68,9 +68,9 @@ class EngineStats(Stats):
 
         Args:
             sources: who guessed each node of its draft.
-            path: its confirmed nodes, root to leaf.
+            path: its accepted nodes, root to leaf.
             judged: of the nodes that the target judged, their probabilities and whether they were accepted.
-            why: there was no draft, if there was none.
+            why: the reason why there was no draft, if there was none.
         """
         self.turns += 1
         for prob, accepted in judged:
@@ -87,5 +87,5 @@ class EngineStats(Stats):
             self.methods.setdefault(source, GuessStats()).add(sources.count(source), depths)
 
     def reset(self) -> None:
-        """Start counting anew."""
+        """Reset all counters."""
         self.__init__()  # type: ignore[misc]

@@ -48,18 +48,18 @@ class Worker:
         *,
         processed_logprobs: bool = False,
     ) -> None:
-        """Get ready.
+        """Prepare the rank.
 
         Args:
             kernels: the operations to run with.
             runner: the target's.
-            proposer: who drafts at the end of a step.
-            verify: what decides which guesses stand.
-            processors: of the requests that have one; whoever adds and ends requests changes them.
+            proposer: drafts at the end of a step.
+            verify: decides which nodes are accepted.
+            processors: of the requests that have one; the scheduler adds and removes them.
             processed_logprobs: report log-probabilities after processing instead of before.
         """
         self._processors = processors
-        self._laws: dict[int, tuple[Law, ...]] = {}  # that the guesses of pending drafts were drawn from
+        self._laws: dict[int, tuple[Law, ...]] = {}  # that pending drafts' nodes were drawn from
         self._processed_logprobs = processed_logprobs
         self._kernels, self._verify = kernels, verify
         self._runner = runner
@@ -68,7 +68,7 @@ class Worker:
             runner.tap(proposer.taps)
 
     def execute(self, plan: Plan) -> StepOutput:
-        """Run the plan's rows through the target, verify the drafts, keep what stands, draft for the next step."""
+        """Run the plan's rows through the target, verify the drafts, keep accepted nodes, draft for the next step."""
         began = perf_counter()
         if self._proposer is not None:
             self._proposer.forget(plan.forgotten)
@@ -115,7 +115,7 @@ class Worker:
     def _propose(
         self, proposer: DeviceProposer, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor
     ) -> list[Proposal]:
-        """Draft for the next step. What goes wrong costs those for whom it did the proposer, and nobody a token."""
+        """Draft for the next step. An error costs the requests that caused it their proposer, and none a token."""
         asked = [bool(s.catch_up.budget or s.catch_up.follow or s.catch_up.hold) for s in spans]
         if not any(asked):
             return [NO_PROPOSAL] * len(spans)
@@ -125,7 +125,7 @@ class Worker:
         except Exception as error:
             blamed = {error.request_id} if isinstance(error, SpanError) else {span.request_id for span in spans}
             cause = (error.__cause__ if isinstance(error, SpanError) else None) or error
-            # Whatever was written beyond what the layers held before will be written again.
+            # Everything written beyond what the layers held before will be written again.
             proposer.forget([span.request_id for span, own in zip(spans, asked, strict=True) if own])
             return [
                 Proposal(
@@ -146,7 +146,7 @@ class Worker:
         return replace(proposal, draft=draft)
 
     def _score_prompt(self, span: Span, first_row: int, hidden: Tensor) -> Iterator[TokenLogprobs]:
-        """Yield how likely the target found each token of a prompt; a few rows of logits at a time."""
+        """Yield the log-probabilities of a prompt's tokens; a few rows of logits at a time."""
         assert span.params.prompt_logprobs is not None
         for first in range(0, len(span.scored), _SCORED_AT_ONCE):
             tokens = span.scored[first : first + _SCORED_AT_ONCE]

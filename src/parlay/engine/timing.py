@@ -1,4 +1,4 @@
-"""What passes of a few rows cost on this machine, timed at start in a moment."""
+"""The time of passes of a few rows on this machine, measured at start."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -6,9 +6,9 @@ from time import perf_counter
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 
-_ROWS = (1, 8, 2, 16, 4, 32, 12, 6, 24, 3)  # what tells most comes first: there may be no time for all
+_ROWS = (1, 8, 2, 16, 4, 32, 12, 6, 24, 3)  # the most informative first: there may be no time for all
 _ROUNDS = 12
-_FIRST = 5.0  # passes that the first of a size may take, which records it
+_FIRST = 5.0  # passes' time that the first of a size may take, since it is recorded
 
 
 def timed_passes(
@@ -20,9 +20,9 @@ def timed_passes(
 ) -> list[tuple[int, float]]:
     """Return rows and seconds of the target's passes, of as many of the `sizes` as `seconds` have room for.
 
-    Sizes take turns, and of each the quickest counts, so that a neighbour's burst hits none alone. The first of a
-    size is recorded, which takes several times as long, and does not count. What passes leave in the cache has no
-    name, and is overwritten before it is read.
+    Sizes take turns, and of each the quickest counts, so that a short load on the machine does not distort one of
+    them. The first pass of a size is recorded, which takes several times as long, and does not count. The blocks that
+    passes write have no name, and are overwritten before they are read.
     """
     quickest: dict[int, float] = {}
     end = clock() + seconds

@@ -35,7 +35,7 @@ class Kernels(Drawing, Protocol):
         name: of the implementation and its instruction set; a part of the numerics id.
         switches: numbers of rows from which `linear` and `logits` take another way through the code. Nothing may
             come of it but speed, and the self-check looks on both sides.
-        prefetch: sets how far ahead weights are asked for, see `tuning.Prefetching`; None where nobody asks.
+        prefetch: sets how far ahead weights are asked for, see `tuning.Prefetching`; None if it is fixed.
     """
 
     name: str
@@ -338,7 +338,7 @@ class Kernels(Drawing, Protocol):
         ...
 
     def logits(self, x: Tensor, weight: LinearWeight, out: Tensor) -> None:
-        """`out = x weight^T` with a float32 result whatever T is.
+        """`out = x weight^T` with a float32 result for any T.
 
         Args:
             x: T `[rows, K]`.

@@ -1,7 +1,7 @@
 """The contract of the kernels that choose tokens; the rules of `base` hold.
 
-A draft with branches needs more than one token a row (`branch`), and of all that may follow at its next level the few
-that it goes on from (`grow`). Neither affects what comes out, only what is guessed.
+A draft with branches needs more than one token a row (`branch`), and of all candidates for its next level the few
+that it continues from (`grow`). Neither affects the output, only what is drafted.
 """
 
 from typing import Protocol
@@ -73,7 +73,7 @@ class Drawing(Protocol):
         ...
 
     def law(self, scores: Tensor, temperatures: Tensor, out: Tensor, filters: Filters | None = None) -> None:
-        """Write the law that `draw` draws from, as log-probabilities: what `log_softmax` makes of `process`.
+        """Write the distribution that `draw` samples, as log-probabilities: `log_softmax` of `process`.
 
         The same bits in all implementations; at temperature 0 one token has everything.
 
@@ -96,9 +96,8 @@ class Drawing(Protocol):
     ) -> None:
         """`out = ln(max(scale e^target - e^draft, 0))`, and `mass` the sum of what the logarithm is taken of.
 
-        That is what is left of the target's law where the draft's was tried in vain, not normalised. What has less
-        than e^-29 counts as nothing, and sums are of units (see `Filters`), so that all implementations give the same
-        bits.
+        That is what is left of the target's distribution after the draft's was rejected, not normalised. Shares below
+        e^-29 count as nothing, and sums are of units (see `Filters`), so that all implementations give the same bits.
 
         Source: Leviathan, Kalman, Matias 2023 (arXiv 2211.17192), the adjusted distribution; with a scale Sun et al.
         2024 (arXiv 2403.10444).
@@ -178,7 +177,7 @@ class Drawing(Protocol):
         above: Tensor | None = None,
         below: Tensor | None = None,
     ) -> None:
-        """Choose, for each of `n` drafts, the `w` nodes that it goes on from at the next level.
+        """Choose, for each of `n` drafts, the `w` nodes that it continues from at the next level.
 
         A node's worth is that of its parent times its own probability. The most worthy are chosen, of equals the
         first; a node that is worth nothing is chosen only where there are no others.

@@ -6,7 +6,7 @@ Plain numbers go through oneDNN. There are three ways, each slower and less in d
     float32   The same, with bfloat16 weights held as float32. Without bfloat16 instructions oneDNN multiplies a few
               rows of bfloat16 in another order than many.
     rows      numpy multiplies and adds one row at a time, so that no row can tell that there are others.
-The self-check finds out which is needed. Weights in float16 are held as float32, which changes none of them.
+The self-check detects which is needed. Weights in float16 are held as float32, which changes none of them.
 Quantised weights have one way, see `kernels.quantised`.
 """
 
@@ -58,7 +58,7 @@ def pack(weight: Tensor | Weight, way: Way = "onednn", *, wide: bool = False) ->
     Args:
         weight: `[outputs, inputs]`.
         way: how to multiply plain numbers; some ways want them in float32.
-        wide: have plain numbers in float32 whatever the way.
+        wide: have plain numbers in float32 in any case.
     """
     weight = Weight.of(weight)
     return LinearWeight(tuple(_pack(part, wide or way != "onednn") for part in weight.parts), *weight.shape)

@@ -1,8 +1,8 @@
 """What depends on the machine and changes no bits, measured where it runs: how far ahead to ask for weights.
 
-Some processors foresee the one stream of weights by themselves, others do not, and a compiled-in choice would be that
-of whoever wrote it. Measured once for each processor, instruction set and number of threads, in about half a second,
-and remembered in one small file. It may be lost or damaged: then it is measured again, no more.
+Some processors prefetch the one stream of weights by themselves, others do not, so a compiled-in choice would fit
+only some. Measured once for each processor, instruction set and number of threads, in about half a second, and saved
+in one small file. If that is missing or damaged, it is measured again.
 """
 
 from collections.abc import Callable, Sequence

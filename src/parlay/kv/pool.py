@@ -1,4 +1,4 @@
-"""The pool of cache blocks: who holds which, which contents may be found again.
+"""The pool of cache blocks: which are in use, and whose contents can be found again.
 
 A block is in exactly one of three states:
     held      one or more tables refer to it (`references > 0`)
@@ -54,7 +54,7 @@ class BlockPool:
         self._references[block] += 1
 
     def release(self, block: int) -> None:
-        """Remove a holder; content that has a name stays findable until evicted."""
+        """Remove a holder; content that has a name can be found until it is evicted."""
         self._references[block] -= 1
         if self._references[block] == 0:
             if self._hash[block] is None:

@@ -1,4 +1,4 @@
-"""The tensors behind the blocks."""
+"""The tensors of the blocks."""
 
 from collections.abc import Sequence
 from math import prod
@@ -22,8 +22,8 @@ def allocate(spec: CacheSpec, num_blocks: int, block_size: int, dtype: torch.dty
 def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return zeros whose pages the system provides when they are first written.
 
-    `torch.zeros` writes all of them at once, which takes a second for each few GB and holds memory that may never be
-    used.
+    `torch.zeros` writes all of them at once, which takes a second for a few GB and uses memory that may never be
+    needed.
     """
     size = prod(shape) * dtype.itemsize
     whole = torch.from_numpy(np.zeros(size + _LINE, np.uint8))

@@ -32,14 +32,14 @@ class BlockTable:
 
     def release(self) -> None:
         """Give back every block."""
-        # Last block first, so that of a cached prefix the end is evicted before the beginning.
+        # Last block first, so that the end of a cached prefix is evicted before its beginning.
         self.trim(0)
         self._published = 0
 
     def adopt_prefix(self, tokens: Sequence[int]) -> int:
         """Share the longest cached run of full blocks that begins `tokens`; the table must be empty.
 
-        At least one token stays uncovered, since its logits are needed.
+        At least one token stays outside, since its logits are needed.
 
         Returns:
             How many tokens the shared blocks hold.

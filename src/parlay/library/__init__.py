@@ -1,1 +1,1 @@
-"""The models on this machine: fetching them, listing them, telling what they are, removing them. Without torch."""
+"""The models on this machine: fetching, listing, describing and removing them. Without torch."""

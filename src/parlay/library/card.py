@@ -1,4 +1,4 @@
-"""What there is to know of a model before it is loaded."""
+"""The description of a model before it is loaded."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from parlay.library.headers import Held, kind_text, read_tensors
 from parlay.library.local import Local, describe, on_this_machine
 from parlay.models.config import architecture_of, read_raw
 
-# What generation_config.json says of sampling, and what a GGUF file may say in its place.
+# The sampling parameters of generation_config.json, and of a GGUF file.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 _GGUF_SAMPLING = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
 _FRONT = 4096  # characters of a README in which its front matter is looked for
@@ -27,16 +27,16 @@ class Card:
     """A checkpoint, as its files describe it; None and empty where they say nothing.
 
     Attributes:
-        local: where it lies and what it is for.
+        local: where it is and what it is for.
         architecture: the class of transformers that it was made for.
         parameters: numbers that were learnt, unless packing hides how many.
         context_length: the longest sequence, in tokens.
         shape: further sizes by their names in a `config.json`.
         kinds: bytes by how numbers are stored.
-        tokenizer: `tokenizer.json`, what a GGUF file calls its tokenizer, or None.
+        tokenizer: `tokenizer.json`, the name of a GGUF file's tokenizer, or None.
         chat_template: whether it has one.
         generation: the defaults of sampling that come with it.
-        license: as the model's own description names it.
+        license: as the model's README names it.
     """
 
     local: Local
@@ -52,7 +52,7 @@ class Card:
 
 
 def read_card(name: str, hub: Hub = DEFAULT) -> Card:
-    """Return what the files of a checkpoint on this machine say; the hub is not asked.
+    """Return the description in a checkpoint's files on this machine; the hub is not asked.
 
     Raises:
         ModelError: it is not on this machine, or its files cannot be read.
@@ -142,7 +142,7 @@ def _numbers(raw: dict[str, Any]) -> dict[str, float]:
 
 
 def _license(readme: Path) -> str | None:
-    """Return what the front matter of a model's description says, which is YAML of one line a key."""
+    """Return the license in the front matter of a model's README, which is YAML of one line a key."""
     try:
         with readme.open(encoding="utf-8", errors="replace") as file:
             lines = file.read(_FRONT).splitlines()

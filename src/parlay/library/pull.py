@@ -1,4 +1,4 @@
-"""Bringing a model onto this machine, whole or not at all."""
+"""Downloading a model to this machine, completely or not at all."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +30,14 @@ class Pulled:
 
 
 def pull(name: str, hub: Hub = DEFAULT) -> Pulled:
-    """Download what is missing of a model, and look at what came before anybody takes it for a model.
+    """Download the missing files of a model, and check them before they count as a model.
 
     Args:
         name: as `find_model` takes it.
         hub: how to fetch it.
 
     Raises:
-        ModelError: there is no such model, or what came is damaged or incomplete.
+        ModelError: there is no such model, or the files are damaged or incomplete.
         CapacityError: the disk is too small.
         ConfigError: a revision of what is not on the hub, or the user's table of short names is malformed.
     """
@@ -80,7 +80,7 @@ def _from_hub(name: str, hub: Hub) -> Pulled:
     try:
         read_tensors(path)
     except ModelError as error:
-        if not new:  # others put it there, and may want it
+        if not new:  # another process put it there, and may need it
             raise
         forget(new)
         raise ModelError(f"{name} is no sound model on the hub, and was dropped: {error}") from None

@@ -1,4 +1,4 @@
-"""Removing models: what lies in the hub's cache or in parlay's own, and nothing else."""
+"""Removing models from the hub's cache or from parlay's own, and nothing else."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt")
 
 @dataclass(frozen=True, slots=True)
 class Removable:
-    """What a name means that may be removed.
+    """The removable files that a name means.
 
     Attributes:
         checkpoints: of all revisions.
-        cut_off: what came of files of the same repository whose downloads did not end.
+        cut_off: incomplete downloads of the same repository.
     """
 
     checkpoints: list[Local]
@@ -28,7 +28,7 @@ class Removable:
 
 
 def removable(name: str, hub: Hub = DEFAULT) -> Removable:
-    """Return what a name means that may be removed.
+    """Return the removable files that a name means.
 
     Raises:
         ConfigError: it came with the package, or is a file of the user's own.
@@ -39,7 +39,7 @@ def removable(name: str, hub: Hub = DEFAULT) -> Removable:
         found = on_this_machine(name, hub)
         named = None if "/" in name else resolve(name)
         path = None if named is None else named.path
-    else:  # as everywhere, what a path means comes before what a name means
+    else:  # as everywhere, a path counts before a name
         found, named = [one for one in look(hub).checkpoints if one.path == path.absolute()], None
     if any(one.place == "embedded" for one in found):
         raise ConfigError(f"{shown(name)} is a part of parlay and cannot be removed")

@@ -1,1 +1,1 @@
-"""One asynchronous engine, and what it asks of the link to whoever computes."""
+"""One asynchronous engine, and its link to the thread or process that computes."""

@@ -1,4 +1,4 @@
-"""A link between an asynchronous engine and whoever computes for it: a thread, a process, or what may come."""
+"""A link between an asynchronous engine and what computes for it: a thread or a process."""
 
 from typing import Protocol
 
@@ -6,27 +6,27 @@ from parlay.link.protocol import Command, Outputs
 
 
 class Link(Protocol):
-    """The end of those who ask. What comes back, and the link's end, are calls to whoever made it."""
+    """The asynchronous engine's end. Outputs, and the link's end, are calls to the object that made it."""
 
     def send(self, command: Command) -> None:
-        """Queue a command, which arrives after those before it; nothing waits, and nothing happens after the end.
+        """Queue a command, which arrives after those before it; never blocks, and does nothing after the end.
 
         Raises:
-            RequestError: it cannot travel.
+            RequestError: it cannot be sent.
         """
 
 
 class Door(Protocol):
-    """The end of whoever computes; its alone, but for `ring`."""
+    """The computing end; used by that thread or process alone, except `ring`."""
 
     def receive(self) -> Command | None:
         """Return the next command that has come; None if there is none."""
 
     def wait(self, *, sending: bool) -> None:
-        """Wait for a command or for `ring` and, if `sending`, until outputs may be taken again."""
+        """Wait for a command or for `ring` and, if `sending`, until outputs may be sent again."""
 
     def send(self, outputs: Outputs) -> bool:
-        """Send outputs; False if nothing can be taken now, and the same are to be given again."""
+        """Send outputs; False if nothing can be sent now, and the same outputs are to be given again."""
 
     def ring(self) -> None:
         """End a `wait`, this one or the next; any thread may."""

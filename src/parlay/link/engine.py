@@ -1,7 +1,7 @@
-"""An engine that serves coroutines, whoever computes: what `AsyncLLM` and the server's client have in common.
+"""An engine that serves coroutines, however it computes: what `AsyncLLM` and the server's client have in common.
 
 Prompts are encoded here, and requests without a seed get theirs here, so that what computes may be replaced, or be
-one of several. What is told of a request is kept by its stream until its reader asks.
+one of several. A request's stream keeps its outputs until they are read.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from parlay.types.prompt import Messages, Prompt, content_of, text_of
 from parlay.types.stats import StatsSnapshot
 
 State = Literal["starting", "ready", "restarting", "closed"]
-_LONG = 1 << 15  # characters of a prompt that are encoded beside the event loop instead of on it
+_LONG = 1 << 15  # characters of a prompt that is encoded beside the event loop instead of on it
 _REQUEST_OPTIONS = ("priority", "tenant", "timeout", "final_only", "deltas")
 
 
 class AsyncEngine(ABC):
-    """Requests in, streams of outputs out, over a link that whoever inherits this makes and mends."""
+    """Requests in, streams of outputs out, over a link that the subclass makes and renews."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Begin without a link."""
@@ -40,18 +40,18 @@ class AsyncEngine(ABC):
         self._link: Link | None = None
         self._facts: Ready | None = None
         self._codec: TextCodec | None = None
-        self._lock = Lock()  # over whether requests are taken, and which are open
+        self._lock = Lock()  # guards whether requests are accepted, and which are open
         self._streams: dict[int, Stream] = {}
         self._arrivals, self._keys = count(), count()
 
     @property
     @abstractmethod
     def state(self) -> State:
-        """`ready` when requests are taken; otherwise `starting`, `restarting` after a death, or `closed`."""
+        """`ready` when requests are accepted; otherwise `starting`, `restarting` after a death, or `closed`."""
 
     @abstractmethod
     def _absence(self) -> ParlayError:
-        """Return why nothing can be asked now."""
+        """Return why no request is accepted now."""
 
     @property
     def model_name(self) -> str:
@@ -87,7 +87,7 @@ class AsyncEngine(ABC):
 
     @property
     def facts(self) -> Ready:
-        """What the engine said of itself when it was ready."""
+        """What the engine reported when it was ready."""
         if self._facts is None:
             raise self._absence()
         return self._facts
@@ -110,7 +110,7 @@ class AsyncEngine(ABC):
         """Yield what one prompt's completions have, as they grow; the last output is finished.
 
         The request is queued when the first output is awaited. It is aborted when the iterator is closed or the
-        coroutine that awaits it is cancelled. With `best_of` above `n` there is one output: only the end decides.
+        coroutine that awaits it is cancelled. With `best_of` above `n` there is one output, at the end.
 
         Args:
             prompt: text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
@@ -119,9 +119,9 @@ class AsyncEngine(ABC):
             tenant: requests of different tenants share no cache.
             timeout: seconds after which the request is aborted.
             final_only: yield the last output alone, which costs less.
-            deltas: completions hold the text, tokens, sources, log-probabilities and rejected guesses that came since
-                the output before, instead of all so far, so that a long answer costs no more for each token than a
-                short one. Their metrics and whatever concerns the prompt are whole.
+            deltas: completions hold the text, tokens, sources, log-probabilities and rejected nodes since the output
+                before, instead of all so far, so that the cost of a token does not grow with the length of the
+                answer. Their metrics and everything about the prompt are complete.
 
         Raises:
             RequestError: the prompt cannot be served, or fails on the way.
@@ -215,7 +215,7 @@ class AsyncEngine(ABC):
     # ------------------------------------------------------------------------------- what comes, in the link's thread
 
     def _take_outputs(self, outputs: Outputs) -> None:
-        """Hand what the engine says of requests to whom it concerns."""
+        """Pass the engine's outputs to the streams of their requests."""
         news: dict[int, list[Delta | PromptScores]] = {}
         told: list[Delta | PromptScores] = [*outputs.prompts, *outputs.deltas]
         for one in told:

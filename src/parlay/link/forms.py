@@ -1,4 +1,4 @@
-"""Grammars compiled beside the engine's thread: a large one takes longer than others should wait for their tokens."""
+"""Grammars compiled outside the engine's thread: a large one takes longer than other requests should wait."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ class Forms:
 
         Args:
             prepare: compiles what a request of a tenant needs; called in the thread.
-            ring: called there when something is done.
+            ring: called there when a request is done.
         """
         self._prepare, self._ring = prepare, ring
         self._thread = ThreadPoolExecutor(1, "parlay-forms")
@@ -36,7 +36,7 @@ class Forms:
         self._wanted.pop(key, None)
 
     def take(self) -> list[tuple[Add, float, SamplingParams | Failure]]:
-        """Return the requests that are prepared, how many seconds each took, and its parameters or what is wrong."""
+        """Return the requests that are prepared, the seconds each took, and its parameters or its error."""
         taken = []
         while not self._done.empty():
             add, found = self._done.get()
@@ -62,7 +62,7 @@ class Forms:
 
 
 def refused(error: Exception, key: int) -> Failure:
-    """Return what the front is told of a request that cannot be added; the engine is as it was."""
+    """Return the front's error for a request that cannot be added; the engine is unaffected."""
     if not isinstance(error, RequestError):
         logger.error("a request could not be added", exc_info=error)
     return Failure.of(error, "the engine cannot take this request", key)

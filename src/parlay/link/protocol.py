@@ -1,7 +1,7 @@
-"""What an asynchronous engine and whoever computes for it tell each other: one message a step.
+"""The messages between an asynchronous engine and what computes for it: one a step.
 
-Between processes it is msgpack, and everything is plain data. What the front need not know of is not sent: of a
-request's progress only what is new, of log-probabilities only numbers, since both sides have the tokenizer.
+Between processes they are msgpack, and everything is plain data. Only what the front needs is sent: of a request's
+progress only what is new, of log-probabilities only numbers, since both sides have the tokenizer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,11 +33,11 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Queue a prompt.
 
     Attributes:
-        key: what the front calls the request.
+        key: the front's name for the request.
         prompt: token ids.
         params: those fields of `SamplingParams` that differ from their defaults.
         priority, tenant, timeout: as in `AsyncLLM.generate`.
-        final_only: tell nothing before the request has finished.
+        final_only: send nothing before the request has finished.
     """
 
     key: int
@@ -82,7 +82,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The engine is being loaded; not every one of these need arrive."""
+    """The engine is being loaded; some of these may be dropped."""
 
     progress: Progress
 
@@ -104,7 +104,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     @classmethod
     def of(cls, error: BaseException, what: str, key: int | None = None) -> "Failure":
-        """Describe an error; `what` begins the sentence about one that nobody raised on purpose."""
+        """Describe an error; `what` begins the sentence about an unexpected one."""
         if isinstance(error, ParlayError):
             return cls(type(error).__name__, str(error), key, error.param)
         return cls(ParlayError.__name__, f"{what} ({type(error).__name__}: {errors.brief(str(error))})", key)
@@ -117,11 +117,11 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """What one completion has besides what was told before.
+    """What one completion has that was not sent before.
 
     Attributes:
         key: the request.
-        request_id: what the engine calls it.
+        request_id: the engine's id.
         index: which of its completions.
         tokens: further tokens.
         text: further text.
@@ -129,7 +129,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
         logprobs: of the tokens, when asked for.
         finish_reason, stop_reason: as in `CompletionOutput`.
         metrics: all of them, as they are now.
-        rejected: further guesses that were not confirmed, when asked for.
+        rejected: further nodes that were not accepted, when asked for.
     """
 
     key: int
@@ -153,7 +153,7 @@ class PromptScores(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What came of one step, of several where the front was behind, or of a command."""
+    """The results of one step, of several where the front was behind, or of a command."""
 
     deltas: list[Delta]
     prompts: list[PromptScores]
@@ -190,12 +190,12 @@ def encode(message: Command | Report) -> bytes:
 
 
 def decode_command(data: bytes) -> Command:
-    """Return what the front says."""
+    """Return the front's message."""
     return _commands.decode(data)
 
 
 def decode_report(data: bytes) -> Report:
-    """Return what the engine's process says."""
+    """Return a message of the engine's process."""
     return _reports.decode(data)
 
 

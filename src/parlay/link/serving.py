@@ -1,8 +1,8 @@
 """The engine's end of a link: commands in, one message a step out.
 
 Commands are taken between steps, so that an abort frees its blocks within one. While the front cannot take a message,
-nothing piles up: what a request has besides what was told of it is worked out when a message can be sent, and the
-next one then tells of several steps at once.
+nothing is queued: what a request has that was not sent is computed when a message can be sent, and that message then
+covers several steps.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _STATS_SECONDS = 0.1  # between two snapshots while the engine is busy
 
 
 def introduce(engine: Engine) -> Ready:
-    """Return what an engine says of itself."""
+    """Return an engine's description."""
     return Ready(
         engine.numerics_id,
         engine.max_model_len,
@@ -48,12 +48,12 @@ class EngineServer:
     """Serves one front with an engine."""
 
     def __init__(self, engine: Engine, door: Door) -> None:
-        """Use an engine that nobody else uses, and the door through which the front is reached."""
+        """Use an engine that nothing else uses, and the door through which the front is reached."""
         self._engine = engine
         self._door = door
         self._told: dict[int, _Told] = {}  # by the front's key
         self._by_request: dict[int, _Told] = {}
-        self._news: dict[Request, _Told] = {}  # what moved and was not told yet, in order
+        self._news: dict[Request, _Told] = {}  # what progressed and was not sent yet, in order
         self._failures: list[Failure] = []
         self._unsent: Outputs | None = None
         self._stats_due, self._stats_sent = True, 0.0
@@ -102,7 +102,7 @@ class EngineServer:
         return True
 
     def _try_to_add(self, add: Add, params: SamplingParams | None = None, seconds: float = 0.0) -> None:
-        """Add a request that came `seconds` ago, or say why not."""
+        """Add a request that came `seconds` ago, or report why not."""
         try:
             self._add(add, SamplingParams(**add.params) if params is None else params, seconds)
         except Exception as error:
@@ -142,7 +142,7 @@ class EngineServer:
             self._news.update(dict.fromkeys(told.shown(), told))
 
     def _tell(self) -> None:
-        """Send what is new, unless the front is behind; what moves until then goes along with it."""
+        """Send what is new, unless the front is behind; later progress is then sent along with it."""
         if self._unsent is None:
             self._unsent = self._message()
         while self._unsent is not None:
@@ -177,7 +177,7 @@ class _Told:
     Attributes:
         key: what the front calls it.
         requests: its completions, as many as are sampled.
-        final_only: whether it is told of only once; so it is where only the end decides what its user gets.
+        final_only: whether only the end is sent; so it is where the best of several completions are wanted.
     """
 
     def __init__(self, add: Add, requests: Sequence[Request]) -> None:
@@ -203,7 +203,7 @@ class _Told:
         return chosen
 
     def delta(self, request: Request) -> Delta:
-        """Return what is new of one completion, which then is known."""
+        """Return what is new of one completion, which then counts as sent."""
         known, text = self._tokens[request], text_since(request, self._text[request])
         self._tokens[request] = len(request.tokens) - len(request.prompt_tokens)
         self._text[request] += len(text)

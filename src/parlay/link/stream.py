@@ -1,7 +1,7 @@
-"""One request as whoever asked sees it: what was told of it, put together when its reader asks.
+"""One request as its reader sees it: its messages, put together when the reader asks.
 
-A reader that is slow misses steps but no tokens, and keeps nothing waiting: what it did not take yet is one piece of
-news when it does. Put together is what is new, or, for a reader that wants that each time, everything so far.
+A reader that is slow misses steps but no tokens, and blocks nothing: what it has not taken yet is one output when it
+does. An output is what is new or, for a reader that wants that each time, everything so far.
 """
 
 from asyncio import AbstractEventLoop, Event, get_running_loop
@@ -16,7 +16,7 @@ from parlay.types.plan import TokenLogprobs
 
 
 class Stream:
-    """Collects one request's deltas for one reader, on the event loop that made it; any thread may bring them.
+    """Collects one request's deltas for one reader, on the event loop that made it; any thread may add them.
 
     Attributes:
         ended: whether nothing more will come.
@@ -50,7 +50,7 @@ class Stream:
         self._scores: tuple[dict[int, Logprob] | None, ...] | None = None
         self._loop = get_running_loop()
         self._ready = Event()
-        self._lock = Lock()  # over what follows, which both sides use
+        self._lock = Lock()  # guards what follows, which both sides use
         self._news: list[Delta | PromptScores] = []
         self._unfinished = set(range(params.n))
         self._error: ParlayError | None = None
@@ -64,7 +64,7 @@ class Stream:
         return 0 if self.ended else len(self._unfinished)
 
     def add(self, *news: Delta | PromptScores) -> bool:
-        """Take what is new; False if nobody can ever read it.
+        """Take what is new; False if it can never be read.
 
         Raises:
             IndexError: of a completion that was not asked for.
@@ -87,7 +87,7 @@ class Stream:
                 self._wake()
 
     def _wake(self) -> bool:
-        """Tell the reader that there is something new."""
+        """Wake the reader."""
         if self._woken:
             return True
         self._woken = True
@@ -96,7 +96,7 @@ class Stream:
             return True
         try:
             self._loop.call_soon_threadsafe(self._ready.set)
-        except RuntimeError:  # the loop was closed: whoever asked is gone
+        except RuntimeError:  # the loop was closed: the reader is gone
             return False
         return True
 
@@ -133,7 +133,7 @@ class Stream:
 
 
 class _Completion:
-    """What was told of one completion: since the last output for a reader of deltas, or since the beginning."""
+    """What was received of one completion: since the last output for a reader of deltas, or since the beginning."""
 
     def __init__(self, params: SamplingParams) -> None:
         self._scored, self._rejects = params.logprobs is not None, params.return_rejected

@@ -27,8 +27,8 @@ class ThreadLink:
         """Start the thread.
 
         Args:
-            engine: nobody else may use it.
-            on_outputs: called in the thread with everything that the engine says.
+            engine: nothing else may use it.
+            on_outputs: called in the thread with all the engine's outputs.
             on_end: called there once, at last; with the error by which the engine has failed, if so.
         """
         self._door = ThreadDoor(on_outputs)
@@ -38,7 +38,7 @@ class ThreadLink:
         self.thread.start()
 
     def send(self, command: Command) -> None:
-        """Queue a command; whatever it holds travels as it is."""
+        """Queue a command, which is passed as it is."""
         self._door.put(command)
 
     def _run(self) -> None:
@@ -57,7 +57,7 @@ class ThreadDoor:
 
     def __init__(self, on_outputs: Callable[[Outputs], None]) -> None:
         self._on_outputs = on_outputs
-        self._queue: SimpleQueue[Command | None] = SimpleQueue()  # None where somebody rang
+        self._queue: SimpleQueue[Command | None] = SimpleQueue()  # None for a ring
         self._first: Command | None = None  # what `wait` has found
         self._rung = False  # whether a ring was found while commands were looked for, so that it ended no `wait`
 

@@ -1,4 +1,4 @@
-"""What a forward pass is told besides its tokens. It is passed, never global."""
+"""A forward pass's input besides its tokens. It is passed as an argument, never global."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class LayerCache(NamedTuple):
 class Buffers:
     """Memory for what a forward pass computes on its way, one tensor for each role and width.
 
-    Layers run one after another and share it: what was written under a role stands until the next layer asks for
+    Layers run one after another and share it: the content of a role is valid until the next layer asks for the
     the same role.
     """
 
@@ -32,7 +32,7 @@ class Buffers:
         self._tensors: dict[tuple[str, int], Tensor] = {}
 
     def __call__(self, role: str, width: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the tensor `[rows, width]` of a role; its content is whatever it held last.
+        """Return the tensor `[rows, width]` of a role; its content is arbitrary.
 
         Args:
             role: what it is for; a role has one dtype.
@@ -51,7 +51,7 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """Where the rows of a batch stand and what they see.
+    """Positions and slots of a batch's rows, and what they see.
 
     Attributes:
         kernels: the operations to run with.

@@ -284,7 +284,7 @@ class Decoder:
             max_model_len: rotary tables are made for this many positions.
             kernels: the operations to run with.
             group: the ranks that share each layer.
-            on_read: told of every tensor that was read.
+            on_read: called with every tensor that was read.
             layers: read only so many: none for the embedding and the head alone, which proposers borrow.
 
         Raises:
@@ -293,7 +293,7 @@ class Decoder:
         self.config = config
         self.dtype = dtype
         style = config.style
-        # A factor meets embeddings of the model's dtype in that dtype.
+        # A factor is applied to embeddings in the model's dtype.
         self._embedding_scale = float(torch.tensor(style.embedding_scale, dtype=dtype))
         everywhere = cos_sin_table(config, max_model_len)
         local = cos_sin_table(config, max_model_len, style.local_rotary) if style.local_rotary else everywhere
@@ -349,7 +349,7 @@ class Decoder:
 
     @property
     def embedding(self) -> Embedding:
-        """The embedding, for who looks tokens up as the model does."""
+        """The embedding, for callers that look tokens up as the model does."""
         return self._embedding
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ _MOST = (1 << 31) - 1  # of any size; beyond are only damaged files
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """Where a draft head lies, and what its `config.json` says."""
+    """Where a draft head lies, and its `config.json`."""
 
     path: Path
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -54,7 +54,7 @@ class HeadConfig:
         """Refuse a head that was made for another target.
 
         Args:
-            target: the one it is to guess for.
+            target: the one that it is to draft for.
             hidden: width of the hidden states that the head reads, if known.
             vocab: how many tokens it knows, if known.
 

@@ -165,7 +165,7 @@ class Embedding:
 
 
 class Head:
-    """The language model head: float32 logits whatever the model's dtype.
+    """The language model head: float32 logits for any dtype of the model.
 
     Logits in bfloat16 would tie exactly at the top too often for a total order to be worth anything. Each rank keeps
     its own part of the vocabulary.

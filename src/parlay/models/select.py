@@ -34,7 +34,7 @@ families = Registry("parlay.models.families", "model family")
 
 
 class Model(Protocol):
-    """What a family file's `Model` offers. `weight_shapes` and `expect` need no instance.
+    """The interface of a family file's `Model`. `weight_shapes` and `expect` need no instance.
 
     Beside it the file has `describe(config)`, which returns the config with the family's style, or raises a
     ModelError that names a key with a value that the family does not serve.

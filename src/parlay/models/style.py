@@ -1,4 +1,4 @@
-"""What tells one family of decoders from another, as data; the defaults are Llama's."""
+"""What distinguishes one family of decoders from another, as data; the defaults are Llama's."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Style:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreign:
-    """What is known of a model that a class of another library computes.
+    """Description of a model that a class of another library computes.
 
     Attributes:
         library: its name and version, on which the bits of the results depend.

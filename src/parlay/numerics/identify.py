@@ -43,7 +43,7 @@ class Numerics:
         bits: a digest of what the kernels made of the self-check's numbers, and of the versions of parlay and of the
             libraries that make tokens of prompts and say what grammars permit.
         exact: whether the self-check found rows independent of each other.
-        verification: of drafts, where it is not the coupled one: tokens then depend on what was guessed too.
+        verification: of drafts, where it is not the coupled one: tokens then depend on drafts too.
     """
 
     model: str
@@ -123,7 +123,7 @@ def inspect(
     *,
     dequantize: bool = False,
 ) -> tuple[Numerics, dict[Case, Finding]]:
-    """Run the self-check on whole weights and many more numbers of rows than at start, whatever is remembered.
+    """Run the self-check on whole weights and many more numbers of rows than at start, ignoring saved results.
 
     Args:
         model: a directory, a GGUF file or the name of an embedded model.

@@ -1,6 +1,6 @@
 """The self-check of models that another library computes in part: the whole model, rows alone and among others.
 
-What that library does between the kernels cannot be checked one operation at a time, for nobody has a list of it.
+What that library does between the kernels cannot be checked one operation at a time, because there is no list of it.
 So the model itself is run: a few tokens one by one, and the same tokens in passes of every size, each of them as
 often as the pass has room for. Every pass writes the same keys and values to the same slots.
 

@@ -1,4 +1,4 @@
-"""Ranks of several machines hand each other columns over the network, by gloo (the library within torch)."""
+"""Exchange of columns among ranks of several machines over the network, by gloo (the library within torch)."""
 
 from datetime import timedelta
 from itertools import pairwise
@@ -14,7 +14,7 @@ _REACHING = 20  # seconds
 
 
 def make_store(host: str) -> TCPStore:
-    """Return where the ranks of a group find each other; this process keeps it.
+    """Return the store with which the ranks of a group find each other; this process keeps it.
 
     Args:
         host: an address of this machine that the others reach.
@@ -39,7 +39,7 @@ def reach_store(host: str, port: int) -> TCPStore:
 class Gloo:
     """An `Exchange` over TCP, of which passes cannot be recorded.
 
-    Neither gloo nor its store authenticates anybody: they are for a network whose machines are trusted.
+    Neither gloo nor its store authenticates its peers: they are for a network whose machines are trusted.
     """
 
     recordable = False
@@ -68,7 +68,7 @@ class Gloo:
             raise RankError(f"the ranks of this engine do not reach each other: {_first_line(error)}") from None
 
     def gather(self, own: Tensor, out: Tensor, bounds: tuple[int, ...]) -> None:
-        """See `parlay.parallel.group.Exchange`; shares travel padded to the widest."""
+        """See `parlay.parallel.group.Exchange`; shares are sent padded to the widest."""
         widths = [end - begin for begin, end in pairwise(bounds)]
         sent = own.new_zeros((own.shape[0], max(widths)))
         sent[:, : own.shape[1]] = own

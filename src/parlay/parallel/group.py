@@ -1,7 +1,7 @@
 """A group of ranks among which layers are split. Most engines have a group of one.
 
 Every layer is split by its **outputs**: a rank computes its share of them over all inputs, and the shares are
-gathered. So each number is summed as it is on one rank, whatever the shape, and has the same bits for any number of
+gathered. So each number is summed as it is on one rank, for any shape, and has the same bits for any number of
 ranks. That takes twice the exchanges of splitting by inputs and adding sums, each a plain copy.
 """
 

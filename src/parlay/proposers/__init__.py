@@ -1,1 +1,1 @@
-"""Whatever guesses. One proposer a file; the folder is the registry."""
+"""Proposers, which guess tokens. One proposer a file; the folder is the registry."""

@@ -15,7 +15,7 @@ from parlay.parallel.group import ALONE
 
 
 class Body:
-    """The layers of a head: the first without the norm before its attention, any others ordinary ones."""
+    """The layers of a head: the first without the norm before its attention, the others ordinary ones."""
 
     def __init__(self, config: ModelConfig, length: int, read: Sequence[Reader], kernels: Kernels) -> None:
         """Read the weights.
@@ -26,7 +26,7 @@ class Body:
             read: of each layer, by the tensors' names in it.
             kernels: the operations to run with.
         """
-        # A rotary embedding of the head's own: it is never the target's.
+        # The head has its rotary embedding, which is never the target's.
         cos_sin = cos_sin_table(config, length)
         first = read[0]
         self._eps = config.rms_norm_eps
@@ -36,7 +36,7 @@ class Body:
         self._others = [Layer(config, i, read[i], kernels, ALONE, cos_sin) for i in range(1, config.num_layers)]
 
     def __call__(self, x: Tensor, state: Tensor, context: ForwardContext) -> None:
-        """Run the layers on attention's input `x`, and add to `state` `[rows, d]` what they give."""
+        """Run the layers on attention's input `x`, and add their output to `state` `[rows, d]`."""
         kernels = context.kernels
         normed = context.buffers("normed", state.shape[1])
         mixed = self._attention(x, context, context.cache[0])

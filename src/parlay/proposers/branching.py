@@ -1,15 +1,15 @@
-"""Drafts with branches: several guesses at each place, and several of a level's nodes to go on from.
+"""Drafts with branches: several children of a node, and several of a level's nodes to continue from.
 
-Of every node's row the likeliest few tokens become its children (`Kernels.branch`), with the noise that the target
-will draw with; the most worthy of all children of a level are the nodes of the next (`Kernels.grow`), where worth is
-the product of the probabilities on the path. In the end the most worthy of everything guessed are the draft. No
-Python runs between two levels here either.
+The likeliest few tokens of each node's row become its children (`Kernels.branch`), with the noise that the target
+will sample with; the best of all children of a level are the nodes of the next (`Kernels.grow`). A node's worth is
+the product of the probabilities on its path. In the end the best of all nodes are the draft. No Python runs between
+two levels here either.
 
-Nodes of a level share no place in a cache with known tokens: their keys and values lie in scratch slots, of which
-each node sees its own path's. Where no guess depends on those before it (Medusa), a level has but one row a request,
+Nodes of a level have no cache slots in order behind the known tokens: their keys and values lie in scratch slots, of
+which each node sees its own path's. Where no node depends on those before it (Medusa), a level has one row a request,
 and a path may take any of its tokens at each level.
 
-Source: EAGLE-2's dynamic trees (Li et al. 2024, arXiv 2406.16858), with a child's worth from scores that have the
+Source: EAGLE-2's dynamic trees (Li et al. 2024, arXiv 2406.16858), with a child's worth from scores that include the
 target's noise; without noise the two are the same.
 """
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from parlay.proposers.expander import Head, Start
 
 
-# What guesses are taken to be worth where only their ranks may count, given their parents.
+# Assumed probabilities of nodes where only their ranks may count, given their parents.
 _FIRST_RANK, _NEXT_RANK = 0.7, 0.25
 
 
 class Guess(NamedTuple):
-    """A node that a draft may have, its children not known yet.
+    """A node that a draft may have, its children not yet known.
 
     Attributes:
         worth: probability of its whole path.
-        parent: the number of another guess, `ROOT` for none.
-        token: its own.
+        parent: the number of another node, `ROOT` for none.
+        token: its token.
         prob: given its parent.
         origin: which node of its level its parent is.
     """
@@ -61,8 +61,8 @@ class Branching:
         """Allocate.
 
         Args:
-            head: whose guesses they are.
-            kernels: to choose with.
+            head: the one that drafts.
+            kernels: the operations to choose with.
             tokens: int64 `[levels + 1, MOST_ROWS]`, what each level's rows run; written from level 1 on.
         """
         self._head, self._kernels, self._tokens = head, kernels, tokens
@@ -73,13 +73,13 @@ class Branching:
         self._unused = torch.zeros(MOST_ROWS * MOST_WIDTH)
         self._ranked: dict[int, Tensor] = {}  # by width
         self._origin, self._chosen = torch.zeros((2, levels, MOST_ROWS), dtype=torch.int64)
-        # Requests draw at level 0, each of its nodes with the same noise from then on.
+        # Requests draw at level 0; from then on all nodes of a request draw with the same noise.
         self._first, self._later = Draws(levels, MOST_ROWS), Draws(levels, MOST_ROWS)
 
     def prepare(self, turn: Sequence["Start"], width: int, *, private: bool = False) -> None:
-        """Take note of who drafts, deepest first, and whether laws are kept.
+        """Set which requests draft, deepest first, and whether draft distributions are kept.
 
-        Where they are, no guess may decide what becomes of it: drafts then branch by ranks alone.
+        Where they are, no token may decide which nodes a draft has: drafts then branch by ranks alone.
         """
         spans, positions = [start.span for start in turn], [start.position for start in turn]
         self._first.prepare(spans, positions, private=private)
@@ -97,7 +97,7 @@ class Branching:
             yield ("tree", *kind, level, count, width), partial(self.level, level, count, width)
 
     def level(self, level: int, count: int, width: int) -> None:
-        """Guess the children of a level's nodes, for the leading requests, by kernels alone."""
+        """Make the children of a level's nodes, for the leading requests, by kernels alone."""
         self.choose(level, self.score(level, count, width), width)
 
     def score(self, level: int, count: int, width: int) -> Tensor:
@@ -134,7 +134,7 @@ class Branching:
         draws.branch(self._kernels, level, logits, *self._of(level, len(logits), width), self._head.ids)
 
     def choose_at_once(self, counts: Sequence[int], width: int) -> None:
-        """Choose the children at all levels of a head that makes the logits of all of them at once."""
+        """Choose the children at all levels, for a head that computes the logits of all of them at once."""
         made = torch.tensor([level * MOST_ROWS + row for level, count in enumerate(counts) for row in range(count)])
         tokens, likely = (
             kept[:, : MOST_ROWS * width].view(-1, MOST_ROWS, width) for kept in (self._children, self._likely)
@@ -146,7 +146,7 @@ class Branching:
             likely[level, row] = self._ranks(width)[:width] if self._first.private else found[1]
 
     def drafts(self, turn: Sequence["Start"], width: int) -> list[Draft]:
-        """Return what was guessed, as drafts of the most worthy nodes."""
+        """Return the drafts, of the nodes with the highest worth."""
         depth = turn[0].length
         rows, size = len(turn) * width, len(turn) * width * width
         children, likely = self._children[:depth, :size].tolist(), self._likely[:depth, :size].tolist()
@@ -171,7 +171,7 @@ class Branching:
         return made
 
     def _laws(self, row: int, width: int) -> "Callable[[int, int], Law] | None":
-        """Return what finds the law that a request's guesses were drawn from, by level and parent there."""
+        """Return what finds the distribution that a node was drawn from, by its level and its parent there."""
         if not self._first.private:
             return None
         free, ids = self._head.path_free, self._head.ids
@@ -185,14 +185,14 @@ class Branching:
         return law
 
     def _ranks(self, width: int) -> Tensor:
-        """Return what children are worth by their ranks alone, `[MOST_ROWS * width]`."""
+        """Return the worth of children by their ranks alone, `[MOST_ROWS * width]`."""
         if width not in self._ranked:
             own = torch.tensor([_FIRST_RANK * _NEXT_RANK**rank for rank in range(width)])
             self._ranked[width] = own.repeat(MOST_ROWS)
         return self._ranked[width]
 
     def _of(self, level: int, rows: int, width: int, *, read: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the children of a level's nodes, tokens `[rows, width]` and how likely they are."""
+        """Return the children of a level's nodes, tokens `[rows, width]`, and their probabilities."""
         size, likely = rows * width, self._likely[level]
         if self._first.private:
             likely = self._ranks(width) if read else self._unused
@@ -200,7 +200,7 @@ class Branching:
 
 
 def _grown(levels: Sequence[tuple[list[int], list[float], list[float], list[int]]], width: int) -> list[Guess]:
-    """Return all children of all levels' nodes; of each level tokens and probabilities of these, worth and number."""
+    """Return all children of all levels' nodes; `levels` has their tokens, probabilities, worth and number."""
     guesses: list[Guess] = []
     before = 0  # where the children of the level before begin
     for level, (tokens, probs, worth, chosen) in enumerate(levels):
@@ -214,7 +214,7 @@ def _grown(levels: Sequence[tuple[list[int], list[float], list[float], list[int]
 
 
 def _chosen(levels: Sequence[tuple[list[int], list[float]]], choices: Sequence[tuple[int, ...]]) -> list[Guess]:
-    """Return the guesses on paths of ranks, as far as there are levels."""
+    """Return the nodes on paths of ranks, as far as there are levels."""
     guesses: list[Guess] = []
     places: dict[tuple[int, ...], int] = {(): ROOT}
     for path in choices:
@@ -230,7 +230,7 @@ def _chosen(levels: Sequence[tuple[list[int], list[float]]], choices: Sequence[t
 def _products(levels: Sequence[tuple[list[int], list[float]]], most: int) -> list[Guess]:
     """Return the `most` likeliest paths where every level's tokens may follow any of the level before."""
     guesses: list[Guess] = []
-    # Who comes next: the worth, the level, the rank at it, and the guess that it follows.
+    # The candidates: worth, level, rank at it, and the node that it follows.
     heap: list[tuple[float, int, int, int]] = []
 
     def offer(level: int, rank: int, parent: int) -> None:
@@ -248,9 +248,9 @@ def _products(levels: Sequence[tuple[list[int], list[float]]], most: int) -> lis
 
 
 def _draft(guesses: Sequence[Guess], most: int, source: str, law: Callable[[int, int], "Law"] | None = None) -> Draft:
-    """Return the draft of the `most` most worthy guesses, the best path first.
+    """Return the draft of the `most` nodes with the highest worth, the best path first.
 
-    A parent comes before its children in `guesses` and is worth no less, so whatever is taken is a tree.
+    A parent comes before its children in `guesses` and is worth no less, so any prefix of the order is a tree.
     """
     order = sorted(range(len(guesses)), key=lambda i: -guesses[i].worth)[:most]
     below: dict[int, list[int]] = {}

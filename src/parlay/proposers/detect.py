@@ -1,7 +1,7 @@
-"""What a checkpoint is for: told from its config and the names and shapes of its tensors.
+"""What a checkpoint is for, detected from its config and the names and shapes of its tensors.
 
-Heads of one kind come in several layouts, some under the name of an ordinary language model's class. What a config
-says outright comes first. Each method that reads heads knows its own (`methods/*/format.py`, which imports no torch).
+Heads of one kind come in several layouts, some under the class name of an ordinary language model. What a config
+states comes first. Each method that reads heads knows its layouts (`methods/*/format.py`, which imports no torch).
 """
 
 import re
@@ -13,7 +13,7 @@ from parlay.checkpoints.files import class_names, read_json
 from parlay.errors import ModelError
 from parlay.registry import Registry
 
-# Heads that are not served, by what an architecture or model type has in it, in small letters; the first that fits.
+# Heads that are not supported, by a lower-case part of their architecture or model type; the first match counts.
 _OTHERS = {
     "dflash": "dflash",
     "dspark": "dspark",
@@ -26,10 +26,10 @@ _LANGUAGE_MODEL = re.compile(r"\w+(ForCausalLM|LMHeadModel)")
 
 
 def detect(path: Path) -> str | None:
-    """Return the speculative method that a checkpoint is for, or None if nothing tells.
+    """Return the speculative method that a checkpoint is for, or None if it cannot be detected.
 
-    Methods that parlay does not know are returned too: what cannot be served can still be named. Files that cannot be
-    read tell nothing; whoever needs them will say why.
+    Methods that parlay does not know are returned too, so that messages can name them. Files that cannot be read
+    count as unknown; the code that loads them reports why.
 
     Args:
         path: a model's directory or GGUF file.
@@ -43,7 +43,7 @@ def detect(path: Path) -> str | None:
     said = announced(raw)
     if said is not None:
         return said
-    from parlay.checkpoints.loader import Checkpoint  # with torch, which what a config says does without
+    from parlay.checkpoints.loader import Checkpoint  # imports torch, which configs alone do not need
 
     try:
         with Checkpoint(path, head=True) as weights:
@@ -59,7 +59,7 @@ def detect(path: Path) -> str | None:
 
 
 def is_head(path: Path) -> bool:
-    """Whether a checkpoint guesses for a model and is none itself."""
+    """Whether a checkpoint is a head or draft model for another model."""
     return detect(path) not in (None, "draft_model")
 
 
@@ -70,11 +70,11 @@ def _may_be_gguf(file: Path) -> bool:
         with file.open("rb") as opened:
             return opened.read(4) == b"GGUF"
     except OSError:
-        return True  # whoever reads it will say why it cannot be
+        return True  # the code that reads it reports why it cannot
 
 
 def announced(raw: Mapping[str, Any]) -> str | None:
-    """Return what a config says that the checkpoint is."""
+    """Return the method that a config states."""
     inner = raw.get("speculators_config")
     algorithm = raw.get("speculators_model_type") or (inner.get("algorithm") if isinstance(inner, dict) else None)
     if isinstance(algorithm, str):
@@ -87,7 +87,7 @@ def announced(raw: Mapping[str, Any]) -> str | None:
 
 
 def _matching(raw: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """Return the first format that a checkpoint has, by name."""
+    """Return the first format that a checkpoint matches, by name."""
     return next((name for name in formats.names() if formats.load(name).matches(raw, shapes)), None)
 
 

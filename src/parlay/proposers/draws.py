@@ -1,11 +1,11 @@
-"""How draft heads draw their guesses: with the noise of the very choices that they try to foresee.
+"""How draft heads draw their nodes: with the noise of the target's choices that they try to predict.
 
-A guess is right if the target draws the same token. So a head draws as the target does, from its own idea of the
-distribution, at the request's temperature and under its filters, with the noise of the request and place (Daliri,
-Musco, Suresh 2024, arXiv 2408.07978). Taking its likeliest token instead would be right only as often as the target
-takes its own likeliest; at temperature 0 the two are the same.
+A node is accepted if the target draws the same token. So a head samples as the target does, from its own
+distribution, at the request's temperature and with its filters, with the noise of the request and position (Daliri,
+Musco, Suresh 2024, arXiv 2408.07978). Its likeliest token would be accepted only as often as the target samples that
+token; at temperature 0 the two are the same.
 
-Classical verification wants the opposite: noise that nobody shares, and the law that each guess was drawn from.
+Classical verification needs the opposite: private noise, and the distribution that each node was drawn from.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from parlay.types.plan import Span
 
 
 class Draws:
-    """What the requests that draft at once draw with, in memory that recordings may keep.
+    """The noise and filters of the requests that draft together, in memory that recordings may keep.
 
     Attributes:
         filtered: whether any of them filters. Passes are recorded once with filters and once without.
-        private: whether they draw with noise of their own, and laws are kept. Recorded apart too.
+        private: whether they draw with private noise, and distributions are kept. Recorded separately too.
     """
 
     def __init__(self, steps: int, rows: int) -> None:
@@ -44,7 +44,7 @@ class Draws:
         )
 
     def prepare(self, spans: Sequence[Span], positions: Sequence[int], *, private: bool = False) -> None:
-        """Take note of who drafts, of the position of each one's first guess, and whether laws are kept."""
+        """Set which requests draft, the position of each one's first node, and whether distributions are kept."""
         self.private = private
         params, rows = [span.params for span in spans], len(spans)
         self._temperatures[:rows] = temperature_tensor(params)
@@ -61,15 +61,15 @@ class Draws:
     def draw(
         self, kernels: Kernels, step: int, logits: Tensor, tokens: Tensor, probs: Tensor, ids: Tensor | None = None
     ) -> None:
-        """Draw guess `step` of the leading requests, by kernels alone.
+        """Draw node `step` of the leading requests, by kernels alone.
 
         Args:
             kernels: to run with.
             step: which of the draft's tokens, counted from 0.
             logits: float32 `[rows, D]`.
-            tokens: int64 `[rows]`, written: ids of the target's.
-            probs: float32 `[rows]`, written: how likely they are to the head.
-            ids: int64 `[D]`, of the tokens that the head can guess; None where these are the target's.
+            tokens: int64 `[rows]`, written: ids of the target's vocabulary.
+            probs: float32 `[rows]`, written: their probabilities to the head.
+            ids: int64 `[D]`, the target's ids of the head's vocabulary; None where they are the same.
         """
         rows = len(logits)
         filters = self._filters.first(rows) if self.filtered else None
@@ -81,7 +81,7 @@ class Draws:
     def branch(
         self, kernels: Kernels, step: int, logits: Tensor, tokens: Tensor, probs: Tensor, ids: Tensor | None = None
     ) -> None:
-        """Choose several guesses a row where `draw` takes one; `tokens` and `probs` are `[rows, children]`."""
+        """Choose several nodes a row where `draw` takes one; `tokens` and `probs` are `[rows, children]`."""
         rows = len(logits)
         filters = self._filters.first(rows) if self.filtered else None
         noise = self._temperatures[:rows], self._seeds[:rows], self._positions[step, :rows]
@@ -90,22 +90,22 @@ class Draws:
         kernels.branch(logits, *noise, tokens, probs, filters, ids)
 
     def branch_at(self, kernels: Kernels, places: Tensor, logits: Tensor, children: int) -> tuple[Tensor, Tensor]:
-        """Choose several guesses a row where `draw_at` takes one; returns both `[n, children]`."""
+        """Choose several nodes a row where `draw_at` takes one; returns both `[n, children]`."""
         tokens, probs = torch.empty((len(places), children), dtype=torch.int64), torch.empty((len(places), children))
         self._keep_at(kernels, places, logits)
         kernels.branch(logits, *self._noise_at(places), tokens, probs, self._filters_at(places))
         return tokens, probs
 
     def draw_at(self, kernels: Kernels, places: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw guesses of several steps at once.
+        """Draw nodes of several steps at once.
 
         Args:
             kernels: to run with.
-            places: int64 `[n]`, of each guess its step times the `rows` there is room for, plus its request's row.
+            places: int64 `[n]`, of each node its step times the `rows` there is room for, plus its request's row.
             logits: float32 `[n, V]`.
 
         Returns:
-            Tokens int64 `[n]`, and how likely they are to the head, float32 `[n]`.
+            Tokens int64 `[n]`, and their probabilities to the head, float32 `[n]`.
         """
         tokens, probs = torch.empty(len(places), dtype=torch.int64), torch.empty(len(places))
         self._keep_at(kernels, places, logits)
@@ -113,11 +113,11 @@ class Draws:
         return tokens, probs
 
     def law(self, step: int, row: int, ids: Tensor | None = None) -> Law:
-        """Return what guesses of a row were drawn from at a step; `ids` as in `draw`."""
+        """Return the distribution that a row's nodes were drawn from at a step; `ids` as in `draw`."""
         return Law(self._laws[step, row].clone(), ids)
 
     def _kept(self, vocab: int) -> Tensor:
-        """Return where laws lie, `[steps, rows, D]`; the system gives memory only for what is written."""
+        """Return the memory of distributions, `[steps, rows, D]`; only written pages take memory."""
         if not len(self._laws):
             self._laws = torch.empty((self._steps, self._rows, vocab))
         return self._laws

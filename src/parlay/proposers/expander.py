@@ -1,16 +1,16 @@
-"""The one loop over the levels of drafts, whoever guesses.
+"""The one loop over the levels of drafts, for all heads.
 
-A head says what its first guess follows from (`begin`), makes the states of a level out of the guesses of the one
-before (`advance`) and gives their logits (`score`). The rest is the same for all: who drafts how far, drawing, and
-making drafts of what was drawn.
+A head prepares what its first node follows from (`begin`), computes the states of a level from the nodes of the one
+before (`advance`) and gives their logits (`score`). The rest is the same for all: which requests draft how far,
+drawing, and making drafts of what was drawn.
 
-Guesses stay where the kernels write them: a level reads those of the level before from memory, and only at the end
-all are read out at once. Requests with the longest drafts come first, so that those still drafting are always the
-leading rows of the same memory, and the pass of a level depends on nothing but how many there are. Each is recorded,
-so that between two levels no Python runs; more requests than a recorded pass has rows take turns. Where a request has
-a processor Python must run: its rows are shown to it before a token is drawn of them.
+Nodes stay where the kernels write them: a level reads those of the level before from memory, and only at the end are
+all of them copied to the host. Requests with the longest drafts come first, so that those still drafting are always
+the leading rows of the same memory, and the pass of a level depends only on their number. Each is recorded, so that
+no Python runs between two levels; more requests than a recorded pass has rows take turns. Where a request has a
+processor, Python has to run: its rows are passed to it before a token is drawn.
 
-This file drafts chains; `branching` has what drafts with several guesses at a place need besides.
+This file drafts chains; `branching` adds what trees need.
 """
 
 from abc import abstractmethod
@@ -42,12 +42,12 @@ class Start:
     Attributes:
         index: of its span.
         span: its part of the plan.
-        row: of the states that drafts begin with: the one that the first guess follows from.
-        emitted: tokens of this step, the last of which the first guess comes after.
-        position: of the first token to guess.
+        row: of the initial states: the one that the first node follows from.
+        emitted: tokens of this step, the last of which the first node comes after.
+        position: of the first node.
         length: how many tokens to draft one after another, at least 1.
-        width: nodes of each level that the draft goes on from, and children of each; 1 for a chain.
-        nodes: most of a draft with branches.
+        width: nodes of each level that the draft continues from, and children of each; 1 for a chain.
+        nodes: most nodes of a draft with branches.
     """
 
     index: int
@@ -61,14 +61,14 @@ class Start:
 
 
 class Head(DeviceProposer):
-    """A proposer with weights, which guesses for the leading rows of its own memory, level by level.
+    """A proposer with weights, which drafts for the leading rows of its own memory, level by level.
 
     Attributes:
-        source: who guessed, in drafts.
+        source: the proposer's name in drafts.
         recordable: whether `score` calls kernels alone. `advance` always does, unless the recorder says otherwise.
-        path_free: whether no guess depends on those before it.
-        at_once: whether `score_at` makes the logits of all levels at once; such a head is `path_free`.
-        ids: the target's ids `[D]` of the tokens that it can guess; None if these are the target's.
+        path_free: whether no node depends on those before it.
+        at_once: whether `score_at` computes the logits of all levels at once; such a head is `path_free`.
+        ids: the target's ids `[D]` of the head's vocabulary; None if they are the same.
     """
 
     source: ClassVar[str]
@@ -80,32 +80,32 @@ class Head(DeviceProposer):
 
     @abstractmethod
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:
-        """Write whatever the levels read besides guesses.
+        """Write what the levels read besides nodes.
 
         Args:
-            turn: who drafts, longest first; the i-th has row i.
+            turn: the requests that draft, longest first; the i-th has row i.
             states: `[n, d]`, of which each of them begins with its `row`.
             width: rows that each of them has from level 1 on.
         """
 
     @abstractmethod
     def advance(self, level: int, rows: int, width: int = 1) -> None:
-        """Make the states of level `level`, counted from 0, by kernels alone.
+        """Compute the states of level `level`, counted from 0, by kernels alone.
 
-        It reads the expander's `tokens[level, :rows]`, which the level before has guessed, or at level 0 what the
-        step has emitted. From level 1 on each request has `width` rows, one after another.
+        It reads the expander's `tokens[level, :rows]`, the nodes of the level before, or at level 0 what the step has
+        emitted. From level 1 on each request has `width` rows, one after another.
         """
 
     def gather(self, level: int, origin: Tensor) -> None:
         """Give row i of level `level` the state that row `origin[i]` of the level before had; int64 `[rows]`."""
 
     def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return `slots`, `above` and `below` of `Kernels.grow`, if the head has cache layers of its own."""
+        """Return `slots`, `above` and `below` of `Kernels.grow`, if the head has cache layers."""
         return None, None, None
 
     @abstractmethod
     def score(self, level: int, rows: int) -> Tensor:
-        """Return float32 logits `[rows, D]` of the states that `advance` has just made."""
+        """Return float32 logits `[rows, D]` of the states that `advance` has just computed."""
 
     def score_at(self, places: Tensor) -> Tensor:
         """Return float32 logits `[n, V]` of states, by int64 `[n]` level times `MOST_ROWS` plus row."""
@@ -116,8 +116,8 @@ class Expander:
     """Makes the drafts of a head's requests.
 
     Attributes:
-        tokens: int64 `[levels + 1, MOST_ROWS]`: first the newest tokens that are known, then each level's guesses.
-        likely: float32 `[levels, MOST_ROWS]`, how likely each guess is to the head.
+        tokens: int64 `[levels + 1, MOST_ROWS]`: first the newest tokens that are known, then each level's nodes.
+        likely: float32 `[levels, MOST_ROWS]`, each node's probability to the head.
     """
 
     def __init__(
@@ -134,13 +134,13 @@ class Expander:
         """Allocate for drafts of `levels` tokens.
 
         Args:
-            head: whose guesses are drawn.
-            kernels: to draw with.
+            head: the one that drafts.
+            kernels: the operations to draw with.
             recorder: of the head's passes.
             levels: most tokens of a draft.
             vocab_size: of the target.
             laws: see `Runtime`.
-            processors: likewise.
+            processors: see `Runtime`.
         """
         self._laws, self._processors = laws, processors
         self._head, self._kernels, self._recorder, self._vocab_size = head, kernels, recorder, vocab_size
@@ -154,19 +154,19 @@ class Expander:
 
         Args:
             starts: of different requests, in any order.
-            states: `[n, d]`, of which they name rows.
+            states: `[n, d]`, which the starts' rows refer to.
 
         Raises:
             SpanError: a request's processor failed.
         """
-        alike: dict[tuple[int, bool], list[Start]] = {}  # by width, and by whether laws are kept
+        alike: dict[tuple[int, bool], list[Start]] = {}  # by width, and by whether distributions are kept
         for start in sorted(starts, key=lambda start: -start.length):
-            # A processor is shown one path.
+            # A processor is given one path only.
             width, sampled = start.width, start.span.params.temperature > 0
             kind = 1 if start.span.request_id in self._processors else width, self._laws and sampled
             alike.setdefault(kind, []).append(start)
         turns = [(*kind, turn) for kind, own in alike.items() for turn in _turns(own, MOST_ROWS // kind[0])]
-        if len(turns) > 1:  # the passes of one may write where the states lie
+        if len(turns) > 1:  # the passes of one may overwrite the states
             states = states.clone()
         for width, private, turn in turns:
             drafts = self._trees(turn, width, states, private) if width > 1 else self._drafts(turn, states, private)
@@ -187,7 +187,7 @@ class Expander:
         return branching.drafts(turn, width)
 
     def _begin(self, turn: list[Start], width: int, states: Tensor) -> list[int]:
-        """Write what the levels read; return of how many requests each has nodes."""
+        """Write what the levels read; return the number of requests that each has nodes of."""
         self.tokens[0, : len(turn)] = torch.tensor([start.emitted[-1] for start in turn])
         self._head.begin(turn, states, width)
         return [sum(start.length > level for start in turn) for level in range(turn[0].length)]
@@ -209,7 +209,7 @@ class Expander:
             for level, count in enumerate(counts):
                 self._draw(level, self._scored(level, count))
         tokens = self.tokens[1 : len(counts) + 1, :rows].T.tolist()
-        if private:  # a guess's own probability may decide nothing, so nothing is said of it
+        if private:  # a node's own probability may decide nothing, so it is left out
             return [
                 Draft.chain(
                     own[:length], head.source, None, [self._draws.law(i, row, head.ids) for i in range(length)]
@@ -223,7 +223,7 @@ class Expander:
         ]
 
     def _level(self, level: int, rows: int) -> None:
-        """Guess for the leading requests, by kernels alone."""
+        """Draft for the leading requests, by kernels alone."""
         self._head.advance(level, rows)
         self._draw(level, self._head.score(level, rows))
 
@@ -238,7 +238,7 @@ class Expander:
         self._draws.draw(self._kernels, level, logits, tokens, likely, self._head.ids)
 
     def _draw_at_once(self, counts: Sequence[int]) -> None:
-        """Draw the guesses of all levels, of which the i-th has `counts[i]`."""
+        """Draw the nodes of all levels, of which the i-th has `counts[i]`."""
         made = torch.tensor([i * MOST_ROWS + row for i, count in enumerate(counts) for row in range(count)])
         tokens, likely = self.tokens[1:].view(-1), self.likely.view(-1)
         for places in torch.split(made, MOST_ROWS):
@@ -248,10 +248,10 @@ class Expander:
     # ---------------------------------------------------------------------------------------------- processors
 
     def _guided(self, turn: list[Start], counts: Sequence[int]) -> list[int]:
-        """Run all levels, each with its rows shown to the processors of their requests.
+        """Run all levels, passing each one's rows to their requests' processors.
 
         Returns:
-            How long each draft is. It ends early where nothing is left to guess.
+            The length of each draft. It ends early where no token is left to draft.
         """
         lengths = [start.length for start in turn]
         for level, count in enumerate(counts):
@@ -266,7 +266,7 @@ class Expander:
         return lengths
 
     def _guide(self, start: Start, live: LiveProcessor, path: list[int], scores: Tensor) -> None:
-        """Show a request's processor the scores `[D]` of what comes after `path`, in the target's vocabulary."""
+        """Pass the scores `[D]` of what comes after `path` to a request's processor, in the target's vocabulary."""
         ids, row = self._head.ids, scores
         if ids is not None:
             row = torch.full((self._vocab_size,), -torch.inf)

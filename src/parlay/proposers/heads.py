@@ -1,8 +1,8 @@
-"""What proposers share that guess from the target's last hidden state alone.
+"""What proposers that draft from the target's last hidden state alone have in common.
 
-Such a head keeps nothing of a request. The state it starts from is one that the target has computed in the very step
-at whose end the head drafts, so it is right whatever came before: chunks, a cached prefix, preemption, other
-completions of the prompt, steps without a draft.
+Such a head keeps no state of a request. It starts from a state that the target has computed in the very step at whose
+end the head drafts, so it is right after anything: chunked prompts, a cached prefix, preemption, other completions of
+the prompt, steps without a draft.
 """
 
 from abc import abstractmethod
@@ -28,14 +28,14 @@ from parlay.types.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of what guesses with weights of its own, with vLLM's names.
+    """Options of proposers with weights, with vLLM's names.
 
     Attributes:
         model: directory of a head or draft model, or its name on the hub; fetched as the engine's model is, with its
             `hf_token` into its `download_dir`.
         revision: branch, tag or commit of one on the hub.
-        quantization: "int8" or "int4" has its matrices in so many bits, made when they are read; None leaves them as
-            they are; "auto" is the first beside a quantised target. It changes how well guesses do, and no token.
+        quantization: "int8" or "int4" quantises its matrices to so many bits when they are read; None leaves them as
+            they are; "auto" is "int8" beside a quantised target. It changes acceptance, and no token.
         draft_tensor_parallel_size: ranks it is split over; only 1 so far.
     """
 
@@ -52,7 +52,7 @@ class Options:
 
 
 def storage_of(options: Options, target: TargetInfo) -> Storage:
-    """Return what becomes of the matrices of what guesses for a target."""
+    """Return how the matrices of a target's proposer are stored."""
     if options.quantization == "auto":
         quantised = any(kind.block > 1 for kind in stored_kinds(target.config).values())
         return "int8" if quantised else "stored"
@@ -60,7 +60,7 @@ def storage_of(options: Options, target: TargetInfo) -> Storage:
 
 
 def starts(spans: Sequence[Span], verdicts: Sequence[Verdict], most: int) -> Iterator[Start]:
-    """Yield where those requests draft from that are to draft, at most `most` tokens each."""
+    """Yield the start of each request that is to draft, of at most `most` tokens each."""
     row = 0
     for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
         first_node = row + len(span.tokens)
@@ -82,7 +82,7 @@ def shape_of(ask: CatchUp, length: int) -> tuple[int, int, int]:
 class HeadProposer(Head):
     """A proposer whose every draft follows from one hidden state and one token.
 
-    A subclass makes one level at a time of `_hidden`, the states that drafts begin with, and the tokens before.
+    A subclass computes one level at a time of `_hidden`, from the initial states and the tokens before.
 
     Attributes:
         head: the checkpoint.
@@ -119,7 +119,7 @@ class HeadProposer(Head):
         """Compare the files' headers with config and target, and count `weight_bytes`.
 
         Returns:
-            How many tokens the head can guess in a row.
+            How many tokens the head can draft in a row.
 
         Raises:
             ModelError: they do not fit.
@@ -127,7 +127,7 @@ class HeadProposer(Head):
 
     @abstractmethod
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:
-        """Read the weights into the form that the kernels want."""
+        """Read the weights in the layout that the kernels need."""
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._kernels.embed(states, torch.tensor([start.row for start in turn]), self._hidden[: len(turn)])

@@ -1,4 +1,4 @@
-"""A model's output layer, as a head borrows it."""
+"""A model's output layer, as heads borrow it."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ def records_logits(model: Model) -> bool:
 
 
 def lent_logits(model: Model, rows: int) -> Callable[[Tensor], Tensor]:
-    """Return what makes logits of at most `rows` states; a model's own keep theirs in each recorded pass."""
+    """Return a function for the logits of at most `rows` states; parlay's own models can be recorded."""
     if not isinstance(model, Decoder):
         return model.logits
     memory = torch.zeros((rows, model.config.vocab_size))

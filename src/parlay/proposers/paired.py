@@ -1,12 +1,12 @@
-"""What EAGLE-type heads share: a decoder layer of their own that reads tokens beside the target's states.
+"""What EAGLE-type heads share: their own decoder layer, which reads tokens together with the target's states.
 
-Such a head consumes pairs: a token, and the target's state at the position before it. From both it foresees the state
-at the token's own position, and with that the token after. Its keys and values of a pair lie in the slot of the
-pair's token, so that like the target's they follow from the tokens up to there, and prefixes are shared as ever; the
-first token has no pair, and its slot stays unused. The pair's rotary position is the state's.
+Such a head consumes pairs: a token, and the target's state at the position before it. From both it predicts the state
+at the token's own position, and with that the next token. Its keys and values of a pair lie in the slot of the pair's
+token. So, like the target's, they depend on the tokens up to there, and prefixes are shared as usual; the first token
+has no pair, and its slot stays unused. The pair's rotary position is the state's.
 
-Of what is known, only pairs with the target's own states are kept. Beyond, the head goes on alone: each guess is
-paired with the state that foresaw it, in slots that the next step's pairs overwrite.
+Only pairs with the target's own states are kept. Beyond these, the head continues alone: each node is paired with the
+state that predicted it, in slots that the next step's pairs overwrite.
 """
 
 from abc import abstractmethod
@@ -34,7 +34,7 @@ from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, SpanEr
 
 _LEAST_BLOCKS = 16
 
-_TOGETHER = 64  # steps after which what is held of a request is copied out of the steps' states
+_TOGETHER = 64  # steps after which a request's held states are copied out of the steps' states
 # What a head holds of one request: of each step states `[n, rows, H]`, and which rows of them are the request's.
 _Held = list[tuple[Tensor, range]]
 
@@ -70,8 +70,8 @@ class _Kept:
     Attributes:
         inputs: tokens, places and views, written before it runs.
         parts: the target's states `[n, rows, H]`, likewise.
-        state: what it foresees `[rows, d]`.
-        work: what it does.
+        state: the predicted states `[rows, d]`.
+        work: runs the pass.
     """
 
     inputs: Batch
@@ -83,8 +83,8 @@ class _Kept:
 class PairedProposer(Head):
     """A proposer with such a head.
 
-    A subclass says what of the target's states a pair has, and how a guess is made of a foreseen state. Passes of few
-    rows over known pairs are recorded too, one for each number of rows and each power of two of blocks.
+    A subclass says which of the target's states a pair has, and how a node is made from a predicted state. Passes of
+    few rows over known pairs are recorded too, one for each number of rows and each power of two of blocks.
 
     Attributes:
         head: the checkpoint.
@@ -112,27 +112,27 @@ class PairedProposer(Head):
 
     @abstractmethod
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:
-        """Read the weights into the form that the kernels want."""
+        """Read the weights in the layout that the kernels need."""
 
     @abstractmethod
     def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:
-        """Write `[rows, d]`, what a pair has of the target's states, of which `parts` `[n, rows, H]` may change."""
+        """Write a pair's input from the target's states, `[rows, d]`; `parts` `[n, rows, H]` may be overwritten."""
 
     @abstractmethod
     def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:
-        """Run the layers on tokens `[rows]` beside `state` `[rows, d]`, which becomes the one to go on with."""
+        """Run the layers on tokens `[rows]` with `state` `[rows, d]`, which is replaced by the predicted state."""
 
     @abstractmethod
     def logits(self, state: Tensor) -> Tensor:
-        """Return float32 logits `[rows, D]` of foreseen states `[rows, d]`, at most `MOST_ROWS`."""
+        """Return float32 logits `[rows, D]` of predicted states `[rows, d]`, at most `MOST_ROWS`."""
 
     def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
-        """Return what of the target's states a pair has, `[n, rows, H]`."""
+        """Return the target's states that a pair has, `[n, rows, H]`."""
         assert tapped is not None
         return tapped
 
     def needs_embedding(self, weights: Checkpoint) -> bool:
-        """Whether the head has no embedding of its own.
+        """Whether the head needs the target's embedding.
 
         Raises:
             ModelError: the target cannot lend its own.
@@ -156,10 +156,10 @@ class PairedProposer(Head):
         )
         with Checkpoint(self.head.path, head=True, storage=self._storage, on_read=runtime.on_read) as weights:
             self.read(weights, runtime)
-        self._memory = Buffers(MOST_ROWS, dtype)  # of all recordings, for one runs at a time
+        self._memory = Buffers(MOST_ROWS, dtype)  # shared by all recordings, of which one runs at a time
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._held: dict[int, _Held] = {}  # by request
-        self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of those who draft
+        self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of the requests that draft
         self._spare, self._every = torch.zeros_like(self._state), torch.arange(MOST_ROWS)
         self._recorder = Recorder(kernels)
         vocab_size = self._target.config.vocab_size
@@ -210,7 +210,7 @@ class PairedProposer(Head):
         """Hold rows of a step's states for some requests, which share a copy until there are many of them."""
         if not holding:
             return
-        # Plain loops, for this runs in every step in which nothing is drafted.
+        # Plain loops, because this runs in every step without drafts.
         count, gapless = 0, True
         for _, rows in holding:
             count += len(rows)
@@ -249,7 +249,7 @@ class PairedProposer(Head):
         return sources, torch.tensor(rows)
 
     def _keep(self, batch: Batch, sources: Tensor, chosen: Tensor) -> Tensor:
-        """Run pairs with rows `chosen` of the target's states; return the states `[rows, d]` that they foresee."""
+        """Run pairs with rows `chosen` of the target's states; return the predicted states `[rows, d]`."""
         count, blocks = len(chosen), batch.view.tables.shape[1]
         if count > MOST_ROWS:
             kept = self._prepare(_shifted(batch), len(sources), Buffers(count, self._target.dtype))
@@ -338,7 +338,7 @@ def _completes(span: Span) -> bool:
 
 
 def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int]) -> _Run | None:
-    """Return the pairs of states that are held and of rows."""
+    """Return the pairs of held states and of rows."""
     state = span.catch_up.state
     tokens = (span.catch_up.unseen + verdict.tokens)[state.next_pair - state.computed :][: state.held + len(rows)]
     if not tokens:
@@ -349,7 +349,7 @@ def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int]) -> _Run 
 
 
 def _gathered(held: _Held) -> Tensor:
-    """Return what is held, `[n, rows, H]`."""
+    """Return the held states, `[n, rows, H]`."""
     return torch.cat([states[:, rows.start : rows.stop] for states, rows in held], dim=1)
 
 

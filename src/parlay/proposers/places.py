@@ -1,10 +1,10 @@
-"""Where the rows of a draft's levels stand, for proposers with cache layers of their own.
+"""Positions, slots and tables of the rows of a draft's levels, for proposers with cache layers.
 
-Level i runs the tokens that level i - 1 has guessed. Which these are is not known before, but where they stand is: so
-positions, slots and tables of all levels are written before the first one runs.
+Level i runs the nodes of level i - 1. Their tokens are not known before, but their places are: so positions, slots
+and tables of all levels are written before the first one runs.
 
-A chain's token has the slot of its place, where the next step's tokens will lie. Nodes of a level with several to a
-request would all need that one, so theirs are scratch slots behind the pool, and each row names its path's.
+A chain's node has the slot of its place, where the next step's tokens will lie. Several nodes of a level would need
+the same slot, so theirs are scratch slots behind the pool, and each row lists its path's.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ class Places:
             tokens: `[levels + 1, rows]` int64, what each level runs.
             num_blocks: of the pool; no table is longer, and scratch slots come after them.
             block_size: tokens a block.
-            pairs: whether a row is a pair of its token and the state before it: it then stands one position before
-                its slot, and nothing is in the first slot.
+            pairs: whether a row is a pair of its token and the state before it: its position is then one before its
+                slot's, and the first slot is unused.
             newest: whether the first level has rows too, which run the newest token that is known.
         """
         levels, rows = tokens.shape
@@ -51,7 +51,7 @@ class Places:
         self._each = torch.arange(rows, dtype=torch.int32)
         self._first = torch.full((rows,), self._pairs, dtype=torch.int32)
         self._none = torch.zeros(rows + 1, dtype=torch.int32)
-        # Of drafts with branches: whose each row is, its scratch slot, and those of its path, its own last.
+        # Of drafts with branches: each row's request, its scratch slot, and those of its path, its own last.
         deep = min(levels, MOST_DEPTH)
         self._owner = torch.zeros(rows, dtype=torch.int32)
         self._scratch = num_blocks * block_size + torch.arange(deep * rows).view(deep, rows)
@@ -60,7 +60,7 @@ class Places:
         self._offsets = [depth * torch.arange(rows + 1, dtype=torch.int32) for depth in range(deep)]
 
     def prepare(self, turn: Sequence[Start], width: int = 1) -> None:
-        """Take note of who drafts, longest first, and of how many rows each has at a level."""
+        """Set which requests draft, longest first, and how many rows each has at a level."""
         levels, rows = turn[0].length, len(turn)
         begin = self._before
         if levels <= begin:
@@ -74,16 +74,16 @@ class Places:
             places = first[owner][None] + np.arange(levels - 1)[:, None]
             self._owner[:wide] = torch.from_numpy(owner)
             self._positions[1:levels, :wide] = torch.from_numpy(places - self._pairs)
-            self._last[1:levels, :wide] = torch.from_numpy(first[owner])  # of what is known
+            self._last[1:levels, :wide] = torch.from_numpy(first[owner])  # of the known tokens
             return
         self._stand(begin, levels, first, tables)
 
     def _stand(self, begin: int, end: int, first: NDArray[np.int64], tables: NDArray[np.int32]) -> None:
-        """Have a row of each request at levels `begin` to `end`, whose tokens have the slots of their places.
+        """Set a row of each request at levels `begin` to `end`, whose tokens have the slots of their places.
 
         Args:
             begin, end: the levels.
-            first: `[requests]`, the place of the first token to guess, which is run at level 1.
+            first: `[requests]`, the place of the first node, which is run at level 1.
             tables: `[requests, blocks]`.
         """
         rows, size = len(first), self._block_size

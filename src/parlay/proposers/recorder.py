@@ -1,7 +1,7 @@
 """Passes that are recorded once and replayed from then on.
 
-What a proposer runs at a draft's every level is a few kernels of microseconds, and as much time again in the Python
-that calls them. So a pass is recorded when it runs for the first time, on memory that stays where it is.
+At every level of a draft a proposer runs a few kernels of microseconds, and the Python code that calls them takes as
+long again. So a pass is recorded when it runs for the first time, on memory that stays where it is.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -26,10 +26,10 @@ class Recorder:
         self._passes: dict[Hashable, Callable[[], None]] = {}
 
     def run(self, passes: Iterable[Pass]) -> None:
-        """Run passes one after another; between those that are recorded runs nothing.
+        """Run passes one after another; no Python runs between recorded ones.
 
         Args:
-            passes: of each a key, which tells all that is not in the tensors it reads, and what it does.
+            passes: of each its key, which covers everything that is not in the tensors it reads, and its work.
         """
         known = [self._passes.get(key) or partial(self._record, key, work) for key, work in passes]
         for run in known:

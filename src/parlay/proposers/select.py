@@ -17,12 +17,12 @@ from parlay.proposers.heads import Options as CheckpointOptions
 from parlay.registry import Registry
 
 proposers = Registry("parlay.proposers.methods", "speculative method", "proposer")
-# What of the options of "auto" is about the checkpoint, and decides which method it is for.
+# The options of "auto" that are about the checkpoint, and decide which method it is for.
 _MODEL_KEYS = frozenset(option.name for option in fields(CheckpointOptions))
 
 
 def embedded_configs(length: int | None = None, heads: Path | None = None) -> dict[str, SpeculativeConfig]:
-    """Return for every proposer that can serve the embedded target how it does so, plain decoding first.
+    """Return for every proposer that can serve the embedded target its config, plain decoding first.
 
     Args:
         length: nodes a draft, for proposers that draft; None takes each one's default.
@@ -62,7 +62,7 @@ def resolve_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[Spec
         hub: as for `resolve_method`.
 
     Raises:
-        ConfigError: as `resolve_method`; also an option that none of the proposers has, a proposer that a list has
+        ConfigError: as `resolve_method`; also an option that none of the proposers has, a proposer that is listed
             twice, or several with weights.
         ModelError: as `resolve_method`.
     """
@@ -96,7 +96,7 @@ def _resolve_several(configs: Sequence[SpeculativeConfig], hub: Hub) -> tuple[Sp
         for one in resolve_methods(config, hub):
             assert one.method is not None
             if config.method == AUTO and one.method in named:
-                continue  # with options of its own
+                continue  # with its own options
             if one.method in found or named.count(AUTO) > 1:
                 raise ConfigError(f"speculative_config has {config.method!r} twice; leave one of them out")
             found[one.method] = one
@@ -115,7 +115,7 @@ def automatic() -> list[str]:
 
 
 def weightless() -> list[str]:
-    """Return the names of the proposers that draft without any weights of their own."""
+    """Return the names of the proposers that need no weights."""
     names = (name for name in proposers.names() if proposers.load(name).Proposer.default_length)
     return [name for name in names if issubclass(proposers.load(name).Proposer, HostProposer)]
 
@@ -125,19 +125,19 @@ def resolve_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> Speculative
 
     Args:
         config: as the user gave it, with any method but `AUTO`.
-        hub: how a checkpoint is fetched, at whatever revision the config says.
+        hub: how a checkpoint is fetched, at the config's revision.
 
     Raises:
         ConfigError: an unknown method or option, or the checkpoint is for another method than the one that was named.
         ModelError: there is no checkpoint, or only other engines can serve it.
     """
     if config.method is not None:
-        _options(config)  # what is wrong with them is said before anything is looked for
+        _options(config)  # errors in them are reported before anything is looked for
         if not _reads_checkpoint(config.method):
             return config
     name, revision = config.options.get("model"), config.options.get("revision")
     if not isinstance(name, str) or not isinstance(revision, str | None):
-        return replace(config, method="draft_model")  # whose options will say what is wrong
+        return replace(config, method="draft_model")  # whose options report what is wrong
     path = find_model(name, replace(hub, revision=revision))
     found = detect(path)
     if found is None and path.is_file():
@@ -162,7 +162,7 @@ def resolve_method(config: SpeculativeConfig, hub: Hub = DEFAULT) -> Speculative
 
 @contextmanager
 def explain_if_draft_head(model: str, path: Path) -> Iterator[None]:
-    """Say of a draft head that was given as the target that it is one, instead of what it lacks to be a model.
+    """Report that a draft head was given as the target, instead of what it lacks to be a model.
 
     Args:
         model: the target, as the user gave it.
@@ -197,11 +197,11 @@ def make_proposer(config: SpeculativeConfig, target: TargetInfo) -> Proposer:
 
     Args:
         config: with a method that `resolve_method` has seen.
-        target: what it guesses for.
+        target: what it drafts for.
 
     Raises:
         ConfigError: an unknown method or option, or options that do not fit.
-        ModelError: a model of the proposer's own cannot be found or does not fit.
+        ModelError: the proposer's model cannot be found or does not fit.
     """
     options = _options(config)
     assert config.method is not None

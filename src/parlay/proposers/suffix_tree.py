@@ -1,8 +1,8 @@
-"""Counts and places of the strings that occur in token sequences, and what they make likely to come next.
+"""Counts and places of the strings that occur in token sequences, and which tokens they make likely next.
 
-`SuffixTree` is the obvious form, a table of every string. It serves where no compiler was found and is what the
-native trie (`csrc/suffix.h`) is compared with. Which of several equally frequent tokens is followed depends on
-history: the one that first was as frequent; after something was removed, the one that came first.
+`SuffixTree` is the simple form, a table of every string. It is used where no compiler was found, and is the
+reference for the native trie (`csrc/suffix.h`). Which of several equally frequent tokens is followed depends on
+history: the one that first reached the count; after something was removed, the one that came first.
 
 Sources: SuffixDecoding (Oliaro et al. 2411.04975), with its reference implementation's scores; `lookup` is Prompt
 Lookup Decoding (Saxena 2023).
@@ -21,8 +21,8 @@ class Guess(NamedTuple):
 
     Attributes:
         tokens: the guessed ones.
-        probs: of each, that it and all before it follow.
-        score: the sum of those: how many tokens are expected to be right.
+        probs: for each, the probability that it and all before it follow.
+        score: their sum: the expected number of accepted tokens.
         match: how many tokens of context were found.
     """
 
@@ -38,7 +38,7 @@ class Branches(NamedTuple):
     Attributes:
         tokens: the guessed ones.
         parents: index of each one's parent, -1 for those that follow at once.
-        probs: of each, that it and all before it follow.
+        probs: for each, the probability that it and all before it follow.
         score: of the best chain, as in `Guess`.
     """
 
@@ -49,11 +49,11 @@ class Branches(NamedTuple):
 
 
 class Counts(Protocol):
-    """What both forms can do. A sequence is known by its number."""
+    """The interface of both forms. A sequence is identified by its number."""
 
     @property
     def bytes(self) -> int:
-        """How much memory is used, about."""
+        """How much memory is used, approximately."""
 
     def begin(self) -> int:
         """Begin an empty sequence."""
@@ -62,7 +62,7 @@ class Counts(Protocol):
         """Count the strings that end with each of the next tokens of a sequence."""
 
     def end(self, sequence: int) -> None:
-        """Take note that a sequence will not grow any more."""
+        """Record that a sequence will not grow any more."""
 
     def remove(self, sequence: int, count: int) -> bool:
         """Uncount the strings that begin at the next `count` places of a sequence; True once it is gone."""
@@ -133,7 +133,7 @@ def make_tree(depth: int, *, latest: bool = False) -> Counts:
 
 
 class SuffixTree:
-    """The obvious form of `Counts`."""
+    """The simple form of `Counts`."""
 
     def __init__(self, depth: int, latest: bool = False) -> None:
         """Count strings of up to `depth` tokens; see `make_tree`."""
@@ -240,7 +240,7 @@ class SuffixTree:
         taken: list[tuple[np.float32, Tokens]] = []
         waiting = self._likely(np.float32(1), match, longest, min_prob)
         while waiting and len(taken) < most:
-            best = max(waiting, key=lambda one: one[0])  # of equals the one that came first
+            best = max(waiting, key=lambda one: one[0])  # among equals the one that came first
             waiting.remove(best)
             taken.append(best)
             waiting += self._likely(*best, longest, min_prob)
@@ -260,7 +260,7 @@ class SuffixTree:
     def _likely(
         self, prob: np.float32, string: Tokens, longest: int, min_prob: float
     ) -> list[tuple[np.float32, Tokens]]:
-        """Return what goes on from a string of some probability: what chains follow, then by frequency."""
+        """Return the continuations of a string of some probability: the one that chains follow, then by frequency."""
         if len(string) >= longest:
             return []
         best, counts = self._best.get(string), self._counts

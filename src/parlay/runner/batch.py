@@ -107,7 +107,7 @@ def flatten(stretches: Sequence[Stretch], block_size: int) -> Batch:
 
 
 def table_array(blocks: Sequence[Sequence[int]]) -> NDArray[np.int32]:
-    """Return block tables as one array `[requests, longest]`, padded with block 0, which nobody reads there."""
+    """Return block tables as one array `[requests, longest]`, padded with block 0, which is never read there."""
     tables = np.zeros((len(blocks), max(map(len, blocks))), dtype=np.int32)
     for row, own in zip(tables, blocks, strict=True):
         row[: len(own)] = own

@@ -10,7 +10,7 @@ from parlay.models.select import stored_kinds, weight_shapes
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of a model's weights once they are loaded, by all its ranks together.
+    """Return the bytes of a model's weights once they are loaded, all its ranks together.
 
     Raises:
         ModelError: files are missing or damaged.
@@ -36,7 +36,7 @@ def _bytes(config: ModelConfig, dtype: torch.dtype, shapes: Mapping[str, tuple[i
         if kind is not None:
             total += numbers // kind.block * kind.size
         else:
-            # A tied head is packed for the kernels beside the embedding that is looked up.
+            # A tied head is stored a second time, packed for the kernels, beside the embedding.
             twice = config.tie_embeddings and name.endswith("embed_tokens.weight")
             total += numbers * dtype.itemsize * (2 if twice else 1)
     return total

@@ -1,12 +1,12 @@
 """Forward passes of few rows, recorded once and replayed.
 
-A pass of a small model is dozens of calls of a few microseconds each, and as much time again in the Python around
-them. With few rows a pass is therefore recorded: the same operations on the same memory, into which each batch is
-copied. There is one recording for every number of rows, made when the first such pass comes.
+A pass of a small model is dozens of calls of a few microseconds each, and the Python code around them takes as long
+again. With few rows a pass is therefore recorded: the same operations on the same memory, into which each batch is
+copied. There is one recording for every number of rows, made at the first such pass.
 
-A family that computes outside the kernels would replay stale values. So a recording is tried on another batch than it
-was made from, unless those of a few rows fewer and a few more have been: lengths that are chosen lead to many numbers
-of rows, and a trial takes as long as two passes.
+A family that computes outside the kernels would replay stale values. So a recording is checked with another batch
+than it was made from, unless recordings of slightly fewer and slightly more rows were: chosen draft lengths lead to
+many numbers of rows, and a check takes as long as two passes.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from parlay.models.select import Model
 from parlay.runner.batch import Batch
 
 MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
-_NEAR = 2  # factor in rows within which trials vouch for a recording
+_NEAR = 2  # factor in rows within which checks vouch for a recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Graphs:
 
     Attributes:
         taps: after how many layers the residual stream is wanted; to be set before the first pass.
-        unsettled: how many passes took longer than such passes will: those that were recorded.
-        usable: whether passes are recorded: as long as none has shown that it cannot be.
-        tapped: these of the last pass, `[taps, rows, hidden]`; they stand until the next one.
+        unsettled: how many passes took longer than usual because they were recorded.
+        usable: whether passes are recorded: as long as no check has failed.
+        tapped: the residual streams of the last pass, `[taps, rows, hidden]`, valid until the next one.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Graphs:
         self._kernels = kernels
         self._cache = cache
         self._graphs: dict[int, _Graph] = {}  # by rows
-        self._tried: list[int] = []  # rows of those that were tried
-        # Memory of all recordings, for one runs at a time; of the tables little is ever touched.
+        self._tried: list[int] = []  # rows of those that were checked
+        # Memory of all recordings, of which one runs at a time; of the tables little is ever touched.
         self._inputs = empty_batch(MOST_ROWS, len(cache[0].key) if cache else 1)
         self._buffers = Buffers(MOST_ROWS, model.dtype)
         # What another library computes, or sends to other ranks, cannot be recorded.
@@ -62,7 +62,7 @@ class Graphs:
         self.tapped = torch.empty(0)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return hidden states `[rows, hidden]` of a batch; they stand until the next pass."""
+        """Return hidden states `[rows, hidden]` of a batch, valid until the next pass."""
         rows = len(batch.tokens)
         if rows > MOST_ROWS or not self.usable:
             return self._eager(batch)
@@ -95,14 +95,14 @@ class Graphs:
         return tapped(buffers, self.taps, self._model.config.hidden_size) if self.taps else self.tapped
 
     def _vouched(self, rows: int) -> bool:
-        """Whether recordings of as many rows or a few fewer, and of as many or a few more, were tried."""
+        """Whether recordings of as many rows or slightly fewer, and of as many or slightly more, were checked."""
         tried = self._tried
         return any(rows <= _NEAR * own <= _NEAR * rows for own in tried) and any(
             rows <= own <= _NEAR * rows for own in tried
         )
 
     def _record(self, batch: Batch, rows: int) -> Tensor:
-        """Record a pass and return its hidden states; keep it if it is good."""
+        """Record a pass and return its hidden states; keep it if it passes its check."""
         inputs, vouched = _first(self._inputs, rows), self._vouched(rows)
         buffers = Buffers(rows, self._model.dtype, self._buffers)
         context = self._context(inputs, buffers)
@@ -126,7 +126,7 @@ class Graphs:
         return hidden[0]
 
     def _good(self, batch: Batch, inputs: Batch, run: Callable[[], None], hidden: Tensor) -> bool:
-        """Try a recording, which reads `inputs` and writes `hidden`, on a batch that it was not made from."""
+        """Check a recording, which reads `inputs` and writes `hidden`, on a batch that it was not made from."""
         copy_batch(batch, inputs)
         run()
         self._tried.append(len(batch.tokens))

@@ -1,7 +1,7 @@
-"""What rank 0 tells the other ranks of a model: the passes it runs, and nothing about requests.
+"""What rank 0 sends to the other ranks of a model: the passes it runs, and nothing about requests.
 
-Ranks that share layers compute each of them together. So rank 0 says what it runs before it does, and they do the
-same in the same order; results come by the exchanges within the layers alone. What decides (the scheduler,
+Ranks that share layers compute each of them together. So rank 0 announces each operation before it runs it, and the
+others do the same in the same order; results are exchanged only within the layers. All that decides (the scheduler,
 verification, proposers, processors) is on rank 0.
 """
 
@@ -59,7 +59,7 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
     @property
     def batch(self) -> Batch:
-        """The batch; of which rows belong to which stretch of tokens it tells nothing."""
+        """The batch, without the assignment of rows to stretches of tokens."""
         view = AttentionView(
             tables=_tensor(self.tables, np.int32).view(-1, self.blocks),
             row_request=_tensor(self.row_request, np.int32),
@@ -94,7 +94,7 @@ decode: Callable[[bytes], Order] = _decoder.decode
 
 
 def nobody(order: Order) -> None:
-    """Tell nobody: for a model of one rank."""
+    """Send nothing: for a model of one rank."""
 
 
 def _bytes(values: Tensor) -> bytes:
@@ -107,7 +107,7 @@ def _tensor(data: bytes, dtype: type[np.generic]) -> Tensor:
 
 
 def slots_of(order: Move) -> tuple[Tensor, Tensor]:
-    """Return the slots of an order as kernels take them."""
+    """Return the slots of an order in the form that kernels take."""
     return _slots(order.sources), _slots(order.targets)
 
 

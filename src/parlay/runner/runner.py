@@ -35,12 +35,12 @@ class ModelRunner:
         """Allocate.
 
         Args:
-            model: what is run.
+            model: the model to run.
             kernels: the operations to run with.
-            blocks: of cache layers of its own, or somebody else's layers of the same shape.
+            blocks: number of blocks of its cache layers, or another model's layers of the same shape.
             block_size: tokens a block.
             group: the ranks that share the model's layers, of which each keeps the keys of its own heads.
-            tell: is told of everything that the other ranks are to do too, before it is done here.
+            tell: called with everything that the other ranks are to do too, before it is done here.
         """
         self.model = model
         self.kernels = kernels
@@ -52,7 +52,7 @@ class ModelRunner:
         self._graphs = Graphs(model, kernels, blocks, recordable=group.recordable)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Run a batch through the layers; return hidden states `[rows, hidden]`, which stand until the next pass.
+        """Run a batch through the layers; return hidden states `[rows, hidden]`, valid until the next pass.
 
         Raises:
             RankError: a rank that shares the layers is lost.
@@ -65,28 +65,28 @@ class ModelRunner:
         """Run a batch of at most 64 rows on its own tensors, as a part of what the caller may record.
 
         Returns:
-            Hidden states `[rows, hidden]`; they stand until the next pass.
+            Hidden states `[rows, hidden]`, valid until the next pass.
         """
         return self._graphs.forward_here(batch)
 
     @property
     def unsettled(self) -> int:
-        """How many passes so far took longer than such passes will, since they were recorded."""
+        """How many passes so far took longer than usual because they were recorded."""
         return self._graphs.unsettled
 
     def recordable(self) -> bool:
-        """Try whether passes can be recorded; while nothing lies in the cache yet."""
+        """Check whether passes can be recorded; to be called while the cache is empty."""
         blocks = range(-(-2 // self.block_size))
         self.forward(flatten([Stretch((0, 0), 0, blocks)], self.block_size))
         return self._graphs.usable
 
     def tap(self, layers: tuple[int, ...]) -> None:
-        """Have every pass from now on give the residual stream after so many layers; before the first pass."""
+        """Have every pass from now on return the residual stream after so many layers; before the first pass."""
         self._graphs.taps = layers
 
     @property
     def tapped(self) -> Tensor:
-        """What `tap` asked for of the last pass, `[taps, rows, hidden]`; it stands until the next pass."""
+        """The residual streams of the last pass, see `tap`: `[taps, rows, hidden]`, valid until the next pass."""
         return self._graphs.tapped
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
@@ -104,8 +104,8 @@ class ModelRunner:
     def keep(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> None:
         """Move the keys and values of accepted nodes to the slots of the tokens they have become.
 
-        A node on the path at depth d belongs at the d-th slot after the root's; on a best-path-first numbering
-        the usual accepted path lies there already.
+        A node on the path at depth d belongs at the d-th slot after the root's; since nodes are numbered best path
+        first, the usual accepted path is there already.
         """
         sources: list[int] = []
         targets: list[int] = []

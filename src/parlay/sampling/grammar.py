@@ -1,7 +1,7 @@
-"""Answers of a given form: which tokens a grammar permits along a path, and which it forces.
+"""Structured outputs: which tokens a grammar permits along a path, and which it forces.
 
 The grammars are llguidance's (https://github.com/guidance-ai/llguidance): a derivative-based lexer under an Earley
-parser, with masks computed when asked for, so that compiling costs little and a limit can be set to both.
+parser, with masks computed on demand, so that compiling costs little and both can be limited.
 """
 
 import json
@@ -24,18 +24,18 @@ if TYPE_CHECKING:  # most engines never need it
     from llguidance import LLMatcher, LLTokenizer
 
 _KEPT = 64  # compiled grammars
-_SPARE = 4  # matchers of each that wait for an answer
-_MOST_FORCED = 64  # tokens guessed at once because nothing else is permitted
+_SPARE = 4  # matchers of each that are made in advance
+_MOST_FORCED = 64  # tokens drafted at once because nothing else is permitted
 _STACK = 1 << 29  # bytes of address space: the compiler recurses along rules and references
 _COMPILING = Contained("its library panics")
 _STACK_LOCK = threading.Lock()
 
 
 class Grammars:
-    """The compiled grammars of one tokenizer; those asked for last are kept."""
+    """The compiled grammars of one tokenizer; the most recently used are kept."""
 
     def __init__(self, tokenizer: Callable[[], str], vocab_size: int, ends: Sequence[int]) -> None:
-        """Take note; nothing is built before the first grammar.
+        """Build nothing before the first grammar.
 
         Args:
             tokenizer: gives the contents of its `tokenizer.json`.
@@ -54,10 +54,10 @@ class Grammars:
 
         Args:
             asked: the form.
-            tenant: who asks; what one has compiled is never at hand for another, whom the time would tell of it.
+            tenant: who asks; compiled grammars are not shared among tenants, to which the time would reveal them.
 
         Raises:
-            RequestError: the form cannot be kept, is out of bounds or malformed, or no text has it.
+            RequestError: the form is not supported, out of bounds or malformed, or no text has it.
         """
         return Constraint(self.compile(asked, tenant), self._ends)
 
@@ -97,18 +97,18 @@ class Grammars:
 
 
 class Compiled:
-    """A form in the library's notation, and matchers that stand at the beginning of an answer.
+    """A form in the library's notation, and matchers at the beginning of an answer.
 
-    Copies of a matcher share its lexer: what one looks into costs the others no more steps, and where one runs into a
-    limit all of them fail. So a matcher that decides what is emitted is made anew, and a request fails or not by
-    itself alone; those of guesses are copies, which at worst guess nothing.
+    Copies of a matcher share its lexer: states that one explores cost the others no more steps, and where one runs
+    into a limit all of them fail. So a matcher that decides what is emitted is made anew, and whether a request fails
+    depends on that request alone; those of drafts are copies, which at worst draft nothing.
     """
 
     def __init__(self, tokenizer: "LLTokenizer", asked: StructuredOutputsParams) -> None:
         """Compile and check.
 
         Raises:
-            RequestError: the form is malformed, holds what is not served, is out of bounds, or no text has it.
+            RequestError: the form is malformed, holds what is not supported, is out of bounds, or no text has it.
         """
         self._tokenizer, self._what = tokenizer, asked.form
         self._text = ""
@@ -116,7 +116,7 @@ class Compiled:
         self._root: LLMatcher | None = self._made(asked)
 
     def stock(self) -> None:
-        """Make what `fresh` and `guesses` return next, so that they need not."""
+        """Make in advance what `fresh` and `guesses` return next."""
         if self._root is None:
             self._root = self._made()
         if len(self._spare) < _SPARE:
@@ -130,12 +130,12 @@ class Compiled:
             return self._made()
 
     def guesses(self) -> "LLMatcher | None":
-        """Return a matcher that is shared with other guesses; None while there is none."""
+        """Return a matcher for drafts, which is shared among them; None while there is none."""
         root = self._root
         return None if root is None else root.deep_copy()
 
     def spent(self) -> None:
-        """Have guesses of later answers begin with another lexer, since this one is at its limits."""
+        """Have drafts of later answers begin with another lexer, since this one is at its limits."""
         self._root = None
 
     def _made(self, asked: StructuredOutputsParams | None = None) -> "LLMatcher":
@@ -161,7 +161,7 @@ class Compiled:
                     matcher = LLMatcher(self._tokenizer, self._text, log_level=0, limits=limits)
                     found.append(matcher)
                     found.append(matcher.get_error() or (_dead_end(matcher.deep_copy()) if asked is not None else ""))
-            except Exception as error:  # the notation's reader raises bare ones
+            except Exception as error:  # the library raises bare Exception
                 found[:] = [None, str(error)]
 
         _on_a_deep_stack(work)
@@ -174,8 +174,8 @@ class Compiled:
 class Constraint(Processor):
     """One completion's place in its grammar.
 
-    What is emitted is decided by a matcher that is only ever taken along the emitted tokens, as plain decoding takes
-    it: what guesses ask for, another one answers.
+    What is emitted is decided by a matcher that only ever follows the emitted tokens, as in plain decoding; drafts
+    use another one.
     """
 
     pure: ClassVar[bool] = True
@@ -196,7 +196,7 @@ class Constraint(Processor):
 
         Raises:
             RequestError: what was emitted was not permitted, nothing is permitted that was not forbidden before, or
-                going on is beyond the limits.
+                continuing is beyond the limits.
         """
         count = len(known) + len(path)
         allowed = self._emitting.allowed(row.shape[0]) if self._emitting.follow(known, path) else None
@@ -216,10 +216,10 @@ class Constraint(Processor):
                 "loosen one of them",
                 param="structured_outputs",
             )
-        logits[ends] = 0.0  # a finished answer ends, whatever min_tokens says
+        logits[ends] = 0.0  # a finished answer ends in spite of min_tokens
 
     def guide(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
-        """Leave the permitted tokens in a proposer's row; what is beyond the grammar stays as it is."""
+        """Leave the permitted tokens in a proposer's row; a row beyond the grammar's end stays as it is."""
         if self._guessing.follow(known, path):
             allowed = self._guessing.allowed(row.shape[0])
             if allowed is not None:
@@ -247,18 +247,18 @@ class Constraint(Processor):
 
 
 class _Track:
-    """A matcher and the tokens that it was taken along."""
+    """A matcher and the tokens that it has followed."""
 
     def __init__(self, begin: "Callable[[], LLMatcher | None]", spent: Callable[[], None] | None = None) -> None:
-        """Begin with the matcher that `begin` gives; `spent` is told when it cannot go on, and ends all of it."""
+        """Begin with the matcher that `begin` gives; `spent` is called when it cannot continue, and replaces it."""
         self._begin, self._spent = begin, spent
         self.matcher: Any = begin()
         self._taken: list[int] = []
-        self._sure = 0  # of these, how many are tokens that `follow` was told are known
-        self._ahead: list[int] = []  # tokens from the beginning to where something is left to choose
+        self._sure = 0  # of these, how many are tokens that `follow` was given as known
+        self._ahead: list[int] = []  # tokens from the beginning to where there is a choice again
 
     def follow(self, known: Sequence[int], path: Sequence[int]) -> bool:
-        """As `seek` for `known` and `path`, where `known` only ever grows: looks at what is new alone."""
+        """As `seek` for `known` and `path`, where `known` only ever grows: looks only at what is new."""
         if not self._ready():
             return False
         sure = min(self._sure, len(known))
@@ -272,7 +272,7 @@ class _Track:
         return self._ready() and self._go(0, [*tokens])
 
     def _ready(self) -> bool:
-        """Begin again after an error, where that is of use; whether there is a matcher."""
+        """Begin again after an error, where that helps; return whether there is a matcher."""
         if self.matcher is not None and self.matcher.is_error():
             if self._spent is not None:
                 self._spent()
@@ -294,10 +294,10 @@ class _Track:
         return common + count == len(rest) and not self.matcher.is_error()
 
     def forced(self) -> list[int]:
-        """Return the tokens that must come next; for guesses only.
+        """Return the tokens that must come next; for drafts only.
 
-        A long run takes the library long to tell, so it is not asked on every step along the run; but towards the
-        end, where the tokens depend on what comes after.
+        The library takes long for a long run, so it is not called at every step along the run, only towards the end,
+        where the tokens depend on what comes after.
         """
         known = len(self._taken)
         if len(self._ahead) <= known + _MOST_FORCED or self._ahead[:known] != self._taken:
@@ -305,7 +305,7 @@ class _Track:
         return self._ahead[known:]
 
     def allowed(self, vocab_size: int) -> NDArray[np.bool_] | None:
-        """Return which tokens may come next, `[vocab]`; None where that cannot be told."""
+        """Return which tokens may come next, `[vocab]`; None where that cannot be computed."""
         mask = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8)
         if self.matcher.is_error():
             return None
@@ -344,7 +344,7 @@ def _literal(text: str) -> str:
 
 
 def _dead_end(matcher: "LLMatcher") -> str:
-    """Return why no text begins as the grammar says, as far as that shows at once; otherwise an empty text."""
+    """Return why no text matches the grammar, as far as its beginning shows; otherwise an empty text."""
     if forced := matcher.compute_ff_tokens():
         matcher.consume_tokens(forced)
     if not matcher.is_error():
@@ -368,7 +368,7 @@ def _on_a_deep_stack(work: Callable[[], None]) -> None:
 
 
 def _one_line(trouble: str) -> str:
-    """Return the line of a library's message that says what is wrong, without advice that a request cannot follow."""
+    """Return the line of a library's message that states the error, without advice that a request cannot follow."""
     lines = trouble.strip().splitlines() or [""]
     line = next((one for one in lines if one.startswith("error: ")), lines[0])
     line = line.split(". Enable ")[0].split("; try ")[0].split("; consider ")[0]

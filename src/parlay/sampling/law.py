@@ -1,8 +1,8 @@
-"""Laws that guesses are drawn from, and noise that no other decision shares: what classical verification needs.
+"""Distributions that nodes are drawn from, and private noise for each decision: for classical verification.
 
-Coupled verification has one stream of noise, in which proposer and target draw the same token. The classical samplers
-are exact only if no decision sees another's noise. So a word of noise is keyed by the seed, the position, the purpose
-and, for guesses, how far the draft had come: a guess that a step threw away is drawn anew when its place comes again.
+Coupled verification has one stream of noise, with which proposer and target draw the same token. The classical
+samplers are exact only if no two decisions share noise. So a word of noise is keyed by the seed, the position, the
+purpose and, for nodes, their index in the draft: a node that a step dropped is drawn anew when its place comes again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,38 +22,38 @@ from parlay.types.draft import Draft
 class Purpose(IntEnum):
     """What a draw decides. Streams of different purposes have no word in common."""
 
-    TARGET = 0  # a token, from the target's own law; what coupled drafting shares
-    DRAFT = 1  # a guess
-    ACCEPT = 2  # whether guesses stand
-    RESIDUAL = 3  # a token, from what is left of the target's law
+    TARGET = 0  # a token, from the target's own distribution; what coupled drafting shares
+    DRAFT = 1  # a node
+    ACCEPT = 2  # whether nodes are accepted
+    RESIDUAL = 3  # a token, from what is left of the target's distribution
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """What a guess was drawn from.
+    """What a node was drawn from.
 
     Attributes:
         logs: float32 `[D]`, log-probabilities.
-        ids: int64 `[D]`, the target's tokens that they are of; None where these are the same.
+        ids: int64 `[D]`, the target's ids of these tokens; None where they are the same.
     """
 
     logs: Tensor
     ids: Tensor | None = None
 
     def place(self, token: int) -> int | None:
-        """Return where a token of the target's stands; None if it does not."""
+        """Return the index of a token of the target's; None if it has none."""
         if self.ids is None:
             return token
         found = (self.ids == token).nonzero()
         return int(found[0]) if len(found) else None
 
 
-Laws = Mapping[int, Sequence[Law]]  # by request, those that the guesses of its draft were drawn from
+Laws = Mapping[int, Sequence[Law]]  # by request, those that the nodes of its draft were drawn from
 NO_LAWS: Laws = MappingProxyType({})
 
 
 def separate(draft: Draft) -> tuple[Draft, tuple[Law, ...]]:
-    """Return a draft with numbers in place of the laws that its nodes were drawn from, and these laws."""
+    """Return a draft with numbers in place of its nodes' distributions, and these distributions."""
     if draft.q is None:
         return draft, ()
     drawn = [law for law in draft.q if law is not None]
@@ -62,7 +62,7 @@ def separate(draft: Draft) -> tuple[Draft, tuple[Law, ...]]:
 
 
 def noise_key(position: int, purpose: Purpose, index: int = 0) -> int:
-    """Return what the kernels take for a position, for a draw of some purpose.
+    """Return the kernels' position for a draw of some purpose.
 
     Args:
         position: of the token in question, below 2^32.

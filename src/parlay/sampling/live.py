@@ -1,4 +1,4 @@
-"""What of a request is no data and stays where its tokens are drawn: its processor, and a view of its output."""
+"""A request's part that is no data and stays where its tokens are drawn: its processor, and a view of its output."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,14 +56,14 @@ class LiveProcessor:
         """Change the row of the token after `path`, see `RowProcessor.process`.
 
         Raises:
-            RequestError: a processor of the user's own fails.
+            RequestError: the user's processor fails.
         """
         self.processor.process(self.output, path, row)
 
     def guide(self, path: Sequence[int], row: Tensor) -> None:
-        """Change a proposer's row alike, see `RowProcessor.guide`."""
+        """Change a proposer's row in the same way, see `RowProcessor.guide`."""
         self.processor.guide(self.output, path, row)
 
 
-Processors = Mapping[int, LiveProcessor]  # by request; of those whose logits nothing changes there are none
+Processors = Mapping[int, LiveProcessor]  # by request; those without a processor are left out
 NO_PROCESSORS: Processors = MappingProxyType({})

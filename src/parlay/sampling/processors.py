@@ -1,8 +1,8 @@
-"""What a request's parameters do to its logits before temperature and filters.
+"""Changes to a request's logits before temperature and filters, by its parameters.
 
-Order: penalties, bias, the user's own processors, then whatever forbids tokens, so that what is forbidden stays so.
-Rows are edited with numpy: single additions, products and quotients in float32, whose bits depend on their operands
-alone.
+Order: penalties, bias, the user's own processors, then everything that forbids tokens, so that forbidden tokens stay
+so. Rows are edited with numpy: single additions, products and quotients in float32, whose bits depend on their
+operands alone.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ class Processor(ABC):
     """One link of a request's chain; see `RowProcessor`.
 
     Attributes:
-        pure: whether it may be called at nodes that are never emitted, and is worth it for guesses.
+        pure: whether it may be called at nodes that are never emitted, and is worth it for drafts.
     """
 
     pure: ClassVar[bool] = True
@@ -103,7 +103,7 @@ class Bias(Processor):
 
 
 class Own(Processor):
-    """The user's functions: called once for each emitted token, so never for a guess."""
+    """The user's functions: called once for each emitted token, so never for a node."""
 
     pure = False
 
@@ -111,7 +111,7 @@ class Own(Processor):
         self._functions = functions
 
     def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
-        """Call them in order, each with a list of its own.
+        """Call them in order, each with a separate list.
 
         Raises:
             RequestError: one of them raises, does not return as many logits as it was given, or leaves nothing to
@@ -128,7 +128,7 @@ class Own(Processor):
             if logits is not row:
                 try:
                     row.copy_(logits)
-                except RuntimeError as error:  # a sparse one, say
+                except RuntimeError as error:  # a sparse tensor, for example
                     raise RequestError(f"the logits processor {name} returned no plain tensor: {error}") from error
             if not float(row.max()) > -np.inf:  # the largest of a row with NaN is NaN
                 raise RequestError(

@@ -1,7 +1,7 @@
-"""Drawing tokens with keyed noise, and reporting how likely they were.
+"""Drawing tokens with keyed noise, and reporting their log-probabilities.
 
-Every token that the engine draws comes through `draw`: the target's choices and a draft model's guesses, so that
-guesses share the noise of the choices they try to predict (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+Every token of the engine is drawn by `draw`: the target's choices and a draft model's nodes, so that nodes share the
+noise of the choices they try to predict (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
 """
 
 from collections.abc import Sequence

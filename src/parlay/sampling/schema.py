@@ -1,7 +1,7 @@
-"""JSON schemas that can be kept: every keyword is either obeyed or refused by name.
+"""JSON schemas that can be enforced: every keyword is either enforced or refused by name.
 
-The compiler itself refuses the keywords of the standard that it does not implement; here is refused what it would
-pass over in silence, and what it would let through although an answer could break it.
+The compiler itself refuses the keywords of the standard that it does not implement; here are refused those that it
+would ignore, and those that an answer could break although the compiler accepts them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ _REFUSED = {  # by the compiler itself, by name
     *("$dynamicRef", "$recursiveRef", "dependencies", "dependentRequired", "maxContains", "minContains"),
     *("unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
 }
-# Words about a schema, which no answer can break.
+# Keywords about a schema, which no answer can break.
 _NOTES = {
     *("$comment", "$id", "$schema", "default", "deprecated", "description", "discriminator", "example", "examples"),
     *("id", "readOnly", "title", "writeOnly"),
@@ -120,7 +120,7 @@ def _ends(part: Any, endless: Mapping[str, Any]) -> bool:
 
 
 def _resolve(schema: Any, ref: str) -> Any:
-    """Return what a reference within the schema refers to, None if that cannot be told here."""
+    """Return what a reference within the schema refers to, None if that is unknown here."""
     if ref == "#":
         return schema
     if not ref.startswith("#/"):

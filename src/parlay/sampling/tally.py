@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 class Tally:
     """Counts of the output's tokens; tokens of the prompt are listed with what the output has of them.
 
-    A token costs the same to add however many there are.
+    The cost of adding a token does not depend on their number.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:

@@ -1,1 +1,1 @@
-"""The server: the engine in a process of its own, and the front that speaks to clients."""
+"""The server: the engine in a separate process, and the front that speaks to clients."""

@@ -1,4 +1,4 @@
-"""What speculation did for one request, in the words and the place that vLLM has for it."""
+"""One request's acceptance, in vLLM's format."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,12 +10,12 @@ from parlay.types.output import RequestMetrics, RequestOutput
 def speculative_decoding(metrics: RequestMetrics, *, detailed: bool = False) -> dict[str, Any]:
     """Return a completion's acceptance, as aiperf and others read it from `metrics.speculative_decoding`.
 
-    The path that a step accepts begins at the root, so depth d is confirmed in just those steps that accept d guesses
+    The path that a step accepts begins at the root, so depth d is accepted in exactly those steps that accept d nodes
     or more; that holds for trees too.
 
     Args:
         metrics: of a completion that has finished.
-        detailed: add how many guesses each step verified and accepted.
+        detailed: add how many nodes each step verified and accepted.
     """
     at_least = (metrics.drafts, *metrics.accepted_per_position, 0)
     steps = {

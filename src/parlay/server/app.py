@@ -1,4 +1,4 @@
-"""The application: what is found where."""
+"""The application: its routes."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -49,14 +49,14 @@ def create_app(
     """Return the application, to be run by any ASGI server.
 
     Args:
-        engine: who computes; starting and closing it is the caller's business.
-        config: options; those about sockets and keys are the caller's business too.
-        keys: who may ask; None lets everybody.
-        gate: who is let in; the caller's, to close it before the end.
+        engine: computes; the caller starts and closes it.
+        config: options; those about sockets and keys are the caller's to apply.
+        keys: the accepted API keys; None accepts every client.
+        gate: limits open requests; the caller closes it before the end.
         methods: speculative methods that the engine has loaded.
-        metrics: who counts; None serves no `/metrics`.
-        page: HTML to be found at `/`, and the `Content-Security-Policy` under which browsers show it.
-        log: what to do with the facts about a request that has ended.
+        metrics: the counters; None serves no `/metrics`.
+        page: HTML of `/`, and the `Content-Security-Policy` under which browsers show it.
+        log: called with the facts about a request that has ended.
     """
     config = config or ServerConfig()
     front = Front(engine, config, gate or Gate(config.max_open, config.max_open_per_key), tuple(methods), metrics)
@@ -67,7 +67,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    # All of them: what is not handled here would be answered in other shapes.
+    # All exceptions: those that are not handled here would be answered in other formats.
     kinds: tuple[type[Exception], ...] = (Exception, HTTPException, ParlayError, ApiError, ClientLeftError)
     for kind in kinds:
         app.add_exception_handler(kind, _told)

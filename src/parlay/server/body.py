@@ -20,12 +20,12 @@ async def read_json(request: Request, max_depth: int, make: Callable[[dict[str, 
     Args:
         request: whose body.
         max_depth: of objects and lists in each other.
-        make: what to make of it, which takes no longer than the body is long.
+        make: makes the result; its time is proportional to the body's length.
 
     Raises:
         ApiError: it is no JSON, no object, or nested too deeply.
-        ClientLeftError: the client hung up before it was complete.
-        Exception: whatever `make` raises.
+        ClientLeftError: the client disconnected before it was complete.
+        Exception: anything that `make` raises.
     """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):  # a form could be sent by any web page
@@ -55,7 +55,7 @@ def _decode(body: bytes, max_depth: int) -> dict[str, Any]:
 
 
 def check_depth(value: Any, most: int) -> None:
-    """Refuse what is nested too deeply; without recursion, since that is what the limit is for.
+    """Refuse what is nested too deeply; without recursion, which is what the limit protects.
 
     Raises:
         ApiError: it is.

@@ -1,8 +1,8 @@
-"""Web pages that ask a server they do not belong to, through the browser of somebody who can reach it.
+"""Protection against web pages of other origins that send requests through a user's browser.
 
 A browser hides the answer from such a page, but sends the request; and a page whose name is pointed at this machine
-after it was loaded ("DNS rebinding") even reads the answer. Where keys are needed neither gets anywhere, since no
-browser sends one by itself.
+after it was loaded ("DNS rebinding") even reads the answer. Where keys are needed neither succeeds, since no browser
+sends one by itself.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ _READING = ("GET", "HEAD", "OPTIONS")
 
 
 def check_page(method: str, headers: Mapping[bytes, str], config: ServerConfig) -> None:
-    """Refuse what a page of another origin asks of a server without keys; other clients send no such headers.
+    """Refuse a request of another origin's page to a server without keys; other clients send no such headers.
 
     Args:
         method: HTTP's.
         headers: the request's, names in lower case.
-        config: who is allowed, and where the server listens.
+        config: the allowed origins, and where the server listens.
 
     Raises:
         ApiError: it is such a page's.
@@ -31,13 +31,13 @@ def check_page(method: str, headers: Mapping[bytes, str], config: ServerConfig) 
     if "*" in allowed:
         return
     host = headers.get(b"host", "")
-    # Only this machine reaches it, so a name that somebody else can give it is no name of its own.
+    # Only this machine reaches it, so a name that others can give it is not its own.
     if config.host in LOOPBACK and not _is_own(host, allowed):
         raise ApiError(403, "this server is not known under that name; ask it as localhost, or start it with a key")
     origin = headers.get(b"origin")
     if method in _READING or origin in allowed:
         return
-    # Sec-Fetch-Site is what the browser itself thinks, whatever a proxy made of Host; not every browser sends it.
+    # Sec-Fetch-Site is the browser's own view, whatever a proxy made of Host; not every browser sends it.
     site = headers.get(b"sec-fetch-site")
     same = site in ("same-origin", "none") if site else origin is None or origin.partition("://")[2] == host
     if not same:
@@ -49,7 +49,7 @@ def _is_own(host: str, allowed: tuple[str, ...]) -> bool:
     if not host or name == "localhost" or name.endswith(".localhost"):
         return True
     try:
-        ip_address(name)  # an address belongs to whoever has it
+        ip_address(name)  # an address cannot be pointed elsewhere
     except ValueError:
         return bool(name) and name in map(_name, allowed)
     return True

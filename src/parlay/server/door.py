@@ -1,4 +1,4 @@
-"""The engine's end of the link between two processes: two sockets, and a bell for the threads beside the engine's."""
+"""The engine's end of the link between two processes: two sockets, and a bell for threads beside the engine's."""
 
 import socket
 from contextlib import suppress
@@ -10,7 +10,7 @@ from parlay.link.protocol import Command, Outputs, decode_command, encode
 
 
 class SocketDoor:
-    """A door of sockets, to be closed; they themselves are whoever's who gave them."""
+    """A door of sockets, to be closed; the sockets belong to the caller."""
 
     def __init__(self, commands: "zmq.Socket[bytes]", reports: "zmq.Socket[bytes]") -> None:
         """Use a PULL socket for commands and a PUSH socket for reports."""
@@ -45,7 +45,7 @@ class SocketDoor:
             self._bell.recv(4096)
 
     def send(self, outputs: Outputs) -> bool:
-        """Send outputs; False if nothing can be taken now, and the same are to be given again."""
+        """Send outputs; False if nothing can be sent now, and the same outputs are to be given again."""
         if outputs is not self._outputs:
             self._outputs, self._data = outputs, encode(outputs)
         try:
@@ -57,5 +57,5 @@ class SocketDoor:
 
     def ring(self) -> None:
         """End a `wait`, this one or the next; any thread may."""
-        with suppress(BlockingIOError):  # it has rung so often that it cannot be missed
+        with suppress(BlockingIOError):  # enough rings are queued
             self._button.send(b".")

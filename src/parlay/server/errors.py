@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's shape, and the status that says whose fault it is."""
+"""Errors as clients see them: OpenAI's format, and the status that says whose fault it is."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-CLIENT_LEFT = 499  # as nginx has it; only logs and metrics see it
+CLIENT_LEFT = 499  # nginx's status; only logs and metrics see it
 _RETRY = "1"  # seconds
 
 _TYPES = {
@@ -53,7 +53,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """What the client gets."""
+        """The body that the client gets."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
@@ -63,7 +63,7 @@ class ApiError(Exception):
 
 
 class ClientLeftError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,4 +1,4 @@
-"""What clients are told of errors that are raised on the way to an answer, by the engine or anybody else."""
+"""Clients' messages for errors that are raised on the way to an answer, by the engine or anything else."""
 
 from starlette.exceptions import HTTPException
 
@@ -8,15 +8,15 @@ from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Return what a client is told about any error; what nobody foresaw goes to the log too."""
+    """Return a client's message for any error; unexpected errors are logged too."""
     match error:
         case ApiError():
             return error
         case ClientLeftError():
-            return ApiError(CLIENT_LEFT, "the client hung up")
+            return ApiError(CLIENT_LEFT, "the client disconnected")
         case EngineFaultError():
             return ApiError(500, str(error))
-        case ContextLengthError():  # by this word clients know that they should shorten it
+        case ContextLengthError():  # by this code clients know that they should shorten it
             return ApiError(400, str(error), param=error.param, code="context_length_exceeded")
         case RequestError() | ConfigError():
             return ApiError(400, str(error), param=error.param)

@@ -1,4 +1,4 @@
-"""Who is let in: a bounded number of completions at once, of all and of each key, and none while closing."""
+"""Admission: a bounded number of completions at once, in total and of each key, and none while closing."""
 
 import asyncio
 from collections import Counter
@@ -13,11 +13,11 @@ _ENDS = "the server is shutting down; ask another one"
 
 
 class Gate:
-    """Counts what is open; overload is refused at once instead of growing a queue.
+    """Counts open completions; overload is refused at once instead of growing a queue.
 
     Attributes:
         open: completions being computed or waiting.
-        closing: the server takes nothing more.
+        closing: no further requests are accepted.
         cut: set when open requests have had their time.
     """
 
@@ -40,7 +40,7 @@ class Gate:
 
     @contextmanager
     def admit(self, key: str, count: int) -> Iterator[None]:
-        """Hold the place of `count` completions for the one that asks.
+        """Reserve `count` completions for a request.
 
         Raises:
             ApiError: there is no room now, or never will be.
@@ -68,11 +68,11 @@ class Gate:
                 self._empty.set()
 
     async def outside(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` gives to one who has yet to be let in, and is not once the gate is closing.
+        """Return the result of `work` for a request not yet admitted; refuse it once the gate is closing.
 
         Raises:
             ApiError: it is.
-            Exception: whatever `work` raises.
+            Exception: anything that `work` raises.
         """
         made, shut = asyncio.ensure_future(work), asyncio.ensure_future(self._shut.wait())
         try:
@@ -85,7 +85,7 @@ class Gate:
             made.cancel()
 
     async def close(self, timeout: float) -> None:
-        """Let nobody in any more, wait for those inside, and after `timeout` seconds send them away."""
+        """Admit no more requests, wait for open ones, and after `timeout` seconds end them."""
         self.closing = True
         self._shut.set()
         try:

@@ -1,6 +1,6 @@
-"""What stands before the application: names and logs requests, asks for keys, and bounds bodies in size and time.
+"""The layer before the application: names and logs requests, checks keys, and bounds bodies in size and time.
 
-Pure ASGI: nothing is buffered and nothing is wrapped in tasks of its own.
+Pure ASGI: nothing is buffered and no tasks are started.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _DRAINED = 32  # times the limit: a client that is still sending would not read 
 
 
 class Account:
-    """What is known of one request, for its line in the log; in the scope's state under `account`."""
+    """The facts about one request, for its line in the log; in the scope's state under `account`."""
 
     def __init__(self) -> None:
         self.request_id = ""
@@ -41,7 +41,7 @@ class Guard:
     def __init__(
         self, app: ASGIApp, config: ServerConfig, keys: Keys, metrics: Metrics | None = None, log: Log = log_line
     ) -> None:
-        """Stand before `app`; `log` is told about every request when it has ended."""
+        """Wrap `app`; `log` is called with every request when it has ended."""
         self._app = app
         self._log = log
         self._config = config
@@ -71,7 +71,7 @@ class Guard:
                 ]
             await send(message)
 
-        # HTTP's HEAD is a GET whose body nobody wants; who sends the answer leaves it out.
+        # HTTP's HEAD is a GET without a body; the code that sends the answer leaves it out.
         inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
             if not self._keys:
@@ -172,5 +172,5 @@ class _Body:
 
 
 def _request_id(given: str | None) -> str:
-    """Return the client's own id where it is fit for a log and a header, or a new one."""
+    """Return the client's own id if it is valid in a log and a header, or a new one."""
     return given if given is not None and re.fullmatch(r"[\w.:/+=-]{1,128}", given, re.ASCII) else uuid4().hex

@@ -1,4 +1,4 @@
-"""API keys: who may ask, under which name they are logged, and which cache is theirs."""
+"""API keys: which are accepted, their names in the log, and which cache is theirs."""
 
 import secrets
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from parlay.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who asks.
+    """The sender of a request.
 
     Attributes:
         name: of the key, for logs.
         tenant: whose caches are used; clients of one tenant share them.
-        owner: whose stored responses are seen; every key's own, whoever shares its caches.
+        owner: whose stored responses are seen; separate for every key, even where caches are shared.
     """
 
     name: str = ""
@@ -30,7 +30,7 @@ ANYONE = Client()
 
 
 class Keys:
-    """The keys that are accepted; without any, everybody is."""
+    """The keys that are accepted; without any, every client is."""
 
     def __init__(self, named: Sequence[tuple[str, str]], *, shared_cache: bool = False) -> None:
         """Remember digests of keys; the salt is new in every process.
@@ -50,7 +50,7 @@ class Keys:
         return bool(self._clients)
 
     def client(self, authorization: str | None) -> Client | None:
-        """Return who sent an `Authorization` header; None for nobody who is known.
+        """Return the sender of an `Authorization` header; None for an unknown one.
 
         Every key is compared, and in full: the time taken tells nothing about them.
         """
@@ -77,7 +77,7 @@ def read_keys(config: ServerConfig, environment: Sequence[str] = ()) -> Keys:
     named = [(f"key{i}", check_key(key)) for i, key in enumerate((*config.api_key, *environment), start=1)]
     if config.api_key_file is not None:
         from_file = _read(Path(config.api_key_file), len(named))
-        if not from_file:  # whoever names a file wants a closed door
+        if not from_file:  # naming a file asks for protection
             raise ConfigError(f"{config.api_key_file} has no keys; write one into it or leave api_key_file out")
         named += from_file
     return Keys(named, shared_cache=config.shared_cache)

@@ -1,4 +1,4 @@
-"""The server on its socket: uvicorn, with bounds on connections and heads, and an orderly end."""
+"""The server on its socket: uvicorn, with bounds on connections and heads, and a graceful end."""
 
 import asyncio
 import os
@@ -20,17 +20,17 @@ from parlay.log import logger
 from parlay.server.gate import Gate
 
 _MOST_HEAD = 64 << 10  # bytes
-_MOST_READ = 16 << 10  # bytes taken from a connection at once: parsed as many chunks, more would keep others waiting
+_MOST_READ = 16 << 10  # bytes taken from a connection at once: parsed as many chunks, more would delay others
 _ACCEPTED = 64  # connections accepted at once, for the same reason
 _QUEUED = 2048  # connections that wait to be accepted
-_OWN_FILES = 256  # descriptors for everything that is no connection
+_OWN_FILES = 256  # descriptors for everything but connections
 
 
 class Server(uvicorn.Server):
-    """Ends when told to: refuses what is new, lets what is open finish, then leaves with status 0."""
+    """Shuts down gracefully: refuses new requests, lets open ones finish, then exits with status 0."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, gate: Gate) -> None:
-        """Take note; `serve` listens."""
+        """Prepare; `serve` listens."""
         self.gate = gate
         self.options = config
         super().__init__(
@@ -53,7 +53,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take SIGTERM and SIGINT as a wish to end; a second one ends at once."""
+        """Take SIGTERM and SIGINT as requests to shut down; a second one ends at once."""
         if threading.current_thread() is not threading.main_thread():  # others get no signals
             yield
             return
@@ -76,7 +76,7 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def drain(self) -> None:
-        """Let nobody in, wait for what is open, then stop listening."""
+        """Admit no requests, wait for open ones, then stop listening."""
         await self.gate.close(self.options.shutdown_timeout)
         self.should_exit = True
 
@@ -95,7 +95,7 @@ class Server(uvicorn.Server):
 
 
 def bind(config: ServerConfig) -> list[socket.socket]:
-    """Take the address, without listening yet: whoever cannot have it should know before a model is loaded.
+    """Bind the address, without listening yet: an address in use should be reported before a model is loaded.
 
     Raises:
         ConfigError: it is not free, or none of this machine's.
@@ -124,7 +124,7 @@ def _not_there(config: ServerConfig, error: OSError) -> ConfigError:
 
 
 def _room(connections: int) -> int:
-    """Return how many connections the process may have of those wanted, its limit on open files raised for them."""
+    """Return how many of the wanted connections the process may have, its limit on open files raised for them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _OWN_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -139,7 +139,7 @@ def _room(connections: int) -> int:
 def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol with bounds.
 
-    On the number of connections, and on the time that a request's head and the taking of an answer may need.
+    On the number of connections, and on the time for a request's head and for taking an answer.
     """
     most = _room(config.max_connections)
 
@@ -168,7 +168,7 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def pause_writing(self) -> None:
-            """The system takes no more of the answer for now: the client must take some of it."""
+            """The system accepts no more of the answer for now: the client must take some of it."""
             super().pause_writing()
             self._await_taking()
 

@@ -44,7 +44,7 @@ _HEAD = ("time", "event")
 
 
 class Speed:
-    """What an engine did between two looks at its counters."""
+    """An engine's speed between two reads of its counters."""
 
     def __init__(self, stats: Callable[[], StatsSnapshot]) -> None:
         """Begin with the counters as they are."""
@@ -52,7 +52,7 @@ class Speed:
         self._before, self._then = stats(), time.monotonic()
 
     def look(self) -> dict[str, Any] | None:
-        """Return the figures since the last look; None where nothing was done, or the engine began anew."""
+        """Return the figures since the last read; None where nothing was done, or the engine was restarted."""
         before, now, then = self._before, self._stats(), self._then
         self._before, self._then = now, time.monotonic()
         emitted, prompt = now.emitted - before.emitted, now.prompt_tokens - before.prompt_tokens

@@ -1,7 +1,7 @@
-"""What `/metrics` tells, in Prometheus' text format; under vLLM's names (since 0.10) where the meaning is the same.
+"""`/metrics` in Prometheus' text format; under vLLM's names (since 0.10) where the meaning is the same.
 
-Counters come from the engine's newest snapshot, so that a step costs nothing here; an engine that was started anew
-counts on from where the last one stopped. What the server itself sees is counted by the library's own objects.
+Counters come from the engine's newest snapshot, so that a step costs nothing here; after an engine's restart they
+continue from where the last one stopped. What the server itself observes is counted by the library's own objects.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from parlay.types.output import RequestMetrics
 from parlay.types.stats import Stats
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
-# Any other path is `other`: what clients make up must not become series.
+# Any other path is `other`: arbitrary paths of clients must not become series.
 ENDPOINTS = (
     *("/", "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses"),
     *("/tokenize", "/detokenize", "/docs", "/openapi.json"),
@@ -25,7 +25,7 @@ ENDPOINTS = (
 )
 _COMPLETIONS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
-# vLLM's borders, and below them some for small models on a quick machine.
+# vLLM's borders, and below them some for small models on a fast machine.
 _FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
@@ -62,15 +62,15 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "vllm:prefix_cache_queries": ("Prompt tokens that the prefix cache might have had.", ()),
     "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", ()),
     "vllm:spec_decode_num_drafts": ("Steps of requests that verified a draft.", ()),
-    "vllm:spec_decode_num_draft_tokens": ("Guesses verified.", ()),
-    "vllm:spec_decode_num_accepted_tokens": ("Guesses confirmed.", ()),
-    "vllm:spec_decode_num_accepted_tokens_per_pos": ("Guesses confirmed, by position in the draft.", ("position",)),
+    "vllm:spec_decode_num_draft_tokens": ("Draft tokens verified.", ()),
+    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens accepted.", ()),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": ("Draft tokens accepted, by position.", ("position",)),
     "parlay:forward_passes": ("Forward passes of the target.", ("method",)),
     "parlay:steps_without_draft": ("Steps of requests without a draft, by the reason.", ("method", "reason")),
-    "parlay:draft_lengths": ("Steps of requests with a draft, by how many guesses were verified.", ("length",)),
+    "parlay:draft_lengths": ("Steps of requests with a draft, by how many draft tokens were verified.", ("length",)),
     "parlay:proposer_faults": ("Requests that a proposer has failed, which went on without it.", ("method",)),
-    "parlay:draft_tokens": ("Guesses verified, by who guessed.", ("method",)),
-    "parlay:tokens_saved": ("Guesses confirmed, by who guessed: tokens without a step of their own.", ("method",)),
+    "parlay:draft_tokens": ("Draft tokens verified, by the proposer.", ("method",)),
+    "parlay:tokens_saved": ("Draft tokens accepted, by the proposer: tokens that took no step.", ("method",)),
     "parlay:step_seconds": (
         "Where steps spend their time: draft, forward (target), verify, schedule.",
         ("method", "phase"),
@@ -101,8 +101,8 @@ class PrometheusMetrics:
 
         Args:
             model_name: labels every series.
-            method: the proposer that is loaded; labels what is nobody's guess in particular.
-            engines: one or more replicas, whose numbers label what is theirs; what none has seen is the first's.
+            method: the proposer that is loaded; labels what has no other source.
+            engines: one or more replicas, whose numbers label their series; what belongs to none is the first's.
             numerics_id: of all of them.
         """
         kind = verification_of(numerics_id)
@@ -186,7 +186,7 @@ class PrometheusMetrics:
 
 
 class _Series:
-    """What was counted and observed of one engine."""
+    """The counts and observations of one engine."""
 
     def __init__(
         self,
@@ -201,14 +201,14 @@ class _Series:
         self.histograms = {name: histogram.labels(*labels) for name, histogram in histograms.items()}
         self._method, self._engine = method, engine
         self._counts: dict[_Key, float] = {}
-        self._carried: Counter[_Key] = Counter()  # what engines before this one counted
+        self._carried: Counter[_Key] = Counter()  # counts of engines before this one
 
     @property
     def restarts(self) -> int:
         return self._engine.restarts
 
     def refresh(self) -> None:
-        """Read the engine's counters; if one fell, another engine began to count and the last one's are carried."""
+        """Read the engine's counters; if one fell, the engine was restarted, and earlier counts are carried."""
         counts = _counts(self._engine.stats, self._method)
         if any(counts.get(key, 0) < value for key, value in self._counts.items()):
             self._carried.update(self._counts)
@@ -230,7 +230,7 @@ class _Series:
         self._ended[reason].inc()
 
     def observe_request(self, reason: str, metrics: RequestMetrics) -> None:
-        """Note why a request ended, and its stretches as far as it came."""
+        """Observe why a request ended, and its phases as far as it came."""
         self.end(reason)
         arrival, admitted, first, end = metrics.arrival, metrics.admitted, metrics.first_token, metrics.finished
         for name, since, until in (

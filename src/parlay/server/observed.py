@@ -1,5 +1,5 @@
 # ruff: noqa: D102 -- one table of names, whose meanings stand where they are counted
-"""What the metrics read of an engine and of the HTTP front, whatever their own classes are."""
+"""What the metrics read of an engine and of the HTTP front, for any classes of these."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,7 +9,7 @@ from parlay.types.stats import StatsSnapshot
 
 
 class Counted(Protocol):
-    """An engine of which is read what it counts since its last start, and how often it was started anew."""
+    """An engine's counters since its last start, and how often it was restarted."""
 
     @property
     def stats(self) -> StatsSnapshot: ...
@@ -18,7 +18,7 @@ class Counted(Protocol):
 
 
 class Ended(Protocol):
-    """What is read of a request's end: its path, the status of the answer, the newest output of each prompt."""
+    """A request's end: its path, the status of the answer, the newest output of each prompt."""
 
     @property
     def endpoint(self) -> str: ...

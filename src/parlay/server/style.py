@@ -1,4 +1,4 @@
-"""How the model that is served writes calls and reasoning, and what a request makes of that."""
+"""How the served model writes calls and reasoning, and what follows for a request."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +21,10 @@ class Style:
 
     Attributes:
         form: how calls are written.
-        marks: what reasoning stands between, if there is any.
+        marks: around reasoning, if there is any.
         special: whether some of that are special tokens, which answers have to show.
-        variables: what the template reads.
-        warnings: what the client should be told.
+        variables: of the template.
+        warnings: for the client.
     """
 
     form: ToolFormat
@@ -35,7 +35,7 @@ class Style:
 
     @classmethod
     def of(cls, front: Front, asked: ChatFields, tools: Tools) -> "Style":
-        """Return what a request and the chat template say."""
+        """Return the style of a request with the model's chat template."""
         codec, config = front.engine.codec, front.config
         template = asked.chat_template or codec.template
         form, warnings = format_of(config.tool_call_parser, template), []

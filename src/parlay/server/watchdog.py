@@ -1,4 +1,4 @@
-"""How long to wait for a message from somebody who was asked."""
+"""A timeout for messages that are expected."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ class Watchdog:
     """Expires when no message comes for a while; runs only between `begin` and `end`, on the running event loop."""
 
     def __init__(self, seconds: float, waiting: Callable[[], bool], expired: Callable[[], None]) -> None:
-        """Take note.
+        """Start nothing yet.
 
         Args:
             seconds: without a message, after which it expires.
@@ -28,7 +28,7 @@ class Watchdog:
             self._set(self._seconds)
 
     def hear(self) -> None:
-        """Take note of a message."""
+        """Record a message."""
         self._heard = monotonic()
 
     def end(self) -> None:

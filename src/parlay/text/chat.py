@@ -1,6 +1,6 @@
-"""From a conversation to a prompt, as the model's chat template wants it.
+"""From a conversation to a prompt, as the model's chat template has it.
 
-Templates are programs that come with a checkpoint: `template` runs them, and says what they find.
+Templates are programs that come with a checkpoint: `template` runs them, and reports what they find.
 """
 
 import json
@@ -15,7 +15,7 @@ from parlay.text.tool_prompt import told
 
 HERE = Runner()
 _OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
-_PROBE = "xyzzy"  # no template has it
+_PROBE = "xyzzy"  # occurs in no template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class ChatOptions:
     Attributes:
         chat_template: a template in place of the model's own.
         add_generation_prompt: end with what begins an answer of the assistant.
-        continue_final_message: end within the last message, for the model to go on with it.
-        tools: descriptions of functions; where the template has no place for them, a system's message has.
+        continue_final_message: end within the last message, so that the model continues it.
+        tools: descriptions of functions; where the template has no place for them, a system message has.
         chat_template_kwargs: further variables that the template reads, such as `enable_thinking`.
     """
 
@@ -92,7 +92,7 @@ def render(
 
 
 def shows_tools(template: str, special: Mapping[str, str], runner: Runner = HERE) -> bool:
-    """Whether a template tells the model of tools: whether its prompt has the name of one.
+    """Whether a template passes tools to the model: whether its prompt has the name of one.
 
     Args:
         template: in Jinja's language.
@@ -113,7 +113,7 @@ def _shows(template: str, special: Mapping[str, str], what: str, runner: Runner)
         try:
             return _PROBE in runner.run(template, _variables(messages, special, ChatOptions(tools=tools)))
         except RequestError:
-            return what == "tool"  # one that wants other messages is left to see to its tools itself
+            return what == "tool"  # one that needs other messages is assumed to handle tools itself
 
     return runner.remembered((template, what), find)
 
@@ -145,7 +145,7 @@ def _message(message: object) -> dict[str, Any]:
             "messages: tool_calls is a list of {'type': 'function', 'function': {'name': ..., 'arguments': ...}}, "
             f"not {_kind(calls)}"
         )
-    if calls is not None:  # templates want the arguments of earlier calls as values, not as JSON's text
+    if calls is not None:  # templates expect the arguments of earlier calls as values, not as JSON text
         return {**message, "content": content or "", "tool_calls": [_call(call) for call in calls]}
     return {**message, "content": content or ""}
 
@@ -160,7 +160,7 @@ def _call(call: Any) -> Any:
         return call
 
 
-# Types of parts that clients send of anything but text.
+# Types of parts that clients send for anything but text.
 _MEDIA = {
     **dict.fromkeys(("image", "image_url", "image_embeds", "image_pil", "input_image"), "an image"),
     **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
@@ -180,7 +180,7 @@ def _part(part: object) -> str:
 
 
 def _kind(value: object) -> str:
-    """Say what something is without a word of what it says: errors are logged, and conversations must not be."""
+    """Return a value's kind without its content: errors are logged, and conversations must not be."""
     return f"one with {shown(list(value))}" if isinstance(value, Mapping) else f"a {type(value).__name__}"
 
 

@@ -1,8 +1,8 @@
 """The tokenizer in a GGUF file, as one of the `tokenizers` library.
 
-A file may hold a whole `tokenizer.json`, which is taken as it is. Otherwise it is put together from what llama.cpp
-goes by, tokens, their types, and merges or scores: byte-level BPE (`gpt2`, with the pre-tokenizers below) and
-SentencePiece's BPE (`llama`).
+A file may hold a whole `tokenizer.json`, which is used as it is. Otherwise it is assembled from what llama.cpp uses,
+tokens, their types, and merges or scores: byte-level BPE (`gpt2`, with the pre-tokenizers below) and SentencePiece's
+BPE (`llama`).
 
 Sources: ggml's `docs/gguf.md`; llama.cpp's `llama-vocab.cpp` for the patterns and for what absent keys mean.
 """
@@ -74,7 +74,7 @@ def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     """Return the tokenizer in a GGUF file, and what its `tokenizer_config.json` would hold for the chat template.
 
     Raises:
-        ModelError: there is none, it is damaged, or it is of a kind that is not served.
+        ModelError: there is none, it is damaged, or its kind is not supported.
     """
     with GGUFFile(first_part(path)) as file:
         tokens = file.texts("tokenizer.ggml.tokens")
@@ -96,7 +96,7 @@ def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def pad(index: int) -> str:
-    """Return what converters call a row of the embedding that has no token."""
+    """Return the name that converters give to a row of the embedding without a token."""
     return f"[PAD{index}]"
 
 
@@ -111,7 +111,7 @@ def _assemble(file: GGUFFile, tokens: list[str], config: dict[str, Any]) -> Toke
     kinds = file.numbers("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(kinds) != len(tokens):
         raise ModelError(f"{file.path}: its tokenizer has {len(tokens)} tokens but {len(kinds)} types of tokens")
-    # With these converters fill the vocabulary up to the rows of the embedding.
+    # Tokens with which converters fill the vocabulary up to the rows of the embedding.
     vocabulary = {token: i for token, i in vocabulary.items() if kinds[i] != UNUSED or token != pad(i)}
     make = _byte_level if kind == "gpt2" else _sentence_piece
     tokenizer, add_bos = make(file, tokens, kinds, vocabulary, config)
@@ -139,7 +139,7 @@ def _byte_level(
         known = [*PATTERNS, *SAME_AS]
         raise ModelError(f"{file.path}: the pre-tokenizer {pre!r} is not served{nearest(pre, known)}")
     merges = [_pair(file, merge) for merge in file.texts("tokenizer.ggml.merges")]
-    # Llama 3 and Mistral Nemo take a word that is a token as it is, whatever merges would make of it.
+    # Llama 3 and Mistral Nemo keep a word that is a token as it is, whatever merges would make of it.
     whole = pre in WHOLE_WORDS
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole))
     tokenizer.pre_tokenizer = splitter(name)
@@ -148,7 +148,7 @@ def _byte_level(
 
 
 def splitter(name: str) -> pre_tokenizers.PreTokenizer:
-    """Return what cuts a text into words as one of `PATTERNS` says, and turns their bytes into letters."""
+    """Return what splits a text into words by one of `PATTERNS`, and turns their bytes into letters."""
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[name]]
     return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 

@@ -10,16 +10,16 @@ DECODING = Contained("the tokenizer cannot decode these tokens")
 
 
 class Pieces:
-    """The text of a sequence of tokens as it comes. What was handed out is never taken back."""
+    """The text of a sequence of tokens as it grows. What was returned is never taken back."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
-        self._pending: list[int] = []  # tokens whose text was not handed out yet
+        self._pending: list[int] = []  # tokens whose text was not returned yet
 
     def add(self, token: int) -> str:
-        """Return the text that has come with a token, which is empty while a character is incomplete."""
+        """Return the text that a token adds, which is empty while a character is incomplete."""
         self._pending.append(token)
         try:
             with DECODING:
@@ -27,8 +27,8 @@ class Pieces:
         except RequestError:
             raise
         except Exception:
-            # A bare one: where bytes are tokens, some that make no character change how bytes before them decode.
-            # What was handed out stays, and the stream begins anew behind it.
+            # Raised by the library: where bytes are tokens, some that make no character change earlier bytes' text.
+            # What was returned stays, and decoding starts anew behind it.
             piece = self.rest
             self._stream = DecodeStream(ids=self._pending, skip_special_tokens=self._skip)
         if piece:
@@ -37,6 +37,6 @@ class Pieces:
 
     @property
     def rest(self) -> str:
-        """What the tokens of an incomplete character decode to, should nothing follow."""
+        """The decoded tokens of an incomplete character, should nothing follow."""
         with DECODING:
             return str(self._tokenizer.decode(self._pending, skip_special_tokens=self._skip))

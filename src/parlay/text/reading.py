@@ -1,4 +1,4 @@
-"""Reading a tokenizer, and what stands beside it."""
+"""Reading a tokenizer, and the files beside it."""
 
 import json
 from base64 import b64decode
@@ -14,9 +14,9 @@ from parlay.errors import ModelError, brief
 from parlay.panics import Contained
 from parlay.text.gguf import read_gguf_tokenizer
 
-# Far beyond any model's. The library counts nothing: what does more fills the memory over a text of a few letters.
-_GROWTH = 1000  # by how much a text may be made longer
-_PARTS = 100  # that a text goes through
+# Far beyond any model's. The library has no limits: a larger factor fills the memory with a text of a few letters.
+_GROWTH = 1000  # by what factor a text may grow
+_PARTS = 100  # most parts that a text goes through
 
 
 def tokenizer_file(model: Path) -> Path:
@@ -28,7 +28,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
     """Return the tokenizer in a `tokenizer.json` or a GGUF file.
 
     Raises:
-        ModelError: it does not exist, cannot be read or is not served.
+        ModelError: it does not exist, cannot be read or is not supported.
     """
     if file.is_file() and file.suffix != ".json":
         return read_gguf_tokenizer(file)[0]
@@ -39,7 +39,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
             tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare ones
         raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
-    # How long a prompt may be is the engine's to say: it refuses what is too long, and cuts nothing.
+    # The engine limits the length of a prompt: it refuses what is too long, and truncates nothing.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _check(tokenizer, file)
@@ -47,10 +47,10 @@ def read_tokenizer(file: Path) -> Tokenizer:
 
 
 def _check(tokenizer: Tokenizer, file: Path) -> None:
-    """Refuse a tokenizer that makes a short text a huge one, or passes it through very many hands.
+    """Refuse a tokenizer that makes a short text a huge one, or has too many parts.
 
     Raises:
-        ModelError: it is one.
+        ModelError: it does.
     """
     for name in ("normalizer", "pre_tokenizer", "decoder"):
         made = getattr(tokenizer, name)
@@ -78,10 +78,10 @@ def _parts(spec: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth(part: dict[str, Any]) -> float:
-    """Return by how much a part may make a text longer, at most; what is added once does not count."""
+    """Return by what factor a part may lengthen a text, at most; what is added once does not count."""
     if part.get("type") == "Replace":
         content, found = len(part["content"].encode()), part["pattern"].get("String")
-        return max(1.0, content / len(found.encode())) if found else 1.0 + content  # nothing is found everywhere
+        return max(1.0, content / len(found.encode())) if found else 1.0 + content  # "" matches everywhere
     if part.get("type") == "Precompiled":  # a trie after its length, then what it replaces with, each ended by 0
         data = b64decode(part["precompiled_charsmap"])
         return max(1.0, *map(len, data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")))
@@ -89,12 +89,12 @@ def _growth(part: dict[str, Any]) -> float:
 
 
 def read_texts(model: Path) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return a model's tokenizer, and what its `tokenizer_config.json` says; of chat templates, the default one.
+    """Return a model's tokenizer, and its `tokenizer_config.json`; of several chat templates, the default one.
 
     The template may be in a `chat_template.jinja`, and all of that in a GGUF file instead.
 
     Raises:
-        ModelError: there is no `tokenizer.json`, or a file cannot be read or has a tokenizer that is not served.
+        ModelError: there is no `tokenizer.json`, or a file cannot be read or has an unsupported tokenizer.
     """
     if model.is_file():
         return read_gguf_tokenizer(model)
@@ -107,7 +107,7 @@ def read_texts(model: Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def token_text(value: Any) -> str:
-    """Return the text of a special token, which `tokenizer_config.json` gives as such or with attributes."""
+    """Return the text of a special token, which `tokenizer_config.json` gives as a string or with attributes."""
     return str(value.get("content") if isinstance(value, dict) else value)
 
 

@@ -1,11 +1,11 @@
-"""Chat templates as programs: compiled, and run where they reach nothing, come to an end and stay small.
+"""Chat templates as programs: compiled, and run with limits on access, time and memory.
 
-They find what transformers' documents promise them: special tokens, `tools`, `raise_exception`, `strftime_now`, a
-`tojson` that escapes no HTML, `break` and `continue`, and `generation` blocks.
+They have what transformers documents: special tokens, `tools`, `raise_exception`, `strftime_now`, a `tojson` that
+escapes no HTML, `break` and `continue`, and `generation` blocks.
 
-jinja's sandbox keeps a template from files, from Python's own attributes and from changing what it is given. Loops
-within loops would still run for days and products fill the memory; so turns of loops, calls and filters are counted
-here, and operators asked how large their result would be.
+jinja's sandbox keeps a template from files, from Python's own attributes and from changing its input. Nested loops
+could still run for days, and products fill the memory; so iterations of loops, calls and filters are counted here,
+and operators check how large their result would be.
 """
 
 import json
@@ -28,7 +28,7 @@ from parlay.errors import RequestError, brief
 # Far beyond any conversation.
 _TURNS, _SECONDS = 1 << 20, 10.0
 _LENGTH = 1 << 24  # of a text or list
-_WIDTH = 1 << 16  # that a text is filled up to
+_WIDTH = 1 << 16  # to which a text is padded
 _BITS = 1 << 12  # of a power
 _WIDE = re.compile(r"\d{5}|\*|:[^}]*\{")  # in a format: a width beyond that, or one given beside it
 
@@ -38,11 +38,11 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
 
     Args:
         template: in Jinja's language.
-        variables: what it finds by name.
+        variables: its variables by name.
 
     Raises:
-        RequestError: it does not end, or makes too much.
-        Exception: whatever its expressions raise.
+        RequestError: it does not end, or its result is too large.
+        Exception: anything that its expressions raise.
     """
     environment = _Environment()
     made: list[str] = []
@@ -60,7 +60,7 @@ _ENDLESS = "the chat template does not come to an end; give another one"
 
 
 class _Generation(Extension):
-    """`generation` blocks, whose marks only training needs."""
+    """`generation` blocks, whose marks are used in training only."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
@@ -70,7 +70,7 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with the account of one rendering."""
+    """The sandbox, with the counts of one rendering."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -83,20 +83,20 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters = {name: self._counted(function) for name, function in self.filters.items()}
 
     def turn(self) -> bool:
-        """Count one turn of a loop, a call or a filter."""
+        """Count one iteration of a loop, a call or a filter."""
         self.turns += 1
         if self.turns > _TURNS or monotonic() > self.deadline:
             raise RequestError(_ENDLESS)
         return True
 
     def concatenate(self, *values: Any) -> str:
-        """Return what `~` means."""
+        """Return the result of `~`."""
         texts = [str(value) for value in values]
         _check(sum(map(len, texts)))
         return "".join(texts)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Ask how large a result would be before making it."""
+        """Check how large a result would be before computing it."""
         sized = [x for x in (left, right) if isinstance(x, str | list | tuple | bytes)]
         if operator == "+" and len(sized) == 2:
             _check(len(left) + len(right))
@@ -119,7 +119,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(context, function, *arguments, **named)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return what stands for `str.format`."""
+        """Return the replacement of `str.format`."""
         wrapped = super().wrap_str_format(value)
         if wrapped is not None and _WIDE.search(value.__self__):
             raise RequestError(_TOO_LARGE)
@@ -146,14 +146,14 @@ def _compile(template: str) -> CodeType:
 
 
 class _Account(NodeTransformer):
-    """Lets the turns of loops be counted, and `~` be asked like the other operators."""
+    """Makes iterations of loops counted, and `~` checked like the other operators."""
 
     def visit_For(self, loop: nodes.For) -> nodes.For:  # noqa: N802 - goes by the node's name
         self.generic_visit(loop)
         turn = _call("turn", [], loop.lineno)
         if loop.test is None:
             loop.body.insert(0, nodes.ExprStmt(turn, lineno=loop.lineno))
-        else:  # items that it refuses cost time too
+        else:  # items that it filters out cost time too
             loop.test = nodes.And(turn, loop.test, lineno=loop.lineno)
         return loop
 
@@ -182,5 +182,5 @@ def _to_json(value: Any, **options: Any) -> str:
 
 
 def _refuse(message: str) -> None:
-    """What templates call to refuse messages."""
+    """The function that templates call to refuse messages."""
     raise RequestError(f"the chat template refuses these messages: {brief(str(message))}")

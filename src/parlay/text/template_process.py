@@ -1,7 +1,7 @@
-"""Chat templates in a process of their own, which is ended where a template takes too long or too much memory.
+"""Chat templates in a separate process, which is ended where a template takes too long or too much memory.
 
-A template is a stranger's program. The sandbox of `template` counts its turns, but one call within it, such as a
-comparison of nested lists, can take forever and holds the interpreter meanwhile. Nobody has to wait for a process.
+A template is untrusted code. The sandbox of `template` counts its iterations, but one call within it, such as a
+comparison of nested lists, can take forever and holds the interpreter meanwhile. A process can be ended.
 """
 
 import json
@@ -31,10 +31,10 @@ _DIED = "the process of the chat template has ended, perhaps for want of memory;
 
 
 class TemplateProcess(Runner):
-    """Runs templates one after another in a process, which starts with the first, and anew where it was ended."""
+    """Runs templates one after another in a process, started with the first and again after it was ended."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
-        """Take note; nothing is started yet.
+        """Start nothing yet.
 
         Args:
             seconds: that one rendering may take.
@@ -50,7 +50,7 @@ class TemplateProcess(Runner):
         """Return the text that a template makes, as `Runner.run`.
 
         Raises:
-            RequestError: it refuses, does not end, needs too much memory, or is given what is no plain data.
+            RequestError: it refuses, does not end, needs too much memory, or its input is no plain data.
         """
         if sha256(template.encode(errors="surrogatepass")).hexdigest() in _SHIPPED:
             return super().run(template, variables)
@@ -58,7 +58,7 @@ class TemplateProcess(Runner):
             asked = json.dumps([template, variables, self._seconds], default=_plain).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the chat template is given plain data alone: {error}") from None
-        with self._lock:  # whoever waited here while it was closed starts no further process
+        with self._lock:  # a call that waited here while it was closed starts no further process
             answer = self._ask(asked)
         text, trouble = json.loads(answer)
         if trouble is not None:
@@ -66,7 +66,7 @@ class TemplateProcess(Runner):
         return str(text)
 
     def close(self) -> None:
-        """End the process, and whatever it is doing; who waits for it, and whoever asks later, gets an error."""
+        """End the process at once; calls that wait for it, and later ones, get an error."""
         self._closed = True
         _end(self._started)
 
@@ -74,7 +74,7 @@ class TemplateProcess(Runner):
         """Return the process's answer.
 
         Raises:
-            RequestError: it took too long, or died over the question, or was closed.
+            RequestError: it took too long, or the process died or was closed.
         """
         process = None if self._closed else self._process()
         if process is None or self._closed:  # perhaps since
@@ -135,21 +135,21 @@ def _end(started: "list[subprocess.Popen[bytes]]") -> None:
     while started:
         try:
             process = started.pop()
-        except IndexError:  # somebody else was faster
+        except IndexError:  # another thread was faster
             return
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what nobody reads any more cannot be written
+                with suppress(OSError):  # the reader is gone
                     pipe.close()
 
 
 def _plain(value: Any) -> Any:
-    """Return what stands for a value in JSON, which has objects and lists alone.
+    """Return a value's replacement in JSON, which has objects and lists alone.
 
     Raises:
-        TypeError: nothing does.
+        TypeError: it has none.
     """
     if isinstance(value, Mapping):
         return dict(value)

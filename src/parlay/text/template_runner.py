@@ -9,7 +9,7 @@ _KEPT = 8  # findings
 
 
 class Runner:
-    """Runs templates right here, for those that are trusted to end."""
+    """Runs templates in this process, for those that are trusted to end."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], bool] = {}
@@ -19,10 +19,10 @@ class Runner:
 
         Args:
             template: in Jinja's language.
-            variables: what it finds by name.
+            variables: its variables by name.
 
         Raises:
-            RequestError: it is no template, refuses, does not end or makes too much.
+            RequestError: it is no template, refuses, does not end or its result is too large.
         """
         from parlay.text.template import render  # slow to import
 
@@ -35,7 +35,7 @@ class Runner:
             raise RequestError(f"the chat template refuses these messages: {reason}") from None
 
     def remembered(self, about: tuple[str, str], find: Callable[[], bool]) -> bool:
-        """Return what `find` finds about a template, asking only for what is not remembered."""
+        """Return what `find` returns about a template, calling it only for what is not cached."""
         found = self._known.get(about)
         if found is None:
             found = self._known[about] = find()

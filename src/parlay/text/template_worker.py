@@ -1,4 +1,4 @@
-"""The process in which `template_process` has templates run: it renders what it is sent until its input ends."""
+"""The process that runs chat templates for `template_process`: it renders requests until its input ends."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ def serve(asked: BinaryIO, answers: BinaryIO) -> None:
         except RequestError as error:
             answer = json.dumps([None, str(error)]).encode()
         except MemoryError:
-            return  # what is left may be damaged
+            return  # the rest may be damaged
         answers.write(len(answer).to_bytes(LENGTH, "little") + answer)
         answers.flush()
 
@@ -43,7 +43,7 @@ def _limit_memory() -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """Have the system end this process should its parent be gone that would."""
+    """Have the system end this process in case its parent, which would do so, is gone."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 

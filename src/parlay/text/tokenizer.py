@@ -45,12 +45,12 @@ class TextCodec:
         self.tokenizer, self._config = read_texts(path)
         self._template: str | None = self._config.get("chat_template")
         self._own, self._given = TemplateProcess(), TemplateProcess()  # for the model's template, and for requests'
-        # A thread that waits for each, so that those who wait take no thread from anybody else.
+        # A thread that waits for each, so that calls that wait block no other thread.
         self._threads = {one: ThreadPoolExecutor(1, "parlay-template") for one in (self._own, self._given)}
 
     @classmethod
     def ready(cls, path: Path) -> "TextCodec":
-        """Return a codec whose chat template has run once, so that nobody waits for its process."""
+        """Return a codec whose chat template has run once, so that no request waits for its process to start."""
         codec = cls(path)
         codec.shows_tools()
         return codec
@@ -65,14 +65,14 @@ class TextCodec:
             with _ENCODING:
                 if len(text) < _LONG:
                     return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-                # The same tokens, but of the library's calls only those on batches let other threads go on meanwhile.
+                # The same tokens, but of the library's calls only those on batches release the interpreter.
                 (found,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
                 return list(found.ids)
         except (TypeError, UnicodeError):
             raise RequestError("the prompt is not valid Unicode text; decode it with the right encoding") from None
         except (
             Exception
-        ) as error:  # the library raises bare Exception, for example where no token stands for the unknown
+        ) as error:  # the library raises bare Exception, for example where the tokenizer has no unknown token
             raise RequestError(f"the tokenizer cannot encode this text: {brief(str(error))}") from None
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -88,7 +88,7 @@ class TextCodec:
 
     @cached_property
     def most_characters(self) -> int:
-        """No token stands for more characters than this, whatever a normaliser joins."""
+        """No token stands for more characters than this, even if a normaliser joins some."""
         return 4 * max(map(len, self.tokenizer.get_vocab()))
 
     @cached_property
@@ -122,7 +122,7 @@ class TextCodec:
 
     @property
     def prefers_chat(self) -> bool:
-        """Whether prompts belong into the chat template; the embedded models complete code although they have one."""
+        """Whether prompts need the chat template; the embedded models complete code although they have one."""
         return self.chats and _ASSETS not in self.path.parents
 
     @property
@@ -131,7 +131,7 @@ class TextCodec:
         return self._template
 
     def shows_tools(self, template: str | None = None) -> bool:
-        """Whether a chat template, by default the model's own, tells the model of tools."""
+        """Whether a chat template, by default the model's own, passes tools to the model."""
         own = template or self._template
         return own is not None and shows_tools(own, self._special, self._runner(template))
 
@@ -156,16 +156,16 @@ class TextCodec:
         return render(template, messages, self._special, options, self._runner(options.chat_template))
 
     async def beside(self, template: str | None, work: Callable[[], T]) -> T:
-        """Return what `work` returns, which runs a chat template, while the event loop goes on.
+        """Return the result of `work`, which runs a chat template, without blocking the event loop.
 
         Args:
             template: as in `ChatOptions`.
-            work: is done in a thread; of those that run requests' templates one after another.
+            work: runs in a thread; calls for requests' templates run one after another.
         """
         return await asyncio.get_running_loop().run_in_executor(self._threads[self._runner(template)], work)
 
     def _runner(self, given: str | None) -> TemplateProcess:
-        """Return where to run a template, so that nobody but those who give one waits for one that does not end."""
+        """Return where to run a template: one from a request that does not end delays only others from requests."""
         return self._own if given is None or given == self._template else self._given
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class TextCodec:
 
 
 class Detokenizer:
-    """One completion's text, token by token; a further token costs no more behind a long text than behind a short."""
+    """One completion's text, token by token; the cost of a token does not grow with the length of the text."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Detokenizer:
             stop: strings that end the text.
             skip_special_tokens: leave special tokens out of the text.
             include_stop: cut the text behind a stop string instead of before it.
-            min_tokens: the first tokens, as many as this, complete no stop string.
+            min_tokens: so many of the first tokens complete no stop string.
         """
         self._codec = codec
         self._stop = tuple(stop)
@@ -217,7 +217,7 @@ class Detokenizer:
         self._length += len(piece)
         if immune or not self._stop:
             return None
-        # Whatever the piece completes begins in the last characters.
+        # What the piece completes begins in the last characters.
         begin = max(0, before - self._hold)
         tail = self._from(begin)
         found = [(at, s) for s in self._stop if (at := tail.find(s, max(0, before + 1 - len(s) - begin))) >= 0]
@@ -243,7 +243,7 @@ class Detokenizer:
         return self.settled_since(0)
 
     def settled_since(self, seen: int) -> str:
-        """Return what `settled` has behind its first `seen` characters, without looking at those."""
+        """Return what `settled` has after its first `seen` characters, without reading those."""
         begin = min(seen, max(0, self._length - self._hold))
         text = self._from(begin)
         for length in range(min(self._hold, self._length), 0, -1):
@@ -253,7 +253,7 @@ class Detokenizer:
         return text[seen - begin :]
 
     def complete(self, tokens: Sequence[int]) -> str:
-        """Return the final text of a whole completion, with what an incomplete last character decodes to."""
+        """Return the final text of a whole completion, with the decoded form of an incomplete last character."""
         whole = self._codec.decode(tokens, skip_special_tokens=self._skip)
         text = self.text
         return whole if whole.startswith(text) else text + self._pieces.rest

@@ -1,4 +1,4 @@
-"""The tokenizer under the names that users of transformers call it by."""
+"""The tokenizer under the names that transformers gives its methods."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ class TokenizerView:
     """A model's tokenizer and chat template, as `LLM.get_tokenizer` gives them."""
 
     def __init__(self, codec: TextCodec) -> None:
-        """Show a codec."""
+        """Wrap a codec."""
         self._codec = codec
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class TokenizerView:
         tokenize: bool = True,
         **variables: Any,
     ) -> str | list[int]:
-        """Return what the chat template makes of a conversation: token ids, or text if `tokenize` is false.
+        """Return the conversation in the chat template: token ids, or text if `tokenize` is false.
 
         Args:
             conversation: messages with `role` and `content`.
@@ -86,7 +86,7 @@ class TokenizerView:
             add_generation_prompt: end with what begins an answer.
             continue_final_message: end within the last message.
             tokenize: give token ids.
-            **variables: further ones that the template reads.
+            **variables: further variables that the template reads.
 
         Raises:
             RequestError: there is no template, or it refuses the messages.

@@ -1,7 +1,7 @@
-"""Telling a model of functions where its chat template does not: in words of the system's message.
+"""Describing functions to a model whose chat template does not: in the system message.
 
-The form is the one that most models have seen, that of Hermes: descriptions between `<tools>` tags, calls between
-`<tool_call>` tags, results between `<tool_response>` tags.
+The form is the one that most models have been trained on, that of Hermes: descriptions between `<tools>` tags, calls
+between `<tool_call>` tags, results between `<tool_response>` tags.
 """
 
 import json
@@ -22,12 +22,12 @@ Message = dict[str, Any]
 
 
 def told(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, system: bool) -> list[Message]:
-    """Return a conversation that says of its functions, calls and results in the messages' text.
+    """Return a conversation whose messages describe its functions, calls and results in their text.
 
     Args:
         messages: with text as content.
         tools: as chat clients describe them.
-        system: whether the template shows a system's message; otherwise the user's first one has the words.
+        system: whether the template shows a system message; otherwise the user's first one has the description.
     """
     words = _WORDS.format(tools="\n".join(json.dumps(tool.get("function", tool)) for tool in tools))
     plain: list[Message] = []
@@ -35,7 +35,7 @@ def told(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, sys
     for message in messages:
         one = _plain(message)
         if message["role"] == before == "tool":
-            plain[-1]["content"] += "\n" + one["content"]  # results of one turn; templates want roles in turns
+            plain[-1]["content"] += "\n" + one["content"]  # results of one turn; templates expect alternating roles
         else:
             plain.append(one)
         before = message["role"]

@@ -1,6 +1,6 @@
 """A target on an accelerator, by `transformers`.
 
-What a head learns from need not be the engine's states to the bit, and there have to be many.
+A head's training data need not be the engine's states to the bit, and it needs many.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class AcceleratedTarget:
         """Load them.
 
         Raises:
-            Exception: whatever transformers raises for what it cannot load.
+            Exception: anything that transformers raises for what it cannot load.
         """
         from transformers import AutoModelForCausalLM
 
@@ -33,7 +33,7 @@ class AcceleratedTarget:
         self._layers: tuple[int, ...] = ()
 
     def tap(self, layers: tuple[int, ...]) -> None:
-        """Have `states` give the residual stream after so many layers too."""
+        """Have `states` return the residual stream after so many layers too."""
         self._layers = layers
 
     @torch.no_grad()

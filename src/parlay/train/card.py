@@ -22,13 +22,13 @@ def card(
     figures: "Figures",
     steps: int,
 ) -> str:
-    """Return a card with the command that makes this head, what it learnt from, and how good it is.
+    """Return a card with the command that makes this head, its training data, and its quality.
 
     Args:
         method: of the head.
         options, own: of its training.
-        texts: what it learnt from, and what was held out.
-        untrained, figures: what it was like before and is now.
+        texts: of training, and held out.
+        untrained, figures: before training and now.
         steps: of the optimiser.
     """
     learnt, held_out = texts

@@ -78,7 +78,7 @@ def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int, prompt
 
 
 def digest(texts: list[Text]) -> str:
-    """Return what names texts: other tokens, other marks or another order give another digest."""
+    """Return a digest of texts, which depends on their tokens, marks and order."""
     found = sha256()
     for text in texts:
         found.update(len(text.tokens).to_bytes(8, "little"))
@@ -156,13 +156,13 @@ def _whole(text: str, codec: TextCodec) -> Text:
 
 
 def _encode_prompt(prompt: str, codec: TextCodec) -> list[int]:
-    """Return a prompt's tokens without the end that some tokenizers put behind whatever they read."""
+    """Return a prompt's tokens without the end that some tokenizers add to every text."""
     tokens, plain = codec.encode(prompt), codec.encode(prompt, add_special_tokens=False)
     return tokens[:-1] if tokens[-1 - len(plain) :] == [*plain, codec.end] else tokens
 
 
 def _pair(prompt: str, completion: str, codec: TextCodec) -> Text:
-    """Return a prompt and what is to follow it, to its end."""
+    """Return a prompt and its completion, to its end."""
     after = codec.encode(completion, add_special_tokens=False)
     if codec.end is not None and after[-1:] != [codec.end]:
         after.append(codec.end)
@@ -197,7 +197,7 @@ def _conversation(messages: Any, codec: TextCodec, prompts: bool) -> Text:
             continue
         begins, until = codec.chat(messages[:i]), codec.chat(messages[: i + 1], after)
         if not (whole.startswith(begins) and whole.startswith(until)):
-            # A template that shows the past otherwise: only the last answer is where it was when it was written.
+            # A template that shows the past differently: only the last answer is where it was when it was written.
             if i < len(messages) - 1:
                 continue
             raise RequestError("the chat template does not show the last answer where it asks for one")

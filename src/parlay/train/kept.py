@@ -37,7 +37,7 @@ def read_kept(file: Path, header: str, what: str, make: Callable[[Any], Entry]) 
         file: there may be none yet.
         header: its first line.
         what: it holds, such as "responses".
-        make: an entry of what a line says; raises `ValueError`, `KeyError` or `TypeError` for one that is none.
+        make: an entry of a line's object; raises `ValueError`, `KeyError` or `TypeError` if it is invalid.
 
     Raises:
         ConfigError: it was written under another header, or is damaged.

@@ -7,12 +7,12 @@ ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_pro
 
 
 def random(rows: int, columns: int, scale: float = 1.0) -> nn.Parameter:
-    """Return a matrix that keeps the size of what it multiplies, times `scale`."""
+    """Return a matrix that keeps the scale of its inputs, times `scale`."""
     return nn.Parameter(torch.randn((rows, columns)) * scale * columns**-0.5)
 
 
 def public_name(name: str) -> str:
-    """Return what a layer's parameter is called in checkpoints, less the layer's own name."""
+    """Return the name of a layer's parameter in checkpoints, less the layer's own name."""
     block = "self_attn." if name in ATTENTION else "mlp." if name in MLP else ""
     return f"{block}{name}.weight"
 

@@ -1,4 +1,4 @@
-"""What a training run is asked; imports nothing heavy, so that flags can be made from it."""
+"""Options of a training run; imports nothing heavy, so that flags can be made from it."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -9,14 +9,14 @@ from parlay.errors import ConfigError, shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """What every method's training is asked.
+    """Options of every method's training.
 
     Attributes:
         target: the model to draft for: a directory, a name on the hub, or that of an embedded model.
         data: a file of text or, ending in .jsonl, of JSON objects with `prompt` and `completion`, `messages`,
             `conversations`, or `text`; or a directory of such files. None, with `generate`, has a target that chats
             write the prompts too.
-        output: directory of the head, made if need be; a run that was stopped goes on from what it left there.
+        output: directory of the head, made if need be; a run that was stopped continues from the files there.
         generate: how many responses the target writes first, to be learnt from in place of the data, which then are
             prompts; 0 learns from the data as they are.
         temperature: of those responses; of several each in turn.

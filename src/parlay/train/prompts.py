@@ -1,7 +1,6 @@
-"""What the target asks itself: a model that was taught conversations writes the user's turn too, after its header.
+"""Prompts that the target writes itself: a model that was trained on conversations also writes the user's turn.
 
-Such prompts are what the model takes for usual, and nobody has to collect any. Each has a seed of its own, so it is
-the same whichever run writes it.
+Such prompts are typical for the model and need not be collected. Each has a seed, so it is the same in every run.
 
 Source: Magpie (arXiv 2406.08464).
 """
@@ -22,9 +21,9 @@ from parlay.types.params import SamplingParams
 
 _AT_ONCE = 64
 _TEMPERATURE = 1.0  # variety counts for more than sense
-_TOKENS = 128  # of a prompt; one that has no end by then is dropped
+_TOKENS = 128  # most tokens of a prompt; one that has no end by then is dropped
 _APART = 1 << 32  # between the seeds of prompts and of responses
-_PATIENCE = 512  # tries in a row of which none gives a prompt
+_PATIENCE = 512  # most tries in a row without a prompt
 _SHAPING = ("dtype", "max_length", "max_model_len", "seed")
 _MARK = "what-the-user-says"
 
@@ -56,10 +55,10 @@ def write_prompts(
 
 
 def header_of(codec: TextCodec) -> str:
-    """Return what the chat template writes before what the user says.
+    """Return what the chat template writes before the user's text.
 
     Raises:
-        ConfigError: there is no template, or none that shows the user's words as they are.
+        ConfigError: there is no template, or none that shows the user's text as it is.
     """
     advice = "give prompts as data"
     if not codec.chats:
@@ -72,7 +71,7 @@ def header_of(codec: TextCodec) -> str:
 
 
 def _shown(prompt: str, codec: TextCodec) -> list[int]:
-    """Return the tokens of a conversation in which the user has said this and the assistant is to answer."""
+    """Return the tokens of a conversation in which the user has written this and the assistant is to answer."""
     return codec.encode(codec.chat([{"role": "user", "content": prompt}]), add_special_tokens=False)
 
 

@@ -1,6 +1,6 @@
-"""What the target itself writes, to be learnt from.
+"""Responses that the target itself writes, to be learnt from.
 
-Every response has a seed of its own, so it is the same whichever run writes it.
+Every response has a seed, so it is the same in every run.
 """
 
 import json
@@ -31,12 +31,12 @@ def write_responses(
     vocab: int,
     tick: Callable[[int], None] = lambda done: None,
 ) -> list[Text]:
-    """Return what the target answers to the prompts of texts, or how it goes on where they have none.
+    """Return the target's answers to the prompts of texts, or its continuations where they have none.
 
     Args:
         file: of the responses so far; it is made, or appended to.
         texts: whose prompts it takes in a random order, over and over.
-        options: how many, how long, how hot.
+        options: how many, how long, at which temperature.
         target: names its weights.
         vocab: ids are below.
         tick: called with the number of responses that there are.

@@ -1,8 +1,8 @@
-"""What the training of EAGLE-type heads shares: the head goes on from its own states, as it does when it drafts.
+"""What the training of EAGLE-type heads shares: the head continues from its own states, as in drafting.
 
 Source: EAGLE-3 (Li et al. 2025, arXiv 2503.01840, section 3.2, "training-time test"). First every row pairs the
-target's state with the token after it; then, over and over, the state that the head itself foresaw with the next
-token. Keys and values of the first kind are seen by all later rows, of the others only by those that come of them.
+target's state with the token after it; then, repeatedly, the state that the head itself predicted with the next
+token. Keys and values of the first pass are seen by all later rows, of the others only by rows that follow from them.
 The tokens are the text's: those that the head would have guessed, as long as its draft is still accepted.
 """
 
@@ -29,10 +29,10 @@ THETA = 10000.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What training of an EAGLE-type head is asked.
+    """Training options of an EAGLE-type head.
 
     Attributes:
-        rollout: guesses that are learnt in a row, each from the one before.
+        rollout: nodes that are learnt in a row, each from the one before.
         intermediate_size: width within the layer's feed-forward network; 0 takes the target's.
     """
 
@@ -60,12 +60,12 @@ class _Asked(Protocol):
 
 @dataclass(slots=True)
 class Rollout:
-    """How far the head has gone from the rows it starts from.
+    """How far the head has continued from the rows it starts from.
 
     Attributes:
         cos, sin: `[rows + guesses, head_dim]` of all positions.
-        starts: `[texts, n]`, the rows that it starts from; of the first guess's pairs they see those up to there.
-        keys, values: of every guess, `[texts, groups, rows, head_dim]` of the first and n rows of later ones.
+        starts: `[texts, n]`, the rows that it starts from; of the first node's pairs they see those up to there.
+        keys, values: of every node, `[texts, groups, rows, head_dim]` of the first and n rows of later ones.
     """
 
     cos: Tensor
@@ -75,17 +75,17 @@ class Rollout:
     values: list[Tensor] = field(default_factory=list)
 
     def chosen(self, rows: Tensor) -> Tensor:
-        """Return of `[texts, rows, width]` those rows that it starts from, if these are not they already."""
+        """Return those rows of `[texts, rows, width]` that it starts from, unless these are given already."""
         if self.keys:
             return rows
         return rows.gather(1, self.starts[..., None].expand(-1, -1, rows.shape[-1]))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return what rows see `[texts, heads, n, head_dim]`: the first guess's keys up to them, then their own.
+        """Return attention's output `[texts, heads, n, head_dim]`: over the first node's keys, then their own.
 
         Args:
             query: `[texts, heads, n, head_dim]`.
-            key, value: of this guess.
+            key, value: of this node.
         """
         at = (self.starts + len(self.keys))[:, None]
         query = turn(query, self.cos[at], self.sin[at])
@@ -128,7 +128,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, state: Tensor, rollout: Rollout) -> Tensor:
         """Return `state` `[texts, n, width]` with what the layer adds, of which attention reads `x`.
 
-        For the first guess both have all rows of a text; only those that the rollout starts from are gone on with.
+        For the first node both have all rows of a text; only those that the rollout starts from are continued.
         """
         key, value = (self._heads(x, weight) for weight in (self.k_proj, self.v_proj))
         x, state = rollout.chosen(x), rollout.chosen(state)
@@ -145,13 +145,13 @@ class Layer(nn.Module):
 class RolloutTrainee(Trainee):
     """A head of one decoder layer that reads tokens beside states.
 
-    A subclass says what of the target's states a pair has, and how a guess is made of a state.
+    A subclass says which of the target's states a pair has, and how a node is made from a state.
 
     Attributes:
         layer: its layer; set by the subclass.
     """
 
-    decay: ClassVar[float] = 0.8  # a guess counts for nothing where the one before it is refused
+    decay: ClassVar[float] = 0.8  # a node counts for nothing where the one before it is rejected
     layer: Layer
 
     def __init__(self, options: _Asked, teacher: Teacher, texts: Sequence[Text]) -> None:
@@ -171,15 +171,15 @@ class RolloutTrainee(Trainee):
 
     @abstractmethod
     def begin(self, lesson: Lesson) -> Tensor:
-        """Return `[rows, width]`, what a pair has of the target's states."""
+        """Return `[rows, width]`, a pair's input from the target's states."""
 
     @abstractmethod
     def foresee(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:
-        """Return the states to go on with, of embedded tokens beside states, as `Layer` does."""
+        """Return the predicted states, from embedded tokens beside states, as `Layer` does."""
 
     @abstractmethod
     def score(self, state: Tensor) -> tuple[Tensor, Output]:
-        """Return what the output layer multiplies, and the output layer."""
+        """Return the output layer's input, and the output layer."""
 
     def guess(self, lesson: Lesson) -> Iterator[Guess]:  # noqa: D102
         guesses = [lesson.starts(2 + i) for i in range(self.guesses)]
@@ -187,7 +187,7 @@ class RolloutTrainee(Trainee):
         active[torch.cat(guesses)] = True
         if not active.any():
             return
-        # Texts side by side, shorter ones filled up with rows that nobody looks at; of each the rows to start from.
+        # Texts side by side, shorter ones padded with rows that are never read; of each the rows to start from.
         places, _ = _grid(torch.bincount(lesson.text))
         counts = torch.bincount(lesson.text[active], minlength=len(places))
         chosen, real = _grid(counts)
@@ -213,7 +213,7 @@ class RolloutTrainee(Trainee):
         return {prefix + public_name(name): parameter for name, parameter in self.layer.named_parameters()}
 
     def layer_config(self) -> dict[str, Any]:
-        """Return what the public format says about the layer."""
+        """Return the layer's part of the public format's config."""
         target = self.config
         return {
             "model_type": "llama",
@@ -240,13 +240,13 @@ def norm(state: Tensor, weight: Tensor) -> Tensor:
 
 
 def _grid(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where the elements of lists one after another stand, list by list, and which of these are elements.
+    """Return the indices of elements of concatenated lists, list by list, and which of these are elements.
 
     Args:
         lengths: `[lists]` of each list.
 
     Returns:
-        Both `[lists, longest]`; places beyond a list's end are those of others.
+        Both `[lists, longest]`; indices beyond a list's end are those of others.
     """
     each = torch.arange(int(lengths.max()), device=lengths.device)
     first = lengths.cumsum(0) - lengths

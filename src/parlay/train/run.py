@@ -1,6 +1,6 @@
-"""A training run: however often it is stopped and goes on, it ends with the same weights.
+"""A training run: it ends with the same weights however often it is stopped and resumed.
 
-Bit for bit that is so on the CPU, with as many threads.
+On the CPU, with the same number of threads, this holds bit for bit.
 """
 
 import math
@@ -30,17 +30,17 @@ from parlay.train.teacher import Teacher, describe_target
 from parlay.train.trainee import Trainee, distil, methods
 
 _BETAS = (0.9, 0.95)
-_PLACES = ("target", "data", "output")  # what lies there counts, and has digests
+_PLACES = ("target", "data", "output")  # the files there count, and have digests
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How good a head is on texts that it does not learn from.
+    """A head's quality on texts that it does not learn from.
 
     Attributes:
-        loss: mean cross entropy against the target's distributions, in nats a guess. Tokens outside a reduced
-            vocabulary count for nothing.
-        accuracy: of every guess in turn, how often its likeliest token is the target's.
+        loss: mean cross entropy against the target's distributions, in nats a node. Tokens outside a reduced
+            vocabulary are left out.
+        accuracy: for each node in turn, how often its likeliest token is the target's.
     """
 
     loss: float
@@ -49,7 +49,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is.
+    """A run's progress.
 
     Attributes:
         doing: in a word.
@@ -78,7 +78,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
         watch: called after every step and measurement.
 
     Returns:
-        What the head is like in the end, on held-out texts.
+        The head's figures in the end, on held-out texts.
 
     Raises:
         ConfigError: bad options or data, or `output` holds another run or a finished head.
@@ -161,7 +161,7 @@ def _train(
 
 
 class _Run:
-    """Weights, optimiser, and where in the data they are."""
+    """Weights, optimiser, and position in the data."""
 
     identity: dict[str, Any]
 
@@ -171,7 +171,7 @@ class _Run:
         self.options, self.teacher = options, teacher
         self.trainee = trainee.to(options.device)
         self.texts, self.held_out = texts, held_out
-        # To look on the way costs little beside learning.
+        # Measurements on the way are to cost little beside learning.
         self.sample = sample(held_out, max(16, options.evaluate_every * options.batch_size // 10))
         self.steps = options.epochs * -(-len(self.texts) // options.batch_size)
         if options.max_steps is not None:
@@ -188,7 +188,7 @@ class _Run:
         self.untrained = Figures(math.nan, ())
 
     def finish(self, checkpoint: Path, watch: Watch) -> Figures:
-        """Go on from the checkpoint if there is one, to the last step; return what the head is like then."""
+        """Continue from the checkpoint if there is one, to the last step; return the head's figures then."""
         state = load_checkpoint(checkpoint, self.identity)
         if state is None:
             figures = self.untrained = self.measure(self.held_out)
@@ -221,7 +221,7 @@ class _Run:
         return [self.texts[i] for i in order[at * size : (at + 1) * size]]
 
     def _learn(self, texts: Sequence[Text]) -> float:
-        """Take a step; return its loss in nats a guess."""
+        """Take a step; return its loss in nats a node."""
         rate = self.options.learning_rate * schedule(self.step, self.steps, self.options.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -245,7 +245,7 @@ class _Run:
         return total / labels
 
     def _losses(self, texts: Sequence[Text]) -> tuple[list[Tensor], list[Tensor], list[int]]:
-        """Return of every guess the summed loss, how often it is right, and how many labels it has."""
+        """Return for each node the summed loss, how often it is right, and how many labels it has."""
         lesson = self.teacher.lesson(texts)
         losses, right, counts = [], [], []
         with torch.autocast(self.options.device, torch.bfloat16, enabled=self.options.autocast):
@@ -258,7 +258,7 @@ class _Run:
 
     @torch.no_grad()
     def measure(self, texts: Sequence[Text]) -> Figures:
-        """Return what the head is like on texts."""
+        """Return the head's figures on texts."""
         size, count = self.options.batch_size, self.trainee.guesses
         loss, right, labels = 0.0, np.zeros(count), np.zeros(count)
         for first in range(0, len(texts), size):
@@ -291,7 +291,7 @@ class _Run:
 
 
 def schedule(step: int, steps: int, warmup: float) -> float:
-    """Return the factor on the learning rate: it rises evenly to 1, then falls to 0 as half a cosine.
+    """Return the factor on the learning rate: it rises linearly to 1, then falls to 0 as half a cosine.
 
     Args:
         step: counted from 0.

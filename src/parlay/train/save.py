@@ -1,4 +1,4 @@
-"""What a training run leaves on disk. Every file is whole or not there."""
+"""What a training run leaves on disk. Every file is complete or not there."""
 
 import fcntl
 import json
@@ -42,7 +42,7 @@ def alone(directory: Path) -> Iterator[None]:
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], identity: dict[str, Any]) -> None:
-    """Write where a run is, and what run it is.
+    """Write a run's state and identity.
 
     Raises:
         ConfigError: it cannot be written.
@@ -51,11 +51,11 @@ def save_checkpoint(path: Path, state: dict[str, Any], identity: dict[str, Any])
 
 
 def load_checkpoint(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """Return where a run is, or None if it has not begun.
+    """Return a run's state, or None if it has not begun.
 
     Args:
         path: of the checkpoint.
-        identity: what tells the run from others; a part of it is compared as far as it goes.
+        identity: what distinguishes the run from others; a part of it is compared as far as it goes.
 
     Raises:
         ConfigError: the checkpoint is damaged, or of another run.
@@ -81,9 +81,9 @@ def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str, tar
     Args:
         output: the directory.
         trainee: the head.
-        dtype: of its weights; whole numbers stay what they are.
+        dtype: of its weights; integers stay as they are.
         card: text of its README.md.
-        target: whose tokenizer a head that is a model by itself takes along.
+        target: its tokenizer is copied to a head that is a model by itself.
 
     Raises:
         ConfigError: it cannot be written.
@@ -105,11 +105,11 @@ def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str, tar
 
 
 def _whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Have a file written beside its place, and moved there once it is on disk."""
+    """Have a file written to a temporary name, and renamed once it is on disk."""
     beside = path.with_name(path.name + ".partial")
     try:
         write(beside)
-        beside.chmod(0o644)  # some libraries let nobody else read what they write
+        beside.chmod(0o644)  # some libraries make their files private
         with beside.open("rb") as file:
             os.fsync(file.fileno())
         beside.replace(path)

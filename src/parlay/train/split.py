@@ -1,4 +1,4 @@
-"""What is learnt from and what is only measured on."""
+"""Which texts are learnt from and which are only measured on."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ def split(texts: Sequence[Text], options: TrainOptions) -> tuple[list[Text], lis
     """Return texts to learn from and texts to measure on, the latter at most a share `held_out` of all tokens.
 
     Whole documents are held out, in a random order, as long as they fit into the share. If the first does not, its
-    end is, without dividing what comes of one of its parts.
+    end is, without splitting the texts of one of its parts.
 
     Raises:
-        ConfigError: all texts come of a single part.
+        ConfigError: all texts come from a single part.
     """
     tokens: dict[int, dict[int, int]] = {}  # of every document's parts
     for text in texts:
@@ -39,5 +39,5 @@ def split(texts: Sequence[Text], options: TrainOptions) -> tuple[list[Text], lis
 
 
 def sample(texts: Sequence[Text], count: int) -> list[Text]:
-    """Return at most `count` texts, from all over."""
+    """Return at most `count` texts, evenly spread."""
     return list(texts[:: max(1, -(-len(texts) // count))])

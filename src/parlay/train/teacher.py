@@ -25,8 +25,8 @@ _BLOCK = 16
 _ROWS = 1024  # of one pass, unless a single text is longer
 _HEAD_ROWS = 64
 _WIDE = 16  # times as many rows on an accelerator, which small passes leave idle
-_LIKE = 0.1  # by how much its states may differ from the engine's, as a share of their size
-_KEPT = 0.5  # of the memory that is free at first: most that may hold states of texts that will be seen again
+_LIKE = 0.1  # by how much its states may differ from the engine's, relative to their norm
+_KEPT = 0.5  # share of the memory that is free at first: most that may hold states for later epochs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lesson:
-    """Texts one after another, and what the target thinks of each token's successor.
+    """Texts one after another, and the target's distribution of each token's successor.
 
     Attributes:
         tokens: `[rows]` int64.
@@ -70,7 +70,7 @@ class Lesson:
     def starts(self, ahead: int) -> Tensor:
         """Return the rows whose text has an `ahead`-th next token that counts.
 
-        What the target thinks of that token stands in the row before it.
+        The target's distribution of that token is in the row before it.
         """
         if len(self.text) <= ahead:
             return torch.zeros(0, dtype=torch.int64, device=self.text.device)
@@ -84,7 +84,7 @@ def describe_target(options: TrainOptions) -> ModelConfig:
         ConfigError: an option does not fit it.
         ModelError: it cannot be found or served.
     """
-    # A head learns from plain numbers: rows in eight bits would only add noise to what it is to foresee.
+    # A head learns from plain numbers: rows in eight bits would only add noise to what it is to predict.
     config = replace(describe_model(options.target), storage="plain")
     resolve_dtype(options.dtype, config)
     served = options.max_model_len or config.max_position
@@ -98,7 +98,7 @@ def describe_target(options: TrainOptions) -> ModelConfig:
 
 
 class Teacher:
-    """A target that is only looked at.
+    """The target, whose weights do not change.
 
     Attributes:
         config: its shape.
@@ -156,7 +156,7 @@ class Teacher:
 
     @torch.no_grad()
     def lesson(self, texts: Sequence[Text]) -> Lesson:
-        """Run the target over a group of `parts`; over each text once, as far as memory holds what came of it."""
+        """Run the target over a group of `parts`; over each text once, as far as memory holds the results."""
         new = [text for text in texts if text not in self._kept]
         run = self._states if self._accelerated is None else self._accelerated.states
         found = dict(zip(new, run(new), strict=True)) if new else {}
@@ -201,7 +201,7 @@ class Teacher:
         return self._head.cap * torch.tanh(logits / self._head.cap) if self._head.cap else logits
 
     def _accelerate(self) -> AcceleratedTarget | None:
-        """Return the target's layers on the accelerator, if what they give is what the engine's give."""
+        """Return the target's layers on the accelerator, if their states agree with the engine's."""
         found = accelerate(self.config.path, self.dtype, self._device)
         if found is None:
             return None
@@ -217,7 +217,7 @@ class Teacher:
     def _states(self, texts: Sequence[Text]) -> list[tuple[Tensor, ...]]:
         """Return of each text the states after the final norm and, `[length, H]` all of them, where it is tapped.
 
-        They are in the target's dtype and, like all that the engine computes, the same whatever else is in a pass.
+        They are in the target's dtype and, like all that the engine computes, independent of what else is in a pass.
         """
         stretches: list[Stretch] = []
         blocks = 0
@@ -238,7 +238,7 @@ class Teacher:
 
     @torch.no_grad()
     def output(self) -> Output:
-        """Return the target's output layer as one matrix, which is what it makes of the unit vectors.
+        """Return the target's output layer as one matrix, computed from unit vectors.
 
         Raises:
             ModelError: it is more than a matrix.

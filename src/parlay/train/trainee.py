@@ -1,12 +1,12 @@
-"""What can be trained.
+"""The interface of a trainable head.
 
 The folder of a proposer that can be trained has a file `training.py`, with
-    Options     a frozen dataclass of what the method's training is asked besides `TrainOptions`;
+    Options     a frozen dataclass of the method's training options besides `TrainOptions`;
     Trainee     a subclass of `Trainee`: the head in torch, with gradients. Its tests compare it with the proposer.
 
-What it learns is the target's distribution, not only the token that a text goes on with: where the text is the
-target's own that is the same in the mean, with less noise, and where somebody else wrote it the head still learns
-what the target would have said there, which is all that counts when drafts are verified.
+It learns the target's distribution, not only the token that follows in the text: where the target wrote the text that
+is the same in the mean, with less noise, and where somebody else did, the head still learns what the target would
+have written, which is all that counts when drafts are verified.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ from parlay.registry import Registry
 from parlay.train.data import Text
 from parlay.train.teacher import Lesson, Output, Teacher
 
-_LOSS_LOGITS = 1 << 21  # that are there at once on the CPU, whose caches they are to fit
+_LOSS_LOGITS = 1 << 21  # at a time on the CPU, whose caches they are to fit
 _WIDE = 32  # times as many on an accelerator, which small products leave idle
 
 methods = Registry("parlay.proposers.methods", "method to train", "training", files=False)
@@ -30,11 +30,11 @@ methods = Registry("parlay.proposers.methods", "method to train", "training", fi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guess:
-    """One guess of many rows, up to the output layer.
+    """One node of many rows, up to the output layer.
 
     Attributes:
         states: `[n, D]`.
-        output: the layer that makes logits of them.
+        output: the layer that gives logits of them.
         labels: `[n]`, for each the row of the lesson whose distribution is the right answer.
     """
 
@@ -47,10 +47,10 @@ class Trainee(nn.Module, ABC):
     """A head with gradients.
 
     Attributes:
-        file: what its weights are called in the public format.
+        file: name of its weights in the public format.
         tokenized: whether it is a model by itself, which has the target's tokenizer beside it.
         guesses: how many tokens it guesses in a row.
-        decay: what a guess counts for, beside the one before it.
+        decay: weight of a node, relative to the one before it.
     """
 
     decay: ClassVar[float] = 1.0
@@ -64,8 +64,8 @@ class Trainee(nn.Module, ABC):
 
         Args:
             options: the method's own.
-            teacher: the target; a trainee may ask it for more in its lessons.
-            texts: what is learnt from, and nothing that is held out.
+            teacher: the target; a trainee may have it add to its lessons.
+            texts: of training, and nothing that is held out.
 
         Raises:
             ConfigError: options that are out of range.
@@ -89,7 +89,7 @@ class Trainee(nn.Module, ABC):
 
     @abstractmethod
     def guess(self, lesson: Lesson) -> Iterator[Guess]:
-        """Yield every guess in turn, for all rows of a lesson that have a label for it."""
+        """Yield every node in turn, for all rows of a lesson that have a label for it."""
 
     @abstractmethod
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -99,12 +99,12 @@ class Trainee(nn.Module, ABC):
 def distil(guess: Guess, lesson: Lesson) -> tuple[Tensor, Tensor]:
     """Return the summed cross entropy against the target's distributions, and how often both find the same best.
 
-    Logits exist only for a few rows at a time, whatever the vocabulary. The best are compared only where no gradient
-    is wanted.
+    Logits exist only for a few rows at a time, for any vocabulary. The best are compared only where no gradient is
+    needed.
 
     Args:
-        guess: of n rows.
-        lesson: has the target's distributions, of the tokens that the guess's output layer has.
+        guess: one node, of n rows.
+        lesson: has the target's distributions, of the tokens of the node's output layer.
     """
     device = guess.states.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
@@ -116,7 +116,7 @@ def distil(guess: Guess, lesson: Lesson) -> tuple[Tensor, Tensor]:
 
 
 class _Distil(torch.autograd.Function):
-    """Output layer and loss in one, the gradient worked out on the way."""
+    """Output layer and loss in one, with the gradient computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -148,7 +148,7 @@ class _Distil(torch.autograd.Function):
                 continue
             slope = log_probs.exp()
             if ids is not None:
-                # What the output layer has no token for cannot be learnt: its share of the answer counts for nothing.
+                # Tokens that the output layer lacks cannot be learnt: their share of the target's is left out.
                 slope *= answer.sum(-1, keepdim=True)
             slope -= answer
             if cap:

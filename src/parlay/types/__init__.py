@@ -1,1 +1,1 @@
-"""The nouns of parlay: what a user asks for, what a step is told, what comes back."""
+"""The data types of parlay: what a user asks for, the input of a step, its results."""

@@ -1,11 +1,11 @@
-"""What a group of layers keeps of the tokens it has seen."""
+"""What a group of layers keeps of the tokens that it has processed."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """The keys and values of one layer group (a target, or a proposer with layers of its own).
+    """The keys and values of one layer group (a target, or a proposer with cache layers).
 
     Attributes:
         layers: attention layers in the group.

@@ -9,7 +9,7 @@ ROOT = -1
 _CHAIN = tuple(range(ROOT, 1024))  # the parents of a chain's nodes
 
 
-# Several are made for each request and step, and a struct is made in an eighth of a dataclass's time.
+# Several are made for each request and step, and a struct is made in an eighth of the time of a dataclass.
 class Draft(msgspec.Struct, frozen=True):
     """The guessed tokens of one request in one step: a tree below the root, parents before children.
 
@@ -19,11 +19,11 @@ class Draft(msgspec.Struct, frozen=True):
         source: who guessed each node.
         probs: how likely a node is to be accepted given that its parent is; never used for correctness. From a
             proposer they are its own estimates, if it has any; in a plan they are calibrated, and every node has one.
-        q: of each node the law that it was drawn from, None if it was not drawn; kept only where a verifier asks for
-            it. In a plan there are numbers instead, and the laws stay with whoever drew and verifies. Such a node
-            may be left out for what its ancestors and its law say, never for its own token, and with it its later
-            siblings. Only so what is emitted has the target's law.
-        odds: log-odds of the proposer's own estimates where `probs` is calibrated, which is what it learns from.
+        q: of each node the distribution that it was drawn from, None if it was not drawn; kept only where a verifier
+            needs it. In a plan these are numbers that refer to distributions kept where nodes are drawn and verified.
+            Such a node, and with it its later siblings, may be left out because of its ancestors and distribution,
+            never because of its own token, or the output would not have the target's distribution.
+        odds: log-odds of the proposer's own estimates where `probs` is calibrated; the calibration learns from them.
     """
 
     tokens: tuple[int, ...] = ()
@@ -64,10 +64,10 @@ class Draft(msgspec.Struct, frozen=True):
         return Draft(self.tokens[:n], self.parents[:n], self.source[:n], probs, q, odds)
 
     def select(self, chosen: Sequence[int]) -> "Draft":
-        """Return only the nodes `chosen`, ascending, with each of which its parent must be."""
+        """Return only the nodes `chosen`, ascending, which must include the parent of each."""
         if len(chosen) == len(self.tokens):
             return self
-        if chosen and chosen[-1] == len(chosen) - 1:  # which are the first ones
+        if chosen and chosen[-1] == len(chosen) - 1:  # the first nodes
             return self.cut(len(chosen))
         place = {ROOT: ROOT, **{node: i for i, node in enumerate(chosen)}}
         return Draft(

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# What says for itself which further properties there are, or has a part of them elsewhere.
+# Keys that say which further properties there are, or describe a part of them elsewhere.
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
 _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")  # of schemas by name

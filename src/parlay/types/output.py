@@ -1,4 +1,4 @@
-"""What comes back to the user."""
+"""What is returned to the user."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -24,16 +24,16 @@ class RequestMetrics:
     Attributes:
         drafts: steps that verified at least one node.
         drafted: nodes verified.
-        accepted: nodes confirmed.
-        accepted_per_position: how often a node at depth 1, 2, ... was confirmed.
+        accepted: nodes accepted.
+        accepted_per_position: how often a node at depth 1, 2, ... was accepted.
         steps: target steps that emitted tokens.
         emitted: tokens emitted.
         preemptions: how often the request lost its blocks and was computed again.
         cached_tokens: prompt tokens found in the prefix cache on admission.
         arrival, admitted, first_token, finished: clock readings; 0 while not reached.
         undrafted: of the steps without a draft, why there was none, and how often.
-        verification: what decided which guesses stand; see `SpeculativeConfig`.
-        per_step: once it has finished, nodes verified and confirmed in each of the steps that verified some.
+        verification: what decided which nodes are accepted; see `SpeculativeConfig`.
+        per_step: once it has finished, nodes verified and accepted in each of the steps that verified some.
     """
 
     drafts: int = 0
@@ -54,22 +54,22 @@ class RequestMetrics:
 
     @property
     def lossless(self) -> bool:
-        """Whether what was emitted has the law of plain decoding."""
+        """Whether the output has the distribution of plain decoding."""
         return self.verification != "typical"
 
     @property
     def acceptance_length(self) -> float:
-        """Emitted tokens per target step, the target's own token included; 0 before the first step."""
+        """Emitted tokens per target step, the bonus included; 0 before the first step."""
         return self.emitted / self.steps if self.steps else 0.0
 
 
 class Rejected(NamedTuple):
-    """A guess that the target did not confirm.
+    """A node that was not accepted.
 
     Attributes:
-        at: how many of the completion's tokens come before it: those of earlier steps, and what its step confirmed.
+        at: how many of the completion's tokens come before it: those of earlier steps, and those its step accepted.
             The token at this index is then the target's own choice, unless the completion ended without one.
-        token_id: the guess.
+        token_id: the node's token.
         source: who guessed it.
     """
 
@@ -91,7 +91,7 @@ class CompletionOutput:
         finish_reason: `stop`, `length` or `abort`; None while running.
         stop_reason: the stop string or token id that ended the output; None for end-of-sequence and length.
         metrics: of this completion alone.
-        rejected: guesses that were not confirmed, in order, when asked for.
+        rejected: nodes that were not accepted, in order, when asked for.
     """
 
     index: int
@@ -117,10 +117,10 @@ class RequestOutput:
     """Everything about one prompt. Either `outputs` has its completions, or `error` says why there are none.
 
     `request_id` is None for a prompt that was refused or failed. `prompt_logprobs` has, when asked for, one mapping
-    of token id to log-probability a token of the prompt, and None for the first, which nothing comes before.
+    of token id to log-probability for each token of the prompt, and None for the first, which has no predecessor.
 
-    Where `deltas` were asked for, completions hold what is new since the output before, but for their metrics.
-    `replica` says which of a server's engines computes it, from 0 on.
+    Where `deltas` were asked for, completions hold what is new since the previous output, except for their metrics.
+    `replica` is the number of the server's engine that computes it, from 0 on.
     """
 
     request_id: int | None

@@ -4,7 +4,7 @@ from parlay.errors import RequestError, shown
 
 
 def check_place(priority: object, tenant: object, timeout: object) -> None:
-    """Refuse a place in the queue that would trip those who wait there.
+    """Refuse a place in the queue that would break the queue's order.
 
     Raises:
         RequestError: one of them has the wrong type, or no meaning.

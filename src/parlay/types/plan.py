@@ -1,4 +1,4 @@
-"""What one step is told and what it answers: integers, seeds and tokens, nothing that lives on a device."""
+"""The input and output of one step: integers, seeds and tokens, nothing that lives on a device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from parlay.types.params import DrawParams
 
 
 class SpanError(Exception):
-    """Something unforeseen happened while one request's part of a step was at hand; its cause says what."""
+    """An unexpected error while one request's part of a step was processed; its cause says what."""
 
     def __init__(self, request_id: int) -> None:
         super().__init__(f"request {request_id}")
@@ -46,7 +46,7 @@ class ProposerState:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """What a device proposer is told of one request: what its cache layers lack, and how far it may draft.
+    """A device proposer's input for one request: what its cache layers lack, and how far it may draft.
 
     Attributes:
         state: its progress before this step.
@@ -55,8 +55,8 @@ class CatchUp:
         rerun: known tokens from `rerun_start` on, which the target has computed but runs once more, storing nothing,
             for the states that a proposer of pairs lacks. Their rows come after those of all spans.
         budget: upper bound for the length of the draft that it makes at the end of this step; 0 for none.
-        width: nodes of each level that it goes on from, and children of each; 1 for a chain.
-        nodes: most of a draft with branches.
+        width: nodes of each level that it continues from, and children of each; 1 for a chain.
+        nodes: most nodes of a draft with branches.
         follow: whether its cache layers, if it has any, are to keep up; otherwise its gap grows.
         hold: whether a proposer of pairs is to keep the step's states, of which it will make pairs later.
     """
@@ -92,7 +92,7 @@ class Span:
         stop_ids: token ids that end the request.
         scored: tokens of the prompt whose log-probabilities are asked for; the i-th follows the i-th of `tokens`.
         remaining: how many tokens the request may still emit.
-        catch_up: what a device proposer is told.
+        catch_up: a device proposer's input.
     """
 
     request_id: int
@@ -118,7 +118,7 @@ class Span:
 class Plan:
     """One step: which rows to run, where to keep them, what may be drafted. It is data that can be kept or sent.
 
-    Whatever else decides tokens (processors, the laws of guesses) is with whoever verifies.
+    What else decides tokens (processors, the distributions that nodes were drawn from) is kept by the verifier.
 
     Attributes:
         plan_id: counts upward.
@@ -156,11 +156,11 @@ class Verdict:
     """What verification decided for one span.
 
     Attributes:
-        tokens: emitted tokens: the accepted ones, then the target's own; empty unless the span samples.
+        tokens: emitted tokens: the accepted nodes', then the target's own; empty unless the span samples.
         path: indices of the accepted nodes, root to leaf.
         logprobs: one entry an emitted token, when asked for.
         prompt_logprobs: one entry a token of the span's `scored`.
-        error: why the request cannot go on after these tokens, of which there may be none.
+        error: why the request cannot continue after these tokens, of which there may be none.
     """
 
     tokens: tuple[int, ...] = ()
@@ -177,7 +177,7 @@ class Proposal:
     Attributes:
         draft: the next one.
         state: how far its cache layers have come.
-        error: what went wrong with it, after which it is not to be asked for this request again.
+        error: what went wrong; the proposer is not asked again for this request.
     """
 
     draft: Draft = NO_DRAFT
@@ -185,7 +185,7 @@ class Proposal:
     error: Exception | None = None
 
 
-NO_PROPOSAL = Proposal()  # itself and no equal: the proposer was not asked, and its state is what it was
+NO_PROPOSAL = Proposal()  # compared by identity: the proposer was not asked, and its state is unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class StepTimes:
 
     Attributes:
         forward, verify, propose: by part.
-        settled: whether the target's pass took no longer than such passes will once they are recorded.
+        settled: whether the target's pass took as long as such passes take once they are recorded.
     """
 
     forward: float = 0.0
@@ -205,7 +205,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What the executor answers to a plan: one verdict and one proposal a span, in the plan's order."""
+    """The executor's answer to a plan: one verdict and one proposal for each span, in the plan's order."""
 
     plan_id: int
     verdicts: tuple[Verdict, ...]

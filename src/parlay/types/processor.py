@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 class RowProcessor(Protocol):
     """One request's changes to a row of logits, before temperature and filters.
 
-    What comes of a row may depend on the request, the output before the row and the row itself, on nothing else: not
-    on which calls were made before. What an object remembers of `known` to save time is its own business: of one
-    request `known` only ever grows.
+    The result for a row may depend on the request, the output before the row and the row itself, on nothing else: not
+    on which calls were made before. An object may remember things about `known` to save time: for one request `known`
+    only ever grows.
     """
 
     def process(self, known: Sequence[int], path: Sequence[int], row: "Tensor") -> None:
@@ -28,15 +28,15 @@ class RowProcessor(Protocol):
         ...
 
     def guide(self, known: Sequence[int], path: Sequence[int], row: "Tensor") -> None:
-        """Change a proposer's own row alike, as far as that is cheap; `path` then ends in guesses.
+        """Change a proposer's own row in the same way, as far as that is cheap; `path` then ends in nodes.
 
-        Called at any node, any number of times. Decides what is guessed, never what is emitted.
+        Called at any node, any number of times. It decides what is drafted, never what is emitted.
         """
         ...
 
 
 class LogitsProcessor(Protocol):
-    """A user's function, from the output's token ids and the logits `[vocab]` of the next token to logits alike.
+    """A user's function from the output's token ids and the logits `[vocab]` of the next token to new logits.
 
     It may change the logits it is given and return them.
     """

@@ -1,9 +1,9 @@
-"""How far the weights of models are loaded, as those who load tell those who show it."""
+"""How far the weights of models are loaded, for those who show it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Called with the bytes of each tensor once it is in memory, in the form that it stays in.
+# Called with the bytes of each tensor once it is in memory, in its final form.
 OnRead = Callable[[int], None]
 
 
@@ -12,7 +12,7 @@ class Progress:
     """How far weights are loaded.
 
     Attributes:
-        what: whose weights are loaded now.
+        what: whose weights are being loaded.
         done: bytes in memory, those of models before this one included.
         total: bytes of all models.
     """
@@ -26,4 +26,4 @@ OnProgress = Callable[[Progress], None]
 
 
 def ignore(_: object) -> None:
-    """Tell nobody."""
+    """Do nothing."""

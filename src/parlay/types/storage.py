@@ -1,11 +1,11 @@
-"""What becomes of a checkpoint's matrices when they are read."""
+"""How a checkpoint's matrices are stored once they are read."""
 
 from typing import Literal, get_args
 
-# Blocks that are made of them: of eight bits, or of four with embedding and head in eight.
+# Formats to quantise to: blocks of eight bits, or of four with embedding and head in eight.
 Made = Literal["int8", "int4"]
 MADE: tuple[Made, ...] = get_args(Made)
-# Those that are quantised stay so as far as products take them; all become plain numbers; all become blocks.
+# Keep quantised matrices as far as products support them; make all plain numbers; make all blocks.
 Storage = Literal["stored", "plain", Made]
 
 # Files that weights are read from.

@@ -1,4 +1,4 @@
-"""What form a user may ask an answer to have."""
+"""The form that a user may ask an answer to have."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,1 +1,1 @@
-"""Deciding which drafted tokens stand. One law for every proposer."""
+"""Deciding which nodes are accepted. One rule for every proposer."""

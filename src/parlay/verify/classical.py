@@ -1,13 +1,13 @@
-"""Classical verification: guesses that were drawn from a law are kept with the probability that makes up for it.
+"""Classical verification: nodes that were drawn from a distribution are accepted so that the target's comes out.
 
-What is emitted has the target's law, like plain decoding's, but it is no longer plain decoding's token: it depends on
-what was guessed, and so on lengths, which follow a clock. Log-probabilities are the target's, as ever.
+The output has the target's distribution, like plain decoding's, but its tokens are not plain decoding's: they depend
+on the draft, and so on draft lengths, which depend on measured times. Log-probabilities are the target's, as always.
 
-A guess may be dropped before it is verified only for reasons known before it was drawn. Whatever decides that (the
-controller, grammars, the rows there are) sees laws and ancestors, never the guess; see `Draft.q`.
+A node may be dropped before it is verified only for reasons known before it was drawn. What decides that (the
+controller, grammars, the rows available) sees distributions and ancestors, never the node's token; see `Draft.q`.
 
-Drafts that were not drawn (a user's prediction), and requests at temperature 0, are verified by the coupled walk: a
-guess that is certain has no law to make up for, and the walk accepts as much as any exact rule can.
+Drafts that were not drawn (a user's prediction), and requests at temperature 0, are verified by the coupled walk:
+such a node has no distribution to correct for, and the walk accepts as much as any exact rule can.
 
 Sources: rejection sampling Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) and Chen et al. 2023 (2302.01318);
 several children without replacement Miao et al. 2023 (SpecInfer, 2305.09781) and Chen et al. 2024 (Sequoia,
@@ -30,8 +30,8 @@ def rejection(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
     """Verify a span's draft node by node, in multiple rounds where a node has several children.
 
     Children of a node are drawn one after another without replacement, in the order of their indices. Each is
-    accepted with the probability that the rest of the target's law gives it over the law that it was drawn from;
-    rejected, it takes its law's share from the target's, and leaves the law.
+    accepted with probability p / q, where p is what is left of the target's distribution and q is the one that it
+    was drawn from. If it is rejected, q is subtracted from p, and its token is removed from q.
     """
     draft, made = span.draft, Emission(span, rows)
     below: list[list[int]] = [[] for _ in range(len(draft) + 1)]
@@ -54,17 +54,17 @@ def rejection(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
 
 
 def block(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
-    """Verify a chain as a whole, which keeps at least as much of it on average as token by token.
+    """Verify a chain as a whole, which accepts at least as much of it on average as token by token.
 
-    Requests with a processor are verified token by token: it may not be shown what is not emitted.
+    Requests with a processor are verified token by token: it may only be called with what is emitted.
     """
     if rows.by_path:
         return rejection(kernels, span, rows)
     draft, made = span.draft, Emission(span, rows)
     laws = [own for node in range(len(draft)) if (own := rows.drawn(node)) is not None]
-    # A guess that ends the request ends the block: nothing after it can be emitted.
+    # A node that ends the request ends the block: nothing after it can be emitted.
     count = next((i + 1 for i, token in enumerate(draft.tokens) if token in span.stop_ids), len(draft))
-    kept = [1.0]  # the probability that the first i guesses stand as far as their own laws say
+    kept = [1.0]  # the probability that the first i nodes are accepted as far as their own distributions say
     for node in range(count):
         before, token = rows.law(node - 1), draft.tokens[node]
         ratio = exp(_log_ratio(before, laws[node], token))
@@ -76,7 +76,7 @@ def block(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
             more, _ = _excess(kernels, rows.law(i - 1), laws[i], kept[i])
             wanted = more / (more + 1 - kept[i]) if more + 1 - kept[i] > 0 else 1.0
         key = noise_key(span.end + i - 1, Purpose.ACCEPT, i)
-        if uniforms(kernels, span.seed, key, 1)[0] < wanted:  # all are asked, whatever became of earlier ones
+        if uniforms(kernels, span.seed, key, 1)[0] < wanted:  # all are tried, also after rejected ones
             length = i
     for node in range(length):
         if made.accept(draft.tokens[node], node, node - 1):
@@ -92,7 +92,7 @@ def block(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
 def _round(
     kernels: Kernels, span: Span, rows: TargetRows, children: list[int], left: Tensor, key: int
 ) -> tuple[int | None, Tensor]:
-    """Return which of a node's children is accepted, None for none, and what is left of the target's law `[V]`."""
+    """Return which of a node's children is accepted, None for none, and the rest of the target's `[V]`."""
     coins = uniforms(kernels, span.seed, key, len(children)) if children else []
     law: Law | None = None  # of the next child, without those before it
     for child, coin in zip(children, coins, strict=True):
@@ -106,11 +106,11 @@ def _round(
         assert law is not None
         place = law.place(token)
         if place is None or float(law.logs[place]) == -inf:
-            break  # the law had no further token, and what stands here was not drawn
+            break  # the distribution had no further token, and what stands here was not drawn
         if coin < exp(min(_log_ratio(left, law, token), 0.0)):
             return child, left
         mass, rest = _excess(kernels, left, law, 1.0)
-        if not mass > 0:  # the laws are the same
+        if not mass > 0:  # the distributions are the same
             return child, left
         left = _normalised(kernels, rest)
         law = Law(_without(kernels, law.logs, place), law.ids)
@@ -120,7 +120,7 @@ def _round(
 
 
 def _log_ratio(target: Tensor, law: Law, token: int) -> float:
-    """Return by how much likelier a drawn token is to the target; -inf where it cannot come."""
+    """Return the log of how much likelier a drawn token is to the target; -inf where it is impossible."""
     place = law.place(token)
     own = -inf if place is None else float(law.logs[place])
     wanted = float(target[token])
@@ -128,7 +128,7 @@ def _log_ratio(target: Tensor, law: Law, token: int) -> float:
 
 
 def _excess(kernels: Kernels, target: Tensor, law: Law, scale: float) -> tuple[float, Tensor]:
-    """Return what is left of the target's law `[V]` times `scale` where a law was tried in vain: its sum and logs."""
+    """Return what is left of the target's distribution `[V]` times `scale` after a rejection: its sum and logs."""
     out, mass = torch.empty((1, len(target))), torch.empty(1, dtype=torch.float64)
     scales = torch.tensor([scale], dtype=torch.float64)
     kernels.excess(target[None], law.logs[None], scales, mass, out, law.ids)
@@ -136,7 +136,7 @@ def _excess(kernels: Kernels, target: Tensor, law: Law, scale: float) -> tuple[f
 
 
 def _without(kernels: Kernels, logs: Tensor, place: int) -> Tensor:
-    """Return a law that never gives the token at `place`; all -inf where it gives no other."""
+    """Return a distribution that never gives the token at `place`; all -inf where it gives no other."""
     rest = logs.clone()
     rest[place] = -inf
     return _normalised(kernels, rest) if float(rest.max()) > -inf else rest

@@ -1,8 +1,8 @@
 """Coupled verification: walk the tree along the target's own choices.
 
 At each node the target's token is drawn with noise keyed by (seed, position, token id), exactly as plain decoding
-would draw it there. If a child carries that token the walk steps into it, else it stops. What is emitted is
-therefore what plain decoding emits, for any tree from any proposer.
+would draw it there. If a child carries that token the walk steps into it, else it stops. So the output is what plain
+decoding emits, for any tree from any proposer.
 
 Source: Daliri, Musco, Suresh 2024 (arXiv 2408.07978), "Coupling without Communication and Drafter-Invariant
 Speculative Decoding", extended from chains to trees.
@@ -128,7 +128,7 @@ def _choose(kernels: Kernels, span: Span, live: LiveProcessor | None, path: Sequ
     """Return the target's choice after `path`, from a row `[vocab]` that the request's processor changes first.
 
     Raises:
-        RequestError: a processor of the user's own fails.
+        RequestError: the user's processor fails.
     """
     assert live is not None
     live.process(path, row)
@@ -140,9 +140,9 @@ def _choices(
 ) -> Iterator[Sequence[int] | None]:
     """Yield for each span that samples the target's choice at every row, or None if it has a processor.
 
-    In one call that threads share. Nodes that the walk does not reach are drawn for nothing, but a draw is little
-    beside the node's logits. Processors may be slow, and the user's own: rows that have one are drawn when the walk
-    is there.
+    All are drawn in one call that threads share. Nodes that the walk does not reach are drawn in vain, but a draw
+    costs little beside the node's logits. Processors may be slow, and are the user's: rows that have one are drawn
+    when the walk gets there.
     """
     spans = [span for span in spans if span.sample]
     plain = [span for span in spans if span.request_id not in processors]

@@ -1,6 +1,6 @@
-"""The oracle: plain decoding, one token at a time, as slow and obvious as it gets. For tests.
+"""The oracle: plain decoding, one token at a time, in the simplest form. For tests.
 
-What verification emits must be what this emits, whatever was drafted.
+Verification must emit what this emits, for any draft.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What the rules that verify guesses by their probabilities share: the target's laws, and what they emit."""
+"""What the rules that verify nodes by probability share: the target's distributions, and emitting tokens."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from parlay.types.plan import Span, TokenLogprobs, Verdict
 
 
 class TargetRows:
-    """The target's laws at the root and the nodes of one span's draft."""
+    """The target's distributions at the root and the nodes of one span's draft."""
 
     def __init__(
         self,
@@ -26,14 +26,14 @@ class TargetRows:
         *,
         processed_logprobs: bool,
     ) -> None:
-        """Make those of all rows at once, unless they depend on the path.
+        """Compute those of all rows at once, unless they depend on the path.
 
         Args:
             kernels: the operations to run with.
             span: one that samples.
             logits: `[1 + nodes, V]`, the root's row and one row a node.
             live: the request's processor, if it has one.
-            drawn: the laws that `Draft.q` numbers.
+            drawn: the distributions that `Draft.q` refers to.
             processed_logprobs: report log-probabilities after processing instead of before.
         """
         self._kernels, self._span, self._logits = kernels, span, logits
@@ -45,11 +45,11 @@ class TargetRows:
 
     @property
     def by_path(self) -> bool:
-        """Whether a node's law depends on the request's processor, which may only be shown what is emitted."""
+        """Whether a node's distribution depends on the request's processor, which may only see emitted tokens."""
         return self._live is not None
 
     def drawn(self, node: int) -> Law | None:
-        """Return the law that a node was drawn from; None if it was not drawn."""
+        """Return the distribution that a node was drawn from; None if it was not drawn."""
         q = self._span.draft.q
         number = None if q is None else q[node]
         return None if number is None else self._drawn[number]
@@ -62,7 +62,7 @@ class TargetRows:
             path: the tokens that lead to it, for the request's processor, which is to be called once a token.
 
         Raises:
-            RequestError: a processor of the user's own fails.
+            RequestError: the user's processor fails.
         """
         if self._laws is not None:
             return self._laws[1 + node]
@@ -102,7 +102,7 @@ class Emission:
         self._law: tuple[int, Tensor] | None = None
 
     def law(self, node: int) -> Tensor | None:
-        """Return the target's law after a node on the path; None if the request's processor failed there."""
+        """Return the target's distribution after a node on the path; None if the request's processor failed there."""
         try:
             law = self._rows.law(node, tuple(self.tokens))
         except RequestError as failure:
@@ -122,7 +122,7 @@ class Emission:
 
     @property
     def verdict(self) -> Verdict:
-        """All of it."""
+        """The verdict of all tokens emitted."""
         asked = self._span.params.scored
         logprobs = None if asked is None else tuple(self._logprobs)
         return Verdict(tuple(self.tokens), tuple(self._path), logprobs, error=self._error)

@@ -1,4 +1,4 @@
-"""Which rule decides what stands of a draft: coupled unless the user asks for another."""
+"""Which rule decides what is accepted of a draft: coupled unless the user asks for another."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -38,7 +38,7 @@ class Verifier(Protocol):
 
 
 def make_verifier(config: SpeculativeConfig) -> Verifier:
-    """Return what verifies drafts as a config says."""
+    """Return the verifier that a config names."""
     rules: dict[str, Rule] = {
         "rejection": rejection,
         "block": block,
@@ -62,7 +62,7 @@ def plainly(
     *,
     processed_logprobs: bool = False,
 ) -> list[Verdict]:
-    """Decide every span by the coupled walk, which asks for no laws."""
+    """Decide every span by the coupled walk, which needs no distributions."""
     return coupled.verify(kernels, spans, logits, processors, processed_logprobs=processed_logprobs)
 
 
@@ -86,7 +86,7 @@ def verify(
         spans: as for `coupled.verify`, like what follows.
         logits: `[rows, vocab]` float32.
         processors: of those requests that have one.
-        laws: that guesses were drawn from, by request.
+        laws: the distributions that nodes were drawn from, by request.
         processed_logprobs: report log-probabilities after processing instead of before.
 
     Raises:

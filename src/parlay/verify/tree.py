@@ -24,7 +24,7 @@ def paths(draft: Draft) -> list[list[int]]:
 def children(draft: Draft) -> list[dict[int, int]]:
     """Return a map from token to child for every node, the root's last (index `ROOT`).
 
-    Of children with the same token the first counts; the others can never be accepted.
+    Among children with the same token the first counts; the others can never be accepted.
     """
     result: list[dict[int, int]] = [{} for _ in range(len(draft) + 1)]
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
@@ -73,7 +73,7 @@ def height(draft: Draft) -> int:
 
 
 def levels(draft: Draft, path: Sequence[int], emitted: int) -> list[bool]:
-    """Return whether a draft was right at depths 1, 2, ..., as far as the target judged it."""
+    """Return whether a draft was accepted at depths 1, 2, ..., as far as the target judged it."""
     right = [True] * len(path)
     deeper = (ROOT, *path)[-1] in draft.parents
     return [*right, False] if deeper and emitted > len(path) else right

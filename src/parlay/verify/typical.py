@@ -1,8 +1,8 @@
-"""Typical acceptance: guesses stand that the target finds likely enough. Lossy: what comes out has another law.
+"""Typical acceptance: nodes are accepted if the target finds them likely enough. Lossy: it changes the distribution.
 
-A guess is kept if its probability is above min(threshold, alpha e^-entropy) of the target's law there; of all paths
-of such guesses the longest is emitted, and after it one token from the target's own law. At temperature 0 it is the
-coupled walk, and nothing is lost.
+A node is accepted if its probability is above min(threshold, alpha e^-entropy) of the target's distribution there;
+the longest path of such nodes is emitted, and after it one token from the target's own distribution. At temperature 0
+it is the coupled walk, which is lossless.
 
 Source: Cai et al. 2024 (Medusa, arXiv 2401.10774), section 2.3.1, with its posterior threshold and alpha.
 """
@@ -27,7 +27,7 @@ def typical(
 ) -> Verdict:
     """Verify a span's draft; see above.
 
-    A request with a processor takes the first likely child of each node: it may not be shown what is not emitted.
+    A request with a processor takes the first likely child of each node: it may only be called with what is emitted.
     """
     draft, made = span.draft, Emission(span, rows)
     below = children(draft)
@@ -63,8 +63,8 @@ def typical(
 def entropy(law: Tensor) -> float:
     """Return the entropy of log-probabilities `[V]`, the same bits on every machine.
 
-    Each token's share counts in units, as in the kernels: what has less than e^-29 counts as nothing, and the sum is
-    one of integers, which has no order.
+    Each token's share is counted in units, as in the kernels: shares below e^-29 count as nothing, and the sum is
+    one of integers, which does not depend on order.
     """
     logs = law.numpy()
     logs = np.minimum(logs[logs > np.float32(-29)], np.float32(0))

@@ -64,6 +64,6 @@ KINDS = {row[0]: Kind(*row) for row in _TABLE}
 BY_NAME = {kind.name: kind for kind in KINDS.values()}
 
 HALF = BY_NAME["F16"]
-# Kinds that products take as they are, whatever the activations, as they do `HALF`; other blocks are dequantised when
+# Kinds that products take as they are, for any activations, as they do `HALF`; other blocks are dequantised when
 # they are read.
 COMPUTED = tuple(kind for kind in KINDS.values() if kind.factors or kind.exponent is not None)

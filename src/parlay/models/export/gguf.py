@@ -1,8 +1,8 @@
 """Any model of a family that GGUF files have, written as one: matrices in blocks or in floats of 16 bits.
 
-Which matrices become which blocks is what `Checkpoint` decides for an engine's `quantization`; so a file has the
-very blocks that the engine makes. Norms, biases and routers are float32, as llama.cpp's converters have them. A
-matrix that has the wanted blocks already is copied. One tensor at a time is in memory; of a stack of experts, what is
+The blocks of a matrix are chosen as `Checkpoint` does for an engine's `quantization`, so a file has exactly the
+blocks that the engine makes. Norms, biases and routers are float32, as in llama.cpp's converters. A matrix that has
+the wanted blocks already is copied. One tensor at a time is in memory; of a stack of experts, the part that is
 written.
 """
 
@@ -38,9 +38,9 @@ _FLOATS = {"bf16": BY_NAME["BF16"], "f16": BY_NAME["F16"], "float16": BY_NAME["F
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _FILE_TYPES = {"f16": 1, "int4": 3, "int8": 7, "bf16": 32}  # llama.cpp's, by what most matrices are
 _ROUTERS = ".gate.weight"
-# Of a file that is read, what tells of the file and not of the model.
+# Keys of a file that is read which describe the file and not the model.
 _OF_FILES = ("split.", "quantize.", "general.alignment")
-# Of a config, what may be otherwise in a file: where it comes from, and names.
+# Keys of a config that may differ in a file: where it comes from, and names.
 _FREE = ("path", "architecture", "raw", "dtype", "eos_token_ids", "storage", "foreign")
 
 Tick = Callable[[str], None]
@@ -48,7 +48,7 @@ Tick = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What came of a model.
+    """The result of writing a model.
 
     Attributes:
         path: the file.
@@ -70,14 +70,14 @@ class _Planned:
 
 
 def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: Tick = lambda label: None) -> Written:
-    """Write a model as a GGUF file; nothing has that name before it is complete.
+    """Write a model as a GGUF file; the name appears only once the file is complete.
 
     Args:
         path: a directory in Hugging Face's format, or a GGUF file.
         output: the file to write.
         form: of the matrices.
         force: replace a file that is there.
-        tick: is told what is going on.
+        tick: called with what is going on.
 
     Raises:
         ConfigError: there is such a file, or it cannot be written there.
@@ -128,7 +128,7 @@ def check_output(output: Path, force: bool) -> None:
 
 
 def _name(path: Path) -> str:
-    """Return what a model's directory says that it is called; in the hub's cache it is two folders above."""
+    """Return the name of a model's directory; in the hub's cache it is two folders above."""
     cached = path.parent.name == "snapshots"
     return path.parent.parent.name.rpartition("--")[2] if cached else path.name
 

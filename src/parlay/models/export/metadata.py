@@ -1,6 +1,6 @@
 """A model's config as the metadata of a GGUF file: what `gguf_config` reads, written.
 
-What no key can say, such as `dynamic` scaling, is not looked for here: whoever writes a file reads it back.
+What no key can express, such as `dynamic` scaling, is not checked here: the written file is read back.
 
 Source: ggml's `docs/gguf.md` for the keys.
 """
@@ -20,7 +20,7 @@ from parlay.models.rotary import llama3_divisors
 
 
 def family_to_write(config: ModelConfig) -> tuple[str, Family]:
-    """Return what a file calls the model's architecture, and what is known of it.
+    """Return a file's name of the model's architecture, and what is known of it.
 
     Raises:
         ModelError: files do not have it.
@@ -36,7 +36,7 @@ def family_to_write(config: ModelConfig) -> tuple[str, Family]:
 
 
 def metadata(config: ModelConfig) -> dict[str, Value]:
-    """Return the keys that tell of a model's shape.
+    """Return the keys that describe a model's shape.
 
     Raises:
         ModelError: files do not have its architecture, or llama.cpp would compute something else.
@@ -66,7 +66,7 @@ def rotary_factors(config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _values(config: ModelConfig) -> dict[str, Any]:
-    """Return what a model has, by the names of Hugging Face's configs; None is what it does not have."""
+    """Return a model's values, by the names of Hugging Face's configs; None is what it does not have."""
     style, experts = config.style, config.style.experts
     return {
         "hidden_size": config.hidden_size,
@@ -109,6 +109,6 @@ def _rotary(config: ModelConfig) -> dict[str, Value]:
     if rotary.kind == "longrope":
         original = scaling["original_max_position_embeddings"]
         found["rope.scaling.original_context_length"] = int(original)
-        # llama.cpp takes the scale on cosines and sines from here; who computes it from the lengths gets the same.
+        # llama.cpp takes the scale on cosines and sines from here; computing it from the lengths gives the same.
         found["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(max(scaling["factor"], 1)) / math.log(original))
     return found

@@ -1,8 +1,8 @@
 """A tokenizer as the metadata of a GGUF file: what `gguf_tokenizer` reads, written.
 
-llama.cpp knows ways to cut a text into words by name; the name is found by trying, as its converters find it. What is
-written is read back and compared with the tokenizer that it was made from. Where a file's keys say less than the
-tokenizer does, the whole `tokenizer.json` goes beside them, for who can read it, as parlay can.
+llama.cpp has names for ways to split a text into words; the name is found by trying, as its converters do. What is
+written is read back and compared with the tokenizer that it was made from. Where a file's keys cannot express the
+tokenizer, the whole `tokenizer.json` goes beside them, for readers such as parlay.
 """
 
 import json
@@ -52,11 +52,11 @@ _ADDED = 64  # added tokens that are tried out
 
 
 def vocabulary(config: ModelConfig, arch: str) -> dict[str, Value]:
-    """Return the keys that tell of a model's tokenizer and chat template.
+    """Return the keys that describe a model's tokenizer and chat template.
 
     Args:
         config: of a model directory.
-        arch: what a file calls its architecture.
+        arch: a file's name of its architecture.
 
     Raises:
         ModelError: there is no tokenizer, or none of those that files can hold.

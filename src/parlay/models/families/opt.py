@@ -142,7 +142,7 @@ class Model:
             max_model_len: at most the number of positions that were learned.
             kernels: the operations to run with.
             group: the ranks that share each layer.
-            on_read: told of every tensor that was read.
+            on_read: called with every tensor that was read.
             layers: read only so many.
 
         Raises:

@@ -1,7 +1,7 @@
 """Attention for classes of the transformers library: the kernels', over the paged cache, behind its interface.
 
-Such a class calls a function of our choice with queries, keys and values, rotated already. What the rows see comes
-with the call, as a keyword that the class hands from its forward down to that function.
+Such a class calls a function of our choice with queries, keys and values, already rotated. What the rows see comes
+with the call, as a keyword that the class passes from its forward down to that function.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ KEYWORD = "parlay"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an attention module stands.
+    """An attention module's place.
 
     Attributes:
         index: of its layer in the cache.
@@ -32,7 +32,7 @@ class Place:
 
 
 class PagedAttention(nn.Module):
-    """The attention of all layers. A module, so that a pass can be watched without what happens in here."""
+    """The attention of all layers. A module, so that a pass can be watched without its operations."""
 
     def __init__(self, places: Mapping[nn.Module, Place]) -> None:
         """Take every attention module of a model with its place."""
@@ -77,7 +77,7 @@ class PagedAttention(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a forward pass hands on to attention: where the rows stand, and what computes."""
+    """What a forward pass hands on to attention: the rows' context, and what computes."""
 
     context: ForwardContext
     attention: PagedAttention
@@ -105,18 +105,18 @@ def attend(
     parlay: Call | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Answer a class of the library that calls for attention.
+    """Compute attention for a class of the library.
 
     Args:
         module: the layer that calls.
         query: `[1, H, T, D]`, rotated.
         key: `[1, KV, T, D]`, rotated.
         value: `[1, KV, T, D]`.
-        attention_mask: None, for the context says what is seen.
+        attention_mask: None, because the context says what is seen.
         scaling: factor on scores; None is `D ** -0.5`.
         softcap: bound that scores approach; None is none.
         parlay: what the pass handed on.
-        others: what the probe has looked at when the model was described.
+        others: further keywords, which the probe has checked when the model was described.
 
     Returns:
         `[1, T, H, D]`, and no weights.

@@ -1,8 +1,8 @@
 """Decoder-only models without a family file: the transformers library's class, with parlay's kernels inside.
 
-Its attention layers call the kernels over the paged cache, and its linear layers, activations and norms are
-replaced where the kernels have the same; what is left between them is torch's. Whether rows stay independent
-through that, the self-check finds out by running the whole model. No code from a checkpoint is ever run.
+Its attention layers call the kernels over the paged cache, and its linear layers, activations and norms are replaced
+where the kernels have an equivalent; what is left between them is torch's. Whether rows stay independent is detected
+by the self-check, which runs the whole model. No code from a checkpoint is ever run.
 """
 
 import math
@@ -63,7 +63,7 @@ def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
         num_kv_heads=first.kv_heads,
         head_dim=first.head_dim,
         rms_norm_eps=1e-6,
-        rotary=Rotary(theta=10000.0),  # the class's own affair
+        rotary=Rotary(theta=10000.0),  # the class computes its own
         tie_embeddings=bool(getattr(config, "tie_word_embeddings", True)),
         max_position=int(getattr(config, "max_position_embeddings", None) or 2048),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
@@ -116,7 +116,7 @@ class Model:
             max_model_len: rotary tables are made for this many positions.
             kernels: the operations to run with.
             group: of one rank.
-            on_read: told of no tensor, since the library reads all of them at once.
+            on_read: not called, since the library reads all tensors at once.
 
         Raises:
             ModelError: the weights do not fit the config, or the rebuilt model computes something else.
@@ -145,7 +145,7 @@ class Model:
                 self._logits_in_pieces(tokens, (len(tokens),))
         except ModelError:
             raise
-        except Exception as error:  # a class may look into the modules that were replaced
+        except Exception as error:  # a class may read attributes of the modules that were replaced
             raise _unserved(
                 config.path,
                 config.architecture,
@@ -177,7 +177,7 @@ class Model:
         return found.float().contiguous()
 
     def _try(self, tokens: Tensor, expected: Tensor) -> None:
-        """Compare logits with those of the class as it was, and those computed in pieces with the whole."""
+        """Compare logits with those of the original class, and those computed in pieces with the whole."""
         tolerance = _TOLERANCES[self.dtype]
         spread = max(float(expected.std()), 1e-6)
         whole = self._logits_in_pieces(tokens, (len(tokens),))
@@ -223,14 +223,14 @@ class Model:
 
 
 class _Given(nn.Module):
-    """Stands where the layers were and returns what it is given."""
+    """Takes the place of the layers and returns its input."""
 
     def forward(self, *tokens: None, inputs_embeds: Tensor, **others: Any) -> "_Hidden":
         return _Hidden((inputs_embeds,))
 
 
 class _Hidden(tuple[Tensor]):
-    """What layers return: hidden states, first or by name, and nothing of all else."""
+    """The output of layers: hidden states, first or by name, and nothing else."""
 
     __slots__ = ()
 
@@ -252,7 +252,7 @@ def _class(path: Path, raw: dict[str, Any]) -> tuple[Any, Any]:
     try:
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
-    except Exception as error:  # its checks raise what they like
+    except Exception as error:  # its checks may raise anything
         raise _unserved(path, architecture, f"transformers cannot read its config ({_first_line(error)})") from None
     classes: tuple[Any, ...] = found if isinstance(found, tuple) else (found,)
     cls = next((c for c in classes if c.__name__ == architecture), None)
@@ -268,12 +268,12 @@ def _probed(path: Path, cls: Any, config: Any) -> tuple[list[Layer], Any]:
             return probe(cls, config)
     except Unserved as reason:
         raise _unserved(path, cls.__name__, str(reason)) from None
-    except Exception as error:  # the class does not like its config
+    except Exception as error:  # the class rejects its config
         raise _unserved(path, cls.__name__, f"transformers cannot build it ({_first_line(error)})") from None
 
 
 def _load(config: ModelConfig, cls: Any, dtype: torch.dtype) -> Any:
-    """Return the class with its weights, on which nothing is missing, left over or infinite."""
+    """Return the class with its weights, of which none is missing, left over or infinite."""
     with Checkpoint(config.path):
         pass  # says what is wrong with files
     try:
@@ -333,7 +333,7 @@ def _rebuild(model: Any, kernels: Kernels, dtype: torch.dtype) -> tuple[Any, Any
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the library's progress bars and reports off the terminal; what is wrong is raised."""
+    """Keep the library's progress bars and reports off the terminal; errors are raised."""
     from transformers.utils import logging
 
     library: Any = logging

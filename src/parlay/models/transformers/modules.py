@@ -1,6 +1,6 @@
 """Modules that take the place of torch's in a class of the transformers library.
 
-They run the kernels, whose rows are independent. A norm or an activation is replaced where trying shows that it
+They run the kernels, whose rows are independent. A norm or an activation is replaced where a trial shows that it
 computes what a kernel computes, whatever its class is called; everything else stays torch's.
 """
 
@@ -45,7 +45,7 @@ class Linear(nn.Module):
 
 
 class Head(nn.Module):
-    """The language model head: float32 logits whatever the model's dtype."""
+    """The language model head: float32 logits for any dtype of the model."""
 
     def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
         """Pack a weight `[vocab, hidden]`."""
@@ -85,7 +85,7 @@ class Normalise(nn.Module):
 
     def __init__(self, weight: Tensor, norm: Norm) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)  # some classes look at its dtype
+        self.weight = nn.Parameter(weight, requires_grad=False)  # some classes read its dtype
         self._norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Normalise(nn.Module):
 
 
 class NormaliseHeads(nn.Module):
-    """A norm of the last dimension, with a weight of its own for each head, by the kernels in float32."""
+    """A norm of the last dimension, with a separate weight for each head, by the kernels in float32."""
 
     def __init__(self, weight: Tensor, norm: Norm) -> None:
         """Take a weight `[heads, D]` and a float32 norm without one."""
@@ -114,7 +114,7 @@ class NormaliseHeads(nn.Module):
 
 
 class RotaryTable(nn.Module):
-    """What a rotary embedding gives for each position, computed once and then looked up.
+    """A rotary embedding's output for each position, computed once and then looked up.
 
     Some kinds of scaling depend on the longest position of a call, and the bits of torch's sines on how many are
     computed together. So all positions are computed at once, in calls of one size that all see the last position.
@@ -128,7 +128,7 @@ class RotaryTable(nn.Module):
         self._tables: dict[Any, list[Tensor]] = {}
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module would, row by row."""
+        """Return the module's output, row by row."""
         key = (x.dtype, args, tuple(kwargs.items()))
         if key not in self._tables:
             self._tables[key] = self._compute(x[:1, :1], args, kwargs)
@@ -182,7 +182,7 @@ def weight_of(linear: nn.Module) -> Tensor:
 
 
 def replacement(module: nn.Module, kernels: Kernels, dtype: torch.dtype) -> nn.Module | None:
-    """Return what does the same as a module and runs the kernels, or None where there is no such thing.
+    """Return an equivalent of a module that runs the kernels, or None where there is none.
 
     Args:
         module: with its weights; no head.

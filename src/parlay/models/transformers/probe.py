@@ -1,8 +1,8 @@
-"""What a class of the transformers library asks of attention, found out by a pass without numbers.
+"""How a class of the transformers library calls attention, detected by a pass without numbers.
 
-The class is built on torch's meta device, where tensors have shapes and no content, and run on a few tokens. Its
-attention layers, their heads, windows and wishes come out of that before any weight is read; what parlay's
-attention cannot give is refused by name.
+The class is built on torch's meta device, where tensors have shapes and no content, and run on a few tokens. This
+gives its attention layers, their heads, windows and options before any weight is read; options that parlay's
+attention does not support are refused by name.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from parlay.models.transformers.attention import KEYWORD, register
 _NAME = "parlay_probe"
 _ROWS = 4
 _FAR = 1 << 16  # positions, where a config does not say how many there are
-# What a class may tell attention that alters nothing here.
+# Keywords that a class may pass to attention without an effect here.
 _HARMLESS = {"position_ids", "cache_position", "is_causal", "sliding_window", "dropout", "scaling", "softcap"}
 _WISHES = {"s_aux": "sinks (s_aux)"}
 _ATTENTION = ("full_attention", "sliding_attention")
@@ -61,7 +61,7 @@ def probe(cls: Any, config: Any) -> tuple[list[Layer], nn.Module]:
         config: transformers' config of it; its implementations of attention and experts are changed.
 
     Raises:
-        Unserved: it is recurrent or convolutional, or wants something of attention that there is not.
+        Unserved: it is recurrent or convolutional, or needs something that attention does not support.
     """
     from transformers import AttentionMaskInterface
 
@@ -129,7 +129,7 @@ def _run(model: Any, record: _Record) -> None:
 def _asked(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **asked: Any
 ) -> tuple[Tensor, None]:
-    """Write down what a layer asks of attention; answer with as much memory."""
+    """Record a layer's call of attention; answer with as much memory."""
     record = asked.pop(KEYWORD, None)
     if not isinstance(record, _Record):
         raise Unserved("its layers do not hand arguments of a call on to attention")
@@ -145,7 +145,7 @@ def _asked(
     if asked.get("dropout"):
         raise Unserved("it drops out attention's weights")
     for name, wish in asked.items():
-        # False and nothing are what a class says of what it does not want.
+        # False and None are what a class passes for options that it does not use.
         if name not in _HARMLESS and wish is not None and wish is not False:
             raise Unserved(f"it asks attention for {_WISHES.get(name, name)}, which there is not")
     window, hint = int(attention_mask.reshape(-1)[0]), asked.get("sliding_window")

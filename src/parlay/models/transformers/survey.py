@@ -1,4 +1,4 @@
-"""What torch itself computes in a pass of a model: every operation that is not known to keep rows independent."""
+"""The operations that torch itself computes in a pass of a model and that are not known to keep rows independent."""
 
 from types import TracebackType
 from typing import Any
@@ -24,7 +24,7 @@ _HARMLESS = frozenset((*_COPIES.split(), *_NUMBERS.split()))
 
 
 class Survey(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, writes down what torch computes outside of parlay's own modules.
+    """While it is entered, records what torch computes outside of parlay's own modules.
 
     Attributes:
         rest: operations that are not known to be row-invariant, by name.

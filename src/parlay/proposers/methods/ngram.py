@@ -1,12 +1,12 @@
-"""N-gram prompt lookup: the text often repeats itself, so guess what followed last time.
+"""N-gram prompt lookup: the text often repeats itself, so draft what followed last time.
 
 Idea (Saxena 2023, "Prompt Lookup Decoding"; vLLM's `ngram`): of the last n tokens, for the largest n in
 [prompt_lookup_min, prompt_lookup_max] that occurs earlier in the same request, draft the tokens that followed there.
-In a tree, what followed shorter ones is there too, where that is something else.
+A tree also has what followed shorter n-grams, where that differs.
 
 Wins on edits, summaries, agents' loops and code that repeats names. Loses nothing where nothing repeats: without a
-match there is no draft. Each request has a tree of its own, the one of `suffix` and as deep as the longest n-gram:
-about 2 us a request and step; 60 to 80 bytes a token at depth 4, and never more than 60 for each token and n.
+match there is no draft. Each request has its own tree, the one of `suffix` and as deep as the longest n-gram: about
+2 us a request and step; 60 to 80 bytes a token at depth 4, and never more than 60 for each token and n.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from parlay.types.draft import NO_DRAFT, ROOT, Draft
 SOURCE = "ngram"
 EMBEDDED: Mapping[str, Any] = {}
 _OTHERS = 2  # continuations beside the first one
-_SHARE = 4  # of the budget each of them has one part of so many
+_SHARE = 4  # each of them has 1 / _SHARE of the budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Proposer(HostProposer):
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._low, self._high = options.bounds
         self._latest = options.match == "latest"
-        self._texts: dict[int, tuple[Counts, int]] = {}  # a tree of its own, and the number of the text therein
+        self._texts: dict[int, tuple[Counts, int]] = {}  # each request's tree, and the text's number in it
 
     def observe(self, request_id: int, tokens: Sequence[int]) -> None:
         """Index a request's next tokens."""

@@ -16,7 +16,7 @@ class Options:
 
 
 class Proposer(HostProposer):
-    """Guesses nothing."""
+    """Drafts nothing."""
 
     default_length = 0
 

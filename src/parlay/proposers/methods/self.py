@@ -1,13 +1,13 @@
-"""The target drafts for itself: a copy of it in four bits guesses token by token, in the target's own cache.
+"""The target drafts for itself: a copy of it in four bits drafts token by token, in the target's own cache.
 
-For every verified token but the newest the cache holds the target's keys and values. The copy reads them and goes on
-from there: the newest token and its own guesses get its keys and values, in slots that the next pass of the target
-writes anew. So it has nothing to catch up, and takes no cache; guesses on branches lie in scratch slots behind the
-pool. Like a draft model it draws with the target's own noise.
+For every verified token but the newest the cache holds the target's keys and values. The copy reads them and
+continues from there: it writes its keys and values of the newest token and of its nodes to slots that the target's
+next pass overwrites. So it has nothing to catch up and needs no cache; nodes on branches lie in scratch slots behind
+the pool. Like a draft model it samples with the target's own noise.
 
 Wins where the target's weights take two bytes a number: a step of the copy reads a third of them, and no other draft
-agrees with the target as often. Loses when steps are not limited by reading weights, or a neighbour's text (`suffix`)
-guesses as well for nothing.
+agrees with the target as often. Loses when steps are not limited by reading weights, or where look-ups in the text
+(`suffix`) are accepted as often for nothing.
 
 Related: QuantSpec (Tiwari et al. 2025, arXiv 2502.10424) and ML-SpecQD (Georganas et al. 2025, arXiv 2503.13565)
 draft with a quantised target too.
@@ -42,7 +42,7 @@ _MOST = 0.8  # of the target's bytes that the copy may take
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """There is nothing to choose."""
+    """No options."""
 
 
 class Proposer(Head):
@@ -76,7 +76,7 @@ class Proposer(Head):
             )
 
     def load(self, runtime: Runtime) -> None:
-        """Make the copy, and what its passes write to."""
+        """Make the copy, and allocate what its passes write to."""
         kernels, config = runtime.kernels, self._config
         model = load_model(config, self._target.dtype, self._target.max_model_len, kernels, on_read=runtime.on_read)
         self._runner = runner = ModelRunner(model, kernels, runtime.cache, runtime.block_size)
@@ -106,7 +106,7 @@ class Proposer(Head):
         return self._places.paths(level, rows)
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
-        # The first level runs the newest token, which has its own place whatever comes after it.
+        # The first level runs the newest token, which has its own slot.
         states = self._runner.forward_here(self._places.batch(level, rows, width if level else 1))
         self._kernels.embed(states, self._every[:rows], self._state[:rows])
 

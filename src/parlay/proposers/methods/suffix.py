@@ -1,13 +1,13 @@
-"""Suffix decoding: guess what most often followed here before, in this request and in earlier responses.
+"""Suffix decoding: draft what most often followed here before, in this request and in earlier responses.
 
 Idea (Oliaro et al. 2411.04975, "SuffixDecoding"; vLLM's `suffix`): count every string of up to 24 tokens, of a
-request's prompt and output in a tree of its own, of responses in a tree that the requests of a tenant share. Every
-match of the last tokens is followed along its most frequent continuation while that is likely; the chain of which
-most tokens are expected to be right is drafted, or the tree of all likely continuations of its match. So each request
-and step has a length of its own: many tokens in a loop, none in new text.
+request's prompt and output in its own tree, of responses in a tree that the requests of a tenant share. Every match
+of the last tokens is followed along its most frequent continuation while that is likely; the chain with the most
+expected accepted tokens is drafted, or the tree of all likely continuations of its match. So the draft length adapts
+to each request and step: many tokens in a loop, none in new text.
 
-Wins on agents' loops, edits and everything that was answered before. Costs about 10 us a request and step with
-10,000 responses at hand; the oldest responses go when there are more, or when they take more memory than allowed.
+Wins on agents' loops, edits and everything that was answered before. Costs about 10 us a request and step with 10,000
+responses in memory; the oldest are dropped when there are more, or when they take more memory than allowed.
 """
 
 from collections import Counter, deque
@@ -31,11 +31,11 @@ class Options:
     """Options of `suffix`, with vLLM's names where it has them.
 
     Attributes:
-        suffix_decoding_max_tree_depth: longest string that is counted, match and guess together.
+        suffix_decoding_max_tree_depth: longest string that is counted, match and continuation together.
         suffix_decoding_max_cached_requests: responses that are remembered; 0 for none.
         suffix_decoding_max_cached_bytes: memory that they may take.
-        suffix_decoding_max_spec_factor: guesses for each token of a match.
-        suffix_decoding_min_token_prob: least estimated probability that a guess is right.
+        suffix_decoding_max_spec_factor: nodes for each token of a match.
+        suffix_decoding_min_token_prob: least estimated probability that all nodes up to one are accepted.
     """
 
     suffix_decoding_max_tree_depth: int = 24
@@ -86,7 +86,7 @@ class Proposer(HostProposer):
         self._past.append(text.response, tokens)
 
     def propose(self, request_id: int, budget: int) -> Draft:
-        """Return the chain with the highest expected number of right guesses; ties go to the request's own."""
+        """Return the chain with the most expected accepted nodes; on ties the one from the request's own tree."""
         tree, number, shared, tail = self._counted(request_id)
         limits = self._limits(budget)
         best = Guess(*tree.guess(number, *limits))
@@ -100,7 +100,7 @@ class Proposer(HostProposer):
         return Draft.chain(best.tokens, SOURCE, probs)
 
     def branch(self, request_id: int, budget: int) -> Draft:
-        """Return the likeliest strings that went on where that chain begins."""
+        """Return a tree of the likeliest strings that follow where that chain begins."""
         tree, number, shared, tail = self._counted(request_id)
         limits = self._limits(budget)
         best = Branches(*tree.branch(number, *limits))
@@ -138,18 +138,18 @@ class Proposer(HostProposer):
 
 @dataclass(slots=True, eq=False)
 class _Response:
-    """What a tenant learns from a request; without a tenant nobody does."""
+    """What a tenant learns from a request; nothing is learnt without a tenant."""
 
     tenant: str | None
     number: int | None = None  # in the tenant's tree, once it has begun there
     begun: list[int] = field(default_factory=list)  # its tokens until then
-    places: int = 0  # that are counted
+    places: int = 0  # places that are counted
     evicted: bool = False
 
 
 @dataclass(slots=True)
 class _Text:
-    """One request: its own tree, the tokens that are not yet counted there, and the last of those that are."""
+    """One request: its own tree, the tokens that are not yet counted there, and the last counted ones."""
 
     response: _Response
     unseen: list[int]
@@ -157,7 +157,7 @@ class _Text:
     tail: list[int] = field(default_factory=list)
 
     def counted(self, depth: int) -> tuple[Counts, int]:
-        """Return the tree, and the text's number therein, with all counted: nobody needs that before a guess."""
+        """Return the tree and the text's number in it, with all tokens counted, which is put off until it drafts."""
         if self.own is None:
             tree = make_tree(depth)
             self.own = tree, tree.begin()
@@ -170,7 +170,7 @@ class _Text:
 
 
 class _Past:
-    """The responses of all tenants, each tenant's in a tree of its own; the oldest of all go first."""
+    """The responses of all tenants, each tenant's in its own tree; the oldest of all are dropped first."""
 
     def __init__(self, options: Options) -> None:
         self._depth = options.suffix_decoding_max_tree_depth
@@ -187,7 +187,7 @@ class _Past:
         return self._trees.get(tenant)
 
     def append(self, response: _Response, tokens: Sequence[int]) -> None:
-        """Take note of a response's next tokens, and make room."""
+        """Record a response's next tokens, and make room."""
         if response.evicted or not self._most or response.tenant is None:
             return
         if response.number is None:
@@ -204,7 +204,7 @@ class _Past:
         self._make_room(max(_SLICE, 2 * len(tokens)))
 
     def end(self, response: _Response) -> None:
-        """Take note that a response is complete."""
+        """Record that a response is complete."""
         if response.number is not None and response.tenant is not None and not response.evicted:
             self._trees[response.tenant].end(response.number)
 
@@ -219,7 +219,7 @@ class _Past:
         return number
 
     def _make_room(self, places: int) -> None:
-        """Uncount up to so many places of the oldest responses while there are too many, or too large ones."""
+        """Uncount up to so many places of the oldest responses while they are too many, or too large."""
         while places > 0:
             if self._leaving is None:
                 if len(self._responses) <= self._most and self.bytes <= self._most_bytes:

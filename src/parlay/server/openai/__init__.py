@@ -1,1 +1,1 @@
-"""OpenAI's forms: requests, answers, chats, responses and tools."""
+"""OpenAI's formats: requests, answers, chats, responses and tools."""

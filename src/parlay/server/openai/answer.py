@@ -1,4 +1,4 @@
-"""An answer's way to the client: whole or as server-sent events, and no further than the client listens."""
+"""Sending an answer to the client: whole or as server-sent events, and only while the client is connected."""
 
 import time
 from abc import ABC, abstractmethod
@@ -28,8 +28,8 @@ from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
 
-# The engine keeps the time itself; this is for one that does not answer at all, and for a client that takes an
-# answer slowly.
+# The engine enforces the timeout itself; this is for an engine that does not answer at all, and for a client that
+# takes an answer slowly.
 _GRACE = 10.0
 _EVENT_STREAM = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -41,14 +41,14 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """What every endpoint works with.
+    """The parts that every endpoint uses.
 
     Attributes:
-        engine: who computes.
+        engine: computes.
         config: the server's options.
-        gate: who is let in.
+        gate: admits requests.
         methods: speculative methods that the engine has loaded.
-        metrics: who counts, if anybody.
+        metrics: counts, if given.
     """
 
     engine: AsyncEngine
@@ -63,7 +63,7 @@ class Front:
         return int(time.time())
 
     def check_ready(self) -> None:
-        """Refuse work that the engine would not take.
+        """Refuse requests that the engine would not accept.
 
         Raises:
             ApiError: it is not ready.
@@ -74,10 +74,10 @@ class Front:
 
 
 class Shape(ABC):
-    """What one endpoint makes of outputs.
+    """The format of one endpoint's answers.
 
     Attributes:
-        warnings: what the client should be told beside its answer.
+        warnings: for the client, beside its answer.
         reasoning_tokens: of all choices so far.
     """
 
@@ -86,22 +86,22 @@ class Shape(ABC):
 
     @abstractmethod
     def events(self, number: int, output: RequestOutput) -> Iterable[dict[str, Any]]:
-        """Yield the chunks that show what is new for prompt `number`."""
+        """Yield the chunks with what is new for prompt `number`."""
 
     @abstractmethod
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        """Return the whole answer, but for its usage."""
+        """Return the whole answer without its usage."""
 
     @abstractmethod
     def closing(self) -> dict[str, Any]:
         """Return a chunk without choices."""
 
     def complete(self, outputs: list[RequestOutput], took: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the whole answer with what `took` gives then: its usage, and what comes beside that."""
+        """Return the whole answer with the result of `took`: its usage, and what comes beside that."""
         return {**self.whole(outputs), **took()}
 
     def warn(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return an answer, or its first chunk, with what the client should be told."""
+        """Return an answer, or its first chunk, with warnings for the client."""
         return warned(body, self.warnings)
 
     def encode(self, chunk: dict[str, Any]) -> bytes:
@@ -113,12 +113,12 @@ class Shape(ABC):
         return (self.encode({**self.closing(), **took}) if asked else b"") + b"data: [DONE]\n\n"
 
     def failure(self, told: ApiError) -> bytes:
-        """Return the event that ends a stream which cannot go on; clients of OpenAI's raise it as an error."""
+        """Return the event that ends a stream after an error; OpenAI's clients raise it."""
         return _event(told.body)
 
 
 class Answer(Response):
-    """Computes an answer while it is sent, so that a client who leaves ends both."""
+    """Computes an answer while it is sent, so that a disconnected client ends both."""
 
     def __init__(
         self,
@@ -133,18 +133,18 @@ class Answer(Response):
         without_output: bool = False,
         return_metrics: bool = False,
     ) -> None:
-        """Describe it; nothing is computed before it is sent.
+        """Describe the answer; nothing is computed before it is sent.
 
         Args:
-            front: what to work with.
-            prompts: what to complete.
-            params: how.
-            shape: what the answer looks like.
+            front: the parts of the server.
+            prompts: to complete.
+            params: of sampling.
+            shape: format of the answer.
             stream: send events.
             include_usage: end them with the usage.
             continuous_usage: each has the usage so far.
             without_output: the prompt alone is wanted.
-            return_metrics: say what speculation did, even where the server says so only if asked.
+            return_metrics: add speculation's metrics, even where the server adds them only if asked.
         """
         self._front = front
         self._prompts = prompts
@@ -183,7 +183,7 @@ class Answer(Response):
             if not began:
                 await told.response()(scope, receive, send)
                 return
-            # The status is out: what is left is an event.
+            # The status is out: the error can only be an event.
             await send({"type": "http.response.body", "body": self._shape.failure(told)})
         finally:
             self._record(account)
@@ -201,7 +201,7 @@ class Answer(Response):
         return json_response(self._shape.warn(self._shape.complete(outputs, partial(self._took, outputs))))
 
     async def _events(self, account: Account, send: Send) -> None:
-        # No head before the first output: a request that the engine refuses still gets a status of its own.
+        # No head before the first output: a request that the engine refuses still gets its own status.
         started = begun = False
         async with aclosing(self._outputs(account)) as growing:
             async for number, output in growing:
@@ -255,7 +255,7 @@ class Answer(Response):
                 yield number, output
 
     def _usage(self, account: Account) -> dict[str, Any]:
-        """Return what it took so far."""
+        """Return the usage so far."""
         return usage(
             [account.outputs[i] for i in sorted(account.outputs)],
             without_output=self._without_output,
@@ -299,7 +299,7 @@ def _measure(
     number: int,
     output: RequestOutput,
 ) -> None:
-    """Tell of each completion's new tokens."""
+    """Record the times of each completion's new tokens."""
     now = time.perf_counter()
     for one in output.outputs:
         key, tokens = (number, one.index), len(one.token_ids)
@@ -317,7 +317,7 @@ def _measure(
 
 
 def warned(body: dict[str, Any], warnings: tuple[str, ...]) -> dict[str, Any]:
-    """Return an answer, or its first chunk, with what the client should be told."""
+    """Return an answer, or its first chunk, with warnings for the client."""
     return {**body, "warnings": list(warnings)} if warnings else body
 
 

@@ -41,7 +41,7 @@ async def chat(front: Front, request: Request) -> Answer:
         return body if brings else read_chat(front, body)
 
     found = await read_json(request, front.config.max_json_depth, read)
-    if isinstance(found, dict):  # to see what its template does it is run
+    if isinstance(found, dict):  # its template is run to see what it does
         work = partial(read_chat, front, found)
         found = await front.gate.outside(front.engine.codec.beside(found["chat_template"], work))
     shape, messages, options = found
@@ -61,14 +61,14 @@ async def chat(front: Front, request: Request) -> Answer:
 
 
 def read_chat(front: Front, body: dict[str, Any]) -> Read:
-    """Return what to make of outputs, the messages, and how they become a prompt.
+    """Return the answer's format, the messages, and the options of the prompt.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
     asked, sampling, warnings = parse(ChatFields, body, sampling=True, strict=front.config.strict_fields)
     check_model(asked.model, front.engine.model_names)
-    # Before anything looks into it: to see what a template does it is run.
+    # Before anything reads it: it is run to see what a template does.
     if asked.chat_template is not None and not front.config.trust_request_chat_template:
         raise ApiError(
             400, "this server runs no chat template of a client's; leave it out, or start it with "
@@ -151,7 +151,7 @@ def _form(asked: ChatFields) -> dict[str, Any] | None:
 
 @dataclass(slots=True)
 class ChatShape(Shape):
-    """What chat completions look like."""
+    """The format of chat completions."""
 
     front: Front
     asked: ChatFields
@@ -197,7 +197,7 @@ class ChatShape(Shape):
             for earlier in before:
                 bare = {"index": index, "logprobs": None, "finish_reason": None, "stop_reason": None}
                 yield {**self.head, "choices": [{**bare, "delta": earlier}]}
-            # Text that is held back is no event of its own; what comes beside it is.
+            # Text that is held back makes no event; what comes beside it does.
             if delta or news.finish or news.logprobs or (news.tokens and self.asked.return_token_ids):
                 choice = self._choice(index, output, news, first=first)
                 yield {**self.head, "choices": [{**choice, "delta": delta}]}

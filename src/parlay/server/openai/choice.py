@@ -22,7 +22,7 @@ class News:
         logprobs: theirs, where asked for.
         sources: pieces of the text, who guessed each, and whether it was accepted or is not part of the text; where
             asked for.
-        finish: why it ended; None while it goes on.
+        finish: why it ended; None while it runs.
         stop: the stop string or token that ended it.
     """
 
@@ -38,7 +38,7 @@ class News:
 
 
 class Choice:
-    """What of one completion was not shown yet."""
+    """The part of one completion that was not shown yet."""
 
     def __init__(self, tokenizer: Tokenizer, *, sources: bool = False, skip_special_tokens: bool = True) -> None:
         """Begin with nothing shown; `sources` asks for them."""
@@ -61,7 +61,7 @@ class Choice:
 
 
 def usage(outputs: list[RequestOutput], *, without_output: bool = False, reasoning_tokens: int = 0) -> dict[str, Any]:
-    """Return what a request took, in OpenAI's words.
+    """Return a request's usage, in OpenAI's format.
 
     Args:
         outputs: the newest of each prompt.

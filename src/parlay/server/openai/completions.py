@@ -60,10 +60,10 @@ def _read(front: Front, body: dict[str, Any]) -> tuple["CompletionShape", list[P
 
 
 def check_stream(stream: bool, params: SamplingParams, *, scored: bool) -> None:
-    """Refuse to stream what only the end decides.
+    """Refuse to stream what is known only at the end.
 
     Raises:
-        ApiError: so it is.
+        ApiError: it is only known then.
     """
     if stream and params.candidates > params.n:
         raise ApiError(400, "best_of above n cannot be streamed; leave one of them out", param="best_of")
@@ -73,7 +73,7 @@ def check_stream(stream: bool, params: SamplingParams, *, scored: bool) -> None:
 
 @dataclass(slots=True)
 class CompletionShape(Shape):
-    """What completions look like."""
+    """The format of completions."""
 
     front: Front
     asked: CompletionFields

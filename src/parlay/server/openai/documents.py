@@ -89,7 +89,7 @@ def schemas(*, strict: bool = False) -> dict[str, Any]:
         [*(_in_json(hints[name]) for name in names), *classes], ref_template=_REF
     )
     sampling = dict(zip(names, made, strict=False))
-    sampling["max_tokens"] = {"type": "integer", "minimum": 0}  # with none a prompt is scored, or echoed
+    sampling["max_tokens"] = {"type": "integer", "minimum": 0}  # with 0 a prompt is scored, or echoed
     for part in (StructuredOutputsParams, SpeculationOverride):
         schema, helps = found[part.__name__], attribute_docs(part)
         schema.pop("description")
@@ -139,7 +139,7 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def body_of(cls: type) -> dict[str, Any]:
-    """Return what a route says of its body, its answer and its errors."""
+    """Return a route's description of its body, its answer and its errors."""
     schema = {"$ref": _REF.format(name=cls.__name__)}
     answers = {"400": "a field is wrong", "401": "no key", "404": "no such model", "413": "too large"}
     answers |= {"408": "too slow", "415": "no JSON", "429": "too many", "503": "not ready", "504": "took too long"}
@@ -153,12 +153,12 @@ def body_of(cls: type) -> dict[str, Any]:
 
 
 def fact_of(name: str, **more: str) -> dict[str, Any]:
-    """Return what a route without a body says of its answer, and of errors besides a missing key."""
+    """Return the description of a route without a body: its answer, and errors besides a missing key."""
     errors = {status.removeprefix("e"): text for status, text in more.items()}
     return {"responses": answer_of(name) | refusals({"401": "no key", **errors})}
 
 
 def refusals(reasons: dict[str, str]) -> dict[str, Any]:
-    """Return what a route says of its errors."""
+    """Return a route's description of its errors."""
     content = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
     return {status: {"description": text, "content": content} for status, text in reasons.items()}

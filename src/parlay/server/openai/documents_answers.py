@@ -86,7 +86,7 @@ STREAMED = (CompletionFields, ChatFields, ResponseFields)
 
 
 def answer_of(name: str, *, streamed: bool = False) -> dict[str, Any]:
-    """Return what a route says of its answer where all is well."""
+    """Return a route's description of a successful answer."""
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     what = "the answer"
     if streamed:
@@ -96,7 +96,7 @@ def answer_of(name: str, *, streamed: bool = False) -> dict[str, Any]:
 
 
 def examples_of(cls: type) -> dict[str, Any]:
-    """Return bodies that a route answers."""
+    """Return example bodies of a route."""
     _, body = BODIES[cls]
     found = {"whole": {"value": body}}
     if cls in STREAMED:
@@ -106,7 +106,7 @@ def examples_of(cls: type) -> dict[str, Any]:
 
 
 def complete(made: dict[str, Any], model: str, *, open_paths: frozenset[str] | None) -> None:
-    """Add to the document what is known of the server as a whole.
+    """Add to the document the facts about the server as a whole.
 
     Args:
         made: the document, altered in place.
@@ -122,7 +122,7 @@ def complete(made: dict[str, Any], model: str, *, open_paths: frozenset[str] | N
         parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in made["paths"].items():
         for operation in operations.values():
-            operation["responses"].pop("422", None)  # every refusal has a status of its own
+            operation["responses"].pop("422", None)  # every refusal has its own status
             for parameter in operation.get("parameters", ()):
                 if parameter["name"] == "name" and path.startswith("/v1/models"):
                     parameter["examples"] = {"served": {"value": model}}

@@ -14,7 +14,7 @@ from parlay.types.params import SamplingParams
 
 T = TypeVar("T")
 
-# Functions do not travel, and a prediction is written as OpenAI has it.
+# Functions cannot be sent, and a prediction has OpenAI's form.
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors", "prediction"}
 
 # What vLLM's clients called the parts of structured_outputs before 0.12.
@@ -236,13 +236,13 @@ def parse(
 ) -> tuple[T, dict[str, Any], tuple[str, ...]]:
     """Return a body's own fields; apart, its sampling parameters; and what the client should be told.
 
-    A field that nobody knows is left out, with a warning: clients send some that other servers have. One that is
-    nearly a known name is refused, since somebody meant something by it.
+    An unknown field is left out, with a warning: clients send some that other servers have. One that is nearly a
+    known name is refused, since it is probably a typing error.
 
     Args:
         cls: one of the above.
         body: what the client sent.
-        sampling: whether sampling parameters have a place in it.
+        sampling: whether it may have sampling parameters.
         strict: refuse all unknown fields.
 
     Raises:
@@ -344,7 +344,7 @@ def check_model(asked: str | None, served: Sequence[str]) -> None:
 
 
 def check_text(text: str, most_characters: int, most_tokens: int) -> None:
-    """Refuse a prompt that no tokenising makes short enough; a huge one would take memory for nothing.
+    """Refuse a prompt that is too long however it is tokenised; a huge one would take memory for nothing.
 
     Args:
         text: the prompt.

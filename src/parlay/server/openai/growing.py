@@ -1,4 +1,4 @@
-"""A text that grows piece by piece and is searched meanwhile: no character is copied because others come."""
+"""A text that grows piece by piece and is searched meanwhile, without copying characters when others come."""
 
 import re
 from bisect import bisect_right
@@ -31,7 +31,7 @@ class GrowingText:
         return "".join(piece[max(0, begin - start) : end - start] for start, piece in self._from(begin, end))
 
     def character(self, wanted: re.Pattern[str], at: int) -> tuple[int, str] | None:
-        """Return where the first character from a place on is that a pattern is for, and which; None without any."""
+        """Return where the first character from a place on is that matches a pattern, and which; None without any."""
         for start, piece in self._from(at, self.end):
             if match := wanted.search(piece, max(0, at - start)):
                 return start + match.start(), match[0]

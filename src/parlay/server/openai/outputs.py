@@ -1,4 +1,4 @@
-"""From prompts to what the engine has for them: many at once, as they grow, and not for anybody who has left."""
+"""From prompts to the engine's outputs: many at once, as they grow, and only for connected clients."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
@@ -18,7 +18,7 @@ async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int
     No item is left out; an iterator is asked for its next when the last one is taken.
 
     Raises:
-        Exception: whatever one of them raises; the others are closed.
+        Exception: anything that one of them raises; the others are closed.
     """
     if len(streams) == 1:
         try:
@@ -73,7 +73,7 @@ async def _close(stream: AsyncIterator[Any]) -> None:
 
 
 async def while_wanted(work: Coroutine[Any, Any, T], receive: Receive, cut: asyncio.Event) -> T:
-    """Return what `work` returns; cancel it once the client hangs up or the server wants to be gone.
+    """Return the result of `work`; cancel it once the client disconnects or the server shuts down.
 
     Args:
         work: what to do.
@@ -81,7 +81,7 @@ async def while_wanted(work: Coroutine[Any, Any, T], receive: Receive, cut: asyn
         cut: set when the server ends.
 
     Raises:
-        ClientLeftError: the client hung up.
+        ClientLeftError: the client disconnected.
         ApiError: the server ends.
     """
     task = asyncio.ensure_future(work)

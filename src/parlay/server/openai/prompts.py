@@ -1,4 +1,4 @@
-"""From what a body calls a prompt to token ids."""
+"""From a body's prompts to token ids."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from parlay.types.prompt import Prompt
 def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig, max_model_len: int) -> list[Prompt]:
     """Return the prompts of `/v1/completions`: one text, one list of token ids, or a list of either.
 
-    Many short ones take as long as a long one, so it is done where the body is read.
+    Many short ones take as long as a long one, so this is done where the body is read.
 
     Raises:
         ApiError: it is something else, or there are too many.

@@ -1,4 +1,4 @@
-"""Reasoning that a model writes before its answer, told apart from the answer.
+"""Reasoning that a model writes before its answer, separated from the answer.
 
 Sources: the chat templates of the families; names are those that vLLM gives to its parsers.
 """
@@ -11,7 +11,7 @@ from parlay.config.server import ReasoningParser
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What reasoning stands between.
+    """The marks around reasoning.
 
     Attributes:
         begin, end: the marks.
@@ -35,7 +35,7 @@ assert {*MARKS, "auto"} == {*get_args(ReasoningParser)}
 
 
 def marks_of(parser: ReasoningParser, template: str | None) -> Marks | None:
-    """Return what a model's reasoning stands between; with `auto` what its chat template speaks of, if anything."""
+    """Return the marks around a model's reasoning; with `auto` those that its chat template has, if any."""
     if parser != "auto":
         return MARKS[parser]
     return next((marks for marks in MARKS.values() if marks is not None and marks.begin in (template or "")), None)
@@ -48,7 +48,7 @@ class ReasoningReader:
         """Begin.
 
         Args:
-            marks: what reasoning stands between.
+            marks: around reasoning.
             prompt: of the answer; where it ends with the first mark, the answer begins with reasoning.
         """
         self._marks = marks

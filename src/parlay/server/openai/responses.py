@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's newer form of a conversation, answered by what answers chat completions."""
+"""`/v1/responses`: OpenAI's newer form of a conversation, answered with chat completions' code."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -84,7 +84,7 @@ def _read(
 
 @dataclass(slots=True)
 class ResponseShape(Shape):
-    """What responses look like: chat's own chunks and messages, told in other words."""
+    """The format of responses: chat's own chunks and messages, converted."""
 
     front: Front
     asked: ResponseFields
@@ -160,7 +160,7 @@ class ResponseShape(Shape):
         return self._response(self._status)
 
     def complete(self, outputs: list[RequestOutput], took: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the whole response, which is then kept."""
+        """Return the whole response, which is then stored."""
         return self._kept(self.whole(outputs), took())
 
     def encode(self, chunk: Event) -> bytes:
@@ -173,7 +173,7 @@ class ResponseShape(Shape):
         return self.encode(self._numbered({"type": f"response.{self._status}", "response": response}))
 
     def failure(self, told: ApiError) -> bytes:
-        """Return the event of a stream that cannot go on."""
+        """Return the event of a stream that ends with an error."""
         response = {**self._response("failed"), "error": {"code": "server_error", "message": str(told)}}
         return self.encode(self._numbered({"type": "response.failed", "response": response}))
 
@@ -205,7 +205,7 @@ class ResponseShape(Shape):
         }
 
     def _kept(self, response: dict[str, Any], took: dict[str, Any]) -> dict[str, Any]:
-        """Return a response with what it took; keep it if that was asked for."""
+        """Return a response with its usage; store it if that was asked for."""
         response |= {"completed_at": self.front.now(), **took, "usage": _usage(took["usage"])}
         if self.asked.store:
             conversation = messages_of(self.output.items, self.conversation)

@@ -8,14 +8,14 @@ from parlay.errors import brief, nearest, shown
 from parlay.server.errors import ApiError
 from parlay.server.openai.fields import SAMPLING, parse
 
-# Parameters of sampling that say something else there, or nothing.
+# Sampling parameters that mean something else there, or nothing.
 _NOT_HERE = {
     "n": "a response is one answer; leave n out",
     "best_of": "a response is one answer; leave best_of out",
     "max_tokens": "max_tokens is called max_output_tokens here",
     "logprobs": "log-probabilities come with chat completions only; leave logprobs out",
     "prompt_logprobs": "log-probabilities come with chat completions only; leave prompt_logprobs out",
-    "return_rejected": "guesses are shown with chat completions only; leave return_rejected out",
+    "return_rejected": "rejected tokens come with chat completions only; leave return_rejected out",
 }
 _REFUSED = {
     "conversation": "no conversations are kept by name; give previous_response_id, or all items as input",
@@ -120,7 +120,7 @@ def read_response(
 
 
 def _ignored(field: str, given: Mapping[str, Any], known: Sequence[str], *, strict: bool) -> str:
-    """Return what to tell the client of keys that nobody knows; nothing without any.
+    """Return a warning about unknown keys; empty without any.
 
     Raises:
         ApiError: one is nearly a known key, or unknown ones are refused.
@@ -169,10 +169,10 @@ def _check(asked: ResponseFields) -> None:
 
 
 def chat_fields(asked: ResponseFields) -> dict[str, Any]:
-    """Return the body of chat completions that asks for the same, but for its messages and sampling parameters.
+    """Return the body of chat completions that asks for the same, without its messages and sampling parameters.
 
     Raises:
-        ApiError: tools or form are none.
+        ApiError: tools or form are malformed.
     """
     found: dict[str, Any] = {"stream": asked.stream, "parallel_tool_calls": asked.parallel_tool_calls}
     if asked.model is not None:

@@ -13,14 +13,14 @@ _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal"
 
 
 def messages_of(given: str | Iterable[dict[str, Any]], before: Iterable[Message] = ()) -> list[Message]:
-    """Return a conversation that goes on with some items.
+    """Return a conversation continued by some items.
 
     Args:
         given: text of the user's, or items.
         before: the conversation so far.
 
     Raises:
-        ApiError: an item is malformed, of a type that is not served, or answers a call that nobody made.
+        ApiError: an item is malformed, of a type that is not served, or answers a call that was not made.
     """
     messages = [dict(message) for message in before]
     if isinstance(given, str):

@@ -1,4 +1,4 @@
-"""Responses that were asked to be kept: in memory, bounded in bytes, each for the key that made it."""
+"""Stored responses: in memory, bounded in bytes, each for the key that made it."""
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Stored:
 
     Attributes:
         owner: whose it is.
-        body: what the client got, in JSON.
+        body: as sent to the client, in JSON.
         conversation: its messages, the answer's included and the instructions not, in JSON.
     """
 
@@ -29,7 +29,7 @@ class Stored:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes."""
+        """Bytes of its texts, with overhead."""
         return len(self.body) + len(self.conversation) + _OVERHEAD
 
     def messages(self) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ class ResponseStore:
     def put(self, name: str, stored: Stored) -> bool:
         """Keep a response, and forget older ones for it; return whether it is not too large for that.
 
-        Forgotten are the oldest of whoever has most, so that nobody pushes out what an owner has who has less.
+        The oldest of the owner with most bytes are forgotten, so that no owner displaces one that has less.
         """
         if stored.size > self._most:
             return False
@@ -71,7 +71,7 @@ class ResponseStore:
         """Return a response of `owner`.
 
         Raises:
-            ApiError: there is none. Whether another key has one is not said.
+            ApiError: there is none. Whether another key has one is not revealed.
         """
         with self._lock:
             return self._find(name, owner, param)

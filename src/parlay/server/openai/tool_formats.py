@@ -1,7 +1,7 @@
-"""How families of models write calls of their own will, by the names that vLLM gives to these forms.
+"""The formats in which families of models write tool calls, by vLLM's names.
 
-A call is certain once its function is known to exist and its arguments begin; from there on it stays a call, whatever
-becomes of its arguments. What turns out to be none is text.
+A call is certain once its function is known to exist and its arguments begin; from then on it stays a call, even if
+its arguments are malformed. A candidate that turns out to be no call is text.
 
 Sources: the chat templates of the families, and for `pythonic` the prompt format of Llama 3.2 and 4.
 """
@@ -34,10 +34,10 @@ class ToolFormat:
     """How calls are written.
 
     Attributes:
-        marks: texts at which calls begin, wherever they stand.
-        openers: characters with which an answer begins that may be a call as a whole.
-        calls: takes the calls that stand behind a mark.
-        whole: takes those that an answer is made of.
+        marks: texts at which calls begin, anywhere.
+        openers: first characters of an answer that may be a call as a whole.
+        calls: reads the calls behind a mark.
+        whole: reads those that an answer consists of.
         special: whether marks are special tokens, which must be asked for.
     """
 
@@ -309,7 +309,7 @@ assert {*FORMATS, "auto"} == {*get_args(ToolParser)}
 
 FORCED = ToolFormat((), "[", _json, partial(_json, forced=True))  # what the grammar of calls that must be made writes
 
-# What a template that writes calls in a form has in it; the first one that is there counts.
+# Text by which a template that uses a format is recognised; the first match counts.
 _SIGNS = (
     ("<function=", "qwen3_xml"),
     ("<tool_call>", "hermes"),
@@ -322,7 +322,7 @@ _SIGNS = (
 
 
 def format_of(parser: ToolParser, template: str | None) -> ToolFormat:
-    """Return a format by name; with `auto` what a chat template asks for, or else the most usual one."""
+    """Return a format by name; with `auto` the one that a chat template uses, or else the most usual one."""
     if parser != "auto":
         return FORMATS[parser]
     return FORMATS[next((name for sign, name in _SIGNS if sign in (template or "")), "hermes")]

@@ -1,4 +1,4 @@
-"""Calls in an answer while it grows, whether they are forced or of the model's own will."""
+"""Calls in an answer while it grows, whether they are forced or the model's choice."""
 
 from typing import Any
 from uuid import uuid4
@@ -19,7 +19,7 @@ class Reader:
         self.called = 0
 
     def feed(self, text: str, finished: bool) -> list[Piece]:
-        """Return what the next piece of the answer adds, in order; of one call all that is new is one part."""
+        """Return what the next piece of the answer adds, in order; all that is new of one call is one part."""
         raise NotImplementedError
 
     def _call(self, name: str, arguments: str) -> Call:
@@ -42,7 +42,7 @@ class NamedReader(Reader):
 
 
 class FreeReader(Reader):
-    """The answer is text, and calls where there are some; what may become one is held back."""
+    """The answer is text, and calls where there are some; a possible call is held back."""
 
     def __init__(self, tools: Tools, form: ToolFormat) -> None:
         """Begin with nothing shown.
@@ -75,14 +75,14 @@ class FreeReader(Reader):
 
 
 class ForcedReader(FreeReader):
-    """The answer is a list of calls and nothing else: what stands around them is no text for anybody to read."""
+    """The answer is a list of calls and nothing else: what is around them is not shown."""
 
     def __init__(self, tools: Tools) -> None:
         """Begin with nothing shown."""
         super().__init__(tools, FORCED)
 
     def feed(self, text: str, finished: bool) -> list[Piece]:
-        """Give calls as they grow; one that is cut off before its name is told if there is one function to call."""
+        """Give calls as they grow; one that is cut off before its name is given if there is only one function."""
         pieces = super().feed(text, finished)
         if self.called:
             return [piece for piece in pieces if isinstance(piece, dict)]
@@ -93,7 +93,7 @@ class ForcedReader(FreeReader):
 
 
 def reader_of(tools: Tools, form: ToolFormat) -> Reader | None:
-    """Return what finds the calls in one answer; None if none can be there."""
+    """Return the reader of calls in one answer; None if there can be none."""
     if tools.mode == "named":
         return NamedReader(tools)
     if tools.mode == "required":

@@ -1,7 +1,7 @@
-"""An answer that is searched for calls while it grows: what is certain is given at once, the rest is waited for.
+"""An answer that is searched for calls while it grows: what is certain is returned at once, the rest is waited for.
 
-Those who search are generators, and each `yield` waits for more of the answer. So they are written as if all of it
-were there, and look at each character about once.
+Searches are generators, and each `yield` waits for more of the answer. So they are written as if all of it were
+there, and look at each character about once.
 """
 
 import json

@@ -13,7 +13,7 @@ _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What may be called in one request.
+    """The callable functions of one request.
 
     Attributes:
         parameters: of each function by its name, as a JSON schema.
@@ -29,7 +29,7 @@ class Tools:
 
     @property
     def schema(self) -> dict[str, Any] | None:
-        """What a forced answer is; None for one that is free."""
+        """The schema of a forced answer; None for a free one."""
         if self.mode == "named":
             return dict(self.parameters[self.named])
         if self.mode != "required":
@@ -56,7 +56,7 @@ NO_TOOLS = Tools({}, "none")
 
 
 def read_tools(asked: ChatFields) -> Tools:
-    """Return what a body says of tools.
+    """Return a body's tools.
 
     Raises:
         ApiError: it is malformed.

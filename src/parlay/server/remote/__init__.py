@@ -1,1 +1,1 @@
-"""The engine as the server's front sees it: in a process of its own, or several of them."""
+"""The engine as the server's front sees it: in a separate process, or several of them."""

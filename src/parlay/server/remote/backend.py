@@ -1,4 +1,4 @@
-"""What the server tells those who measure."""
+"""What the server reports to its metrics."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,16 +24,16 @@ class Observation:
 
 
 class Metrics(Protocol):
-    """Who wants to know what happens to requests, and shows it at `/metrics`."""
+    """Records what happens to requests, and shows it at `/metrics`."""
 
     def observe_first(self, seconds: float, replica: int) -> None:
-        """Take note of the time from a request's arrival to the first tokens of a completion of a replica's."""
+        """Record the time from a request's arrival to the first tokens of a completion of a replica's."""
 
     def observe_step(self, seconds: float, tokens: int, replica: int) -> None:
-        """Take note of the time between two outputs of a completion, and of how many tokens the second added."""
+        """Record the time between two outputs of a completion, and how many tokens the second added."""
 
     def observe_end(self, observation: Observation) -> None:
-        """Take note of a request's end."""
+        """Record a request's end."""
 
     def expose(self) -> tuple[bytes, str]:
         """Return the page that a scraper reads, and its content type."""

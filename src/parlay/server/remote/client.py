@@ -1,7 +1,7 @@
-"""Engines in processes of their own, as the front sees them: one asynchronous engine, whatever dies below.
+"""Engines in separate processes, as the front sees them: one asynchronous engine, even when a process dies.
 
-Everything happens on one event loop. Requests get their seeds here, by the order of their arrival, so that it is the
-same who computes them.
+Everything happens on one event loop. Requests get their seeds here, by the order of their arrival, so that these do
+not depend on which engine computes them.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _ABSENT = {
 
 
 class EngineClient(AsyncEngine):
-    """An engine in its own process, or several replicas. Start it, close it, or use it as a context manager.
+    """An engine in a separate process, or several replicas. Start it, close it, or use it as a context manager.
 
     All on one event loop.
 
@@ -63,9 +63,9 @@ class EngineClient(AsyncEngine):
             speculative_config: as in `LLM`.
             data_parallel_size: engines, each with a process, the weights and a cache; threads and memory are divided
                 among them.
-            engine_timeout: seconds without a word, while requests are open, after which the process counts as hung
+            engine_timeout: seconds without a message, while requests are open, after which the process counts as hung
                 and is replaced; longer than the longest step.
-            on_progress: told how far the (first engine's) weights are loaded, after a restart too.
+            on_progress: called with how far the (first engine's) weights are loaded, after a restart too.
             **options: as in `LLM`.
 
         Raises:
@@ -110,7 +110,7 @@ class EngineClient(AsyncEngine):
 
     @property
     def restarts(self) -> int:
-        """How often engines were started anew."""
+        """How often engines were restarted."""
         return sum(replica.restarts for replica in self.replicas)
 
     def stats(self) -> StatsSnapshot:
@@ -169,7 +169,7 @@ class EngineClient(AsyncEngine):
         return EngineLink(self._config, self._speculative, self._share, on_report, on_end)
 
     def _meet(self, replica: Replica, facts: Ready) -> None:
-        """Let an engine serve that computes as those do that are there."""
+        """Let an engine serve if it computes as the others do."""
         if self._facts is not None and any(other.facts is not None for other in self.replicas):
             check_alike(self._facts, facts, replica.number)
         self._facts = facts

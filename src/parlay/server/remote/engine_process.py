@@ -20,13 +20,13 @@ from parlay.server.garbage import leave_out_what_is_loaded
 from parlay.types.progress import Progress
 
 COMMANDS, REPORTS = "commands", "reports"  # the sockets' files
-MESSAGES = 8  # that may be under way to the front, on either side
+MESSAGES = 8  # most messages under way to the front, on either side
 
 
 def main(folder: str, config: EngineConfig, speculative: SpeculativeConfig, variables: Mapping[str, str]) -> None:
-    """Serve the front that has bound the sockets in `folder`, until it says stop or dies; set `variables` first.
+    """Serve the front that has bound the sockets in `folder`, until it stops or dies; set `variables` first.
 
-    A model that cannot be served is reported to the front. An engine that fails ends the process, which the front
+    A model that cannot be loaded is reported to the front. An engine that fails ends the process, which the front
     notices.
     """
     # The front decides when to end: a terminal's interrupt and a service manager's SIGTERM reach both processes.
@@ -66,7 +66,7 @@ def main(folder: str, config: EngineConfig, speculative: SpeculativeConfig, vari
 
 
 def _die_with_parent(folder: str) -> None:
-    """End the process when its parent does, whatever it is doing, and tidy up: nobody else is left to."""
+    """End the process when its parent does, in any state, and clean up: nothing else will."""
     parent = parent_process()
     assert parent is not None
     wait([parent.sentinel])

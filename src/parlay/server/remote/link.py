@@ -1,4 +1,4 @@
-"""One life of the engine's process, as the event loop of the front sees it: its messages, and its end."""
+"""One run of the engine's process, as the event loop of the front sees it: its messages, and its end."""
 
 import asyncio
 import shutil
@@ -41,8 +41,8 @@ class EngineLink:
             config: the engine's options.
             speculative: how it speculates.
             variables: of the environment, set in the process alone.
-            on_report: called with everything that the process says.
-            on_end: called once when the process has ended, however, after its last report.
+            on_report: called with every message of the process.
+            on_end: called once when the process has ended, in any way, after its last report.
 
         Raises:
             ConfigError: the folder for temporary files has too long a name for a socket.
@@ -50,10 +50,10 @@ class EngineLink:
         self._loop = asyncio.get_running_loop()
         self._on_report, self._on_end = on_report, on_end
         self._ended = self._loop.create_future()
-        self._folder = mkdtemp(prefix="parlay-")  # which nobody else may enter
+        self._folder = mkdtemp(prefix="parlay-")  # which other users cannot enter
         self._context = zmq.Context(io_threads=1)
         try:
-            # Commands wait while a step runs; there are as many as the front lets in.
+            # Commands wait while a step runs; there are as many as the front admits.
             self._commands = self._bind(zmq.PUSH, COMMANDS, zmq.SNDHWM, 0)
             self._reports = self._bind(zmq.PULL, REPORTS, zmq.RCVHWM, MESSAGES)
             # A spawned process shares nothing by accident: no locks, no sockets, no half-made state.
@@ -108,9 +108,9 @@ class EngineLink:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read(self) -> None:
-        """Take all that has arrived: the descriptor tells of what is new, not of what is left.
+        """Take all that has arrived: the descriptor signals what is new, not what is left.
 
-        A process that says what it should not is beyond trust, and ends.
+        A process that sends an invalid message is not trusted any more, and is ended.
         """
         while not self._ended.done():
             try:

@@ -1,7 +1,7 @@
-"""One engine in a process of its own, which is started anew when it dies.
+"""One engine in a separate process, which is restarted when it dies.
 
-Everything happens on one event loop. The engine's death fails what it was asked; it is then started again, with
-delays that grow while it does not come up.
+Everything happens on one event loop. The engine's death fails its open requests; it is then restarted, with delays
+that grow while it does not come up.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ _STEADY, _GRACE = 60.0, 5.0  # seconds after which an engine counts as healthy; 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What a replica calls.
+    """A replica's callbacks.
 
     Attributes:
-        link: starts a process; given whom it reports to, and what to call at its end.
-        ready: judges what the engine says of itself, by raising if it must not serve.
-        outputs: takes what the engine says of requests.
-        progress: told how far the weights are loaded.
-        lost: told that the process has ended, with all that it had.
+        link: starts a process; given the function for its reports, and the one to call at its end.
+        ready: checks the engine's description, by raising if it must not serve.
+        outputs: takes the engine's outputs.
+        progress: called with how far the weights are loaded.
+        lost: called when the process has ended, with all that it had.
     """
 
     link: Callable[[Callable[[Report], None], Callable[[], None]], EngineLink]
@@ -43,15 +43,15 @@ class Calls:
 
 
 class Replica:
-    """An engine through the lives of its process.
+    """An engine over the restarts of its process.
 
     Attributes:
         number: which replica it is, from 0 on.
         state: `starting` until it is first loaded, `ready`, `restarting` after its death, or `closed`.
-        facts: what the engine said of itself, from then until its process ends.
+        facts: the engine's description, from then until its process ends.
         stats: the newest snapshot, at most about 0.1 s old; it counts from the engine's last start.
-        restarts: how often it was started anew.
-        open: what it was sent and somebody still reads, by the front's keys.
+        restarts: how often it was restarted.
+        open: open requests that still have a reader, by the front's keys.
     """
 
     def __init__(self, number: int, name: str, engine_timeout: float, calls: Calls) -> None:
@@ -59,9 +59,9 @@ class Replica:
 
         Args:
             number: which replica it is.
-            name: what the log calls it.
+            name: its name in the log.
             engine_timeout: as in `EngineClient`.
-            calls: whom it needs.
+            calls: its callbacks.
         """
         self.number = number
         self.state: State = "starting"
@@ -71,7 +71,7 @@ class Replica:
         self.open: dict[int, Stream] = {}
         self._name, self._calls = name, calls
         self._link: EngineLink | None = None
-        self._came_up: asyncio.Future[None] | None = None  # by the life of the engine that is being started
+        self._came_up: asyncio.Future[None] | None = None  # set by the engine that is being started
         self._revival: asyncio.Task[None] | None = None
         self._delay, self._up_since = _FIRST_DELAY, 0.0
         self._served = False  # when it was retired
@@ -79,7 +79,7 @@ class Replica:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None where there is none."""
+        """Id of the process; None where there is none."""
         return None if self._link is None else self._link.pid
 
     @property
@@ -91,7 +91,7 @@ class Replica:
         """Start the process and wait until its engine is loaded. To be called once.
 
         Raises:
-            ConfigError, ModelError, CapacityError: as `LLM` does, or whatever `Calls.ready` raises.
+            ConfigError, ModelError, CapacityError: as `LLM` does, or anything that `Calls.ready` raises.
             EngineDeadError: the process died while it started.
         """
         await self._launch()
@@ -99,7 +99,7 @@ class Replica:
             self.state = "ready"
 
     async def retire(self) -> None:
-        """Be started no more, and go on with what is open. Idempotent."""
+        """Restart no more, and finish open requests. Idempotent."""
         if self.state != "closed":
             self._served, self.state = self.state == "ready", "closed"
         if self._revival is not None:
@@ -111,7 +111,7 @@ class Replica:
         if (link := self._link) is not None:
             if self._served:
                 link.send(Stop())
-            else:  # it may be loading, and hear nothing
+            else:  # it may be loading, and receive nothing
                 link.kill()
             await link.ended(_GRACE)
 
@@ -135,12 +135,12 @@ class Replica:
         self._patience.begin()
 
     def send(self, command: Command) -> None:
-        """Send another command; nothing happens where there is no process."""
+        """Send another command; does nothing where there is no process."""
         if self._link is not None:
             self._link.send(command)
 
     def leave(self, key: int) -> None:
-        """Forget a request whose reader is gone, if it is one of its own."""
+        """Forget a request whose reader is gone, if this replica has it."""
         self.open.pop(key, None)
         if not self.open:
             self._patience.end()
@@ -148,7 +148,7 @@ class Replica:
     # ---------------------------------------------------------------------------------------------- the process
 
     async def _launch(self) -> None:
-        """Start a process and wait for what becomes of it."""
+        """Start a process and wait until it is ready or has failed."""
         self._came_up = asyncio.get_running_loop().create_future()
         self._link = self._calls.link(self._take, self._ended)
         await self._came_up
@@ -160,7 +160,7 @@ class Replica:
     def _ended(self) -> None:
         """The process is gone."""
         link, self._link, self.facts = self._link, None, None
-        # Its counters stand until the next one's first word; what it held it holds no more.
+        # Its counters are kept until the next one's first report; its open requests are lost.
         self.stats = replace(self.stats, running=0, waiting=0, blocks_used=0)
         if self._came_up is not None and not self._came_up.done():
             how = "" if link is None else f" (exit code {link.exit_code})"
@@ -188,7 +188,7 @@ class Replica:
             self.restarts += 1
             try:
                 await self._launch()
-            except Exception as error:  # whatever it is may be over by the next time
+            except Exception as error:  # the cause may be gone by the next try
                 logger.error("%s cannot be restarted: %s", self._name, error)
                 if self._link is not None:
                     await self._link.ended(_GRACE)
@@ -197,13 +197,13 @@ class Replica:
                 return
 
     def _give_up(self) -> None:
-        """The engine hangs: only its end can help."""
+        """The engine hangs: it can only be killed."""
         if self._link is not None:
             logger.error("%s has said nothing for too long, which --engine-timeout limits, and is killed", self._name)
             self._link.kill()
 
     def _take(self, report: Report) -> None:
-        """Hand what the engine says to whom it concerns."""
+        """Pass the engine's reports on."""
         self._patience.hear()
         if isinstance(report, Outputs):
             if report.stats is not None:
@@ -212,14 +212,14 @@ class Replica:
         elif isinstance(report, Loading):
             self._calls.progress(report.progress)
         elif self._came_up is None or self._came_up.done():
-            pass  # nobody waits any more
+            pass  # the waiter is gone
         elif isinstance(report, Ready):
             self._meet(report, self._came_up)
         else:
             self._came_up.set_exception(report.error())
 
     def _meet(self, facts: Ready, came_up: "asyncio.Future[None]") -> None:
-        """The engine is loaded, and serves unless there is something against it."""
+        """The engine is loaded, and serves unless a check fails."""
         try:
             self._calls.ready(self, facts)
         except ParlayError as error:

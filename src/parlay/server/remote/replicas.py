@@ -9,11 +9,11 @@ from parlay.link.stream import Stream
 from parlay.server.remote.replica import Replica
 from parlay.server.remote.routing import PrefixIndex, block_names, choose
 
-_MOST_NAMES = 1 << 16  # blocks that are remembered of a replica, however large its cache
+_MOST_NAMES = 1 << 16  # most blocks that are remembered of a replica
 
 
 class Replicas:
-    """A link to engines that compute alike, by which all of them are started and ended, too."""
+    """A link to equivalent engines, which starts and ends all of them."""
 
     def __init__(self, every: Sequence[Replica], block_size: int, stream_of: Callable[[int], Stream]) -> None:
         """Start nothing yet.
@@ -34,7 +34,7 @@ class Replicas:
         return any(replica.state == "ready" for replica in self.every)
 
     async def start(self) -> None:
-        """Start all, the first alone: what cannot be served is told once, and what is measured once is known to all.
+        """Start all, the first alone, so that errors are reported once, and measurements are made once for all.
 
         Raises:
             ConfigError, ModelError, CapacityError, EngineDeadError: as `Replica.start`.
@@ -53,7 +53,7 @@ class Replicas:
             ) from None
 
     async def retire(self) -> None:
-        """Go on with what is open, and no further; nothing is started anew."""
+        """Finish open requests, and accept no more; nothing is restarted."""
         await asyncio.gather(*(replica.retire() for replica in self.every))
 
     async def end(self) -> None:
@@ -66,11 +66,11 @@ class Replicas:
             replica.abandon()
 
     def lost(self, replica: Replica) -> None:
-        """Take note that one of them has lost what it had cached."""
+        """Record that one of them has lost its cache."""
         self._index.forget(replica.number)
 
     def send(self, command: Command) -> None:
-        """Send a request to one that is ready, or what concerns it to whoever has it.
+        """Send a request to one that is ready, or a later command to the one that has the request.
 
         Raises:
             RequestError: it cannot be encoded.
@@ -110,10 +110,10 @@ def check_alike(served: Ready, other: Ready, number: int) -> None:
     ours, theirs = served.numerics_id.split("/"), other.numerics_id.split("/")
     if ours == theirs:
         return
-    if len(ours) != len(theirs):  # one names a verification, the other has the usual one
+    if len(ours) != len(theirs):  # one names a verification, the other has the default one
         ours, theirs = [served.numerics_id], [other.numerics_id]
     differ = ", ".join(f"{b} instead of {a}" for a, b in zip(ours, theirs, strict=True) if a != b)
     raise ConfigError(
         f"replica {number} would give other tokens than those that serve: its numerics id has {differ}; "
-        "see to it that nobody changes the model or the installation between the starts of replicas"
+        "do not change the model or the installation between the starts of replicas"
     )

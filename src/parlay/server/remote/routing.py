@@ -1,10 +1,10 @@
-"""Which of several replicas computes a request: whoever has its prefix cached, unless that one is busier by too much.
+"""Which of several replicas computes a request: the one with its prefix in the cache, unless that is much busier.
 
-What a replica has cached is not asked for but remembered: the blocks of the prompts that were sent to it, by the
-names that its cache gives them. A row is a row: a cached token saves one, an unfinished answer takes about `ANSWER`
-of them. Being sent elsewhere is paid once, and then the prefix is cached there as well; so no prefix is worth more
-than `BUSIER` requests. What a tenant was answered helps to guess its next answers where it is remembered: having
-served a tenant counts as one block.
+A replica's cache is not queried but remembered: the blocks of the prompts that were sent to it, by the names that its
+cache gives them. The unit is a row: a cached token saves one, an unfinished answer takes about `ANSWER` of them.
+Being sent elsewhere costs once, and then the prefix is cached there as well; so no prefix is worth more than `BUSIER`
+requests. Earlier answers to a tenant help to guess its next ones where they are remembered: having served a tenant
+counts as one block.
 """
 
 from collections import OrderedDict
@@ -14,13 +14,13 @@ from parlay.kv.prefix import block_hash, root_hash
 
 ANSWER = 128
 BUSIER = 4
-_DEEPEST = 1 << 10  # blocks of a prompt that are named: what begins alike for so long is alike enough
+_DEEPEST = 1 << 10  # most blocks of a prompt that are named: longer common beginnings make no difference
 
 
 def block_names(tokens: Sequence[int], block_size: int, tenant: str) -> list[bytes]:
     """Return the names that caches give a prompt's full blocks; of a very long one, those of its first blocks.
 
-    A tenant's name comes before them; whoever has none is nobody in particular.
+    A tenant's name comes before them; the empty one stands for no tenant.
     """
     parent = root_hash(tenant)
     names = [parent] if tenant else []
@@ -36,7 +36,7 @@ def choose(cached: Sequence[int], loads: Sequence[int | None], chosen: Sequence[
     Args:
         cached: tokens of its prompt that each replica is thought to have cached.
         loads: unfinished completions of each; None where no request is taken. At least one takes them.
-        chosen: when each was chosen last, by any clock: of equals, the turn is whose it was longest ago.
+        chosen: when each was chosen last, by any clock: among equals, the one chosen longest ago.
     """
     taking = {number: load for number, load in enumerate(loads) if load is not None}
     bound = min(taking.values()) + BUSIER
@@ -60,7 +60,7 @@ class PrefixIndex:
         return [next((i for i, name in enumerate(names) if name not in sent), len(names)) for sent in self._sent]
 
     def add(self, replica: int, names: Sequence[bytes]) -> None:
-        """Take note that a replica gets a prompt with these blocks."""
+        """Record that a replica gets a prompt with these blocks."""
         sent = self._sent[replica]
         for name in reversed(names):  # as in the cache, a prefix loses its end before its beginning
             sent[name] = None
@@ -69,5 +69,5 @@ class PrefixIndex:
             sent.popitem(last=False)
 
     def forget(self, replica: int) -> None:
-        """Take note that a replica has nothing any more."""
+        """Record that a replica's cache is empty."""
         self._sent[replica].clear()

@@ -1,4 +1,4 @@
-"""What several engines counted, as one."""
+"""The counters of several engines, added up."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields

@@ -1,1 +1,1 @@
-"""Draft models: a small language model that guesses for a large one."""
+"""Draft models: a small language model that drafts for a large one."""

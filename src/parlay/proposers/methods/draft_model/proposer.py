@@ -1,11 +1,11 @@
-"""A smaller model of the same vocabulary guesses token by token, in a chain or along a tree's likeliest branches.
+"""A smaller model of the same vocabulary drafts token by token, in a chain or along a tree's likeliest branches.
 
-Idea: Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318). Here the draft
-model draws with the target's own noise (Daliri, Musco, Suresh 2024, arXiv 2408.07978), so that it guesses the token
-the target is about to draw instead of an independent sample.
+Idea: Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318). Here the draft model
+samples with the target's own noise (Daliri, Musco, Suresh 2024, arXiv 2408.07978), so that it guesses the token that
+the target is about to sample instead of drawing an independent one.
 
-Its layers keep their keys and values on the same block ids as the target's and count for themselves how far they
-have come: after full acceptance, a prefix hit or a pause there is a gap to close before it drafts again.
+Its layers keep their keys and values on the same block ids as the target's and count their computed tokens
+themselves: after full acceptance, a prefix hit or a pause there is a gap to close before it drafts again.
 
 Loses when a draft step is not much cheaper than a target step, or when the two models disagree.
 """
@@ -40,7 +40,7 @@ EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-draft"}
 
 
 class Proposer(Head):
-    """Drafts with a model of its own."""
+    """Drafts with a smaller model."""
 
     source = "draft_model"
     default_length = 4
@@ -105,7 +105,7 @@ class Proposer(Head):
             return proposals
         states = self._runner.forward(flatten(stretches, self._runner.block_size))
         for start, draft in self._expander.expand(starts, states):
-            # Of a chain the last guess has not been run; what has branches was run in scratch slots.
+            # A chain's last node has not been run; a tree was run in scratch slots.
             ahead = max(len(draft) - 1, 0) if start.width == 1 else 0
             proposals[start.index] = Proposal(draft, ProposerState(start.position, ahead))
         return proposals
@@ -127,7 +127,7 @@ class Proposer(Head):
 
 
 def _confirmed(ahead: int, path: tuple[int, ...]) -> int:
-    """How many of the chain's first `ahead` nodes were accepted; their keys and values stand."""
+    """How many of the chain's first `ahead` nodes were accepted; their keys and values stay valid."""
     count = 0
     while count < min(ahead, len(path)) and path[count] == count:
         count += 1

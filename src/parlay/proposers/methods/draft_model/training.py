@@ -1,6 +1,6 @@
-"""Training of a draft model: a small Llama of its own, with the target's vocabulary, distilled from the target.
+"""Training of a draft model: a small Llama with the target's vocabulary, distilled from the target.
 
-It reads tokens and nothing of the target's states. Embedding and output layer are one matrix.
+It reads tokens and none of the target's states. Embedding and output layer are one matrix.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,13 +25,13 @@ _THETA = 10000.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What training of a draft model is asked.
+    """Training options of a draft model.
 
     Attributes:
         num_layers: of the draft model.
         hidden_size: width of its states.
         intermediate_size: width within its feed-forward networks; 0 takes three times `hidden_size`.
-        num_heads: attention heads, each of its own keys and values.
+        num_heads: attention heads, each with its own keys and values.
     """
 
     num_layers: int = 1
@@ -54,14 +54,14 @@ class Options:
 
 
 class _Layer(nn.Module):
-    """A pre-norm layer; parameters have the names that they have in the public format, less `.weight`."""
+    """A pre-norm layer; parameters have the names of the public format, less `.weight`."""
 
     def __init__(self, width: int, inner: int, layers: int) -> None:
         super().__init__()
 
         self.input_layernorm = nn.Parameter(torch.ones(width))
         self.q_proj, self.k_proj, self.v_proj = (random(width, width) for _ in range(3))
-        quiet = (2 * layers) ** -0.5  # what many layers add to the residual stream is to stay of one size
+        quiet = (2 * layers) ** -0.5  # keeps the scale of the residual stream the same for any number of layers
         self.o_proj = random(width, width, quiet)
         self.post_attention_layernorm = nn.Parameter(torch.ones(width))
         self.gate_proj, self.up_proj = random(inner, width), random(inner, width)

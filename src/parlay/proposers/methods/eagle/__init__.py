@@ -1,1 +1,1 @@
-"""EAGLE: a decoder layer that foresees the target's next hidden state."""
+"""EAGLE: a decoder layer that predicts the target's next hidden state."""

@@ -1,4 +1,4 @@
-"""EAGLE's checkpoints: names of tensors and keys of the config, for serving, training and telling what a file is.
+"""EAGLE's checkpoints: names of tensors and keys of the config, for serving, training and detection.
 
 The authors' layout (github.com/SafeAILab/EAGLE, versions 1 and 2).
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 ARCHITECTURE = "LlamaForCausalLM"  # as the authors have it, which tells nothing
 EMBEDDING = "embed_tokens.weight"  # its own, unless the target's is borrowed
-JOIN, JOIN_BIAS = "fc.weight", "fc.bias"  # of a token's embedding and the state before it
+JOIN, JOIN_BIAS = "fc.weight", "fc.bias"  # joins a token's embedding and the state before it
 AFTER = "post_attention_layernorm.weight"
 BEFORE = "input_layernorm.weight"  # of all layers but the first
 
@@ -19,7 +19,7 @@ def layer(index: int) -> str:
 
 
 def matches(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a checkpoint is such a head: its config does not say so, so that shapes decide.
+    """Whether a checkpoint is such a head: its config does not say so, so shapes decide.
 
     Args:
         config: its `config.json`.

@@ -1,12 +1,12 @@
-"""EAGLE: a decoder layer that foresees the target's next hidden state, and with it the next token.
+"""EAGLE: a decoder layer that predicts the target's next hidden state, and with it the next token.
 
-Idea: Li et al. 2024 (arXiv 2401.15077); EAGLE-2 (arXiv 2406.16858) has the same weights and drafts trees of them. A
-linear layer joins a token's embedding and the target's hidden state before it; one decoder layer, which attends to
-all such pairs before, makes the state of the token itself; the target's own head then tells what follows. The state
-goes back in with the token that was guessed, in a chain or along the likeliest branches of a tree.
+Idea: Li et al. 2024 (arXiv 2401.15077); EAGLE-2 (arXiv 2406.16858) drafts trees with the same weights. A linear layer
+joins a token's embedding and the target's hidden state before it; one decoder layer, which attends to all such pairs
+before, makes the state of the token itself; the target's own head then gives the next token. The state goes back in
+with the token that was guessed, in a chain or along the likeliest branches of a tree.
 
-A guess costs a layer and the target's head. Loses where that head is most of the target, as in small models with
-large vocabularies, and further along a draft, for it was trained on true states and is fed foreseen ones.
+A node costs a layer and the target's head. Loses where that head is most of the target, as in small models with large
+vocabularies, and further along a draft, since it was trained on true states and is fed predicted ones.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-eagle"}
 
 
 class Proposer(PairedProposer):
-    """Drafts from the last hidden state, each guess from the state and the guess before it."""
+    """Drafts from the last hidden state, each node from the state and the node before it."""
 
     source = "eagle"
     runs_ends = True
@@ -52,7 +52,7 @@ class Proposer(PairedProposer):
         head.check_target(target.config, hidden=config.hidden_size, vocab=config.vocab_size)
         width = config.hidden_size
         shapes: dict[str, tuple[int, ...]] = {JOIN: (width, 2 * width)}
-        # The config's key means other things to others, and is left out where it matters most.
+        # The config's key means something else in other formats, and is left out where it matters most.
         self._biased = JOIN_BIAS in names
         if self._biased:
             shapes[JOIN_BIAS] = (width,)
@@ -88,7 +88,7 @@ class Proposer(PairedProposer):
         return Embedding(runtime.kernels, weights.read_weight(EMBEDDING, dtype))
 
     def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
-        """Return the state after the final norm; that is what the head was trained to foresee."""
+        """Return the state after the final norm, which the head was trained to predict."""
         return hidden[None]
 
     def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
@@ -107,5 +107,5 @@ class Proposer(PairedProposer):
         self._body(state, state, context)  # no norm before the first layer's attention
 
     def logits(self, state: Tensor) -> Tensor:
-        """Return the target's logits; what is foreseen is normed already."""
+        """Return the target's logits; the predicted state is normed already."""
         return self._target_logits(state)

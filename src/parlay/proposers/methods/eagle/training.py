@@ -1,7 +1,7 @@
 """Training of an EAGLE head: see the proposer of the same name.
 
-Its authors have it foresee the target's next state, by regression, one step ahead. Here it learns the target's
-distributions alone, along its own drafts: what its states hold is then what the next guess needs of them.
+Its authors train it to predict the target's next state, by regression, one step ahead. Here it learns the target's
+distributions alone, along its own drafts: its states then hold what its next nodes need.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ __all__ = ["Options", "Trainee"]
 
 
 class Trainee(RolloutTrainee):
-    """A layer that goes on from the target's last state, with the target's output layer."""
+    """A layer that continues from the target's last state, with the target's output layer."""
 
     def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)

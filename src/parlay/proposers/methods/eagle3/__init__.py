@@ -1,1 +1,1 @@
-"""EAGLE-3: a decoder layer on three of the target's states, with a head of its own."""
+"""EAGLE-3: a decoder layer on three of the target's states, with its own output layer."""

@@ -1,4 +1,4 @@
-"""EAGLE-3's checkpoints: names of tensors and keys of the config, for serving, training and telling what a file is.
+"""EAGLE-3's checkpoints: names of tensors and keys of the config, for serving, training and detection.
 
 The authors' layout (github.com/SafeAILab/EAGLE, version 3), that of the `speculators` library, and what others put
 into `eagle_config`.
@@ -10,7 +10,7 @@ from typing import Any
 from parlay.checkpoints.files import class_names
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"  # its own, where the target's do not serve
+EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"  # its own, where the target's are not used
 OFFSETS, KNOWN = "d2t", "t2d"  # of a reduced vocabulary: from its ids to the target's, and which of these there are
 FUSE, FUSE_BIAS, NORM = "fc.weight", "fc.bias", "norm.weight"
 NORM_OF_ALL = "input_norm.weight"  # of all states that are read, side by side

@@ -1,11 +1,11 @@
-"""EAGLE-3: a decoder layer that reads the target's early, middle and late states and guesses with a head of its own.
+"""EAGLE-3: a decoder layer on the target's early, middle and late states, with its own output layer.
 
-Idea: Li et al. 2025 (arXiv 2503.01840). Unlike EAGLE's, it need not foresee the target's states: what it makes of a
-pair is its own, goes back in as it is, and was trained to. Its head may know only the commonest tokens, which makes a
-guess far cheaper. Drafts are chains, or EAGLE-2's dynamic trees.
+Idea: Li et al. 2025 (arXiv 2503.01840). Unlike EAGLE's, it need not predict the target's states: its output for a
+pair is its own state, goes back in as it is, and it was trained that way. Its vocabulary may be reduced to the
+commonest tokens, which makes a node far cheaper. Drafts are chains, or EAGLE-2's dynamic trees.
 
-Read are its authors' layout, that of the `speculators` library, and what others put into `eagle_config`. Loses where
-the target's text has much that the reduced vocabulary lacks.
+Reads its authors' layout, that of the `speculators` library, and what others put into `eagle_config`. Loses where the
+target's text has many tokens that the reduced vocabulary lacks.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ _MOST_GUESSES = 64
 
 
 class Proposer(PairedProposer):
-    """Drafts from three of the target's states, each guess from the head's own state and the guess before."""
+    """Drafts from three of the target's states, each node from the head's own state and the node before."""
 
     source = "eagle3"
     runs_ends = True
@@ -97,7 +97,7 @@ class Proposer(PairedProposer):
             head.check_target(target.config, hidden=width)
         else:
             shapes[form.EMBEDDING] = (config.vocab_size, width)
-        # Without an output layer of its own the head uses the target's, which knows the whole vocabulary.
+        # Without its own output layer the head uses the target's, which has the whole vocabulary.
         self._own_output = form.OUTPUT in names or (self._vocab, width) != (
             config.vocab_size,
             target.config.hidden_size,
@@ -120,7 +120,7 @@ class Proposer(PairedProposer):
         return shapes
 
     def _norm_before(self, weights: Checkpoint, layer: int) -> str:
-        """Return the name of the norm before a further layer's attention, of which there are two in use."""
+        """Return the name of the norm before a further layer's attention, of which two are in use."""
         other = form.STATE
         return other if self._prefixes[layer] + other in weights.names else "input_layernorm.weight"
 
@@ -198,7 +198,7 @@ class Proposer(PairedProposer):
 
 
 def _settings(head: HeadConfig) -> HeadConfig:
-    """Return the head's config with what stands in `eagle_config` beside the rest, where that says nothing."""
+    """Return the head's config, with values from `eagle_config` where it has none."""
     inner = head.raw.get("eagle_config") or {}
     if not isinstance(inner, dict):
         raise ModelError(f"{head.path / 'config.json'}: eagle_config must be an object, not {shown(inner)}")
@@ -206,13 +206,13 @@ def _settings(head: HeadConfig) -> HeadConfig:
 
 
 def _taps(head: HeadConfig, settings: HeadConfig, layers: int) -> tuple[int, ...]:
-    """Return after how many of the target's layers the head reads its states, ascending whatever the config's order.
+    """Return after how many of the target's layers the head reads its states, ascending.
 
     Listed at the top, ids count layers that have run; in `eagle_config` they name the last layer that has. The
     authors' own heads list none, and those of others may have an empty list.
 
     Raises:
-        ModelError: ids that are none, or more layers than the target has.
+        ModelError: ids that are no layer numbers, or layers that the target does not have.
     """
     if not settings.flag("use_aux_hidden_state", True):
         raise ModelError(
@@ -243,7 +243,7 @@ def _taps(head: HeadConfig, settings: HeadConfig, layers: int) -> tuple[int, ...
 
 
 def _length(head: HeadConfig) -> int | None:
-    """Return how long a draft the config proposes, if it does."""
+    """Return the draft length that the config proposes, if it does."""
     inner = head.raw.get("speculators_config")
     methods = inner.get("proposal_methods") if isinstance(inner, dict) else None
     first = methods[0] if isinstance(methods, list) and methods else None

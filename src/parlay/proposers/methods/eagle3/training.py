@@ -21,12 +21,12 @@ from parlay.train.teacher import Lesson, Output, Teacher
 
 @dataclass(frozen=True, slots=True)
 class Options(RolloutOptions):
-    """What training of an EAGLE-3 head is asked.
+    """Training options of an EAGLE-3 head.
 
     Attributes:
-        rollout: guesses that are learnt in a row, each from the one before.
+        rollout: nodes that are learnt in a row, each from the one before.
         intermediate_size: width within the layer's feed-forward network; 0 takes the target's.
-        draft_vocab_size: how many tokens the head can guess, the commonest of what is learnt from; 0 is all.
+        draft_vocab_size: size of the head's vocabulary, the commonest tokens of the training text; 0 is all.
         layers: after how many of the target's layers the head reads its states, three numbers; none takes what its
             authors do, or the last three of a target with fewer than 7.
     """
@@ -43,7 +43,7 @@ class Options(RolloutOptions):
 
 
 class Trainee(RolloutTrainee):
-    """A layer that reads three of the target's states, with an output layer of its own."""
+    """A layer that reads three of the target's states, with its own output layer."""
 
     def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
@@ -113,7 +113,7 @@ def _usual(depth: int) -> tuple[int, ...]:
 
 
 def _commonest(texts: Sequence[Text], vocab: int, count: int) -> Tensor:
-    """Return the tokens that occur most often among those that count, ascending; of equals the lower ids."""
+    """Return the tokens that occur most often among those that count, ascending; among equals the lower ids."""
     found = np.zeros(vocab, dtype=np.int64)
     for text in texts:
         found += np.bincount(text.tokens[text.counted], minlength=vocab)

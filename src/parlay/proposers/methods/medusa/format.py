@@ -1,4 +1,4 @@
-"""Medusa's checkpoints: names of tensors and keys of the config, for serving, training and telling what a file is.
+"""Medusa's checkpoints: names of tensors and keys of the config, for serving, training and detection.
 
 The authors' layout (github.com/FasterDecoding/Medusa) and vLLM's.
 """
@@ -14,20 +14,20 @@ ARCHITECTURE, MODEL_TYPE = "MedusaModel", "medusa"
 FILE = "medusa_lm_head.safetensors"
 HEADS, LAYERS, BIASED = "medusa_num_heads", "medusa_num_layers", "medusa_fc_bias"  # keys of the config
 MAP = "token_map"
-# The authors' names: head.layer, output layers after the blocks'. Theirs and vLLM's may stand below a module's.
+# The authors' names: head.layer, output layers after the blocks'. Theirs and vLLM's may have a module's prefix.
 _OURS = re.compile(r"(medusa_head\.)?(\d{1,6})\.(\d{1,6})\.linear\.weight")
 _VLLMS = re.compile(r"(medusa_heads\.)?blocks\.(\d{1,6})\.layers\.(\d{1,6})\.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Names of tensors, whichever form the file has.
+    """Names of tensors, for any form of the file.
 
     Attributes:
         blocks: of each head the names of its blocks' linear layers, less `.weight`.
         outputs: of each head its output layer's; empty where heads use the target's.
         biased: whether the blocks have biases.
-        mapped: whether outputs are a choice of the vocabulary, listed in `token_map`.
+        mapped: whether outputs are a reduced vocabulary, listed in `token_map`.
     """
 
     blocks: tuple[tuple[str, ...], ...]
@@ -39,7 +39,7 @@ class Layout:
 def read_layout(names: Sequence[str], one_output: bool = False) -> Layout | None:
     """Return the layout of a file of Medusa heads, or None if it is something else.
 
-    Heads and layers are counted here: configs commonly give too few heads, and leave the key for biases out.
+    Heads and layers are counted here: configs often give too few heads, and leave out the key for biases.
 
     Args:
         names: of its tensors.

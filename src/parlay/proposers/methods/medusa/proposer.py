@@ -1,12 +1,12 @@
 """Medusa: a head for each of the next tokens, all on the last hidden state.
 
-Idea: Cai et al. 2024 (arXiv 2401.10774). Head i guesses the token i + 1 places after the newest, by itself: it knows
-neither the newest token nor what the other heads guess. A head is residual blocks of the target's width and then
-either an output layer of its own (the first generation) or the target's (the second), which is far smaller. The
+Idea: Cai et al. 2024 (arXiv 2401.10774). Head i guesses the token i + 1 places after the newest, independently: it
+knows neither the newest token nor the other heads' nodes. A head is residual blocks of the target's width and then
+either its own output layer (the first generation) or the target's (the second), which makes the head far smaller. The
 heads' likeliest tokens make a chain, or a tree in which any token of a head may follow any of the one before: the
 likeliest paths, or those of `medusa_choices`.
 
-Costs one pass over the heads a step, whatever the draft's length. Loses where a guess depends on those before it.
+Costs one pass over the heads a step at any draft length. Loses where a node depends on those before it.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Options(HeadOptions):
     Attributes:
         model: directory of the heads, or their name on the hub.
         revision: branch, tag or commit there.
-        quantization: "int8" or "int4" has their matrices in so many bits, None leaves them; "auto" is the first
+        quantization: "int8" or "int4" quantises their matrices to so many bits, None leaves them; "auto" is "int8"
             beside a quantised target.
         draft_tensor_parallel_size: ranks they are split over; only 1 so far.
         medusa_choices: the tree's nodes as paths of ranks, in the authors' form: `[[0], [0, 0], [1]]` has the two
@@ -107,7 +107,7 @@ class Proposer(HeadProposer):
             self._vocab = head.count("truncated_vocab_size", sum(weights.shape(MAP)) if layout.mapped else vocab)
             if layout.mapped or self._vocab != vocab:
                 choice[MAP] = (self._vocab,)
-            # Whole output layers may come with a choice too; they are cut when they are read.
+            # Whole output layers may come with a reduced vocabulary too; they are cut when they are read.
             stored = next((sum(weights.shape(name)[:1]) for name in layout.outputs if name in weights.names), vocab)
             if stored not in (vocab, self._vocab):
                 head.check_target(target.config, vocab=stored)
@@ -156,13 +156,13 @@ class Proposer(HeadProposer):
         kernels, before, state = self._kernels, self._hidden[:rows], self._states[level, :rows]
         layers = self._blocks[level]
         for j, (weight, bias) in enumerate(layers):
-            # Written in turns, so that nothing is read where it is written, and the last one where it belongs.
+            # Two buffers in turn, so that no kernel writes what it reads; the last result ends in its place.
             after = state if (len(layers) - j) % 2 else self._spare[:rows]
             kernels.linear(before, weight, after)
             if bias is not None:
                 kernels.add_bias(after, bias)
             kernels.activate(after, "silu")
-            kernels.add_embedding(after, before, self._each[:rows])  # row by row the sum of both
+            kernels.add_embedding(after, before, self._each[:rows])  # the sum of both, row by row
             before = after
 
     def score(self, level: int, rows: int) -> Tensor:  # noqa: D102

@@ -1,7 +1,7 @@
 """Training of Medusa heads: see the proposer of the same name.
 
-All heads start as the target's own next guess (blocks of zeros, and the target's output layer), as their authors have
-it, and each learns the distribution of a token further ahead from the same hidden state.
+As in the authors' code, all heads start as a copy of the target's next-token prediction (blocks of zeros, and the
+target's output layer), and each learns the distribution of a token further ahead from the same hidden state.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,13 +24,13 @@ from parlay.train.trainee import Trainee as Base
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What training of Medusa heads is asked.
+    """Training options of Medusa heads.
 
     Attributes:
         num_heads: tokens guessed in a row.
-        num_layers: residual blocks a head.
-        own_outputs: give every head an output layer of its own, as the first generation has; the second, without,
-            is far smaller and uses the target's.
+        num_layers: residual blocks of a head.
+        own_outputs: give every head its own output layer, as in the first generation; without, as in the second,
+            heads are far smaller and use the target's.
     """
 
     num_heads: int = 4

@@ -1,1 +1,1 @@
-"""MLP speculator: one small layer a guess, on the target's last state."""
+"""MLP speculator: one small layer a node, on the target's last state."""

@@ -1,5 +1,4 @@
-"""MLP speculators' checkpoints: names of tensors and keys of the config, for serving, training and telling what a
-file is.
+"""MLP speculators' checkpoints: names of tensors and keys of the config, for serving, training and detection.
 
 IBM's layout (huggingface.co/ibm-ai-platform, accelerators).
 """
@@ -14,7 +13,7 @@ PREFIX = "speculator."  # of all names, which some exporters leave out
 
 
 def tensor(part: str, index: int, kind: str = "weight") -> str:
-    """Return the name of a guess's tensor, less the prefix: `part` is emb, proj, ln or head."""
+    """Return the name of a node's tensor, less the prefix: `part` is emb, proj, ln or head."""
     return f"{part}.{index}.{kind}"
 
 

@@ -1,10 +1,10 @@
-"""MLP speculator: from the last hidden state and the newest token, one small layer a guess.
+"""MLP speculator: from the last hidden state and the newest token, one small layer a node.
 
 Idea: Wertheimer et al. 2024 (arXiv 2404.19124), IBM's accelerators for public models. A state, at first the target's,
 is projected, joined by the embedding of the newest token, normed and activated; a head on it guesses the next token,
-which joins the state in turn. So a guess knows those before it, unlike Medusa's, and costs no attention.
+which joins the state in turn. So a node depends on those before it, unlike Medusa's, and costs no attention.
 
-Loses where the text depends on more than the last state holds: acceptance falls quickly from guess to guess.
+Loses where the text depends on more than the last state holds: acceptance falls quickly from node to node.
 """
 
 import math
@@ -34,7 +34,7 @@ _MOST_GUESSES = 64
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """What one guess is made with. Stages may share tensors."""
+    """The weights of one node. Stages may share tensors."""
 
     project: LinearWeight
     embedding: Tensor
@@ -44,7 +44,7 @@ class _Stage:
 
 
 class Proposer(HeadProposer):
-    """Drafts, each guess from the state and the guess before it."""
+    """Drafts, each node from the state and the node before it."""
 
     default_length = 3
     source = "mlp_speculator"
@@ -81,7 +81,7 @@ class Proposer(HeadProposer):
         return count
 
     def _source(self, part: str, index: int) -> int:
-        """Return which guess's tensors the guess `index` uses; the first projection is always its own."""
+        """Return whose tensors node `index` uses, its own or another's; the first projection is always its own."""
         if not self._tied:
             return index
         return min(index, 1) if part == "proj" else 0
@@ -90,7 +90,7 @@ class Proposer(HeadProposer):
         dtype, kernels, inner = self._target.dtype, runtime.kernels, self._inner
         for name in self._copies:
             self._check_copy(weights, name)
-        # The embedding's share of a state of unit variance; the older half of which fades over n_predict guesses.
+        # The embedding's share of a state of unit variance; the older half fades over n_predict nodes.
         fade = 0.5 ** (0.5 / self.default_length)
         share = math.sqrt((1 - fade * fade) * inner / 2) / fade
 
@@ -151,7 +151,7 @@ class Proposer(HeadProposer):
         before = self._states[1 - level % 2, :rows] if level else self._hidden[:rows]
         kernels.linear(before, stage.project, state)
         kernels.embed(stage.embedding, self._expander.tokens[level, :rows], self._newest[:rows])
-        kernels.add_embedding(state, self._newest, self._each[:rows])  # row by row the sum of both
+        kernels.add_embedding(state, self._newest, self._each[:rows])  # the sum of both, row by row
         kernels.rms_norm(state, stage.norm, _EPS, state)
         kernels.add_bias(state, stage.bias)
         kernels.activate(state, "gelu")

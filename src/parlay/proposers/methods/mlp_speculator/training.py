@@ -1,7 +1,7 @@
 """Training of an MLP speculator: see the proposer of the same name.
 
-While it learns, every guess is told the tokens that the text really has before it; when it drafts, its own guesses.
-They are the same as long as the draft is still accepted, which is when they matter.
+In training, every node is made from the tokens that the text has before it; in drafting, from the draft's own nodes.
+These are the same as long as the draft is still accepted, which is when they matter.
 """
 
 import math
@@ -25,12 +25,12 @@ _EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What training of an MLP speculator is asked.
+    """Training options of an MLP speculator.
 
     Attributes:
         n_predict: tokens guessed in a row.
         inner_dim: width of its states; 0 takes the target's.
-        tie_weights: one embedding, norm and output layer for all guesses.
+        tie_weights: one embedding, norm and output layer for all nodes.
         scale_input: norm the target's state first.
     """
 
@@ -47,7 +47,7 @@ class Options:
 
 
 class Trainee(Base):
-    """A recurrent state that every guess joins."""
+    """A recurrent state that every node joins."""
 
     def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
@@ -75,7 +75,7 @@ class Trainee(Base):
             state = _norm(state) * 0.5**0.5
         for i in range(self.guesses):
             stage = 0 if self._options.tie_weights else i
-            # Beyond a text's end tokens are another's; such rows are no start of this guess nor of any later.
+            # Beyond a text's end come another's tokens; such rows are left out for this node and all later ones.
             before = lesson.tokens.roll(-1 - i)
             state = linear(state, self.proj[min(i, len(self.proj) - 1)]).float()
             state = _norm(state + self._share * embedding(before, self.emb[stage]))
