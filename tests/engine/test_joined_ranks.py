@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from asking import accepted, assert_same, half_repeating, run
 from checkpoints import write_llama
-from conftest import MakeLLM, Pair, Plain, proposer_options
+from conftest import MakeLLM, Pair, Plain
 from ranks import free_address, joining
 from serving import wait_for
 
@@ -38,7 +38,8 @@ def finish(engine: Engine) -> None:
 def test_same_tokens(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], address: str) -> None:
     """And the numerics id of one rank; the ranks end with the engine."""
     asks = half_repeating(0.7)
-    config = {"method": "eagle3", "num_speculative_tokens": 6, **proposer_options("eagle3", models["bfloat16"])}
+    config = {"method": "draft_model", "num_speculative_tokens": 6, "model": str(models["bfloat16"].draft)}
+    config["draft_tensor_parallel_size"] = 3
     with joining(address, "--once", ranks=2) as processes:
         llm = make_llm(speculative_config=config, dtype="bfloat16", tensor_parallel_size=3, rank_address=address)
         found = run(llm, asks)

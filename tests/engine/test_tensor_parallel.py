@@ -40,6 +40,25 @@ def test_same_tokens(
     assert accepted(found) > 0
 
 
+@crossed(ranks=[2, 4], dtype=["float32", "bfloat16"], tree=["off", {"width": 3, "depth": 3}])
+def test_a_draft_model_on_several_ranks(
+    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, ranks: int, dtype: str, tree: Any
+) -> None:
+    """It drafts what it drafts on one."""
+    asks = half_repeating(0.7)
+    config = {"method": "draft_model", "num_speculative_tokens": 6, "lengths": "fixed", "tree": tree}
+    config["model"] = str(models[dtype].draft)
+    alone = run(make_llm(speculative_config=config, dtype=dtype), asks)
+    config["draft_tensor_parallel_size"] = 2
+    llm = make_llm(speculative_config=config, dtype=dtype, tensor_parallel_size=ranks)
+    found = run(llm, asks)
+    assert_same(found, plain(dtype, asks))
+    assert [one.metrics.accepted_per_position for one in found] == [
+        one.metrics.accepted_per_position for one in alone
+    ]
+    assert accepted(found) > 0
+
+
 def test_several_methods_with_chosen_lengths(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair]) -> None:
     config = [
         {"method": "auto", "lengths": "goodput"},
@@ -137,6 +156,16 @@ def test_ranks_with_other_bits_are_refused(models: dict[str, Pair], monkeypatch:
 def test_what_is_refused(models: dict[str, Pair], options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         LLM(str(models["float32"].target), **options)
+
+
+def test_a_draft_on_ranks_that_do_not_divide_the_targets(models: dict[str, Pair]) -> None:
+    target, draft = map(str, models["float32"])
+    with pytest.raises(ConfigError, match="draft_tensor_parallel_size=2 is no divisor of tensor_parallel_size=3"):
+        LLM(
+            target,
+            tensor_parallel_size=3,
+            speculative_config={"model": draft, "draft_tensor_parallel_size": 2},
+        )
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan", "inf"])

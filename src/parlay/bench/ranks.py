@@ -26,6 +26,7 @@ _PROMPT = 8  # tokens: what counts is decoding
 _KILOBYTES = (1, 4, 16, 64, 256)
 _EXCHANGES = 2000
 _PATIENCE = 60.0
+_DRAFT, _DRAFTING_TURNS = 4, 12  # tokens a draft, and turns of each draft model
 
 Gather = Callable[[torch.Tensor, torch.Tensor], None]
 
@@ -140,6 +141,44 @@ def _complete(options: RanksOptions, llm: LLM, batch: int, vocab: int, turn: int
     prompts = torch.randint(0, vocab, (batch, _PROMPT), generator=random).tolist()
     params = SamplingParams(temperature=0, max_tokens=options.max_tokens, ignore_eos=True)
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def measure_drafts(options: RanksOptions, draft: str, tick: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return what a token of a draft model's takes on one rank, and on as many as the target has.
+
+    Args:
+        options: what is measured; of batch sizes the first.
+        draft: directory or name of the draft model.
+        tick: called with a label before every turn.
+
+    Returns:
+        Rows with the numbers of ranks and `us_per_token`, the median over all turns.
+    """
+    vocab, rows = describe_model(options.model).vocab_size, []
+    for size in options.ranks:
+        llms = {}
+        for drafters in (1, size):
+            how = {"model": draft, "draft_tensor_parallel_size": drafters, "lengths": "fixed", "tree": "off"}
+            llms[drafters] = LLM(
+                options.model,
+                tensor_parallel_size=size,
+                max_model_len=_PROMPT + options.max_tokens,
+                speculative_config={**how, "num_speculative_tokens": _DRAFT},
+                use_tqdm_on_load=False,
+            )
+        times: dict[int, list[float]] = {drafters: [] for drafters in llms}
+        for turn in range(_DRAFTING_TURNS):
+            for drafters, llm in llms.items():
+                tick(f"{size} ranks, draft on {drafters}: turn {turn + 1}")
+                stats = llm.engine.stats
+                before = stats.propose, stats.guesses.drafted
+                _complete(options, llm, options.batch_sizes[0], vocab, turn)
+                if turn:  # the first records passes
+                    times[drafters].append((stats.propose - before[0]) / (stats.guesses.drafted - before[1]))
+        for drafters, llm in llms.items():
+            llm.engine.close()
+            rows.append({"ranks": size, "draft_ranks": drafters, "us_per_token": 1e6 * median(times[drafters])})
+    return rows
 
 
 def measure_exchanges(size: int, tick: Callable[[str], None]) -> list[dict[str, Any]]:

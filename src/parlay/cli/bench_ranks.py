@@ -22,6 +22,11 @@ _EXCHANGES: Columns = {
     "shared_memory_us": ("shared memory, us", "{:.1f}"),
     "gloo_us": ("gloo, us", "{:.1f}"),
 }
+_DRAFTS: Columns = {
+    "ranks": ("target's ranks", "{:d}"),
+    "draft_ranks": ("draft's ranks", "{:d}"),
+    "us_per_token": ("us a draft token", "{:.0f}"),
+}
 
 
 def add_parser(kinds: Any) -> None:
@@ -39,11 +44,12 @@ def add_parser(kinds: Any) -> None:
     add_dequantize_flag(parser)
     parser.add_argument("--turns", type=count, default=100, help="at most so many a batch size (default: 100)")
     parser.add_argument("--minutes", type=float, default=3.0, help="at most so long a batch size (default: 3)")
+    parser.add_argument("--draft", metavar="MODEL", help="measure a draft model too, on one rank and on several")
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from parlay.bench.ranks import RanksOptions, measure, measure_exchanges
+    from parlay.bench.ranks import RanksOptions, measure, measure_drafts, measure_exchanges
 
     asked = RanksOptions(
         model=options.model,
@@ -57,6 +63,9 @@ def _run(options: argparse.Namespace) -> int:
     with progress() as tick:
         exchanges = [row for size in asked.ranks for row in measure_exchanges(size, tick)]
         rows = measure(asked, tick)
+        drafts = measure_drafts(asked, options.draft, tick) if options.draft else []
     table(exchanges, _EXCHANGES)
-    report(rows, _COLUMNS, exchanges=exchanges)
+    if drafts:
+        table(drafts, _DRAFTS)
+    report(rows, _COLUMNS, exchanges=exchanges, drafts=drafts)
     return 0 if all(row["same_tokens"] for row in rows) else 1

@@ -118,7 +118,8 @@ class Engine:
             check_weights(model_config)
 
         digest, loading = start_digest(path, self.codec.path), Loading(config, weights, on_progress)
-        ranks = make_ranks(config, 4 * model_config.vocab_size)
+        share = next((m.proposer.share for m in methods if m.proposer.share), None)
+        ranks = make_ranks(config, 4 * model_config.vocab_size, share)
         threads = ranks.threads
         torch.set_num_threads(threads)
         kernels, trust = choose_kernels(select_kernels(config.device), cases(model_config, dtype), threads)
@@ -127,7 +128,7 @@ class Engine:
         # A proposer that processes every row of the target runs one more token for each request that emits.
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
         spare = scratch_blocks(config.block_size) if any(m.proposer.borrows for m in methods) else 0
-        ranks.start(Assignment.of(config, path, dtype, self.max_model_len, num_blocks + spare))
+        ranks.start(Assignment.of(config, path, dtype, self.max_model_len, num_blocks + spare, share))
         with loading.target(own_bytes) as on_read:
             model = load_model(model_config, dtype, self.max_model_len, kernels, ranks.group, on_read)
         identity = identify(model_config, self.max_model_len, digest.result())
@@ -137,9 +138,9 @@ class Engine:
         processors: dict[int, LiveProcessor] = {}
         for method in methods:
             with loading.proposer(method) as on_read:
-                sizes = num_blocks, config.block_size, max_rows
-                laws = speculative.verification in DRAWN
-                method.proposer.load(Runtime(kernels, *sizes, ends, runner.cache, on_read, laws, processors))
+                sizes, laws = (num_blocks, config.block_size, max_rows), speculative.verification in DRAWN
+                shared = ranks.draft_group, ranks.tell_drafters
+                method.proposer.load(Runtime(kernels, *sizes, ends, runner.cache, on_read, laws, processors, *shared))
         ranks.wait((*arithmetic(kernels.name, trust.bits), identity))
 
         self.methods = method_names(methods)

@@ -15,7 +15,7 @@ from parlay.engine.rank import Assignment
 from parlay.engine.ranks import Ranks
 from parlay.errors import RankError
 from parlay.log import logger
-from parlay.parallel.gloo import Gloo, make_store
+from parlay.parallel.gloo import Gloo, drafts, make_store
 from parlay.parallel.group import Group
 
 _JOINING = 600.0  # seconds until all have to be there
@@ -75,6 +75,9 @@ class JoinedRanks(Ranks):
                 raise RankError(f"rank {rank} has left while others joined; start the engine again") from None
         self._store = store
         self.group = Group(0, self._size, Gloo(store, 0, self._size, hosts[0], self._patience))
+        if first.shares:
+            exchange = Gloo(drafts(store), 0, first.shares, hosts[0], self._patience)
+            self.draft_group = Group(0, first.shares, exchange)
 
     def _next(self, rank: int, until: float) -> tuple["Connection[bytes, bytes]", str]:
         """Return a connection to the next rank that joins, and this machine's address on it."""

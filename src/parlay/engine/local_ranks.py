@@ -33,12 +33,13 @@ _ENDING = 5.0  # seconds that a rank may take to end
 class LocalRanks(Ranks):
     """A group of ranks on this machine, which divide its threads and share memory."""
 
-    def __init__(self, size: int, widest: int) -> None:
+    def __init__(self, size: int, widest: int, drafters: int = 1) -> None:
         """Prepare the exchange; nothing is started yet.
 
         Args:
             size: how many, this one included.
             widest: bytes of the longest row that is exchanged.
+            drafters: how many of them share a draft model.
 
         Raises:
             ConfigError: this machine has no memory that processes could share, or an environment variable is wrong.
@@ -52,7 +53,11 @@ class LocalRanks(Ranks):
         self._files: list[int] = []
         self._closing = threading.Event()
         self.close = weakref.finalize(self, _close, self._closing, self._links, self._processes, self._files)
+        self._exchanges: list[SharedMemory] = []
         self.group = Group(0, size, self._share(size))
+        self._files += os.pipe()
+        if drafters > 1:
+            self.draft_group = Group(0, drafters, self._share(drafters))
 
     def _share(self, size: int) -> "SharedMemory":
         try:
@@ -64,17 +69,17 @@ class LocalRanks(Ranks):
                 f"tensor_parallel_size={size} needs the native kernels and memory that processes share, which this "
                 f"machine does not give ({error}); leave it at 1"
             ) from error
-        self._files += [memory, *os.pipe()]
-        self._exchange = SharedMemory(memory, 0, size, self._room, self._patience)
-        return self._exchange
+        self._files.append(memory)
+        self._exchanges.append(SharedMemory(memory, 0, size, self._room, self._patience))
+        return self._exchanges[-1]
 
     def start(self, first: Assignment) -> None:
         """Start the processes of all ranks but this one; they load while this one does."""
-        memory, lifeline, _ = self._files
+        memory, lifeline, _, *drafts = self._files
         stay_on(self._places[0])
         for rank, threads in enumerate(self._threads[1:], 1):
             here, there = Pipe()
-            files = there.fileno(), lifeline, memory
+            files = there.fileno(), lifeline, memory, *(drafts or [memory])
             self._links.append(here)
             self._processes.append(
                 subprocess.Popen(
@@ -94,7 +99,7 @@ class LocalRanks(Ranks):
                 processors=sorted(self._places[rank]),
             )
             here.send_bytes(msgspec.msgpack.encode(own))
-        watch = _watch, self._processes, self._exchange, self._closing
+        watch = _watch, self._processes, self._exchanges, self._closing
         threading.Thread(target=watch[0], args=watch[1:], name="parlay-ranks", daemon=True).start()
 
     @property
@@ -113,7 +118,7 @@ def share_threads(threads: int, size: int) -> list[int]:
 
 
 def _watch(
-    processes: Sequence["subprocess.Popen[bytes]"], exchange: "SharedMemory", closing: threading.Event
+    processes: Sequence["subprocess.Popen[bytes]"], exchanges: "Sequence[SharedMemory]", closing: threading.Event
 ) -> None:
     """End all ranks as soon as one has ended that was not told to."""
     ended = threading.Event()
@@ -126,7 +131,8 @@ def _watch(
         threading.Thread(target=wait, args=(process,), name="parlay-rank", daemon=True).start()
     ended.wait()
     if not closing.is_set():
-        exchange.abandon()
+        for exchange in exchanges:
+            exchange.abandon()
         for process in processes:  # some wait for orders, and none is of use any more
             process.kill()
 

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
@@ -20,13 +20,15 @@ from parlay.errors import RankError
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.log import logger
-from parlay.models.select import describe_as, load_model
+from parlay.models.select import describe_as, describe_model, load_model
 from parlay.numerics.digests import start_digest
 from parlay.numerics.identify import cases, identify
 from parlay.numerics.trust import choose_kernels
 from parlay.parallel.group import Group
 from parlay.parallel.numa import stay_on
-from parlay.runner.orders import Forward, Logits, decode
+from parlay.proposers.base import Share
+from parlay.proposers.places import scratch_blocks
+from parlay.runner.orders import Forward, Logits, Score, decode
 from parlay.runner.runner import ModelRunner
 from parlay.types.storage import LoadFormat, Storage
 
@@ -47,6 +49,7 @@ class Assignment:
         store: port of rank 0's machine where ranks of several machines find each other.
         patience: seconds to wait for another rank.
         processors: to run on.
+        share: the draft model, if the first of the ranks share that too.
     """
 
     model: str
@@ -66,10 +69,17 @@ class Assignment:
     store: int = 0
     patience: float = 0.0
     processors: Sequence[int] = ()
+    share: Share | None = None
 
     @classmethod
     def of(
-        cls, config: EngineConfig, path: Path, dtype: torch.dtype, max_model_len: int, blocks: int
+        cls,
+        config: EngineConfig,
+        path: Path,
+        dtype: torch.dtype,
+        max_model_len: int,
+        blocks: int,
+        share: Share | None,
     ) -> "Assignment":
         """Return what is the same for all ranks of an engine."""
         return cls(
@@ -84,7 +94,13 @@ class Assignment:
             blocks,
             config.block_size,
             config.device,
+            share=share,
         )
+
+    @property
+    def shares(self) -> int:
+        """Ranks that share the draft model, if this one does; otherwise 0."""
+        return 0 if self.share is None or self.rank >= self.share.ranks else self.share.ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +134,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
         ConfigError, ModelError, RankError: what is wrong; rank 0 gets it too.
     """
     from parlay.engine.joining import connect
-    from parlay.parallel.gloo import Gloo, reach_store
+    from parlay.parallel.gloo import Gloo, drafts, reach_store
 
     connection, host = connect(address, key)
     with connection:
@@ -129,25 +145,31 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
         logger.warning("rank %d of %d of %s", own.rank, own.size, own.model)
         store = reach_store(address[0], own.store)
         exchange = Gloo(store, own.rank, own.size, host, own.patience)
+        draft = Gloo(drafts(store), own.rank, own.shares, host, own.patience) if own.shares else None
         try:
             path = find_model(model or own.model, Hub(revision=own.revision))
             digest = start_digest(path)
             runner, numerics = _load(own, path, Group(own.rank, own.size, exchange))
+            drafter = None
+            if own.share is not None and draft is not None:
+                found = find_model(own.share.model, Hub(revision=own.share.revision))
+                drafter = _load_draft(own, own.share, found, runner, Group(own.rank, own.shares, draft))
             identity = identify(runner.model.config, own.max_model_len, digest.result())
         except Exception as error:
             connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
             raise
         connection.send_bytes(msgspec.msgpack.encode(Ready((*numerics, identity))))
-        obey(runner, connection)
+        obey(connection, runner, drafter)
 
 
-def main(orders: int, lifeline: int, memory: int) -> None:
+def main(orders: int, lifeline: int, memory: int, drafts: int) -> None:
     """Load a share of a model, then follow orders until there are no more.
 
     Args:
         orders: descriptor of the connection to rank 0.
         lifeline: descriptor of a pipe that ends with rank 0's process.
         memory: descriptor of the memory for exchanges.
+        drafts: descriptor of that of the draft model, if this rank shares it.
     """
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # rank 0 decides when this ends
@@ -159,19 +181,27 @@ def main(orders: int, lifeline: int, memory: int) -> None:
         from parlay.kernels.exchange import SharedMemory  # which not every installation has
 
         exchange = SharedMemory(memory, own.rank, own.size, own.room, own.patience)
-        os.close(memory)
+        draft = SharedMemory(drafts, own.rank, own.shares, own.room, own.patience) if own.shares else None
+        for file in {memory, drafts}:
+            os.close(file)
         try:
             runner, numerics = _load(own, Path(own.path), Group(own.rank, own.size, exchange))
+            drafter = None
+            if own.share is not None and draft is not None:
+                group = Group(own.rank, own.shares, draft)
+                drafter = _load_draft(own, own.share, Path(own.share.path), runner, group)
         except Exception as error:
             connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
             return
         connection.send_bytes(msgspec.msgpack.encode(Ready(numerics)))
         try:
-            obey(runner, connection)
+            obey(connection, runner, drafter)
         except RankError:
             pass  # rank 0 knows
         except BaseException:
             exchange.abandon()
+            if draft is not None:
+                draft.abandon()
             logger.exception("rank %d has failed", own.rank)
             raise
 
@@ -187,8 +217,21 @@ def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple
     return ModelRunner(model, kernels, own.blocks, own.block_size, group), arithmetic(kernels.name, trust.bits)
 
 
-def obey(runner: ModelRunner, connection: "Connection[bytes, bytes]") -> None:
+def _load_draft(own: Assignment, share: Share, path: Path, target: ModelRunner, group: Group) -> ModelRunner:
+    """Return what runs this rank's share of the draft model, on the target's block ids."""
+    config = replace(describe_model(str(path)), storage=share.storage)
+    model = load_model(config, getattr(torch, own.dtype), own.max_model_len, target.kernels, group)
+    blocks = own.blocks + scratch_blocks(own.block_size)
+    return ModelRunner(model, target.kernels, blocks, own.block_size, group)
+
+
+def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: ModelRunner | None = None) -> None:
     """Do what rank 0 does, until it closes the connection.
+
+    Args:
+        connection: to rank 0.
+        runner: of the target.
+        drafter: of the draft model, if this rank shares it.
 
     Raises:
         RankError: another rank is lost.
@@ -199,12 +242,24 @@ def obey(runner: ModelRunner, connection: "Connection[bytes, bytes]") -> None:
             order = decode(connection.recv_bytes())
         except EOFError:
             return
-        if isinstance(order, Forward):
+        if isinstance(order, Score) or (isinstance(order, Forward) and order.draft):
+            assert drafter is not None
+            _draft(drafter, order)
+        elif isinstance(order, Forward):
             hidden = runner.forward(order.batch)
         elif isinstance(order, Logits):
             runner.logits(hidden, order.rows)
         else:
             runner.move(order)
+
+
+def _draft(drafter: ModelRunner, order: Forward | Score) -> None:
+    if isinstance(order, Score):
+        drafter.model.logits(order.tensor(drafter.model.dtype))
+    elif order.once:
+        drafter.forward_here(order.batch)
+    else:
+        drafter.forward(order.batch)
 
 
 def _end_with_rank_0(lifeline: int) -> None:

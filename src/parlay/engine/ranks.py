@@ -5,12 +5,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from parlay import env
 from parlay.engine.rank import Assignment, Ready
 from parlay.errors import ConfigError, RankError
 from parlay.parallel.group import ALONE, Group
-from parlay.runner.orders import OnOrder, Order, encode, nobody
+from parlay.runner.orders import Forward, OnOrder, Order, encode, nobody
 
 _STARTING = 600.0  # seconds that a rank may take to load its weights
 
@@ -20,6 +21,7 @@ class Ranks:
 
     Attributes:
         group: rank 0's view of it, once they are started.
+        draft_group: its view of those that share a draft model.
         threads: number that this rank computes with.
         close: ends the others; so does dropping this.
     """
@@ -29,6 +31,7 @@ class Ranks:
     def __init__(self) -> None:
         """Be the only rank."""
         self.group: Group = ALONE
+        self.draft_group: Group = ALONE
         self.threads = env.threads()
         self._links: list[Connection[bytes, bytes]] = []
         self.close = lambda: None
@@ -47,6 +50,15 @@ class Ranks:
     def on_order(self) -> OnOrder:
         """The function to call with every order for the others."""
         return self._tell if self._links else nobody
+
+    def tell_drafters(self, order: Order) -> None:
+        """Send an order to the other ranks that share the draft model.
+
+        Raises:
+            RankError: one has ended.
+        """
+        about = replace(order, draft=True) if isinstance(order, Forward) else order
+        self._send(about, self.draft_group.size - 1)
 
     def wait(self, numerics: Sequence[str]) -> None:
         """Wait until all have loaded their share.
@@ -84,8 +96,11 @@ class Ranks:
         Raises:
             RankError: one has ended.
         """
+        self._send(order, len(self._links))
+
+    def _send(self, order: Order, count: int) -> None:
         data = encode(order)
-        for rank, link in enumerate(self._links, 1):
+        for rank, link in enumerate(self._links[:count], 1):
             try:
                 link.send_bytes(data)
             except OSError:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]  # its stubs lack both
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]  # its stubs lack both
 
 from parlay.errors import RankError
 
@@ -20,6 +20,11 @@ def make_store(host: str) -> TCPStore:
         host: an address of this machine that the others reach.
     """
     return TCPStore(host, 0, is_master=True, wait_for_workers=False)
+
+
+def drafts(store: TCPStore) -> PrefixStore:
+    """Return the part of a store where the ranks that share a draft model find each other."""
+    return PrefixStore("drafts", store)
 
 
 def reach_store(host: str, port: int) -> TCPStore:
@@ -44,7 +49,7 @@ class Gloo:
 
     recordable = False
 
-    def __init__(self, store: TCPStore, rank: int, size: int, host: str, patience: float) -> None:
+    def __init__(self, store: TCPStore | PrefixStore, rank: int, size: int, host: str, patience: float) -> None:
         """Connect to the other ranks, all of which do the same.
 
         Args:

@@ -21,11 +21,14 @@ from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import LayerCache
 from parlay.models.select import Model
+from parlay.parallel.group import ALONE, Group
+from parlay.runner.orders import OnOrder, nobody
 from parlay.sampling.live import Processors
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, Span, Verdict
 from parlay.types.progress import OnRead, ignore
+from parlay.types.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,24 @@ class TargetInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A proposer's own model whose layers several ranks share: the first ones of the target's.
+
+    Attributes:
+        model, revision: what the user calls it; a rank on another machine finds it there.
+        path: where rank 0 has found it.
+        storage: how its matrices are stored.
+        ranks: how many share it.
+    """
+
+    model: str
+    revision: str | None
+    path: str
+    storage: Storage
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Runtime:
     """What a proposer that runs a model may use.
 
@@ -57,6 +78,8 @@ class Runtime:
         laws: whether sampled requests' nodes are drawn with private noise, each with a handle on the distribution
             that it was drawn from (`Draft.q`), and whether a node takes part is decided without looking at its token.
         processors: of the requests that have one; they are applied to their drafts too.
+        group: the ranks that share the proposer's own model, if it declares a `share`.
+        tell: sends them what they are to do.
     """
 
     kernels: Kernels
@@ -68,6 +91,8 @@ class Runtime:
     on_read: OnRead = ignore
     laws: bool = False
     processors: Processors = field(default_factory=dict)
+    group: Group = ALONE
+    tell: OnOrder = nobody
 
 
 class Proposer(ABC):
@@ -79,6 +104,7 @@ class Proposer(ABC):
         weight_bytes: memory that its weights will take.
         borrows: whether it works in the target's cache layers, which then have its scratch slots behind the pool.
         runs_ends: whether it may run the target's embedding or output layer, which rank 0 then has whole.
+        share: its own model, if several ranks share that.
     """
 
     default_length: int = 5
@@ -86,6 +112,7 @@ class Proposer(ABC):
     weight_bytes: int = 0
     borrows: bool = False
     runs_ends: bool = False
+    share: Share | None = None
 
     @abstractmethod
     def __init__(self, options: Any, target: TargetInfo) -> None:

@@ -36,7 +36,7 @@ class Options:
         revision: branch, tag or commit of one on the hub.
         quantization: "int8" or "int4" quantises its matrices to so many bits when they are read; None leaves them as
             they are; "auto" is "int8" beside a quantised target. It changes acceptance, and no token.
-        draft_tensor_parallel_size: ranks it is split over; only 1 so far.
+        draft_tensor_parallel_size: ranks that share its layers, a divisor of the target's; heads are on one.
     """
 
     model: str
@@ -45,10 +45,21 @@ class Options:
     draft_tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.draft_tensor_parallel_size != 1:
-            raise ConfigError(
-                f"draft_tensor_parallel_size={self.draft_tensor_parallel_size} is not served yet; leave it at 1"
-            )
+        if self.draft_tensor_parallel_size < 1:
+            raise ConfigError(f"draft_tensor_parallel_size must be at least 1, not {self.draft_tensor_parallel_size}")
+
+
+def check_alone(options: Options, source: str) -> None:
+    """Refuse to split a head.
+
+    Raises:
+        ConfigError: the options ask for it.
+    """
+    if options.draft_tensor_parallel_size != 1:
+        raise ConfigError(
+            f"draft_tensor_parallel_size={options.draft_tensor_parallel_size} is for draft models; {source!r} runs "
+            "on one rank, so leave it at 1"
+        )
 
 
 def storage_of(options: Options, target: TargetInfo) -> Storage:
@@ -91,6 +102,7 @@ class HeadProposer(Head):
     head: HeadConfig
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
+        check_alone(options, self.source)
         self._target = target
         self.head = read_head(options.model, replace(target.hub, revision=options.revision))
         self._storage = storage_of(options, target)

@@ -25,7 +25,7 @@ from parlay.models.heads import read_head
 from parlay.models.select import cache_spec, exposes_hidden_states
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
 from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
-from parlay.proposers.heads import Options, shape_of, storage_of
+from parlay.proposers.heads import Options, check_alone, shape_of, storage_of
 from parlay.proposers.places import Places, scratch_blocks
 from parlay.proposers.recorder import Recorder
 from parlay.runner.batch import Batch, Stretch, flatten
@@ -95,6 +95,7 @@ class PairedProposer(Head):
     config: ModelConfig
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
+        check_alone(options, self.source)
         self._target = target
         self.head = read_head(options.model, replace(target.hub, revision=options.revision))
         self._storage = storage_of(options, target)

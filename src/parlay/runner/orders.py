@@ -27,6 +27,8 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
         blocks: how many there are in a table.
         extra_offsets: int32 `[rows + 1]`.
         extra_slots: int32.
+        once: the pass is not to be recorded.
+        draft: the draft model is meant.
     """
 
     tokens: bytes
@@ -39,9 +41,11 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
     blocks: int
     extra_offsets: bytes
     extra_slots: bytes
+    once: bool = False
+    draft: bool = False
 
     @classmethod
-    def of(cls, batch: Batch) -> "Forward":
+    def of(cls, batch: Batch, *, once: bool = False) -> "Forward":
         """Return the order to run a batch."""
         view = batch.view
         return cls(
@@ -55,6 +59,7 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
             view.tables.shape[1],
             _bytes(view.extra_offsets),
             _bytes(view.extra_slots),
+            once,
         )
 
     @property
@@ -85,7 +90,28 @@ class Move(msgspec.Struct, frozen=True, array_like=True, tag=2):
     targets: tuple[int, ...]
 
 
-Order = Forward | Logits | Move
+class Score(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Compute the logits of the draft model for some states.
+
+    Attributes:
+        states: bytes of `[rows, hidden]`, in the model's dtype.
+        rows: how many.
+    """
+
+    states: bytes
+    rows: int
+
+    @classmethod
+    def of(cls, states: Tensor) -> "Score":
+        """Return the order for states `[rows, hidden]`."""
+        return cls(_bytes(states.contiguous().view(torch.uint8)), len(states))
+
+    def tensor(self, dtype: torch.dtype) -> Tensor:
+        """Return the states."""
+        return _tensor(self.states, np.uint8).view(dtype).view(self.rows, -1)
+
+
+Order = Forward | Logits | Move | Score
 OnOrder = Callable[[Order], None]
 
 _decoder = msgspec.msgpack.Decoder(Order)

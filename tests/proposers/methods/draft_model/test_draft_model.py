@@ -205,7 +205,7 @@ def test_other_ids_for_the_same_tokens(make_llm: MakeLLM, tmp_path: Path) -> Non
         ({}, ConfigError, "'model' is needed"),
         ({"model": "/nowhere"}, ModelError, "there is no model '/nowhere'"),
         ({"model": 3}, ConfigError, "model"),
-        ({"model": "x", "draft_tensor_parallel_size": 2}, ConfigError, "leave it at 1"),
+        ({"model": "x", "draft_tensor_parallel_size": 0}, ConfigError, "must be at least 1"),
         ({"modle": "x"}, ConfigError, "did you mean 'model'"),
         ({"model": "x", "prompt_lookup_max": 3}, ConfigError, "prompt_lookup_max"),
         ({"model": "x", "num_speculative_tokens": 0}, ConfigError, "at least 1"),

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.errors import ModelError
+from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
-from parlay.models.select import cache_spec, check_weights, describe_model, load_model, stored_kinds
-from parlay.proposers.base import Runtime, TargetInfo, draft_length
+from parlay.models.select import cache_spec, check_ranks, check_weights, describe_model, load_model, stored_kinds
+from parlay.proposers.base import Runtime, Share, TargetInfo, draft_length
 from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
 from parlay.proposers.heads import Options, shape_of, storage_of
 from parlay.proposers.lent import lent_logits, records_logits
@@ -51,19 +51,24 @@ class Proposer(Head):
         self._config = replace(config, storage="stored" if stored_kinds(config) else storage_of(options, target))
         _check_vocabulary(self._config, target.config)
         check_weights(self._config)
+        self.share = _share(options, self._config, target.ranks)
         self.cache = cache_spec(self._config, target.dtype)
         self.weight_bytes = weight_bytes(self._config, target.dtype)
 
     def load(self, runtime: Runtime) -> None:
         """Read the draft model's weights and allocate its cache layers."""
-        kernels, dtype = runtime.kernels, self._target.dtype
-        model = load_model(self._config, dtype, self._target.max_model_len, kernels, on_read=runtime.on_read)
+        kernels, dtype, group = runtime.kernels, self._target.dtype, runtime.group
+        model = load_model(self._config, dtype, self._target.max_model_len, kernels, group, runtime.on_read)
         blocks = runtime.num_blocks + scratch_blocks(runtime.block_size)
-        self._runner = runner = ModelRunner(model, kernels, blocks, runtime.block_size)
+        self._runner = runner = ModelRunner(model, kernels, blocks, runtime.block_size, group, runtime.tell)
         self._max_rows = runtime.max_rows
         self._logits, self.recordable = lent_logits(model, MOST_ROWS), records_logits(model)
         self._state = torch.zeros((MOST_ROWS, self._config.hidden_size), dtype=dtype)
-        recorder = Recorder(kernels, runner.recordable())
+        # Between two levels that several ranks run, each of them is told the nodes of the first.
+        shared = group.size > 1
+        if shared:
+            self._logits, self.recordable = runner.score, False
+        recorder = Recorder(kernels, not shared and runner.recordable())
         self._expander = Expander(
             self,
             kernels,
@@ -132,6 +137,21 @@ def _confirmed(ahead: int, path: tuple[int, ...]) -> int:
     while count < min(ahead, len(path)) and path[count] == count:
         count += 1
     return count
+
+
+def _share(options: Options, config: ModelConfig, ranks: int) -> Share | None:
+    """Return what several ranks share, if they do.
+
+    Raises:
+        ConfigError: the target's ranks cannot be divided so.
+    """
+    size = options.draft_tensor_parallel_size
+    if ranks % size:
+        raise ConfigError(
+            f"draft_tensor_parallel_size={size} is no divisor of tensor_parallel_size={ranks}; give one, such as 1"
+        )
+    check_ranks(config, size)
+    return Share(options.model, options.revision, str(config.path), config.storage, size) if size > 1 else None
 
 
 def _check_vocabulary(draft: ModelConfig, target: ModelConfig) -> None:

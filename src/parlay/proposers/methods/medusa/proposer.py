@@ -40,7 +40,7 @@ class Options(HeadOptions):
         revision: branch, tag or commit there.
         quantization: "int8" or "int4" quantises their matrices to so many bits, None leaves them; "auto" is "int8"
             beside a quantised target.
-        draft_tensor_parallel_size: ranks they are split over; only 1 so far.
+        draft_tensor_parallel_size: 1, since heads are on one rank.
         medusa_choices: the tree's nodes as paths of ranks, in the authors' form: `[[0], [0, 0], [1]]` has the two
             likeliest tokens of the first head, and after the likeliest of them that of the second. None for the
             likeliest paths, as many as pay.
