@@ -40,16 +40,21 @@ def test_same_tokens(
     assert accepted(found) > 0
 
 
-@crossed(ranks=[2, 4], dtype=["float32", "bfloat16"], tree=["off", {"width": 3, "depth": 3}])
+@crossed(
+    method=["draft_model", "self"],
+    ranks=[2, 4],
+    dtype=["float32", "bfloat16"],
+    tree=["off", {"width": 3, "depth": 3}],
+)
 def test_a_draft_model_on_several_ranks(
-    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, ranks: int, dtype: str, tree: Any
+    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, ranks: int, dtype: str, tree: Any
 ) -> None:
     """It drafts what it drafts on one."""
     asks = half_repeating(0.7)
-    config = {"method": "draft_model", "num_speculative_tokens": 6, "lengths": "fixed", "tree": tree}
-    config["model"] = str(models[dtype].draft)
+    config = {"method": method, "num_speculative_tokens": 6, "lengths": "fixed", "tree": tree}
+    config |= proposer_options(method, models[dtype])
     alone = run(make_llm(speculative_config=config, dtype=dtype), asks)
-    config["draft_tensor_parallel_size"] = 2
+    config |= {"draft_tensor_parallel_size": 2} if method == "draft_model" else {}
     llm = make_llm(speculative_config=config, dtype=dtype, tensor_parallel_size=ranks)
     found = run(llm, asks)
     assert_same(found, plain(dtype, asks))
@@ -147,10 +152,6 @@ def test_ranks_with_other_bits_are_refused(models: dict[str, Pair], monkeypatch:
     [
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be between 1 and 64, not 0"),
         ({"tensor_parallel_size": 65}, "between 1 and 64, not 65"),
-        (
-            {"tensor_parallel_size": 2, "speculative_config": {"method": "self"}},
-            "which tensor_parallel_size=2 divides",
-        ),
     ],
 )
 def test_what_is_refused(models: dict[str, Pair], options: dict[str, Any], complaint: str) -> None:

@@ -152,8 +152,9 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
             runner, numerics = _load(own, path, Group(own.rank, own.size, exchange))
             drafter = None
             if own.share is not None and draft is not None:
-                found = find_model(own.share.model, Hub(revision=own.share.revision))
-                drafter = _load_draft(own, own.share, found, runner, Group(own.rank, own.shares, draft))
+                if not own.share.copied:
+                    path = find_model(own.share.model, Hub(revision=own.share.revision))
+                drafter = _load_draft(own, own.share, path, runner, Group(own.rank, own.shares, draft))
             identity = identify(runner.model.config, own.max_model_len, digest.result())
         except Exception as error:
             connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
@@ -219,9 +220,9 @@ def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple
 
 def _load_draft(own: Assignment, share: Share, path: Path, target: ModelRunner, group: Group) -> ModelRunner:
     """Return what runs this rank's share of the draft model, on the target's block ids."""
-    config = replace(describe_model(str(path)), storage=share.storage)
-    model = load_model(config, getattr(torch, own.dtype), own.max_model_len, target.kernels, group)
-    blocks = own.blocks + scratch_blocks(own.block_size)
+    config = replace(target.model.config if share.copied else describe_model(str(path)), storage=share.storage)
+    model = load_model(config, target.model.dtype, own.max_model_len, target.kernels, group)
+    blocks = target.cache if share.copied else own.blocks + scratch_blocks(own.block_size)
     return ModelRunner(model, target.kernels, blocks, own.block_size, group)
 
 

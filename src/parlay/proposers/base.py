@@ -48,13 +48,14 @@ class TargetInfo:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A proposer's own model whose layers several ranks share: the first ones of the target's.
+    """A model that drafts, whose layers several ranks share: the first ones of the target's.
 
     Attributes:
         model, revision: what the user calls it; a rank on another machine finds it there.
         path: where rank 0 has found it.
         storage: how its matrices are stored.
         ranks: how many share it.
+        copied: it is a copy of the target, which works in the target's cache.
     """
 
     model: str
@@ -62,6 +63,7 @@ class Share:
     path: str
     storage: Storage
     ranks: int
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.errors import ConfigError, ModelError
+from parlay.errors import ModelError
 from parlay.models.select import load_model
-from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.base import Runtime, Share, TargetInfo
 from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
 from parlay.proposers.heads import starts
 from parlay.proposers.lent import lent_logits, records_logits
@@ -60,12 +60,9 @@ class Proposer(Head):
                 f"the method 'self' does not serve {config.architecture}, which a class of transformers computes and "
                 "which has no form of four bits; leave the method out"
             )
-        if target.ranks > 1:
-            raise ConfigError(
-                f"the method 'self' drafts in the target's own cache, which tensor_parallel_size={target.ranks} "
-                "divides among ranks; leave one of the two out"
-            )
         self._config = replace(config, storage="int4")
+        if target.ranks > 1:  # its cache is divided among all of them
+            self.share = Share("", None, str(config.path), "int4", target.ranks, copied=True)
         self.weight_bytes = weight_bytes(self._config, dtype)
         own = weight_bytes(config, dtype)
         if self.weight_bytes > _MOST * own:
@@ -77,14 +74,17 @@ class Proposer(Head):
 
     def load(self, runtime: Runtime) -> None:
         """Make the copy, and allocate what its passes write to."""
-        kernels, config = runtime.kernels, self._config
-        model = load_model(config, self._target.dtype, self._target.max_model_len, kernels, on_read=runtime.on_read)
-        self._runner = runner = ModelRunner(model, kernels, runtime.cache, runtime.block_size)
+        kernels, config, group = runtime.kernels, self._config, runtime.group
+        model = load_model(config, self._target.dtype, self._target.max_model_len, kernels, group, runtime.on_read)
+        self._runner = runner = ModelRunner(model, kernels, runtime.cache, runtime.block_size, group, runtime.tell)
         self._logits, self.recordable = lent_logits(model, MOST_ROWS), records_logits(model)
         self._kernels = kernels
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=self._target.dtype)
         self._every = torch.arange(MOST_ROWS)
-        recorder = Recorder(kernels, runner.recordable())
+        shared = group.size > 1
+        if shared:  # the others are told the nodes of each level
+            self._logits, self.recordable = runner.score, False
+        recorder = Recorder(kernels, not shared and runner.recordable())
         self._expander = Expander(
             self, kernels, recorder, MOST_LEVELS, config.vocab_size, laws=runtime.laws, processors=runtime.processors
         )
