@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from asking import accepted, assert_same, half_repeating, run
+from checkpoints import write_llama
 from conftest import MakeLLM, Pair, Plain, proposer_options
 from crossing import crossed
 from server_process import alive
@@ -72,6 +74,41 @@ def test_several_methods_with_chosen_lengths(make_llm: MakeLLM, plain: Plain, mo
     asks = half_repeating(0.0)
     llm = make_llm(speculative_config=config, tensor_parallel_size=2, num_blocks=24, max_num_batched_tokens=40)
     assert_same(run(llm, asks), plain("float32", asks))
+
+
+@crossed(method=["draft_model", "ngram"], ranks=[2, 3], dtype=["float32", "bfloat16"])
+def test_ranks_that_add_sums(make_llm: MakeLLM, models: dict[str, Pair], method: str, ranks: int, dtype: str) -> None:
+    """Their bits are not those of one rank, and the id says so; but speculation and company change nothing there."""
+    asks = half_repeating(0.7)
+    how: dict[str, Any] = {"dtype": dtype, "tensor_parallel_size": ranks, "tensor_parallel_mode": "fast"}
+    alone = make_llm(**how, max_num_seqs=1)
+    expected = run(alone, asks)
+    llm = make_llm(speculative_config={"method": method, **proposer_options(method, models[dtype])}, **how)
+    found = run(llm, asks)
+    assert_same(found, expected)
+    assert accepted(found) > 0
+    one = make_llm(dtype=dtype)
+    assert llm.numerics_id == alone.numerics_id == f"{one.numerics_id}/tp{ranks}-fast"
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    ours, theirs = (each.generate([[*range(1, 30)]], params, use_tqdm=False)[0] for each in (llm, one))
+    assert ours.prompt_logprobs != theirs.prompt_logprobs
+    for mine, other in zip(ours.prompt_logprobs[1:], theirs.prompt_logprobs[1:], strict=True):
+        for token, entry in mine.items():
+            assert entry.logprob == pytest.approx(other[token].logprob, abs=1e-4 if dtype == "float32" else 0.2)
+
+
+def test_sums_of_blocks_that_ranks_would_divide(tmp_path: Path) -> None:
+    written = write_llama(tmp_path, hidden_size=64, num_attention_heads=4, num_key_value_heads=4)
+    with pytest.raises(
+        (ConfigError, RankError), match=r"cannot split this model among 4 ranks: inputs .* whole blocks"
+    ):
+        LLM(
+            str(written),
+            tensor_parallel_size=4,
+            tensor_parallel_mode="fast",
+            quantization="int8",
+            max_model_len=64,
+        )
 
 
 def test_the_numerics_id_is_that_of_one_rank(make_llm: MakeLLM) -> None:

@@ -72,6 +72,8 @@ class EngineConfig:
         use_tqdm_on_load: show a bar while weights are loaded, if stderr is a terminal.
         tensor_parallel_size: ranks, each a process, that share every layer; tokens and log-probabilities are those of
             one. Threads are divided among them.
+        tensor_parallel_mode: `exact` splits layers by outputs, with the bits of one rank; `fast` splits some by
+            inputs and adds sums, with half the exchanges, for slow links; its bits depend on the number of ranks.
         rank_address: `HOST:PORT` where the other ranks join, from this or other machines, by `parlay rank HOST:PORT`;
             None starts them on this machine. Both sides need the same PARLAY_RANK_KEY.
         distributed_executor_backend: `mp` has ranks as processes, `ray` as actors on the machines of a Ray cluster.
@@ -103,6 +105,7 @@ class EngineConfig:
     served_model_name: str | tuple[str, ...] | None = None
     use_tqdm_on_load: bool = True
     tensor_parallel_size: int = field(default=1, metadata={"short": "-tp"})
+    tensor_parallel_mode: Literal["exact", "fast"] = "exact"
     rank_address: str | None = None
     distributed_executor_backend: Literal["mp", "ray"] = "mp"
     device: str = "cpu"

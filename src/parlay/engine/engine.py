@@ -161,7 +161,8 @@ class Engine:
         self.stats = EngineStats()
         self._ranks, self._verification = ranks, speculative.verification
         numerics = describe_numerics(identity, model_config, dtype, kernels.name, trust)
-        self.numerics = replace(numerics, verification=self._verification)
+        summing = ranks.group.size if ranks.group.fast else 1
+        self.numerics = replace(numerics, verification=self._verification, summing=summing)
         self.numerics_id = str(self.numerics)
         file = CostFile(self.numerics_id, env.threads(), ranks=config.tensor_parallel_size)
         drafting = make_drafting(

@@ -76,6 +76,7 @@ class LocalRanks(Ranks):
     def start(self, first: Assignment) -> None:
         """Start the processes of all ranks but this one; they load while this one does."""
         memory, lifeline, _, *drafts = self._files
+        self.group = replace(self.group, fast=first.fast)
         stay_on(self._places[0])
         for rank, threads in enumerate(self._threads[1:], 1):
             here, there = Pipe()

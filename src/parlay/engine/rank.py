@@ -49,6 +49,7 @@ class Assignment:
         store: port of rank 0's machine where ranks of several machines find each other.
         patience: seconds to wait for another rank.
         processors: to run on.
+        fast: see `Group`.
         share: the draft model, if the first of the ranks share that too.
     """
 
@@ -69,6 +70,7 @@ class Assignment:
     store: int = 0
     patience: float = 0.0
     processors: Sequence[int] = ()
+    fast: bool = False
     share: Share | None = None
 
     @classmethod
@@ -94,6 +96,7 @@ class Assignment:
             blocks,
             config.block_size,
             config.device,
+            fast=config.tensor_parallel_mode == "fast",
             share=share,
         )
 
@@ -149,7 +152,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
         try:
             path = find_model(model or own.model, Hub(revision=own.revision))
             digest = start_digest(path)
-            runner, numerics = _load(own, path, Group(own.rank, own.size, exchange))
+            runner, numerics = _load(own, path, Group(own.rank, own.size, exchange, own.fast))
             drafter = None
             if own.share is not None and draft is not None:
                 if not own.share.copied:
@@ -186,7 +189,7 @@ def main(orders: int, lifeline: int, memory: int, drafts: int) -> None:
         for file in {memory, drafts}:
             os.close(file)
         try:
-            runner, numerics = _load(own, Path(own.path), Group(own.rank, own.size, exchange))
+            runner, numerics = _load(own, Path(own.path), Group(own.rank, own.size, exchange, own.fast))
             drafter = None
             if own.share is not None and draft is not None:
                 group = Group(own.rank, own.shares, draft)

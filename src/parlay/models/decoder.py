@@ -18,9 +18,9 @@ from parlay.models.layers import (
     ColumnParallelLinear,
     Embedding,
     GatedMLP,
-    GatheredLinear,
     Head,
     HeadNorms,
+    whole_linear,
 )
 from parlay.models.moe import MixtureOfExperts
 from parlay.models.rotary import cos_sin_table
@@ -140,7 +140,7 @@ def make_attention(
     units = shared, config.head_dim, config.head_dim
     return Attention(
         ColumnParallelLinear(kernels, weights(), group, biases() if style.qkv_bias else None, units),
-        GatheredLinear(
+        whole_linear(
             kernels,
             read.weight("self_attn.o_proj.weight"),
             group,
@@ -174,7 +174,7 @@ def make_mlp(config: ModelConfig, read: Reader, kernels: Kernels, group: Group) 
 
     return GatedMLP(
         ColumnParallelLinear(kernels, weights(), group, biases() if style.mlp_bias else None),
-        GatheredLinear(
+        whole_linear(
             kernels,
             read.weight("mlp.down_proj.weight"),
             group,

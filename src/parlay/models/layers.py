@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from parlay.errors import ConfigError
 from parlay.kernels.base import Activation, Kernels
 from parlay.kernels.linear import LinearWeight
 from parlay.models.context import Buffers, ForwardContext, LayerCache
@@ -116,6 +117,61 @@ class GatheredLinear:
         out = buffers(role, self._outputs[-1])
         group.gather(own, out, self._outputs)
         return out
+
+
+class ReducedLinear:
+    """A linear layer of which each rank has its share of the inputs; the ranks' sums are added (Shoeybi et al. 2019).
+
+    Sums travel as float32 and are added in the order of the ranks, so that all ranks go on with the same numbers,
+    which do not depend on other rows; but they are not those of one rank.
+    """
+
+    def __init__(
+        self, kernels: Kernels, weight: Weight, group: Group, inputs: tuple[int, ...], bias: Tensor | None = None
+    ) -> None:
+        """Keep this rank's share of a weight `[out, in]`; see `GatheredLinear`.
+
+        Raises:
+            ConfigError: a share would begin within a block of a quantised weight.
+        """
+        self._kernels, self._group, self._bias, self._outputs = kernels, group, bias, weight.shape[0]
+        self._bounds = tuple(rank * self._outputs for rank in range(group.size + 1))
+        begin, end = group.share(inputs)
+        self._weight: LinearWeight | None = None
+        if end > begin:
+            try:
+                self._weight = kernels.pack_head(weight.inputs(begin, end))
+            except ValueError as error:
+                raise ConfigError(
+                    f"tensor_parallel_mode='fast' cannot split this model among {group.size} ranks: {error}; leave "
+                    "it at 'exact'"
+                ) from None
+
+    def __call__(self, x: Tensor, buffers: Buffers, role: str) -> Tensor:
+        """Return `[rows, out]` for this rank's share `x` of the input."""
+        rows, outputs = x.shape[0], self._outputs
+        own = torch.zeros((rows, outputs))
+        if self._weight is not None:
+            self._kernels.logits(x, self._weight, own)
+        sums = torch.empty((rows, self._bounds[-1]))
+        self._group.gather(own, sums, self._bounds)
+        whole = sums[:, :outputs].clone()
+        for begin in self._bounds[1:-1]:
+            whole += sums[:, begin : begin + outputs]
+        out = buffers(role, outputs)
+        out.copy_(whole)
+        if self._bias is not None:
+            self._kernels.add_bias(out, self._bias)
+        return out
+
+
+def whole_linear(
+    kernels: Kernels, weight: Weight, group: Group, inputs: tuple[int, ...], bias: Tensor | None = None
+) -> GatheredLinear | ReducedLinear:
+    """Return a linear layer that needs the shares of all ranks, and whose outputs all ranks need."""
+    if group.fast:
+        return ReducedLinear(kernels, weight, group, inputs, bias)
+    return GatheredLinear(kernels, weight, group, inputs, bias)
 
 
 class Embedding:
@@ -237,7 +293,7 @@ class Attention:
     def __init__(
         self,
         qkv: ColumnParallelLinear,
-        output: GatheredLinear,
+        output: GatheredLinear | ReducedLinear,
         heads: int,
         head_dim: int,
         cos_sin: Tensor,
@@ -301,7 +357,9 @@ class Attention:
 class GatedMLP:
     """`down(activation(gate(x)) * up(x))`."""
 
-    def __init__(self, gate_up: ColumnParallelLinear, down: GatheredLinear, activation: Activation = "silu") -> None:
+    def __init__(
+        self, gate_up: ColumnParallelLinear, down: GatheredLinear | ReducedLinear, activation: Activation = "silu"
+    ) -> None:
         self._gate_up = gate_up
         self._down = down
         self._activation = activation

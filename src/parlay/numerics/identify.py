@@ -33,7 +33,7 @@ _WHOLE = 1 << 22  # elements: all of a small model's weights, slices of a large 
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """Runs with equal ids give equal tokens, bit for bit, on any number of ranks; `str` gives the id.
+    """Runs with equal ids give equal tokens, bit for bit; `str` gives the id.
 
     Attributes:
         model: its name with a digest of its files, tokenizer included; see `identify`.
@@ -44,6 +44,7 @@ class Numerics:
             libraries that make tokens of prompts and say what grammars permit.
         exact: whether the self-check found rows independent of each other.
         verification: of drafts, where it is not the coupled one: tokens then depend on drafts too.
+        summing: ranks whose sums are added, where they are.
     """
 
     model: str
@@ -53,6 +54,7 @@ class Numerics:
     bits: str
     exact: bool
     verification: str = COUPLED
+    summing: int = 1
 
     def __str__(self) -> str:
         parts: tuple[str, ...] = (
@@ -63,6 +65,8 @@ class Numerics:
             f"bits-{self.bits}",
             "exact" if self.exact else "up-to-floating-point",
         )
+        if self.summing > 1:
+            parts += (f"tp{self.summing}-fast",)
         if self.verification != COUPLED:
             parts += (f"{self.verification}{'-lossy' if self.verification in LOSSY else ''}",)
         return "/".join(parts)

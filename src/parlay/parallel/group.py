@@ -44,16 +44,19 @@ class Group:
         rank: this process's place in the group.
         size: ranks in the group.
         exchange: how they hand each other columns; None when `size` is 1.
+        fast: layers that need all inputs are split by them, and the ranks' sums are added: half the exchanges, other
+            bits.
     """
 
     rank: int = 0
     size: int = 1
     exchange: Exchange | None = None
+    fast: bool = False
 
     @property
     def recordable(self) -> bool:
-        """Whether passes that this group shares may be recorded and replayed."""
-        return self.exchange is None or self.exchange.recordable
+        """Whether passes that this group shares may be recorded and replayed: all that they compute is kernels'."""
+        return self.exchange is None or (self.exchange.recordable and not self.fast)
 
     def bounds(self, size: int, unit: int = 1) -> tuple[int, ...]:
         """Return where each rank's share of a dimension begins, and the end.

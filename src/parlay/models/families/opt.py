@@ -13,7 +13,15 @@ from parlay.checkpoints.loader import Checkpoint, Reader
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, LayerCache
-from parlay.models.layers import Attention, ColumnParallelLinear, Embedding, GatheredLinear, Head
+from parlay.models.layers import (
+    Attention,
+    ColumnParallelLinear,
+    Embedding,
+    GatheredLinear,
+    Head,
+    ReducedLinear,
+    whole_linear,
+)
 from parlay.models.style import Style
 from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
@@ -72,8 +80,8 @@ class _Layer:
     ) -> None:
         read = Reader(weights, dtype, f"model.decoder.layers.{index}.")
 
-        def gathered(name: str, inputs: tuple[int, ...]) -> GatheredLinear:
-            return GatheredLinear(kernels, read.weight(f"{name}.weight"), group, inputs, read(f"{name}.bias"))
+        def gathered(name: str, inputs: tuple[int, ...]) -> GatheredLinear | ReducedLinear:
+            return whole_linear(kernels, read.weight(f"{name}.weight"), group, inputs, read(f"{name}.bias"))
 
         def column_parallel(*names: str, unit: int | None = None) -> ColumnParallelLinear:
             biases, units = [read(f"{name}.bias") for name in names], None if unit is None else [unit] * len(names)
