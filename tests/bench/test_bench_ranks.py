@@ -11,11 +11,29 @@ from parlay.cli.main import main
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(
-        ["bench", "ranks", "--batch-sizes", "2", "--max-tokens", "8", "--turns", "2", "--draft", "tiny-code-draft"]
+        [
+            "bench",
+            "ranks",
+            "--batch-sizes",
+            "2",
+            "--max-tokens",
+            "8",
+            "--turns",
+            "2",
+            "--draft",
+            "tiny-code-draft",
+            "--modes",
+            "exact",
+            "fast",
+        ]
     )
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert code == 0
-    assert [(row["ranks"], row["same_tokens"], row["turns"]) for row in found["rows"]] == [(1, True, 2), (2, True, 2)]
+    assert [(row["ranks"], row["same_tokens"], row["turns"]) for row in found["rows"]] == [
+        (1, True, 2),
+        (2, True, 2),
+        (2, None, 2),
+    ]
     assert [row["kilobytes"] for row in found["exchanges"]] == [1, 4, 16, 64, 256]
     assert [(row["ranks"], row["draft_ranks"]) for row in found["drafts"]] == [(2, 1), (2, 2)]
     assert all(row["us_per_token"] > 0 for row in found["drafts"])

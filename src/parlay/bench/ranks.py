@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -38,6 +39,7 @@ class RanksOptions:
     Attributes:
         model: a directory, a GGUF file, a name.
         ranks: numbers of ranks to compare with one.
+        modes: how they split layers, see `tensor_parallel_mode`.
         batch_sizes: requests that run at once.
         max_tokens: tokens of each answer.
         dequantize: see `EngineConfig`.
@@ -46,6 +48,7 @@ class RanksOptions:
 
     model: str = "tiny-code"
     ranks: tuple[int, ...] = (2,)
+    modes: tuple[str, ...] = ("exact",)
     batch_sizes: tuple[int, ...] = (1, 8)
     max_tokens: int = 64
     dequantize: bool = False
@@ -73,11 +76,13 @@ def measure(options: RanksOptions, tick: Callable[[str], None]) -> list[dict[str
     """
     vocab = describe_model(options.model).vocab_size
     llms: dict[str, LLM] = {}
-    for size in (1, *options.ranks):
-        tick(f"loading, {size} ranks")
-        llms[str(size)] = LLM(
+    for size, mode in ((1, "exact"), *product(options.ranks, options.modes)):
+        name = f"{size} {mode}" if size > 1 else "1"
+        tick(f"loading, ranks: {name}")
+        llms[name] = LLM(
             options.model,
             tensor_parallel_size=size,
+            tensor_parallel_mode=mode,
             dequantize=options.dequantize,
             max_model_len=_PROMPT + options.max_tokens,
             max_num_seqs=max(options.batch_sizes),
@@ -111,17 +116,19 @@ def _measure(
             break
     rows = []
     for name in turns.names:
-        ratio = estimate(turns.ratios(name))
+        ratio, config = estimate(turns.ratios(name)), llms[name].engine.config
+        ranks = config.tensor_parallel_size
         rows.append(
             {
                 "batch": batch,
-                "ranks": int(name),
-                "threads": _threads(int(name)),
+                "ranks": ranks,
+                "mode": config.tensor_parallel_mode if ranks > 1 else "",
+                "threads": _threads(ranks),
                 "tokens_per_s": batch * options.max_tokens / median(turns.seconds[name]),
                 "ratio": ratio.median,
                 "interval": [ratio.low, ratio.high],
                 "turns": len(turns),
-                "same_tokens": same[name],
+                "same_tokens": same[name] if config.tensor_parallel_mode == "exact" else None,
                 "numerics": llms[name].numerics_id,
             }
         )
