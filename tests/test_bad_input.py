@@ -69,7 +69,7 @@ def test_a_missing_model() -> None:
         ({"kv_cache_memory": 0}, "kv_cache_memory must be at least 1"),
         ({"dtype": "float8"}, "dtype"),
         ({"device": "tpu"}, "device='tpu' is not served yet"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not served"),
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be between 1 and"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
         ({"max_model_len": 513}, "max_model_len=513 is beyond the model's 512 positions; lower it"),
     ],

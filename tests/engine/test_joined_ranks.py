@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from asking import accepted, assert_same, half_repeating, run
 from checkpoints import write_llama
-from conftest import MakeLLM, Pair, Plain
+from conftest import MakeLLM, Pair, Plain, proposer_options
 from ranks import free_address, joining
 from serving import wait_for
 
@@ -48,6 +48,15 @@ def test_same_tokens(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], a
         assert llm.numerics_id == make_llm(dtype="bfloat16").numerics_id
         llm.engine.close()
         assert [process.wait(SOON) for process in processes] == [0, 0]
+
+
+def test_a_stage_that_joins(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], address: str) -> None:
+    asks = half_repeating(0.0)
+    config = {"method": "eagle3", "num_speculative_tokens": 4, **proposer_options("eagle3", models["float32"])}
+    with joining(address, "--once"):
+        llm = make_llm(speculative_config=config, pipeline_parallel_size=2, rank_address=address)
+        assert_same(run(llm, asks), plain("float32", asks))
+        llm.engine.close()
 
 
 def test_a_rank_that_is_killed_ends_the_engine(make_llm: MakeLLM, address: str) -> None:

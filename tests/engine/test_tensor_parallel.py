@@ -66,6 +66,20 @@ def test_a_draft_model_on_several_ranks(
     assert accepted(found) > 0
 
 
+@crossed(method=["eagle3", "draft_model", "medusa", "suffix"], stages=[2, 3], dtype=["float32", "bfloat16"])
+def test_stages(
+    make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], method: str, stages: int, dtype: str
+) -> None:
+    """Ranks with whole layers, one after another; early states come from whoever has them."""
+    asks = half_repeating(0.7)
+    config = {"method": method, "num_speculative_tokens": 6, **proposer_options(method, models[dtype])}
+    llm = make_llm(speculative_config=config, dtype=dtype, pipeline_parallel_size=stages, max_num_batched_tokens=40)
+    found = run(llm, asks)
+    assert_same(found, plain(dtype, asks))
+    assert accepted(found) > 0
+    assert llm.numerics_id == make_llm(dtype=dtype).numerics_id
+
+
 def test_several_methods_with_chosen_lengths(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair]) -> None:
     config = [
         {"method": "auto", "lengths": "goodput"},
@@ -189,6 +203,13 @@ def test_ranks_with_other_bits_are_refused(models: dict[str, Pair], monkeypatch:
     [
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be between 1 and 64, not 0"),
         ({"tensor_parallel_size": 65}, "between 1 and 64, not 65"),
+        ({"pipeline_parallel_size": 4}, "pipeline_parallel_size=4 exceeds the model's 3 layers"),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "are not served together"),
+        ({"pipeline_parallel_size": 2, "tensor_parallel_mode": "fast"}, "is for ranks that share layers"),
+        (
+            {"pipeline_parallel_size": 2, "speculative_config": {"method": "self"}},
+            "of which pipeline_parallel_size=2 leaves each rank some layers",
+        ),
     ],
 )
 def test_what_is_refused(models: dict[str, Pair], options: dict[str, Any], complaint: str) -> None:

@@ -69,6 +69,18 @@ def test_every_family(checkpoint: Callable[[str], Path], name: str, size: int, d
     assert_as_alone(checkpoint(name), dtype, size)
 
 
+@crossed(name=tuple(name for name in FAMILIES if name != "opt"), dtype=[torch.float32, torch.bfloat16])
+def test_every_family_in_stages(checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype) -> None:
+    """The first stage has what the whole model has."""
+
+    def work(group: Group) -> list[Tensor]:
+        return pass_through(checkpoint(name), dtype, replace(group, stages=True))
+
+    expected = pass_through(checkpoint(name), dtype, ALONE)
+    for found, own in zip(together(2, work)[0], expected, strict=True):
+        assert torch.equal(found.view(torch.uint8), own.view(torch.uint8))
+
+
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_heads_that_do_not_divide(tmp_path: Path, size: int) -> None:
     """Nine query heads on three key heads, as SmolLM2 has them, and widths that are no multiples of anything."""

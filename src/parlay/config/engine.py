@@ -72,6 +72,7 @@ class EngineConfig:
         use_tqdm_on_load: show a bar while weights are loaded, if stderr is a terminal.
         tensor_parallel_size: ranks, each a process, that share every layer; tokens and log-probabilities are those of
             one. Threads are divided among them.
+        pipeline_parallel_size: ranks that have some of the layers each, one stage after another, instead.
         tensor_parallel_mode: `exact` splits layers by outputs, with the bits of one rank; `fast` splits some by
             inputs and adds sums, with half the exchanges, for slow links; its bits depend on the number of ranks.
         rank_address: `HOST:PORT` where the other ranks join, from this or other machines, by `parlay rank HOST:PORT`;
@@ -105,6 +106,7 @@ class EngineConfig:
     served_model_name: str | tuple[str, ...] | None = None
     use_tqdm_on_load: bool = True
     tensor_parallel_size: int = field(default=1, metadata={"short": "-tp"})
+    pipeline_parallel_size: int = field(default=1, metadata={"short": "-pp"})
     tensor_parallel_mode: Literal["exact", "fast"] = "exact"
     rank_address: str | None = None
     distributed_executor_backend: Literal["mp", "ray"] = "mp"
@@ -141,13 +143,18 @@ class EngineConfig:
                 "trust_remote_code is refused: parlay runs no Python that comes with a checkpoint, since nobody here "
                 "has read it; leave it out, and the model is served if its architecture is"
             )
-        if not 1 <= self.tensor_parallel_size <= MOST_RANKS:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if not 1 <= getattr(self, name) <= MOST_RANKS:
+                raise ConfigError(f"{name} must be between 1 and {MOST_RANKS}, not {shown(getattr(self, name))}")
+        if min(self.tensor_parallel_size, self.pipeline_parallel_size) > 1:
             raise ConfigError(
-                f"tensor_parallel_size must be between 1 and {MOST_RANKS}, not {shown(self.tensor_parallel_size)}"
+                "tensor_parallel_size and pipeline_parallel_size are not served together; leave one of them at 1"
             )
+        if self.pipeline_parallel_size > 1 and self.tensor_parallel_mode == "fast":
+            raise ConfigError("tensor_parallel_mode is for ranks that share layers; leave it out")
         if self.rank_address is not None and self.distributed_executor_backend == "ray":
             raise ConfigError("Ray starts the ranks itself; leave out rank_address or distributed_executor_backend")
-        if self.rank_address is not None and self.tensor_parallel_size == 1:
+        if self.rank_address is not None and self.ranks == 1:
             raise ConfigError("rank_address is for several ranks; set tensor_parallel_size, or leave it out")
         if self.dequantize and self.quantization in MADE:
             raise ConfigError(
@@ -178,6 +185,22 @@ class EngineConfig:
         if named is None:
             return (self.model,)
         return (named,) if isinstance(named, str) else named
+
+    @property
+    def ranks(self) -> int:
+        """Processes that the model is split among."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def machines(self) -> int:
+        """Ranks among which memory is divided: those that may be on other machines."""
+        elsewhere = self.rank_address is not None or self.distributed_executor_backend == "ray"
+        return self.ranks if elsewhere else 1
+
+    @property
+    def split(self) -> tuple[int, int]:
+        """Ranks that share each layer, and stages that have layers of their own."""
+        return self.tensor_parallel_size, self.pipeline_parallel_size
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "EngineConfig":

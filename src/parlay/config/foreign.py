@@ -34,7 +34,6 @@ FOREIGN: dict[str, Foreign] = {
     "cpu_offload_gb": Foreign(_CUDA),
     "disable_custom_all_reduce": Foreign(_PARTS, flag=True),
     "worker_use_ray": Foreign(_PARTS, flag=True),
-    "pipeline_parallel_size": Foreign(_PARTS, only=(1,)),
     "data_parallel_size": Foreign("replicas are a server's: `parlay serve` takes it", only=(1,)),
     "enable_chunked_prefill": Foreign("long prompts always go in chunks", flag=True),
     "async_scheduling": Foreign("the scheduler has one way to work", flag=True),

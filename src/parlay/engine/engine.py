@@ -103,13 +103,13 @@ class Engine:
         with explain_if_draft_head(config.model, path):
             model_config = describe_as(path, config.storage, config.quantization, config.load_format)
             dtype = resolve_dtype(config.dtype, model_config)
-            check_ranks(model_config, config.tensor_parallel_size)
+            check_ranks(model_config, config.ranks, stages=config.pipeline_parallel_size > 1)
             self.max_model_len = longest_sequence(config, model_config.max_position)
             self.codec = text_codec(config, model_config, hub)
-            target = TargetInfo(model_config, dtype, self.max_model_len, hub, config.tensor_parallel_size)
+            target = TargetInfo(model_config, dtype, self.max_model_len, hub, *config.split)
             methods = find_methods(speculative, target)
             groups = [cache_spec(model_config, dtype)] + [m.proposer.cache for m in methods if m.proposer.cache]
-            own_bytes = weight_bytes(model_config, dtype)
+            own_bytes = weight_bytes(model_config, dtype) // config.machines
             weights = own_bytes + sum(m.proposer.weight_bytes for m in methods)
             lent = config.tensor_parallel_size > 1 and any(m.proposer.runs_ends for m in methods)
             if lent:
@@ -128,7 +128,9 @@ class Engine:
         # A proposer that processes every row of the target runs one more token for each request that emits.
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
         spare = scratch_blocks(config.block_size) if any(m.proposer.borrows for m in methods) else 0
-        ranks.start(Assignment.of(config, path, dtype, self.max_model_len, num_blocks + spare, share))
+        drafter = device_proposer(methods)
+        taps = drafter.taps if drafter else ()
+        ranks.start(Assignment.of(config, path, dtype, self.max_model_len, num_blocks + spare, share, taps))
         with loading.target(own_bytes) as on_read:
             model = load_model(model_config, dtype, self.max_model_len, kernels, ranks.group, on_read)
         identity = identify(model_config, self.max_model_len, digest.result())
@@ -152,7 +154,7 @@ class Engine:
         self._worker = Worker(
             kernels,
             runner,
-            device_proposer(methods),
+            drafter,
             make_verifier(speculative),
             processors,
             processed_logprobs=config.logprobs_mode == "processed_logprobs",
@@ -164,7 +166,7 @@ class Engine:
         summing = ranks.group.size if ranks.group.fast else 1
         self.numerics = replace(numerics, verification=self._verification, summing=summing)
         self.numerics_id = str(self.numerics)
-        file = CostFile(self.numerics_id, env.threads(), ranks=config.tensor_parallel_size)
+        file = CostFile(self.numerics_id, env.threads(), ranks=config.ranks)
         drafting = make_drafting(
             speculative, methods, config, runner, num_blocks, groups[0].bytes_per_token / own_bytes, file
         )

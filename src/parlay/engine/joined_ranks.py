@@ -74,7 +74,9 @@ class JoinedRanks(Ranks):
             except OSError:
                 raise RankError(f"rank {rank} has left while others joined; start the engine again") from None
         self._store = store
-        self.group = Group(0, self._size, Gloo(store, 0, self._size, hosts[0], self._patience), first.fast)
+        self.group = Group(
+            0, self._size, Gloo(store, 0, self._size, hosts[0], self._patience), first.fast, first.stages
+        )
         if first.shares:
             exchange = Gloo(drafts(store), 0, first.shares, hosts[0], self._patience)
             self.draft_group = Group(0, first.shares, exchange)

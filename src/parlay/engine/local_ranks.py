@@ -66,8 +66,8 @@ class LocalRanks(Ranks):
             memory = make_memory(size, self._room)
         except (ImportError, AttributeError, OSError) as error:
             raise ConfigError(
-                f"tensor_parallel_size={size} needs the native kernels and memory that processes share, which this "
-                f"machine does not give ({error}); leave it at 1"
+                f"{size} ranks need the native kernels and memory that processes share, which this "
+                f"machine does not give ({error}); leave their number at 1"
             ) from error
         self._files.append(memory)
         self._exchanges.append(SharedMemory(memory, 0, size, self._room, self._patience))
@@ -76,7 +76,7 @@ class LocalRanks(Ranks):
     def start(self, first: Assignment) -> None:
         """Start the processes of all ranks but this one; they load while this one does."""
         memory, lifeline, _, *drafts = self._files
-        self.group = replace(self.group, fast=first.fast)
+        self.group = replace(self.group, fast=first.fast, stages=first.stages)
         stay_on(self._places[0])
         for rank, threads in enumerate(self._threads[1:], 1):
             here, there = Pipe()

@@ -49,7 +49,8 @@ class Assignment:
         store: port of rank 0's machine where ranks of several machines find each other.
         patience: seconds to wait for another rank.
         processors: to run on.
-        fast: see `Group`.
+        fast, stages: see `Group`.
+        taps: after how many layers states are read by a proposer; of stages.
         share: the draft model, if the first of the ranks share that too.
     """
 
@@ -71,6 +72,8 @@ class Assignment:
     patience: float = 0.0
     processors: Sequence[int] = ()
     fast: bool = False
+    stages: bool = False
+    taps: Sequence[int] = ()
     share: Share | None = None
 
     @classmethod
@@ -82,6 +85,7 @@ class Assignment:
         max_model_len: int,
         blocks: int,
         share: Share | None,
+        taps: Sequence[int],
     ) -> "Assignment":
         """Return what is the same for all ranks of an engine."""
         return cls(
@@ -97,6 +101,8 @@ class Assignment:
             config.block_size,
             config.device,
             fast=config.tensor_parallel_mode == "fast",
+            stages=config.pipeline_parallel_size > 1,
+            taps=taps,
             share=share,
         )
 
@@ -152,7 +158,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
         try:
             path = find_model(model or own.model, Hub(revision=own.revision))
             digest = start_digest(path)
-            runner, numerics = _load(own, path, Group(own.rank, own.size, exchange, own.fast))
+            runner, numerics = _load(own, path, Group(own.rank, own.size, exchange, own.fast, own.stages))
             drafter = None
             if own.share is not None and draft is not None:
                 if not own.share.copied:
@@ -189,7 +195,7 @@ def main(orders: int, lifeline: int, memory: int, drafts: int) -> None:
         for file in {memory, drafts}:
             os.close(file)
         try:
-            runner, numerics = _load(own, Path(own.path), Group(own.rank, own.size, exchange, own.fast))
+            runner, numerics = _load(own, Path(own.path), Group(own.rank, own.size, exchange, own.fast, own.stages))
             drafter = None
             if own.share is not None and draft is not None:
                 group = Group(own.rank, own.shares, draft)
@@ -218,7 +224,10 @@ def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple
     kernels.set_threads(env.threads())
     tune(kernels, env.threads())
     model = load_model(config, dtype, own.max_model_len, kernels, group)
-    return ModelRunner(model, kernels, own.blocks, own.block_size, group), arithmetic(kernels.name, trust.bits)
+    runner = ModelRunner(model, kernels, own.blocks, own.block_size, group)
+    if own.stages:  # the states between layers are on the rank that has these layers
+        runner.tap(tuple(own.taps))
+    return runner, arithmetic(kernels.name, trust.bits)
 
 
 def _load_draft(own: Assignment, share: Share, path: Path, target: ModelRunner, group: Group) -> ModelRunner:

@@ -56,7 +56,7 @@ def make_ranks(config: EngineConfig, widest: int, share: Share | None) -> Ranks:
     Raises:
         ConfigError: they cannot be.
     """
-    size, address = config.tensor_parallel_size, config.rank_address
+    size, address = config.ranks, config.rank_address
     if size == 1:
         return Ranks()
     # Imported where they are needed: gloo and Ray take time.

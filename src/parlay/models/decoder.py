@@ -4,6 +4,7 @@ Pre-norm residual layers of grouped-query attention with rotary positions and a 
 mixture of experts.
 """
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -283,7 +284,7 @@ class Decoder:
             dtype: of weights and activations.
             max_model_len: rotary tables are made for this many positions.
             kernels: the operations to run with.
-            group: the ranks that share each layer.
+            group: the ranks among which the model is split.
             on_read: called with every tensor that was read.
             layers: read only so many: none for the embedding and the head alone, which proposers borrow.
 
@@ -297,19 +298,23 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(style.embedding_scale, dtype=dtype))
         everywhere = cos_sin_table(config, max_model_len)
         local = cos_sin_table(config, max_model_len, style.local_rotary) if style.local_rotary else everywhere
+        self._group, shares = group, group.shares
+        self._first, end = group.own_layers(config.num_layers if layers is None else layers)
         with Checkpoint(config.path, storage=config.storage, on_read=on_read) as weights:
             self.leftovers = self.expect(config, weights)
-            embedding = weights.read_weight("model.embed_tokens.weight", dtype)
-            self._embedding = Embedding(kernels, embedding, group)
             self._norm = weights.read("model.norm.weight", dtype)
             self._layers = []
-            for i in range(config.num_layers if layers is None else layers):
+            for i in range(self._first, end):
                 read = Reader(weights, dtype, f"model.layers.{i}.")
                 cos_sin = local if style.windows and style.windows[i] else everywhere
-                self._layers.append(Layer(config, i, read, kernels, group, cos_sin))
-            tied = self._embedding if group.size == 1 else embedding
+                self._layers.append(Layer(config, i, read, kernels, shares, cos_sin))
+            if group.stages and group.rank > 0:
+                return  # the first stage begins and ends a pass
+            embedding = weights.read_weight("model.embed_tokens.weight", dtype)
+            self._embedding = Embedding(kernels, embedding, shares)
+            tied = self._embedding if shares.size == 1 else embedding
             head = tied if config.tie_embeddings else weights.read_weight("lm_head.weight", dtype)
-            self._head = Head(kernels, head, style.logit_divisor, style.logit_cap, group)
+            self._head = Head(kernels, head, style.logit_divisor, style.logit_cap, shares)
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """Run rows through the layers, storing their keys and values.
@@ -323,21 +328,43 @@ class Decoder:
         """
         kernels, width = context.kernels, self.config.hidden_size
         residual = context.buffers("residual", width)
-        self._embedding(tokens, residual)
-        if self._embedding_scale != 1:
-            kernels.scale(residual, self._embedding_scale)
+        if not self._group.stages or self._group.rank == 0:
+            self._embedding(tokens, residual)
+            if self._embedding_scale != 1:
+                kernels.scale(residual, self._embedding_scale)
         delta: Tensor | None = None
-        for depth, (layer, cache) in enumerate(zip(self._layers, context.cache, strict=True)):
-            if depth in context.taps:
-                self._tap(depth, residual, delta, context)
-            delta = layer(residual, delta, context, cache)
+        for stage in range(self._group.size if self._group.stages else 1):
+            if stage == self._group.rank or not self._group.stages:
+                for depth, (layer, cache) in enumerate(zip(self._layers, context.cache, strict=True), self._first):
+                    if depth in context.taps:
+                        self._tap(depth, residual, delta, context)
+                    delta = layer(residual, delta, context, cache)
+            if self._group.stages:
+                residual, delta = self._hand_over(stage, residual, delta, context)
         assert delta is not None
         hidden = context.buffers("hidden", width)
         eps, plus_one = self.config.rms_norm_eps, self.config.style.plus_one
         kernels.add_rms_norm(residual, delta, self._norm, eps, hidden, plus_one)
-        if len(self._layers) in context.taps:
-            self._tap(len(self._layers), residual, None, context)
+        if self.config.num_layers in context.taps:
+            self._tap(self.config.num_layers, residual, None, context)
         return hidden
+
+    def _hand_over(
+        self, stage: int, residual: Tensor, delta: Tensor | None, context: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
+        """Return on every rank what a stage has made: the residual stream, and what is yet to be added to it."""
+        group, width = self._group, residual.shape[1]
+        passed, added = (context.buffers(f"{what} of a stage", width) for what in ("residual", "delta"))
+        group.hand_over(stage, residual, passed)
+        group.hand_over(stage, residual if delta is None else delta, added)
+        if context.taps:
+            begin, end = replace(group, rank=stage).own_layers(self.config.num_layers)
+            states = tapped(context.buffers, context.taps, width)
+            for place, depth in enumerate(context.taps):
+                if begin <= depth < end:
+                    own = states[place]
+                    group.hand_over(stage, own, context.buffers("sent", width) if stage == group.rank else own)
+        return passed, added
 
     def _tap(self, depth: int, residual: Tensor, delta: Tensor | None, context: ForwardContext) -> None:
         """Copy the residual stream after `depth` layers, the last of which has yet to add `delta`."""
@@ -353,5 +380,8 @@ class Decoder:
         return self._embedding
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return float32 logits `[rows, vocab]` of hidden states `[rows, hidden]`; in `out`, if it is given."""
-        return self._head(hidden, out)
+        """Return float32 logits `[rows, vocab]` of hidden states `[rows, hidden]`; in `out`, if it is given.
+
+        Stages but the first have none to return.
+        """
+        return hidden if self._group.stages and self._group.rank > 0 else self._head(hidden, out)

@@ -161,9 +161,11 @@ def describe_as(
 
 
 def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) -> CacheSpec:
-    """Return what the model's layers keep of a token, on one of the ranks that share them."""
-    begin, end = group.share(group.bounds(config.num_kv_heads))
-    return CacheSpec(config.num_layers, end - begin, config.head_dim, dtype.itemsize)
+    """Return what the model's layers keep of a token, on one of the ranks among which it is split."""
+    shares = group.shares
+    begin, end = shares.share(shares.bounds(config.num_kv_heads))
+    first, last = group.own_layers(config.num_layers)
+    return CacheSpec(last - first, end - begin, config.head_dim, dtype.itemsize)
 
 
 def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
@@ -216,7 +218,7 @@ def load_model(
         ModelError: the weights do not fit the config.
         ConfigError: several ranks cannot share this model.
     """
-    check_ranks(config, group.size)
+    check_ranks(config, group.size, stages=group.stages)
     return _class(config)(config, dtype, max_model_len, kernels, group, on_read)
 
 
@@ -230,12 +232,18 @@ def load_ends(config: ModelConfig, dtype: torch.dtype, kernels: Kernels) -> Mode
     return family(config, dtype, 1, kernels, ALONE, layers=0)
 
 
-def check_ranks(config: ModelConfig, size: int) -> None:
-    """Make sure that so many ranks can share a model's layers.
+def check_ranks(config: ModelConfig, size: int, *, stages: bool = False) -> None:
+    """Make sure that a model can be split among so many ranks, by shares of its layers or by stages.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: it cannot.
     """
+    if size > 1 and stages and not exposes_hidden_states(config):
+        raise ConfigError(f"pipeline_parallel_size={size} is not served for {config.architecture}; leave it at 1")
+    if stages and size > config.num_layers:
+        raise ConfigError(
+            f"pipeline_parallel_size={size} exceeds the model's {config.num_layers} layers; each stage needs one"
+        )
     if size > 1 and config.foreign is not None:
         raise ConfigError(
             f"tensor_parallel_size={size} is not served for {config.architecture}, which a class of transformers "

@@ -1,4 +1,4 @@
-"""A group of ranks among which layers are split. Most engines have a group of one.
+"""A group of ranks among which a model is split. Most engines have a group of one.
 
 Every layer is split by its **outputs**: a rank computes its share of them over all inputs, and the shares are
 gathered. So each number is summed as it is on one rank, for any shape, and has the same bits for any number of
@@ -46,12 +46,32 @@ class Group:
         exchange: how they hand each other columns; None when `size` is 1.
         fast: layers that need all inputs are split by them, and the ranks' sums are added: half the exchanges, other
             bits.
+        stages: each rank has whole layers, one stage of the model after another, instead of a share of every layer.
     """
 
     rank: int = 0
     size: int = 1
     exchange: Exchange | None = None
     fast: bool = False
+    stages: bool = False
+
+    @property
+    def shares(self) -> "Group":
+        """The ranks that share each layer: this one alone, where layers are whole."""
+        return Group() if self.stages else self
+
+    def own_layers(self, layers: int) -> tuple[int, int]:
+        """Return the first layer of this rank's stage, and the first of the next; without stages, all."""
+        if not self.stages:
+            return 0, layers
+        return self.share(self.bounds(layers))
+
+    def hand_over(self, stage: int, own: Tensor, out: Tensor) -> None:
+        """Write the `own` of rank `stage`, `[rows, width]`, to every rank's `out`; that of others is ignored."""
+        assert self.exchange is not None
+        rows, width = out.shape
+        bounds = tuple(width * (rank > stage) for rank in range(self.size + 1))
+        self.exchange.gather(own if stage == self.rank else own.new_empty((rows, 0)), out, bounds)
 
     @property
     def recordable(self) -> bool:

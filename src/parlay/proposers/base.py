@@ -36,7 +36,7 @@ class TargetInfo:
     """The target that a proposer drafts for, before any weights are read.
 
     `hub` fetches a proposer's own model, at the revision that its options name; `ranks` is the number of ranks that
-    share the target's layers.
+    share the target's layers, `stages` of those that have some of the layers each.
     """
 
     config: ModelConfig
@@ -44,6 +44,7 @@ class TargetInfo:
     max_model_len: int
     hub: Hub = DEFAULT
     ranks: int = 1
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)

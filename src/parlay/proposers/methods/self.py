@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.errors import ModelError
+from parlay.errors import ConfigError, ModelError
 from parlay.models.select import load_model
 from parlay.proposers.base import Runtime, Share, TargetInfo
 from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
@@ -59,6 +59,11 @@ class Proposer(Head):
             raise ModelError(
                 f"the method 'self' does not serve {config.architecture}, which a class of transformers computes and "
                 "which has no form of four bits; leave the method out"
+            )
+        if target.stages > 1:
+            raise ConfigError(
+                "the method 'self' drafts in the target's own cache, of which pipeline_parallel_size="
+                f"{target.stages} leaves each rank some layers; leave one of the two out"
             )
         self._config = replace(config, storage="int4")
         if target.ranks > 1:  # its cache is divided among all of them
