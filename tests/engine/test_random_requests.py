@@ -109,6 +109,7 @@ def _check_random_requests(
     dtype: str,
     speculative: dict[str, Any] | list[dict[str, Any]] | None = None,
     ranks: int = 1,
+    stages: int = 1,
 ) -> None:
     """Compare random requests with plain decoding; `speculative` is how they speculate if not by `method` alone."""
     seed = random_seed()
@@ -130,6 +131,7 @@ def _check_random_requests(
         "max_num_batched_tokens": rng.choice([16, 48, 200]),
         "max_num_seqs": rng.randint(4, 12),
         "tensor_parallel_size": ranks,
+        "pipeline_parallel_size": stages,
     }
     k = rng.randint(1, 8)
     print(f"{method} k={k} {options}")
@@ -214,16 +216,16 @@ def test_some_random_requests(make_llm: MakeLLM, method: str, dtype: str) -> Non
     _check_random_requests(make_llm, 400, method, dtype)
 
 
-@pytest.mark.parametrize(("method", "dtype", "ranks"), [("eagle3", "bfloat16", 2)])
-def test_some_random_requests_on_several_ranks(make_llm: MakeLLM, method: str, dtype: str, ranks: int) -> None:
-    _check_random_requests(make_llm, 200, method, dtype, ranks=ranks)
+@pytest.mark.parametrize("split", [{"ranks": 2}, {"stages": 2}])
+def test_some_random_requests_on_several_ranks(make_llm: MakeLLM, split: dict[str, int]) -> None:
+    _check_random_requests(make_llm, 200, "eagle3", "bfloat16", **split)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("split", [{"ranks": 2}, {"ranks": 3}, {"ranks": 4}, {"stages": 3}])
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "self"])
-def test_ten_thousand_random_requests_on_several_ranks(make_llm: MakeLLM, method: str, ranks: int) -> None:
-    _check_random_requests(make_llm, 10_000, method, DTYPES[ranks % 2], ranks=ranks)
+def test_ten_thousand_random_requests_on_several_ranks(make_llm: MakeLLM, method: str, split: dict[str, int]) -> None:
+    _check_random_requests(make_llm, 10_000, method, DTYPES[sum(split.values()) % 2], **split)
 
 
 @pytest.mark.soak
