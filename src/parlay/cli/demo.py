@@ -1,7 +1,7 @@
 """`parlay demo`: watch a model write, with a method chosen by measurement, with each method alone, and plainly."""
 
 import argparse
-from time import perf_counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.drafts import add_draft_flag, given_drafts
@@ -39,6 +39,7 @@ def load_config(path):
     def test_sub(self):
 """,
 )
+_UNSEEN = 12  # further prompts, whose texts are not shown
 _WARM_UP = "import os\n"  # every prompt is asked once: a proposer may remember earlier prompts
 QUESTIONS = (
     "Rewrite this paragraph so that every sentence begins with 'The': Rivers carve valleys over thousands of years. "
@@ -75,13 +76,15 @@ def run(options: argparse.Namespace) -> int:
     from rich.text import Text
 
     from parlay.bench.contenders import contenders, engines
+    from parlay.bench.paired import Turns, estimate
+    from parlay.bench.protocol import load_prefixes
     from parlay.cli.colour import Colourer, Palette
 
     console = Console(highlight=False)
     with console.status(f"loading {options.model}"):
         chosen = contenders(options.model, None, (), given_drafts(options))
         llms = engines(options.model, chosen, 1, lengths="goodput", max_model_len=1024, dequantize=options.dequantize)
-    seconds = dict.fromkeys(llms, 0.0)
+    turns = Turns(tuple(llms))
     completions: dict[str, list[CompletionOutput]] = {name: [] for name in llms}
     with console.status("running every method in turn") as status:
         plain, *others = llms
@@ -91,17 +94,17 @@ def run(options: argparse.Namespace) -> int:
         )
         for llm in llms.values():
             llm.generate(_WARM_UP, params)
-        for turn, prompt in enumerate(prompts):
-            for name in _rotated(list(llms), turn):
-                status.update(name)
-                began = perf_counter()
-                output = llms[name].generate(prompt, params)[0].outputs[0]
-                seconds[name] += perf_counter() - began
+        shown = len(prompts)
+        if not chats:  # a text of a small model takes a twentieth of a second, so that three say little
+            prompts += [prefix.tokens for prefix in load_prefixes(_UNSEEN)]
+        for prompt in prompts:
+            parts = {name: partial(_complete, llm, prompt, params) for name, llm in llms.items()}
+            for name, output in turns.take(parts, status.update).items():
                 completions[name].append(output)
     palette = Palette(others)
     tokenizer = llms[plain].engine.codec.tokenizer
     console.print(palette.legend())
-    for i, prompt in enumerate(prompts):
+    for i, prompt in enumerate(prompts[:shown]):
         for name in others:
             one = completions[name][i]
             text = Text(str(prompt["prompt"]) if isinstance(prompt, dict) else str(prompt), style="dim")
@@ -120,14 +123,18 @@ def run(options: argparse.Namespace) -> int:
         length = sum(c.metrics.emitted for c in own) / sum(c.metrics.steps for c in own)
         table.add_row(
             "plain" if name == plain else name,
-            f"{emitted / seconds[name]:,.0f}",
-            f"{seconds[plain] / seconds[name]:.2f}x",
+            f"{emitted / sum(turns.seconds[name]):,.0f}",
+            f"{estimate(turns.ratios(name)).median:.2f}x",
             f"{length:.2f}",
             "[green]yes[/]" if equal else "[red]NO[/]",
         )
     console.print(table)
     console.print(f"numerics: {llms[plain].engine.numerics_id}", style="dim")
     return 0 if same else 1
+
+
+def _complete(llm: "LLM", prompt: "Prompt", params: SamplingParams) -> CompletionOutput:
+    return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
 
 
 def _prompts(llm: "LLM") -> "tuple[list[Prompt], bool]":
@@ -140,8 +147,3 @@ def _prompts(llm: "LLM") -> "tuple[list[Prompt], bool]":
         return [llm.chat_prompt([{"role": "user", "content": question}]) for question in QUESTIONS], True
     except RequestError:
         return list(PROMPTS), False
-
-
-def _rotated(names: list[str], turn: int) -> list[str]:
-    """Return names in another order each turn, so that drift of the machine affects all alike."""
-    return names[turn % len(names) :] + names[: turn % len(names)]
