@@ -98,5 +98,5 @@ def test_a_request_may_still_ask_for_less(make_llm: MakeLLM) -> None:
 
 @pytest.mark.parametrize("value", ["fast", 3, None, ""])
 def test_other_words(models: dict[str, Pair], value: Any) -> None:
-    with pytest.raises(ConfigError, match="lengths must be goodput, latency or fixed|key lengths: expected"):
+    with pytest.raises(ConfigError, match=r"lengths must be goodput, latency or fixed|key lengths: expected"):
         LLM(str(models["float32"].target), speculative_config={"method": "ngram", "lengths": value})
