@@ -225,6 +225,23 @@ NB_MODULE(_native, m) {
       .def_static("footprint", &Exchange::footprint, arg("size"), arg("room"))
       .def("gather", &gather, arg("own"), arg("out"), arg("bounds"))
       .def("abandon", &Exchange::abandon);
+  nb::class_<Ring>(m, "Ring")
+      .def(nb::init<int, int64_t, int64_t, int64_t, int64_t, double>(), arg("file"), arg("rank"), arg("size"),
+           arg("places"), arg("room"), arg("patience"))
+      .def_static("footprint", &Ring::footprint, arg("size"), arg("places"), arg("room"))
+      .def("send", [](Ring& ring, const Tensor& message) {
+        const char* from = static_cast<char*>(message.memory());
+        const int64_t bytes = message.count() * message.element_bytes();
+        nb::gil_scoped_release others;
+        ring.send(from, bytes);
+      }, arg("message"))
+      .def("receive", [](Ring& ring, const Tensor& message) {
+        char* to = static_cast<char*>(message.memory());
+        const int64_t bytes = message.count() * message.element_bytes();
+        nb::gil_scoped_release others;
+        ring.receive(to, bytes);
+      }, arg("message"))
+      .def("abandon", &Ring::abandon);
   m.def("record", &record, arg("tape").none());
   m.def("recording", [] { return recording != nullptr; });
   bind_operations(m);

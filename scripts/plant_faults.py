@@ -64,8 +64,12 @@ FAULTS = [
         "ties &= ~(0x80000000u >> __builtin_clz(ties))",
         "ties &= ties - 1",
     ),
+    Fault("a wrong tap", "src/parlay/models/decoder.py", "if depth in states:", "if depth - 1 in states:"),
     Fault(
-        "a wrong tap", "src/parlay/models/decoder.py", "if depth in context.taps:", "if depth - 1 in context.taps:"
+        "blocks that a plan under way writes to are given away",
+        "src/parlay/engine/scheduler.py",
+        "if not self.is_under_way(request):\n            request.table.release()",
+        "request.table.release()",
     ),
     Fault(
         "a stop string lost across drafts",

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from parlay.kernels.exchange import SharedMemory, make_memory
-from parlay.parallel.group import ALONE, Group
+from parlay.kernels.exchange import SharedMemory, make_memory, make_ring, map_memory
+from parlay.parallel.group import ALONE, Group, Seat
 
 Result = TypeVar("Result")
 
@@ -33,6 +33,32 @@ def together(size: int, work: Callable[[Group], Result], room: int = 1 << 16, pa
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(one, rank) for rank in range(size)]
         return [future.result() for future in futures]
+
+
+def in_stages(
+    stages: int, sharing: int, work: Callable[[Group], Result], room: int = 1 << 20, patience: float = 60.0
+) -> list[Result]:
+    """Have every rank of every stage do `work`; return what each returned, those of the first stage first."""
+    memories = [make_memory(sharing, room) for _ in range(stages)]
+    rings = [make_ring(stages, stages, room) for _ in range(sharing)]
+
+    def one(rank: int) -> Result:
+        seat = Seat(rank, stages * sharing, sharing)
+        files = memories[seat.stage], rings[seat.place], -1
+        exchange, ring, _ = map_memory(files, seat, room, room, patience)
+        try:
+            return work(seat.group(exchange, ring))
+        except BaseException:
+            for way in (exchange, ring):
+                if way is not None:
+                    way.abandon()
+            raise
+
+    with ThreadPoolExecutor(stages * sharing) as pool:
+        found = list(pool.map(one, range(stages * sharing)))
+    for file in (*memories, *rings):
+        os.close(file)
+    return found
 
 
 def free_address() -> str:

@@ -25,14 +25,17 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
             "--modes",
             "exact",
             "fast",
+            "--stages",
+            "2",
         ]
     )
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert code == 0
-    assert [(row["ranks"], row["same_tokens"], row["turns"]) for row in found["rows"]] == [
-        (1, True, 2),
-        (2, True, 2),
-        (2, None, 2),
+    assert [(row["ranks"], row["mode"], row["same_tokens"], row["turns"]) for row in found["rows"]] == [
+        (1, "", True, 2),
+        (2, "exact", True, 2),
+        (2, "fast", None, 2),
+        (2, "stages", True, 2),
     ]
     assert [row["kilobytes"] for row in found["exchanges"]] == [1, 4, 16, 64, 256]
     assert [(row["ranks"], row["draft_ranks"]) for row in found["drafts"]] == [(2, 1), (2, 2)]
@@ -43,3 +46,5 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_one_rank_is_no_comparison() -> None:
     with pytest.raises(ConfigError, match="at least 2, not 1"):
         RanksOptions(ranks=(1,))
+    with pytest.raises(ConfigError, match="stages must be at least 2, not 1"):
+        RanksOptions(stages=(3, 1))

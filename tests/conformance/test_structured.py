@@ -164,7 +164,7 @@ def test_forced_stretches_take_few_steps(engines: Engines) -> None:
 def test_forbidden_guesses_are_never_verified(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = engines("ngram")
     seen = []
-    execute = llm.engine._worker.execute
+    start = llm.engine._worker.start
 
     def watch(plan: Any) -> Any:
         for span in plan.spans:
@@ -174,9 +174,9 @@ def test_forbidden_guesses_are_never_verified(engines: Engines, monkeypatch: pyt
                         [*llm.engine._scheduler.processors[span.request_id].output, *span.draft.tokens]
                     )
                 )
-        return execute(plan)
+        return start(plan)
 
-    monkeypatch.setattr(llm.engine._worker, "execute", watch)
+    monkeypatch.setattr(llm.engine._worker, "start", watch)
     form = {"regex": r"[a-c ]{20,30}"}
     prompt = tuple(llm.engine.codec.encode("a b c d e f g a b c d e f g a b c d e f g"))
     run(llm, [Ask(prompt, SamplingParams(structured_outputs=form, temperature=1.0, seed=s)) for s in range(8)])
@@ -191,7 +191,7 @@ def test_the_draft_models_layers_hold_no_other_guesses(
     monkeypatch.setattr(Constraint, "guide", lambda *args: None)
     llm = engines("draft_model")
     replaced = 0
-    execute = llm.engine._worker.execute
+    start = llm.engine._worker.start
 
     def watch(plan: Any) -> Any:
         nonlocal replaced
@@ -199,9 +199,9 @@ def test_the_draft_models_layers_hold_no_other_guesses(
             own = span.draft.source.count("draft_model")
             assert span.catch_up.state.speculated <= own
             replaced += span.catch_up.state.speculated == own > 0 and len(span.draft) > own
-        return execute(plan)
+        return start(plan)
 
-    monkeypatch.setattr(llm.engine._worker, "execute", watch)
+    monkeypatch.setattr(llm.engine._worker, "start", watch)
     assert_same(run(llm, asks_of(llm, forms(), temperature=1.3)), plain(1.3))
     assert replaced > 0
 

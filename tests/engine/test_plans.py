@@ -10,23 +10,24 @@ from hypothesis import strategies as st
 
 from parlay import LLM, SamplingParams
 from parlay.sampling.live import Output
-from parlay.types.plan import Plan, StepOutput, decode_plan, encode_plan
+from parlay.types.plan import StepOutput, decode_plan, encode_plan
 
 
 def recorded(llm: LLM, asks: list[Ask]) -> list[tuple[bytes, StepOutput]]:
     """Complete some requests; return every step's plan as bytes, and what came of it."""
     worker, steps = llm.engine._worker, []
-    execute = worker.execute
+    finish = worker.finish
 
-    def note(plan: Plan) -> StepOutput:
-        data = encode_plan(plan)
-        output = execute(plan)
+    def note() -> StepOutput:
+        assert worker.oldest is not None
+        data = encode_plan(worker.oldest)
+        output = finish()
         steps.append((data, output))
         return output
 
-    worker.execute = note  # type: ignore[method-assign]
+    worker.finish = note  # type: ignore[method-assign]
     run(llm, asks)
-    worker.execute = execute  # type: ignore[method-assign]
+    worker.finish = finish  # type: ignore[method-assign]
     return steps
 
 

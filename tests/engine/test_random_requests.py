@@ -216,13 +216,15 @@ def test_some_random_requests(make_llm: MakeLLM, method: str, dtype: str) -> Non
     _check_random_requests(make_llm, 400, method, dtype)
 
 
-@pytest.mark.parametrize("split", [{"ranks": 2}, {"stages": 2}])
+@pytest.mark.parametrize("split", [{"ranks": 2}, {"stages": 2}, {"stages": 2, "ranks": 2}])
 def test_some_random_requests_on_several_ranks(make_llm: MakeLLM, split: dict[str, int]) -> None:
     _check_random_requests(make_llm, 200, "eagle3", "bfloat16", **split)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("split", [{"ranks": 2}, {"ranks": 3}, {"ranks": 4}, {"stages": 3}])
+@pytest.mark.parametrize(
+    "split", [{"ranks": 2}, {"ranks": 3}, {"ranks": 4}, {"stages": 3}, {"stages": 2, "ranks": 2}]
+)
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "self"])
 def test_ten_thousand_random_requests_on_several_ranks(make_llm: MakeLLM, method: str, split: dict[str, int]) -> None:
     _check_random_requests(make_llm, 10_000, method, DTYPES[sum(split.values()) % 2], **split)

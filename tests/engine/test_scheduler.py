@@ -330,13 +330,16 @@ def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
     rig.commit()
 
 
-def test_a_forced_preemption_while_a_step_is_in_flight() -> None:
+def test_a_forced_preemption_while_a_step_is_under_way() -> None:
+    """It waits for the step, which writes to the blocks."""
     rig = Rig(k=2)
     request, other = rig.add(5), rig.add(5)
     rig.look()
     rig.scheduler.preempt(request)
-    assert rig.commit(accept=1) == [other]
-    assert request.output_tokens == []
+    assert request.table.blocks
+    assert rig.commit(accept=1) == [request, other]
+    assert not request.table.blocks
+    assert len(request.output_tokens) == 2
     assert rig.step()[0].start == 0
 
 
@@ -377,12 +380,14 @@ def test_a_passed_deadline_aborts_waiting_and_running() -> None:
     assert len(late.output_tokens) == 2
 
 
-def test_an_abort_while_a_step_is_in_flight() -> None:
+def test_an_abort_while_a_step_is_under_way() -> None:
     rig = Rig(k=3)
     request, other = rig.add(5), rig.add(5)
     rig.look()
     rig.scheduler.finish(request, "abort", 0.0)
+    assert request.table.blocks  # which the step writes to
     assert rig.commit(accept=2) == [other]
+    assert not request.table.blocks
     assert request.output_tokens == []
     assert rig.scheduler.emitted == len(other.output_tokens) == 3
 

@@ -66,18 +66,56 @@ def test_a_draft_model_on_several_ranks(
     assert accepted(found) > 0
 
 
-@crossed(method=["eagle3", "draft_model", "medusa", "suffix"], stages=[2, 3], dtype=["float32", "bfloat16"])
+@crossed(
+    method=["eagle3", "draft_model", "medusa", "suffix"],
+    stages=[2, 3],
+    sharing=[1, 2],
+    dtype=["float32", "bfloat16"],
+    tree=["off", {"width": 3, "depth": 3}],
+)
 def test_stages(
-    make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], method: str, stages: int, dtype: str
+    make_llm: MakeLLM,
+    plain: Plain,
+    models: dict[str, Pair],
+    method: str,
+    stages: int,
+    sharing: int,
+    dtype: str,
+    tree: Any,
 ) -> None:
-    """Ranks with whole layers, one after another; early states come from whoever has them."""
+    """Ranks with whole layers, or shares of them, one stage after another, each at work on other requests."""
     asks = half_repeating(0.7)
     config = {"method": method, "num_speculative_tokens": 6, **proposer_options(method, models[dtype])}
-    llm = make_llm(speculative_config=config, dtype=dtype, pipeline_parallel_size=stages, max_num_batched_tokens=40)
+    if method in ("draft_model", "eagle3"):
+        config["tree"] = tree
+    if method == "draft_model":
+        config["draft_tensor_parallel_size"] = sharing
+    split = {"pipeline_parallel_size": stages, "tensor_parallel_size": sharing}
+    llm = make_llm(speculative_config=config, dtype=dtype, **split, max_num_batched_tokens=40)
     found = run(llm, asks)
     assert_same(found, plain(dtype, asks))
     assert accepted(found) > 0
     assert llm.numerics_id == make_llm(dtype=dtype).numerics_id
+
+
+def test_every_stage_has_a_plan(make_llm: MakeLLM) -> None:
+    """Requests are divided among as many plans, and each is in one at a time."""
+    engine = make_llm(pipeline_parallel_size=3).engine
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    requests = [request for text in "abcdefg" for request in engine.add(text, params)]
+    for _ in range(6):
+        engine.step()
+        plans = [step.plan for step in engine._worker._under_way]
+        assert len({span.request_id for plan in plans for span in plan.spans}) == sum(len(p.spans) for p in plans)
+    assert {len(plan.spans) for plan in plans} <= {2, 3}
+    assert len(plans) == 2  # beside the one that is committed
+    engine.abort(requests[0])
+    engine.preempt(requests[1])
+    engine.check()
+    finish(engine)
+    engine.check()
+    assert engine._pool.available == engine._pool.num_blocks
+    assert {len(request.output_tokens) for request in requests[1:]} == {20}
 
 
 def test_several_methods_with_chosen_lengths(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair]) -> None:
@@ -129,8 +167,9 @@ def test_the_numerics_id_is_that_of_one_rank(make_llm: MakeLLM) -> None:
     assert make_llm(tensor_parallel_size=2).numerics_id == make_llm().numerics_id
 
 
-def test_a_rank_that_is_killed_ends_the_engine(make_llm: MakeLLM) -> None:
-    llm = make_llm(tensor_parallel_size=3)
+@pytest.mark.parametrize("split", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_a_rank_that_is_killed_ends_the_engine(make_llm: MakeLLM, split: str) -> None:
+    llm = make_llm(**{split: 3})
     engine = llm.engine
     pids = engine._ranks.pids
     (request,) = engine.add("abc", SamplingParams(max_tokens=100, ignore_eos=True))
@@ -143,16 +182,19 @@ def test_a_rank_that_is_killed_ends_the_engine(make_llm: MakeLLM) -> None:
     wait_for(lambda: not any(map(alive, pids)), SOON)  # none waits for one that is lost
 
 
-def test_a_rank_that_hangs_is_given_up(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("split", "who"), [("tensor_parallel_size", "rank"), ("pipeline_parallel_size", "stage")])
+def test_a_rank_that_hangs_is_given_up(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, split: str, who: str
+) -> None:
     monkeypatch.setenv("PARLAY_RANK_TIMEOUT", "0.5")
-    llm = make_llm(tensor_parallel_size=2)
+    llm = make_llm(**{split: 2})
     engine = llm.engine
     (pid,) = engine._ranks.pids
     (request,) = engine.add("abc", SamplingParams(max_tokens=100, ignore_eos=True))
     engine.step()
     os.kill(pid, signal.SIGSTOP)
     try:
-        with pytest.raises(RankError, match="rank 1 of this engine has not come"):
+        with pytest.raises(RankError, match=f"{who} 1 of this engine has not come"):
             finish(engine)
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -204,8 +246,6 @@ def test_ranks_with_other_bits_are_refused(models: dict[str, Pair], monkeypatch:
         ({"tensor_parallel_size": 0}, "tensor_parallel_size must be between 1 and 64, not 0"),
         ({"tensor_parallel_size": 65}, "between 1 and 64, not 65"),
         ({"pipeline_parallel_size": 4}, "pipeline_parallel_size=4 exceeds the model's 3 layers"),
-        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "are not served together"),
-        ({"pipeline_parallel_size": 2, "tensor_parallel_mode": "fast"}, "is for ranks that share layers"),
         (
             {"pipeline_parallel_size": 2, "speculative_config": {"method": "self"}},
             "of which pipeline_parallel_size=2 leaves each rank some layers",

@@ -13,7 +13,7 @@ from crossing import crossed
 from families import FAMILIES, OTHERS, write_family
 from gguf_files import write_gguf
 from pieces import random_tokens
-from ranks import together
+from ranks import in_stages, together
 from torch import Tensor
 
 from parlay import ConfigError
@@ -39,16 +39,22 @@ def batches() -> list[Batch]:
     return [*made, *(flatten([Stretch(tokens[-1:], EAGER + 3 + i, BLOCKS, TREE)], SIZE) for i in range(2))]
 
 
+def tapped_runner(
+    path: Path, dtype: torch.dtype, group: Group, storage: Storage = "stored", kernels: str | None = None
+) -> ModelRunner:
+    """Return what runs a model, or a share of it, and keeps the states after its first and last layer."""
+    config, chosen = replace(describe_model(str(path)), storage=storage), select_kernels(force=kernels)
+    runner = ModelRunner(load_model(config, dtype, 128, chosen, group), chosen, len(BLOCKS), SIZE, group)
+    if config.architecture != "OPTForCausalLM":
+        runner.tap((1, config.num_layers))
+    return runner
+
+
 def pass_through(
     path: Path, dtype: torch.dtype, group: Group, storage: Storage = "stored", kernels: str | None = None
 ) -> list[Tensor]:
     """Return hidden states, logits and states between layers of a few passes on one rank."""
-    config, chosen = replace(describe_model(str(path)), storage=storage), select_kernels(force=kernels)
-    model = load_model(config, dtype, 128, chosen, group)
-    runner = ModelRunner(model, chosen, len(BLOCKS), SIZE, group)
-    if config.architecture != "OPTForCausalLM":
-        runner.tap((1, config.num_layers))
-    found = []
+    runner, found = tapped_runner(path, dtype, group, storage, kernels), []
     for batch in batches():
         hidden = runner.forward(decode(encode(Forward.of(batch))).batch)  # as ranks are told
         found += [hidden.clone(), runner.tapped.clone(), runner.logits(hidden, range(len(hidden))).clone()]
@@ -69,16 +75,34 @@ def test_every_family(checkpoint: Callable[[str], Path], name: str, size: int, d
     assert_as_alone(checkpoint(name), dtype, size)
 
 
-@crossed(name=tuple(name for name in FAMILIES if name != "opt"), dtype=[torch.float32, torch.bfloat16])
-def test_every_family_in_stages(checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype) -> None:
-    """The first stage has what the whole model has."""
+@crossed(
+    name=tuple(name for name in FAMILIES if name != "opt"), dtype=[torch.float32, torch.bfloat16], sharing=[1, 2]
+)
+def test_every_family_in_stages(
+    checkpoint: Callable[[str], Path], name: str, dtype: torch.dtype, sharing: int
+) -> None:
+    """The ranks of the first stage end with what one rank has, though all passes are under way at once."""
+    path = checkpoint(name)
 
     def work(group: Group) -> list[Tensor]:
-        return pass_through(checkpoint(name), dtype, replace(group, stages=True))
+        runner = tapped_runner(path, dtype, group)
+        made, found = batches(), list[Tensor]()
+        for first in range(0, len(made), 2):  # as many as there are stages
+            some = made[first : first + 2]
+            for batch in some:
+                runner.start(batch)
+            for _ in some if group.pipeline.first else ():
+                hidden = runner.finish()
+                found += [hidden, runner.tapped, runner.logits(hidden, range(len(hidden))).clone()]
+        return found
 
-    expected = pass_through(checkpoint(name), dtype, ALONE)
-    for found, own in zip(together(2, work)[0], expected, strict=True):
-        assert torch.equal(found.view(torch.uint8), own.view(torch.uint8))
+    alone, expected = tapped_runner(path, dtype, ALONE), list[Tensor]()
+    for batch in batches():
+        hidden = alone.forward(batch)
+        expected += [x.clone() for x in (hidden, alone.tapped, alone.logits(hidden, range(len(hidden))))]
+    for rank, found in enumerate(in_stages(2, sharing, work)[:sharing]):
+        for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), f"rank {rank}, result {i}"
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])

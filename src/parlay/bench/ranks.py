@@ -40,7 +40,8 @@ class RanksOptions:
         model: a directory, a GGUF file, a name.
         ranks: numbers of ranks to compare with one.
         modes: how they split layers, see `tensor_parallel_mode`.
-        batch_sizes: requests that run at once.
+        stages: numbers of stages to compare with one rank too, each a rank.
+        batch_sizes: requests that run at once; with stages, in each plan, and each stage has one.
         max_tokens: tokens of each answer.
         dequantize: see `EngineConfig`.
         precision, turns, minutes: when a batch size has been measured enough, see `StopRule`.
@@ -49,6 +50,7 @@ class RanksOptions:
     model: str = "tiny-code"
     ranks: tuple[int, ...] = (2,)
     modes: tuple[str, ...] = ("exact",)
+    stages: tuple[int, ...] = ()
     batch_sizes: tuple[int, ...] = (1, 8)
     max_tokens: int = 64
     dequantize: bool = False
@@ -57,10 +59,10 @@ class RanksOptions:
     minutes: float = 3.0
 
     def __post_init__(self) -> None:
-        if min(self.ranks) < 2:
-            raise ConfigError(
-                f"ranks must be at least 2, not {min(self.ranks)}: one rank is what they are compared with"
-            )
+        for name in ("ranks", "stages"):
+            least = min(getattr(self, name), default=2)
+            if least < 2:
+                raise ConfigError(f"{name} must be at least 2, not {least}: one rank is what they are compared with")
 
 
 def measure(options: RanksOptions, tick: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -76,16 +78,19 @@ def measure(options: RanksOptions, tick: Callable[[str], None]) -> list[dict[str
     """
     vocab = describe_model(options.model).vocab_size
     llms: dict[str, LLM] = {}
-    for size, mode in ((1, "exact"), *product(options.ranks, options.modes)):
-        name = f"{size} {mode}" if size > 1 else "1"
+    splits = [(1, "exact", 1), *product(options.ranks, options.modes, (1,))]
+    splits += [(1, "exact", stages) for stages in options.stages]
+    for size, mode, stages in splits:
+        name = f"{size} {mode}" if size > 1 else f"{stages} stages" if stages > 1 else "1"
         tick(f"loading, ranks: {name}")
         llms[name] = LLM(
             options.model,
             tensor_parallel_size=size,
             tensor_parallel_mode=mode,
+            pipeline_parallel_size=stages,
             dequantize=options.dequantize,
             max_model_len=_PROMPT + options.max_tokens,
-            max_num_seqs=max(options.batch_sizes),
+            max_num_seqs=max(options.batch_sizes) * stages,
             speculative_config=None,
             use_tqdm_on_load=False,
         )
@@ -111,20 +116,21 @@ def _measure(
         label = f"batch {batch}: turn {number + 1}, ranks"
         found = turns.take(parts, tick, label)
         for name, answers in found.items():
-            same[name] &= answers == found["1"]
+            same[name] &= answers[:batch] == found["1"]
         if rule.precise((estimate(turns.ratios(name)) for name in turns.names[1:]), len(turns)):
             break
     rows = []
     for name in turns.names:
-        ratio, config = estimate(turns.ratios(name)), llms[name].engine.config
-        ranks = config.tensor_parallel_size
+        config = llms[name].engine.config
+        ranks, stages = config.split
+        ratio = estimate([stages * one for one in turns.ratios(name)])
         rows.append(
             {
                 "batch": batch,
-                "ranks": ranks,
-                "mode": config.tensor_parallel_mode if ranks > 1 else "",
-                "threads": _threads(ranks),
-                "tokens_per_s": batch * options.max_tokens / median(turns.seconds[name]),
+                "ranks": config.ranks,
+                "mode": "stages" if stages > 1 else config.tensor_parallel_mode if ranks > 1 else "",
+                "threads": _threads(config.ranks),
+                "tokens_per_s": stages * batch * options.max_tokens / median(turns.seconds[name]),
                 "ratio": ratio.median,
                 "interval": [ratio.low, ratio.high],
                 "turns": len(turns),
@@ -141,11 +147,13 @@ def _threads(ranks: int) -> int:
 
 def _complete(options: RanksOptions, llm: LLM, batch: int, vocab: int, turn: int) -> list[tuple[int, ...]]:
     # The number of threads is the process's, not an engine's: each engine sets it before its turn.
-    threads = _threads(llm.engine.config.tensor_parallel_size)
+    config = llm.engine.config
+    threads = _threads(config.ranks)
     select_kernels().set_threads(threads)
     torch.set_num_threads(threads)
     random = torch.Generator().manual_seed(turn + 1)
-    prompts = torch.randint(0, vocab, (batch, _PROMPT), generator=random).tolist()
+    stages = config.pipeline_parallel_size
+    prompts = [torch.randint(0, vocab, (_PROMPT,), generator=random).tolist() for _ in range(stages * batch)]
     params = SamplingParams(temperature=0, max_tokens=options.max_tokens, ignore_eos=True)
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
 

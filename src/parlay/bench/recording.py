@@ -31,13 +31,24 @@ class _Observer(Worker):
     """A worker that leaves drafts out of its passes and records those that are made for the next."""
 
     def __init__(self, inner: Worker) -> None:
-        self._inner = inner
+        self._inner, self._plan = inner, Plan(0, ())
         self.chains: dict[int, list[Draft]] = {}  # by request, after each of its tokens
 
-    def execute(self, plan: Plan) -> StepOutput:
-        bare = Plan(plan.plan_id, tuple(replace(span, draft=NO_DRAFT) for span in plan.spans))
-        output = self._inner.execute(bare)
-        for span, proposal in zip(plan.spans, output.proposals, strict=True):
+    @property
+    def has_room(self) -> bool:
+        return self._inner.has_room
+
+    @property
+    def oldest(self) -> Plan | None:
+        return None if self._inner.oldest is None else self._plan
+
+    def start(self, plan: Plan) -> None:
+        self._plan = plan
+        self._inner.start(Plan(plan.plan_id, tuple(replace(span, draft=NO_DRAFT) for span in plan.spans)))
+
+    def finish(self) -> StepOutput:
+        output = self._inner.finish()
+        for span, proposal in zip(self._plan.spans, output.proposals, strict=True):
             if span.sample:
                 self.chains.setdefault(span.request_id, []).append(proposal.draft)
         return output

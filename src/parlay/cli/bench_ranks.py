@@ -36,7 +36,8 @@ def add_parser(kinds: Any) -> None:
         "ranks",
         help="one rank with all threads against several that share them; what an exchange takes",
         description="Compare plain decoding on one rank, which has all threads, with several ranks that share them, "
-        "in interleaved turns. The exit status is 1 if a token differs. The last line of the output is JSON.",
+        "in interleaved turns. With stages, each has a plan under way, and so as many times the requests. "
+        "The exit status is 1 if a token differs. The last line of the output is JSON.",
     )
     parser.add_argument("--model", default="tiny-code", help="a directory, a GGUF file, a name (default: tiny-code)")
     parser.add_argument("--ranks", type=count, nargs="+", default=[2], help="to compare with one (default: 2)")
@@ -47,7 +48,16 @@ def add_parser(kinds: Any) -> None:
         default=["exact"],
         help="of splitting layers (default: exact)",
     )
-    parser.add_argument("--batch-sizes", type=count, nargs="+", default=[1, 8], help="requests that run at once")
+    parser.add_argument(
+        "--stages",
+        type=count,
+        nargs="+",
+        default=[],
+        help="to compare with one rank, each stage a rank (default: none)",
+    )
+    parser.add_argument(
+        "--batch-sizes", type=count, nargs="+", default=[1, 8], help="requests that run at once, in each plan"
+    )
     parser.add_argument("--max-tokens", type=count, default=64, help="of each answer (default: 64)")
     add_dequantize_flag(parser)
     parser.add_argument("--turns", type=count, default=100, help="at most so many a batch size (default: 100)")
@@ -63,6 +73,7 @@ def _run(options: argparse.Namespace) -> int:
         model=options.model,
         ranks=tuple(options.ranks),
         modes=tuple(options.modes),
+        stages=tuple(options.stages),
         batch_sizes=tuple(options.batch_sizes),
         max_tokens=options.max_tokens,
         dequantize=options.dequantize,

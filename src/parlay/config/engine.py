@@ -146,12 +146,6 @@ class EngineConfig:
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             if not 1 <= getattr(self, name) <= MOST_RANKS:
                 raise ConfigError(f"{name} must be between 1 and {MOST_RANKS}, not {shown(getattr(self, name))}")
-        if min(self.tensor_parallel_size, self.pipeline_parallel_size) > 1:
-            raise ConfigError(
-                "tensor_parallel_size and pipeline_parallel_size are not served together; leave one of them at 1"
-            )
-        if self.pipeline_parallel_size > 1 and self.tensor_parallel_mode == "fast":
-            raise ConfigError("tensor_parallel_mode is for ranks that share layers; leave it out")
         if self.rank_address is not None and self.distributed_executor_backend == "ray":
             raise ConfigError("Ray starts the ranks itself; leave out rank_address or distributed_executor_backend")
         if self.rank_address is not None and self.ranks == 1:

@@ -23,6 +23,7 @@ from parlay.drafting.controller import Controller
 from parlay.drafting.device import Device
 from parlay.drafting.hosts import Faults, Host, Method
 from parlay.drafting.measured import measured
+from parlay.drafting.notes import Notes
 from parlay.drafting.offers import NOTHING, Offer
 from parlay.drafting.prediction import DEFAULT_LENGTH
 from parlay.drafting.state import Candidate, Drafted, DraftState, Why
@@ -45,6 +46,7 @@ class Drafting:
     Attributes:
         faults: of the proposers.
         controller: chooses lengths; None where they are fixed.
+        step: notes on the step that is planned or committed; with several under way, the scheduler keeps each one's.
     """
 
     def __init__(
@@ -95,11 +97,7 @@ class Drafting:
         self._trust = Trust()
         self._find = Candidates(self._calibration, self._trust)
         self._account, self._clock = Account(), clock
-        self._plain, self._drafts = 0.0, False  # seconds of the step without drafts; whether it has any
-        # Of the step: requests that emit; which mean of their speeds counts; the sum of what drafts have gained them.
-        self._emitting, self._fair, self._gained, self._looks, self._free = 1, False, 0.0, False, False
-        self._asking = 0.0  # seconds of asking for them, which are the account's
-        self._steps = 0
+        self.step, self._steps = Notes(), 0
 
     @property
     def seconds(self) -> float:
@@ -182,8 +180,8 @@ class Drafting:
         """
         self._bound, self._steps = self._most_nodes(emitting), self._steps + 1
         self._calibration.step = self._steps
-        self._emitting, self._gained, self._asking, self._free = emitting, 0.0, 0.0, bool(requests)
-        control, self._drafts, self._looks, device = self.controller, False, False, self._device
+        step = self.step = Notes(emitting, offered=bool(requests))
+        control, device = self.controller, self._device
         if device is not None:
             device.begin(requests)
         if control is None:
@@ -196,7 +194,7 @@ class Drafting:
             return
         asking = control.asks(emitting, rows, keys)
         if not idle:
-            self._fair, self._branches = control.fair(waiting=waiting), self._tree and control.branches
+            step.fair, self._branches = control.fair(waiting=waiting), self._tree and control.branches
             self._gather(requests, room, asking, control.price)
         some = [request.drafting for request in requests if request.drafting.best is not None]
         if some:
@@ -207,10 +205,11 @@ class Drafting:
                 self._take(state, nodes)
             guessed = sum(state.best.guessed(state.taken) for state in some if state.best is not None)
             self._account.gain(-control.extra(rows, guessed))
-            self._plain, self._drafts = control.plain, any(chosen)
-        self._looks = control.looks
+            step.plain, step.drafts = control.plain, any(chosen)
+        step.looks = control.looks
         if thinks and device is not None:
             device.choose(requests, [self.limit(request) for request in requests], emitting, keys)
+        step.device = device.next_length if device is not None else 0
 
     def _take_all(self, request: Drafted, room: int) -> int:
         """Draft as much as possible, at most `room` nodes; return how many nodes that is."""
@@ -263,8 +262,8 @@ class Drafting:
             elif state.layers.speculated:
                 state.layers = replace(state.layers, speculated=0)
         if asked:
-            self._asking = self._clock() - began
-            account.spend(self._asking, asked)
+            self.step.asking = self._clock() - began
+            account.spend(self.step.asking, asked)
 
     def draft(self, request: Drafted, end: int, rows: int, next_rows: int) -> Offer:
         """Return the draft of a request that was granted rows.
@@ -318,7 +317,7 @@ class Drafting:
         best = state.best
         if best is not None:
             gained = best.guessed(state.taken[node] for node in verdict.path)
-            self._gained += log1p(gained) if self._fair else gained
+            self.step.gained += log1p(gained) if self.step.fair else gained
         for candidate in state.candidates:
             draft, path = candidate.draft, walk(candidate.draft, verdict.tokens)
             judged = self._calibration.observe(draft, Verdict(verdict.tokens, path), span.params)
@@ -344,15 +343,16 @@ class Drafting:
 
     def timed(self, plan: Plan, output: StepOutput, seconds: float) -> None:
         """Learn how long a step took, `seconds` in all, and what drafts have saved."""
-        if self._gained:  # by the mean of all requests that `Controller.choose` uses
-            mean = self._gained / self._emitting
-            self._account.gain(self._plain * (expm1(mean) if self._fair else mean))
+        step = self.step
+        if step.gained:  # by the mean of all requests that `Controller.choose` uses
+            mean = step.gained / step.emitting
+            self._account.gain(step.plain * (expm1(mean) if step.fair else mean))
         if self.controller is None:
             return
-        plain = not self._drafts and not (self._free and self._device and self._device.next_length)
-        if plain and self._steps % _TIMED and not self._looks:
+        plain = not step.drafts and not (step.offered and step.device)
+        if plain and self._steps % _TIMED and not step.looks:
             return  # a few plain steps tell enough
-        self.controller.timed(*measured(plan, output, seconds - self._asking), output.times.settled)
+        self.controller.timed(*measured(plan, output, seconds - step.asking), output.times.settled)
 
     def forgotten(self) -> tuple[int, ...]:
         """Return the requests whose states a device proposer is to drop, each of them once."""

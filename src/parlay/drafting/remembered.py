@@ -38,16 +38,24 @@ class Costs:
 class CostFile:
     """Where the costs of one engine's steps are kept."""
 
-    def __init__(self, numerics: str, threads: int, folder: Path | None = None, *, ranks: int = 1) -> None:
+    def __init__(
+        self, numerics: str, threads: int, folder: Path | None = None, *, split: tuple[int, int] = (1, 1)
+    ) -> None:
         """Read and write nothing yet.
 
         Args:
             numerics: names the target and its arithmetic.
             threads: of the kernels, all ranks together.
             folder: where files are kept; None takes the user's cache folder, if there is one.
-            ranks: number of ranks that share the target's layers.
+            split: ranks that share each of the target's layers, and stages that have layers of their own.
         """
-        self._key = {"numerics": numerics, "threads": threads, "ranks": ranks, "cpu": env.cpu()[0], "format": _FORMAT}
+        self._key = {
+            "numerics": numerics,
+            "threads": threads,
+            "split": list(split),
+            "cpu": env.cpu()[0],
+            "format": _FORMAT,
+        }
         name = sha256(json.dumps(self._key).encode()).hexdigest()[:32]
         cache = env.cache_dir()
         folder = folder or (cache and cache / "costs")

@@ -103,7 +103,7 @@ class Engine:
         with explain_if_draft_head(config.model, path):
             model_config = describe_as(path, config.storage, config.quantization, config.load_format)
             dtype = resolve_dtype(config.dtype, model_config)
-            check_ranks(model_config, config.ranks, stages=config.pipeline_parallel_size > 1)
+            check_ranks(model_config, *config.split)
             self.max_model_len = longest_sequence(config, model_config.max_position)
             self.codec = text_codec(config, model_config, hub)
             target = TargetInfo(model_config, dtype, self.max_model_len, hub, *config.split)
@@ -118,8 +118,7 @@ class Engine:
             check_weights(model_config)
 
         digest, loading = start_digest(path, self.codec.path), Loading(config, weights, on_progress)
-        share = next((m.proposer.share for m in methods if m.proposer.share), None)
-        ranks = make_ranks(config, 4 * model_config.vocab_size, share)
+        ranks = make_ranks(config, 4 * model_config.vocab_size)
         threads = ranks.threads
         torch.set_num_threads(threads)
         kernels, trust = choose_kernels(select_kernels(config.device), cases(model_config, dtype), threads)
@@ -129,8 +128,8 @@ class Engine:
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
         spare = scratch_blocks(config.block_size) if any(m.proposer.borrows for m in methods) else 0
         drafter = device_proposer(methods)
-        taps = drafter.taps if drafter else ()
-        ranks.start(Assignment.of(config, path, dtype, self.max_model_len, num_blocks + spare, share, taps))
+        taps, share = drafter.taps if drafter else (), drafter.share if drafter else None
+        ranks.start(Assignment.of(config, model_config, dtype, self.max_model_len, num_blocks + spare, share, taps))
         with loading.target(own_bytes) as on_read:
             model = load_model(model_config, dtype, self.max_model_len, kernels, ranks.group, on_read)
         identity = identify(model_config, self.max_model_len, digest.result())
@@ -166,7 +165,7 @@ class Engine:
         summing = ranks.group.size if ranks.group.fast else 1
         self.numerics = replace(numerics, verification=self._verification, summing=summing)
         self.numerics_id = str(self.numerics)
-        file = CostFile(self.numerics_id, env.threads(), ranks=config.ranks)
+        file = CostFile(self.numerics_id, env.threads(), split=config.split)
         drafting = make_drafting(
             speculative, methods, config, runner, num_blocks, groups[0].bytes_per_token / own_bytes, file
         )
@@ -334,7 +333,8 @@ class Engine:
         )
         self._scheduler.finish(request, "abort", perf_counter())
         for other in self._scheduler.requests:
-            self._scheduler.drafting.lose_step(other)
+            if not self._scheduler.is_under_way(other):
+                self._scheduler.drafting.lose_step(other)
         self.check()
 
     def snapshot(self) -> StatsSnapshot:
@@ -360,8 +360,8 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is unfinished."""
-        return any(True for _ in self._scheduler.requests)
+        """Whether any request is unfinished, or a step is under way."""
+        return self._worker.oldest is not None or any(True for _ in self._scheduler.requests)
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks, as when they run out; its output must not change."""

@@ -15,8 +15,7 @@ from parlay.engine.rank import Assignment
 from parlay.engine.ranks import Ranks
 from parlay.errors import RankError
 from parlay.log import logger
-from parlay.parallel.gloo import Gloo, drafts, make_store
-from parlay.parallel.group import Group
+from parlay.parallel.gloo import connect_ranks, make_store
 
 _JOINING = 600.0  # seconds until all have to be there
 _LOOK = 1.0  # seconds between two looks whether they still may come
@@ -68,18 +67,15 @@ class JoinedRanks(Ranks):
         # Kept until all have found each other, and no longer.
         store = make_store(hosts[0])
         for rank, link in enumerate(self._links, 1):
-            own = replace(first, rank=rank, size=self._size, store=store.port, patience=self._patience)
+            own = replace(first, rank=rank, store=store.port, patience=self._patience)
             try:
                 link.send_bytes(msgspec.msgpack.encode(own))
             except OSError:
                 raise RankError(f"rank {rank} has left while others joined; start the engine again") from None
         self._store = store
-        self.group = Group(
-            0, self._size, Gloo(store, 0, self._size, hosts[0], self._patience), first.fast, first.stages
-        )
-        if first.shares:
-            exchange = Gloo(drafts(store), 0, first.shares, hosts[0], self._patience)
-            self.draft_group = Group(0, first.shares, exchange)
+        exchange, ring, drafts = connect_ranks(store, hosts[0], first.seat, self._patience)
+        self.group = first.seat.group(exchange, ring, fast=first.fast)
+        self.draft_group = first.seat.draft_group(drafts)
 
     def _next(self, rank: int, until: float) -> tuple["Connection[bytes, bytes]", str]:
         """Return a connection to the next rank that joins, and this machine's address on it."""

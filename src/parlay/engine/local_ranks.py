@@ -19,11 +19,10 @@ from parlay.engine.rank import Assignment
 from parlay.engine.ranks import Ranks
 from parlay.errors import ConfigError
 from parlay.log import logger
-from parlay.parallel.group import Group
 from parlay.parallel.numa import allowed_processors, memory_nodes, place_ranks, stay_on
 
 if TYPE_CHECKING:
-    from parlay.kernels.exchange import SharedMemory
+    from parlay.kernels.exchange import SharedMemory, SharedRing
 
 _COMMAND = (sys.executable, "-P", "-m", "parlay.engine.rank")
 _ROOM = 1 << 20  # bytes that a rank sends at once; long prompts go in pieces
@@ -31,56 +30,62 @@ _ENDING = 5.0  # seconds that a rank may take to end
 
 
 class LocalRanks(Ranks):
-    """A group of ranks on this machine, which divide its threads and share memory."""
+    """The ranks of an engine on this machine, which divide its threads and share memory."""
 
-    def __init__(self, size: int, widest: int, drafters: int = 1) -> None:
-        """Prepare the exchange; nothing is started yet.
+    def __init__(self, size: int, room: int) -> None:
+        """Divide threads and processors; nothing is started yet.
 
         Args:
             size: how many, this one included.
-            widest: bytes of the longest row that is exchanged.
-            drafters: how many of them share a draft model.
+            room: bytes of the longest row that is exchanged.
 
         Raises:
-            ConfigError: this machine has no memory that processes could share, or an environment variable is wrong.
+            ConfigError: an environment variable is wrong.
         """
         super().__init__()
         self._threads = share_threads(env.threads(), size)
         self.threads = self._threads[0]
         self._places = place_ranks(size, allowed_processors(), memory_nodes())
-        self._room, self._patience = max(_ROOM, widest), env.rank_timeout()
+        self._room, self._patience = max(_ROOM, room), env.rank_timeout()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._files: list[int] = []
         self._closing = threading.Event()
         self.close = weakref.finalize(self, _close, self._closing, self._links, self._processes, self._files)
-        self._exchanges: list[SharedMemory] = []
-        self.group = Group(0, size, self._share(size))
-        self._files += os.pipe()
-        if drafters > 1:
-            self.draft_group = Group(0, drafters, self._share(drafters))
-
-    def _share(self, size: int) -> "SharedMemory":
-        try:
-            from parlay.kernels.exchange import SharedMemory, make_memory
-
-            memory = make_memory(size, self._room)
-        except (ImportError, AttributeError, OSError) as error:
-            raise ConfigError(
-                f"{size} ranks need the native kernels and memory that processes share, which this "
-                f"machine does not give ({error}); leave their number at 1"
-            ) from error
-        self._files.append(memory)
-        self._exchanges.append(SharedMemory(memory, 0, size, self._room, self._patience))
-        return self._exchanges[-1]
 
     def start(self, first: Assignment) -> None:
-        """Start the processes of all ranks but this one; they load while this one does."""
-        memory, lifeline, _, *drafts = self._files
-        self.group = replace(self.group, fast=first.fast, stages=first.stages)
+        """Start the processes of all ranks but this one; they load while this one does.
+
+        Raises:
+            ConfigError: this machine has no memory that processes could share.
+        """
+        first = replace(first, room=self._room, patience=self._patience)
+        try:
+            from parlay.kernels.exchange import make_memory, make_ring, map_memory
+
+            def kept(file: int) -> int:
+                self._files.append(file)
+                return file
+
+            seat = first.seat
+            lifeline, _ = map(kept, os.pipe())
+            stages = [kept(make_memory(seat.sharing, self._room)) for _ in range(seat.stages)]
+            rings = [kept(make_ring(seat.stages, seat.stages, first.handed)) for _ in range(seat.sharing)]
+            drafts = kept(make_memory(max(seat.drafters, 1), self._room))
+            exchange, ring, among_drafters = map_memory(
+                (stages[0], rings[0], drafts), seat, self._room, first.handed, self._patience
+            )
+        except (ImportError, AttributeError, OSError) as error:
+            raise ConfigError(
+                f"{first.size} ranks need the native kernels and memory that processes share, which this "
+                f"machine does not give ({error}); leave their number at 1"
+            ) from error
+        self.group = seat.group(exchange, ring, fast=first.fast)
+        self.draft_group = seat.draft_group(among_drafters)
         stay_on(self._places[0])
         for rank, threads in enumerate(self._threads[1:], 1):
+            own = replace(first, rank=rank, processors=sorted(self._places[rank]))
             here, there = Pipe()
-            files = there.fileno(), lifeline, memory, *(drafts or [memory])
+            files = there.fileno(), lifeline, stages[own.seat.stage], rings[own.seat.place], drafts
             self._links.append(here)
             self._processes.append(
                 subprocess.Popen(
@@ -91,16 +96,9 @@ class LocalRanks(Ranks):
                 )
             )
             there.close()
-            own = replace(
-                first,
-                rank=rank,
-                size=self.group.size,
-                room=self._room,
-                patience=self._patience,
-                processors=sorted(self._places[rank]),
-            )
             here.send_bytes(msgspec.msgpack.encode(own))
-        watch = _watch, self._processes, self._exchanges, self._closing
+        ways = [way for way in (exchange, ring, among_drafters) if way is not None]
+        watch = _watch, self._processes, ways, self._closing
         threading.Thread(target=watch[0], args=watch[1:], name="parlay-ranks", daemon=True).start()
 
     @property
@@ -119,7 +117,9 @@ def share_threads(threads: int, size: int) -> list[int]:
 
 
 def _watch(
-    processes: Sequence["subprocess.Popen[bytes]"], exchanges: "Sequence[SharedMemory]", closing: threading.Event
+    processes: Sequence["subprocess.Popen[bytes]"],
+    ways: "Sequence[SharedMemory | SharedRing]",
+    closing: threading.Event,
 ) -> None:
     """End all ranks as soon as one has ended that was not told to."""
     ended = threading.Event()
@@ -132,8 +132,8 @@ def _watch(
         threading.Thread(target=wait, args=(process,), name="parlay-rank", daemon=True).start()
     ended.wait()
     if not closing.is_set():
-        for exchange in exchanges:
-            exchange.abandon()
+        for way in ways:
+            way.abandon()
         for process in processes:  # some wait for orders, and none is of use any more
             process.kill()
 

@@ -1,4 +1,4 @@
-"""A further rank of a tensor-parallel engine: a process that runs what rank 0 runs, on its own share of the model."""
+"""A further rank of an engine: a process that runs what rank 0 runs, on its own share of the model."""
 
 import os
 import signal
@@ -16,19 +16,21 @@ from parlay import env, log
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig
+from parlay.engine.timing import MOST_TIMED
 from parlay.errors import RankError
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.log import logger
+from parlay.models.config import ModelConfig
 from parlay.models.select import describe_as, describe_model, load_model
 from parlay.numerics.digests import start_digest
 from parlay.numerics.identify import cases, identify
 from parlay.numerics.trust import choose_kernels
-from parlay.parallel.group import Group
+from parlay.parallel.group import Group, Seat
 from parlay.parallel.numa import stay_on
 from parlay.proposers.base import Share
 from parlay.proposers.places import scratch_blocks
-from parlay.runner.orders import Forward, Logits, Score, decode
+from parlay.runner.orders import Collect, Forward, Move, Score, decode
 from parlay.runner.runner import ModelRunner
 from parlay.types.storage import LoadFormat, Storage
 
@@ -44,13 +46,14 @@ class Assignment:
         max_model_len: longest sequence.
         blocks, block_size: of the cache.
         device: as in `EngineConfig`.
-        rank, size: its index, and the number of ranks.
+        rank, size, sharing: see `Seat`.
         room: bytes that a rank may send at once, through shared memory.
+        handed: bytes of the longest message to the next stage.
         store: port of rank 0's machine where ranks of several machines find each other.
         patience: seconds to wait for another rank.
         processors: to run on.
-        fast, stages: see `Group`.
-        taps: after how many layers states are read by a proposer; of stages.
+        fast: see `Group`.
+        taps: after how many layers states are read by a proposer.
         share: the draft model, if the first of the ranks share that too.
     """
 
@@ -67,12 +70,13 @@ class Assignment:
     device: str
     rank: int = 0
     size: int = 1
+    sharing: int = 1
     room: int = 0
+    handed: int = 0
     store: int = 0
     patience: float = 0.0
     processors: Sequence[int] = ()
     fast: bool = False
-    stages: bool = False
     taps: Sequence[int] = ()
     share: Share | None = None
 
@@ -80,7 +84,7 @@ class Assignment:
     def of(
         cls,
         config: EngineConfig,
-        path: Path,
+        model: ModelConfig,
         dtype: torch.dtype,
         max_model_len: int,
         blocks: int,
@@ -88,10 +92,11 @@ class Assignment:
         taps: Sequence[int],
     ) -> "Assignment":
         """Return what is the same for all ranks of an engine."""
+        rows = max(config.max_num_batched_tokens + config.max_num_seqs, MOST_TIMED)
         return cls(
             config.model,
             config.revision,
-            str(path),
+            str(model.path),
             config.storage,
             config.quantization,
             config.load_format,
@@ -100,16 +105,19 @@ class Assignment:
             blocks,
             config.block_size,
             config.device,
+            size=config.ranks,
+            sharing=config.tensor_parallel_size,
+            handed=rows * (2 + len(taps)) * model.hidden_size * dtype.itemsize,
             fast=config.tensor_parallel_mode == "fast",
-            stages=config.pipeline_parallel_size > 1,
             taps=taps,
             share=share,
         )
 
     @property
-    def shares(self) -> int:
-        """Ranks that share the draft model, if this one does; otherwise 0."""
-        return 0 if self.share is None or self.rank >= self.share.ranks else self.share.ranks
+    def seat(self) -> Seat:
+        """Where it is among the ranks."""
+        drafters = 0 if self.share is None or self.rank >= self.share.ranks else self.share.ranks
+        return Seat(self.rank, self.size, self.sharing, drafters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +151,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
         ConfigError, ModelError, RankError: what is wrong; rank 0 gets it too.
     """
     from parlay.engine.joining import connect
-    from parlay.parallel.gloo import Gloo, drafts, reach_store
+    from parlay.parallel.gloo import connect_ranks, reach_store
 
     connection, host = connect(address, key)
     with connection:
@@ -152,18 +160,16 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
         except EOFError:
             raise ConnectionError("the engine has ended") from None
         logger.warning("rank %d of %d of %s", own.rank, own.size, own.model)
-        store = reach_store(address[0], own.store)
-        exchange = Gloo(store, own.rank, own.size, host, own.patience)
-        draft = Gloo(drafts(store), own.rank, own.shares, host, own.patience) if own.shares else None
+        exchange, ring, drafts = connect_ranks(reach_store(address[0], own.store), host, own.seat, own.patience)
         try:
             path = find_model(model or own.model, Hub(revision=own.revision))
             digest = start_digest(path)
-            runner, numerics = _load(own, path, Group(own.rank, own.size, exchange, own.fast, own.stages))
+            runner, numerics = _load(own, path, own.seat.group(exchange, ring, fast=own.fast))
             drafter = None
-            if own.share is not None and draft is not None:
+            if own.share is not None and drafts is not None:
                 if not own.share.copied:
                     path = find_model(own.share.model, Hub(revision=own.share.revision))
-                drafter = _load_draft(own, own.share, path, runner, Group(own.rank, own.shares, draft))
+                drafter = _load_draft(own, own.share, path, runner, own.seat.draft_group(drafts))
             identity = identify(runner.model.config, own.max_model_len, digest.result())
         except Exception as error:
             connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
@@ -172,14 +178,13 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
         obey(connection, runner, drafter)
 
 
-def main(orders: int, lifeline: int, memory: int, drafts: int) -> None:
+def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> None:
     """Load a share of a model, then follow orders until there are no more.
 
     Args:
         orders: descriptor of the connection to rank 0.
         lifeline: descriptor of a pipe that ends with rank 0's process.
-        memory: descriptor of the memory for exchanges.
-        drafts: descriptor of that of the draft model, if this rank shares it.
+        memory, ring, drafts: descriptors of memory for exchanges, see `map_memory`; any, where there is none.
     """
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # rank 0 decides when this ends
@@ -188,17 +193,17 @@ def main(orders: int, lifeline: int, memory: int, drafts: int) -> None:
     with Connection(orders) as connection:
         own = msgspec.msgpack.decode(connection.recv_bytes(), type=Assignment)
         stay_on(frozenset(own.processors))
-        from parlay.kernels.exchange import SharedMemory  # which not every installation has
+        from parlay.kernels.exchange import map_memory  # which not every installation has
 
-        exchange = SharedMemory(memory, own.rank, own.size, own.room, own.patience)
-        draft = SharedMemory(drafts, own.rank, own.shares, own.room, own.patience) if own.shares else None
-        for file in {memory, drafts}:
+        files = memory, ring, drafts
+        ways = exchange, channel, among_drafters = map_memory(files, own.seat, own.room, own.handed, own.patience)
+        for file in set(files):
             os.close(file)
         try:
-            runner, numerics = _load(own, Path(own.path), Group(own.rank, own.size, exchange, own.fast, own.stages))
+            runner, numerics = _load(own, Path(own.path), own.seat.group(exchange, channel, fast=own.fast))
             drafter = None
-            if own.share is not None and draft is not None:
-                group = Group(own.rank, own.shares, draft)
+            if own.share is not None and among_drafters is not None:
+                group = own.seat.draft_group(among_drafters)
                 drafter = _load_draft(own, own.share, Path(own.share.path), runner, group)
         except Exception as error:
             connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
@@ -209,9 +214,9 @@ def main(orders: int, lifeline: int, memory: int, drafts: int) -> None:
         except RankError:
             pass  # rank 0 knows
         except BaseException:
-            exchange.abandon()
-            if draft is not None:
-                draft.abandon()
+            for way in ways:
+                if way is not None:
+                    way.abandon()
             logger.exception("rank %d has failed", own.rank)
             raise
 
@@ -225,7 +230,7 @@ def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple
     tune(kernels, env.threads())
     model = load_model(config, dtype, own.max_model_len, kernels, group)
     runner = ModelRunner(model, kernels, own.blocks, own.block_size, group)
-    if own.stages:  # the states between layers are on the rank that has these layers
+    if own.seat.stages > 1:  # the states between layers are on the rank that has these layers
         runner.tap(tuple(own.taps))
     return runner, arithmetic(kernels.name, trust.bits)
 
@@ -249,7 +254,7 @@ def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: M
     Raises:
         RankError: another rank is lost.
     """
-    hidden = torch.empty(0)
+    hidden, pipeline = torch.empty(0), runner.pipeline
     while True:
         try:
             order = decode(connection.recv_bytes())
@@ -259,11 +264,16 @@ def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: M
             assert drafter is not None
             _draft(drafter, order)
         elif isinstance(order, Forward):
-            hidden = runner.forward(order.batch)
-        elif isinstance(order, Logits):
-            runner.logits(hidden, order.rows)
-        else:
+            runner.start(order.batch)
+            if pipeline.stages == 1:
+                hidden = runner.finish()
+        elif isinstance(order, Move):
             runner.move(order)
+        elif pipeline.first:  # which alone has what passes end with
+            if isinstance(order, Collect):
+                hidden = runner.finish()
+            else:
+                runner.logits(hidden, order.rows)
 
 
 def _draft(drafter: ModelRunner, order: Forward | Score) -> None:

@@ -8,7 +8,6 @@ from parlay.config import EngineConfig
 from parlay.engine.ranks import Ranks
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
-from parlay.proposers.base import Share
 from parlay.text.tokenizer import TextCodec
 
 
@@ -45,13 +44,12 @@ def longest_sequence(config: EngineConfig, limit: int) -> int:
     return config.max_model_len
 
 
-def make_ranks(config: EngineConfig, widest: int, share: Share | None) -> Ranks:
+def make_ranks(config: EngineConfig, room: int) -> Ranks:
     """Return the ranks of an engine, not yet started; often it is alone.
 
     Args:
         config: of the engine.
-        widest: bytes of the longest row that is exchanged.
-        share: a draft model that some of them share.
+        room: bytes of the longest row that is exchanged.
 
     Raises:
         ConfigError: they cannot be.
@@ -70,4 +68,4 @@ def make_ranks(config: EngineConfig, widest: int, share: Share | None) -> Ranks:
         return JoinedRanks.at(size, address)
     from parlay.engine.local_ranks import LocalRanks
 
-    return LocalRanks(size, widest, share.ranks if share else 1)
+    return LocalRanks(size, room)

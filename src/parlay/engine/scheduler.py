@@ -6,10 +6,12 @@ makes them.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 from parlay.config import EngineConfig
 from parlay.drafting.drafting import Drafting
+from parlay.drafting.notes import Notes
 from parlay.drafting.offers import NOTHING, Offer
 from parlay.engine.request import Request, Rows
 from parlay.engine.stats import EngineStats
@@ -39,7 +41,7 @@ class Scheduler:
         processors: dict[int, LiveProcessor] | None = None,
     ) -> None:
         """Begin with no requests, and put their processors where the verifier finds them."""
-        self._config = config
+        self._config, self._stages = config, config.pipeline_parallel_size
         self.pool = pool
         self.drafting = drafting
         self.processors: dict[int, LiveProcessor] = {} if processors is None else processors
@@ -48,6 +50,9 @@ class Scheduler:
         self._plan_ids = itertools.count()
         self._waiting: list[Request] = []
         self._running: list[Request] = []  # in order of admission
+        self._under_way: dict[int, Request] = {}  # by id: those in plans that are not committed
+        self._notes = deque[tuple[Plan, Notes]]()  # these plans, in order
+        self._preempted: set[Request] = set()  # of those: who is to lose its blocks afterwards
         self._left = 0  # rows left in the plan being made
 
     @property
@@ -71,11 +76,13 @@ class Scheduler:
         self._waiting.insert(place, request)
 
     def finish(self, request: Request, reason: FinishReason, now: float) -> None:
-        """End a request and free everything it holds; a step in flight will ignore it."""
+        """End a request and free all that it holds; its blocks only after a plan under way, which writes to them."""
         request.finish_reason = reason
         self.stats.finished[reason] += 1
         request.counts.finished = now
-        request.table.release()
+        self._preempted.discard(request)
+        if not self.is_under_way(request):
+            request.table.release()
         self.drafting.forget(request)
         self.processors.pop(request.request_id, None)
         if request in self._running:
@@ -100,7 +107,8 @@ class Scheduler:
         """Choose the spans of the next step and reserve their blocks; a request's first ones are dated `now`.
 
         Known tokens come first: of running requests, then of waiting ones. Drafts share the rows and blocks that are
-        left, so that no request waits for another's draft.
+        left, so that no request waits for another's draft. A request is in one plan at a time; where several are
+        under way, each has an equal part of the requests.
 
         Raises:
             SpanError: the draft of one request could not be made; plan again without the request.
@@ -108,20 +116,32 @@ class Scheduler:
         rows: dict[Request, Rows] = {}
         self._left = self._config.max_num_batched_tokens
         waiting = len(self._waiting)
+        free = [r for r in self._running if not self.is_under_way(r)]
         # Requests about to emit go first: a long prompt must not delay them.
-        for request in sorted(self._running, key=lambda r: r.gap > 1):
+        for request in sorted(free, key=lambda r: r.gap > 1)[: self._part(len(free))]:
             if self._left and request in self._running:
                 self._reserve(request, rows)
         # If blocks ran out, an admitted request would only take them from the preempted ones again.
         if len(self._waiting) == waiting:
             self._admit(rows, now)
         spans = tuple(self._spans(rows))
-        return Plan(next(self._plan_ids), spans, self.drafting.forgotten() if spans else ())
+        plan = Plan(next(self._plan_ids), spans, self.drafting.forgotten() if spans else ())
+        if spans:
+            self._under_way |= {request.request_id: request for request in rows}
+            self._notes.append((plan, self.drafting.step))
+        return plan
+
+    def _part(self, free: int) -> int:
+        """Return how many of the running requests a plan takes, of those that are in no other one."""
+        more = max(self._stages - len(self._notes), 1)
+        return min(-(-len(self._running) // self._stages), -(-free // more))
 
     def _reserve(self, request: Request, rows: dict[Request, Rows]) -> None:
         """Give a running request its rows and blocks, preempting until they fit, at last the request itself."""
         while not self._fits(request, rows):
             victim = self._victim()
+            if self.is_under_way(victim):
+                return  # until then this request waits
             self.preempt(victim)
             self._left += sum(rows.pop(victim, ()))
             if victim is request:
@@ -147,6 +167,10 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks; its known tokens stay, and are computed again later."""
+        if self.is_under_way(request):
+            self._preempted.add(request)
+            return
+        self._preempted.discard(request)
         request.table.release()
         request.computed = 0
         self.drafting.reset(request)
@@ -232,11 +256,10 @@ class Scheduler:
             SpanError: one request could not be committed; for those after it the step is lost.
         """
         assert output.plan_id == plan.plan_id, "an answer to another plan"
-        by_id = {r.request_id: r for r in self._running}
-        moved = []
+        requests, moved = self.take_back(plan), []
         for span, verdict, proposal in zip(plan.spans, output.verdicts, output.proposals, strict=True):
-            request = by_id.get(span.request_id)
-            if request is None:  # aborted or preempted while the step was in flight
+            request = requests[span.request_id]
+            if request.finish_reason is not None:  # aborted while the step was under way
                 continue
             try:
                 self._advance(request, span, verdict)
@@ -246,7 +269,30 @@ class Scheduler:
                     moved.append(request)
             except Exception as error:
                 raise SpanError(request.request_id) from error
+        for request in requests.values():
+            if request in self._preempted:
+                self.preempt(request)
         return moved
+
+    def take_back(self, plan: Plan) -> dict[int, Request]:
+        """End a plan under way, and free what its aborted requests held; return its requests.
+
+        Without a commit, a later plan does its work.
+        """
+        own = next((one for one in self._notes if one[0] is plan), None)
+        if own is None:
+            return {}
+        self._notes.remove(own)
+        self.drafting.step = own[1]
+        requests = {span.request_id: self._under_way.pop(span.request_id) for span in plan.spans}
+        for request in requests.values():
+            if request.finish_reason is not None:
+                request.table.release()
+        return requests
+
+    def is_under_way(self, request: Request) -> bool:
+        """Whether a request is in a plan that is not committed."""
+        return request.request_id in self._under_way
 
     def _advance(self, request: Request, span: Span, verdict: Verdict) -> None:
         """Count what was computed, and share the blocks that became full of verified tokens."""
@@ -315,6 +361,7 @@ class Scheduler:
         Raises:
             AssertionError: the pool and the tables disagree.
         """
-        self.pool.check(r.table.blocks for r in self.requests)
+        ended = (r for r in self._under_way.values() if r.finish_reason is not None)
+        self.pool.check(r.table.blocks for r in itertools.chain(self.requests, ended))
         for request in self._waiting:
             assert not request.table.blocks, f"waiting request {request.request_id} holds blocks"

@@ -3,8 +3,10 @@
 Rank 0 drives: it alone plans and commits. Every rank executes the same plan.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from torch import Tensor
@@ -35,6 +37,15 @@ from parlay.verify.select import Verifier, plainly
 _SCORED_AT_ONCE = 64  # rows of a prompt: logits of a whole prompt might not fit into memory
 
 
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A plan that was started: where the rows of each of its spans are, and the seconds that it took to start."""
+
+    plan: Plan
+    offsets: tuple[int, ...]
+    seconds: float
+
+
 class Worker:
     """One rank: the target's runner and, if it drafts on the device, the proposer."""
 
@@ -59,21 +70,37 @@ class Worker:
             processed_logprobs: report log-probabilities after processing instead of before.
         """
         self._processors = processors
+        self._under_way = deque[_UnderWay]()
         self._laws: dict[int, tuple[Law, ...]] = {}  # that pending drafts' nodes were drawn from
         self._processed_logprobs = processed_logprobs
         self._kernels, self._verify = kernels, verify
-        self._runner = runner
+        self._runner, self._unsettled = runner, runner.unsettled
         self._proposer = proposer
         if proposer is not None:
             runner.tap(proposer.taps)
 
+    @property
+    def oldest(self) -> Plan | None:
+        """The plan that was started first of those that are not finished."""
+        return self._under_way[0].plan if self._under_way else None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another plan may be started: each stage of the target's has one."""
+        return len(self._under_way) < self._runner.pipeline.stages
+
+    def drop(self, plan: Plan) -> None:
+        """Forget a plan, if it was started."""
+        self._under_way = deque(one for one in self._under_way if one.plan is not plan)
+
     def execute(self, plan: Plan) -> StepOutput:
-        """Run the plan's rows through the target, verify the drafts, keep accepted nodes, draft for the next step."""
+        """Start a plan and finish it; no other may be under way."""
+        self.start(plan)
+        return self.finish()
+
+    def start(self, plan: Plan) -> None:
+        """Run the plan's rows through the target, as far as this rank has its layers."""
         began = perf_counter()
-        if self._proposer is not None:
-            self._proposer.forget(plan.forgotten)
-            for request_id in plan.forgotten:
-                self._laws.pop(request_id, None)
         spans = plan.spans
         stretches = [Stretch(s.tokens, s.start, s.blocks, s.draft) for s in spans]
         stretches += [
@@ -81,11 +108,22 @@ class Worker:
             for s in spans
             if s.catch_up.rerun
         ]
-        batch, unsettled = flatten(stretches, self._runner.block_size), self._runner.unsettled
-        hidden = self._runner.forward(batch)
+        batch = flatten(stretches, self._runner.block_size)
+        self._runner.start(batch)
+        self._under_way.append(_UnderWay(plan, batch.offsets, perf_counter() - began))
+
+    def finish(self) -> StepOutput:
+        """Verify the drafts of the plan that was started first, keep accepted nodes, draft for the request's next."""
+        step, began = self._under_way.popleft(), perf_counter()
+        plan, spans, offsets = step.plan, step.plan.spans, step.offsets
+        if self._proposer is not None:
+            self._proposer.forget(plan.forgotten)
+            for request_id in plan.forgotten:
+                self._laws.pop(request_id, None)
+        hidden = self._runner.finish()
         rows = [
             row
-            for span, end in zip(spans, batch.offsets[1 : len(spans) + 1], strict=True)
+            for span, end in zip(spans, offsets[1 : len(spans) + 1], strict=True)
             if span.sample
             for row in range(end - len(span.draft) - 1, end)
         ]
@@ -101,15 +139,16 @@ class Worker:
         )
         for i, span in enumerate(spans):
             if span.scored:
-                scores = tuple(self._score_prompt(span, batch.offsets[i], hidden))
+                scores = tuple(self._score_prompt(span, offsets[i], hidden))
                 verdicts[i] = replace(verdicts[i], prompt_logprobs=scores)
         self._runner.keep(spans, verdicts)
         verified = perf_counter()
         proposals = [NO_PROPOSAL] * len(spans)
         if self._proposer is not None:
             proposals = self._propose(self._proposer, spans, verdicts, hidden)
-        settled = self._runner.unsettled == unsettled
-        times = StepTimes(forwarded - began, verified - forwarded, perf_counter() - verified, settled)
+        forward = step.seconds + forwarded - began
+        unsettled, self._unsettled = self._unsettled, self._runner.unsettled
+        times = StepTimes(forward, verified - forwarded, perf_counter() - verified, unsettled == self._unsettled)
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
 
     def _propose(
@@ -156,17 +195,31 @@ class Worker:
 
 
 def drive(scheduler: Scheduler, worker: Worker) -> tuple[list[Request], StepTimes | None]:
-    """Plan a step, have it executed, commit it.
+    """Plan as many steps as there is room for, have them executed, commit the one that was planned first.
 
     Returns:
         The requests that emitted tokens or finished, and where the time went; None if there was nothing to run.
     """
     now = perf_counter()
     expired = scheduler.expire(now)
-    plan = scheduler.plan(now)
-    if not plan.spans:
+    while worker.has_room and (plan := scheduler.plan(now)).spans:
+        with _taken_back_if_it_fails(plan, scheduler, worker):
+            worker.start(plan)
+    oldest = worker.oldest
+    if oldest is None:
         return expired, None
-    output = worker.execute(plan)
-    moved = scheduler.commit(plan, output, perf_counter())
-    scheduler.drafting.timed(plan, output, perf_counter() - now)
+    with _taken_back_if_it_fails(oldest, scheduler, worker):
+        output = worker.finish()
+        moved = scheduler.commit(oldest, output, perf_counter())
+    scheduler.drafting.timed(oldest, output, perf_counter() - now)
     return expired + moved, output.times
+
+
+@contextmanager
+def _taken_back_if_it_fails(plan: Plan, scheduler: Scheduler, worker: Worker) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        worker.drop(plan)
+        scheduler.take_back(plan)
+        raise

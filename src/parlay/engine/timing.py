@@ -7,6 +7,7 @@ from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 
 _ROWS = (1, 8, 2, 16, 4, 32, 12, 6, 24, 3)  # the most informative first: there may be no time for all
+MOST_TIMED = max(_ROWS)
 _ROUNDS = 12
 _FIRST = 5.0  # passes' time that the first of a size may take, since it is recorded
 

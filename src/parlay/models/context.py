@@ -60,7 +60,7 @@ class ForwardContext:
         view: which keys each row sees.
         cache: one entry a layer.
         buffers: memory for intermediate results.
-        taps: after how many layers the residual stream is to be left in `tapped`, before any norm; ascending.
+        taps: after how many layers the residual stream is to be left in `handed_states`, before any norm; ascending.
     """
 
     kernels: Kernels
@@ -72,9 +72,11 @@ class ForwardContext:
     taps: tuple[int, ...] = ()
 
 
-def tapped(buffers: Buffers, taps: Sequence[int], width: int) -> Tensor:
-    """Return where a pass leaves the residual stream after each of so many layers, `[taps, rows, width]`.
+def handed_states(buffers: Buffers, taps: Sequence[int], width: int) -> Tensor:
+    """Return where a pass leaves its results, and stages what they hand on: `[2 + taps, rows, width]`.
 
-    It is one piece of memory, so that a step's states are kept with a single copy.
+    The first is the residual stream, the second the output of the last layer, to which it is yet to be added; after
+    the model's last layer it is the hidden state instead. The others are the residual stream after so many layers.
+    It is one piece of memory, so that states are kept, or sent, with a single copy.
     """
-    return buffers("taps", len(taps) * width).view(len(taps), -1, width)
+    return buffers("handed", (2 + len(taps)) * width).view(2 + len(taps), -1, width)

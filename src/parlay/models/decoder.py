@@ -4,7 +4,6 @@ Pre-norm residual layers of grouped-query attention with rotary positions and a 
 mixture of experts.
 """
 
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from parlay.checkpoints.loader import Checkpoint, Reader
 from parlay.kernels.base import Kernels
 from parlay.models.config import MOST_LAYERS, ModelConfig
-from parlay.models.context import ForwardContext, LayerCache, tapped
+from parlay.models.context import ForwardContext, LayerCache, handed_states
 from parlay.models.layers import (
     Attention,
     ColumnParallelLinear,
@@ -25,6 +24,7 @@ from parlay.models.layers import (
 )
 from parlay.models.moe import MixtureOfExperts
 from parlay.models.rotary import cos_sin_table
+from parlay.models.stages import own_layers
 from parlay.models.style import Experts
 from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
@@ -298,8 +298,10 @@ class Decoder:
         self._embedding_scale = float(torch.tensor(style.embedding_scale, dtype=dtype))
         everywhere = cos_sin_table(config, max_model_len)
         local = cos_sin_table(config, max_model_len, style.local_rotary) if style.local_rotary else everywhere
-        self._group, shares = group, group.shares
-        self._first, end = group.own_layers(config.num_layers if layers is None else layers)
+        self._pipeline = group.pipeline
+        self._first, end = own_layers(config, self.weight_shapes, group.pipeline)
+        if layers is not None:
+            end = min(end, layers)
         with Checkpoint(config.path, storage=config.storage, on_read=on_read) as weights:
             self.leftovers = self.expect(config, weights)
             self._norm = weights.read("model.norm.weight", dtype)
@@ -307,17 +309,17 @@ class Decoder:
             for i in range(self._first, end):
                 read = Reader(weights, dtype, f"model.layers.{i}.")
                 cos_sin = local if style.windows and style.windows[i] else everywhere
-                self._layers.append(Layer(config, i, read, kernels, shares, cos_sin))
-            if group.stages and group.rank > 0:
-                return  # the first stage begins and ends a pass
+                self._layers.append(Layer(config, i, read, kernels, group, cos_sin))
+            if not group.pipeline.first:
+                return  # the first stage has both ends
             embedding = weights.read_weight("model.embed_tokens.weight", dtype)
-            self._embedding = Embedding(kernels, embedding, shares)
-            tied = self._embedding if shares.size == 1 else embedding
+            self._embedding = Embedding(kernels, embedding, group)
+            tied = self._embedding if group.size == 1 else embedding
             head = tied if config.tie_embeddings else weights.read_weight("lm_head.weight", dtype)
-            self._head = Head(kernels, head, style.logit_divisor, style.logit_cap, shares)
+            self._head = Head(kernels, head, style.logit_divisor, style.logit_cap, group)
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
-        """Run rows through the layers, storing their keys and values.
+        """Run rows through the layers, storing their keys and values; a stage begins with what it was handed.
 
         Args:
             tokens: `[rows]` int64.
@@ -326,53 +328,29 @@ class Decoder:
         Returns:
             Hidden states after the final norm, `[rows, hidden]`, in one of the context's buffers.
         """
-        kernels, width = context.kernels, self.config.hidden_size
-        residual = context.buffers("residual", width)
-        if not self._group.stages or self._group.rank == 0:
+        kernels, width, taps = context.kernels, self.config.hidden_size, context.taps
+        results = handed_states(context.buffers, taps, width)
+        residual, handed, states = results[0], results[1], dict(zip(taps, results[2:], strict=True))
+        delta: Tensor | None = None
+        if self._pipeline.first:
             self._embedding(tokens, residual)
             if self._embedding_scale != 1:
                 kernels.scale(residual, self._embedding_scale)
-        delta: Tensor | None = None
-        for stage in range(self._group.size if self._group.stages else 1):
-            if stage == self._group.rank or not self._group.stages:
-                for depth, (layer, cache) in enumerate(zip(self._layers, context.cache, strict=True), self._first):
-                    if depth in context.taps:
-                        self._tap(depth, residual, delta, context)
-                    delta = layer(residual, delta, context, cache)
-            if self._group.stages:
-                residual, delta = self._hand_over(stage, residual, delta, context)
+        else:
+            delta = handed
+        for depth, (layer, cache) in enumerate(zip(self._layers, context.cache, strict=True), self._first):
+            if depth in states:
+                _add(residual, delta, states[depth], kernels)
+            delta = layer(residual, delta, context, cache)
         assert delta is not None
-        hidden = context.buffers("hidden", width)
+        if not self._pipeline.last:
+            _add(delta, None, handed, kernels)
+            return handed
         eps, plus_one = self.config.rms_norm_eps, self.config.style.plus_one
-        kernels.add_rms_norm(residual, delta, self._norm, eps, hidden, plus_one)
-        if self.config.num_layers in context.taps:
-            self._tap(self.config.num_layers, residual, None, context)
-        return hidden
-
-    def _hand_over(
-        self, stage: int, residual: Tensor, delta: Tensor | None, context: ForwardContext
-    ) -> tuple[Tensor, Tensor]:
-        """Return on every rank what a stage has made: the residual stream, and what is yet to be added to it."""
-        group, width = self._group, residual.shape[1]
-        passed, added = (context.buffers(f"{what} of a stage", width) for what in ("residual", "delta"))
-        group.hand_over(stage, residual, passed)
-        group.hand_over(stage, residual if delta is None else delta, added)
-        if context.taps:
-            begin, end = replace(group, rank=stage).own_layers(self.config.num_layers)
-            states = tapped(context.buffers, context.taps, width)
-            for place, depth in enumerate(context.taps):
-                if begin <= depth < end:
-                    own = states[place]
-                    group.hand_over(stage, own, context.buffers("sent", width) if stage == group.rank else own)
-        return passed, added
-
-    def _tap(self, depth: int, residual: Tensor, delta: Tensor | None, context: ForwardContext) -> None:
-        """Copy the residual stream after `depth` layers, the last of which has yet to add `delta`."""
-        each = torch.arange(residual.shape[0])
-        out = tapped(context.buffers, context.taps, residual.shape[1])[context.taps.index(depth)]
-        context.kernels.embed(residual, each, out)
-        if delta is not None:
-            context.kernels.add_embedding(out, delta, each.int())
+        kernels.add_rms_norm(residual, delta, self._norm, eps, handed, plus_one)
+        if self.config.num_layers in states:
+            _add(residual, None, states[self.config.num_layers], kernels)
+        return handed
 
     @property
     def embedding(self) -> Embedding:
@@ -380,8 +358,13 @@ class Decoder:
         return self._embedding
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return float32 logits `[rows, vocab]` of hidden states `[rows, hidden]`; in `out`, if it is given.
+        """Return float32 logits `[rows, vocab]` of hidden states `[rows, hidden]`; in `out`, if it is given."""
+        return self._head(hidden, out)
 
-        Stages but the first have none to return.
-        """
-        return hidden if self._group.stages and self._group.rank > 0 else self._head(hidden, out)
+
+def _add(x: Tensor, y: Tensor | None, out: Tensor, kernels: Kernels) -> None:
+    """Write x, or x + y, to `out`; all are `[rows, width]`."""
+    each = torch.arange(x.shape[0])
+    kernels.embed(x, each, out)
+    if y is not None:
+        kernels.add_embedding(out, y, each.int())

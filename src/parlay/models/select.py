@@ -18,6 +18,7 @@ from parlay.log import logger
 from parlay.models.config import ModelConfig, architecture_of, parse_config, read_raw
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder
+from parlay.models.stages import own_layers
 from parlay.models.transformers import model as foreign
 from parlay.parallel.group import ALONE, Group
 from parlay.registry import Registry
@@ -162,9 +163,8 @@ def describe_as(
 
 def cache_spec(config: ModelConfig, dtype: torch.dtype, group: Group = ALONE) -> CacheSpec:
     """Return what the model's layers keep of a token, on one of the ranks among which it is split."""
-    shares = group.shares
-    begin, end = shares.share(shares.bounds(config.num_kv_heads))
-    first, last = group.own_layers(config.num_layers)
+    begin, end = group.share(group.bounds(config.num_kv_heads))
+    first, last = own_layers(config, weight_shapes, group.pipeline)
     return CacheSpec(last - first, end - begin, config.head_dim, dtype.itemsize)
 
 
@@ -218,7 +218,7 @@ def load_model(
         ModelError: the weights do not fit the config.
         ConfigError: several ranks cannot share this model.
     """
-    check_ranks(config, group.size, stages=group.stages)
+    check_ranks(config, group.size, group.pipeline.stages)
     return _class(config)(config, dtype, max_model_len, kernels, group, on_read)
 
 
@@ -232,17 +232,17 @@ def load_ends(config: ModelConfig, dtype: torch.dtype, kernels: Kernels) -> Mode
     return family(config, dtype, 1, kernels, ALONE, layers=0)
 
 
-def check_ranks(config: ModelConfig, size: int, *, stages: bool = False) -> None:
-    """Make sure that a model can be split among so many ranks, by shares of its layers or by stages.
+def check_ranks(config: ModelConfig, size: int, stages: int = 1) -> None:
+    """Make sure that a model can be split into stages, and their layers among so many ranks.
 
     Raises:
         ConfigError: it cannot.
     """
-    if size > 1 and stages and not exposes_hidden_states(config):
-        raise ConfigError(f"pipeline_parallel_size={size} is not served for {config.architecture}; leave it at 1")
-    if stages and size > config.num_layers:
+    if stages > 1 and not exposes_hidden_states(config):
+        raise ConfigError(f"pipeline_parallel_size={stages} is not served for {config.architecture}; leave it at 1")
+    if stages > config.num_layers:
         raise ConfigError(
-            f"pipeline_parallel_size={size} exceeds the model's {config.num_layers} layers; each stage needs one"
+            f"pipeline_parallel_size={stages} exceeds the model's {config.num_layers} layers; each stage needs one"
         )
     if size > 1 and config.foreign is not None:
         raise ConfigError(

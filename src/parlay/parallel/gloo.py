@@ -1,5 +1,8 @@
-"""Exchange of columns among ranks of several machines over the network, by gloo (the library within torch)."""
+"""Exchange among ranks of several machines over the network, by gloo (the library within torch)."""
 
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -9,6 +12,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]  # its stubs lack both
 
 from parlay.errors import RankError
+from parlay.parallel.group import Seat
 
 _REACHING = 20  # seconds
 
@@ -20,11 +24,6 @@ def make_store(host: str) -> TCPStore:
         host: an address of this machine that the others reach.
     """
     return TCPStore(host, 0, is_master=True, wait_for_workers=False)
-
-
-def drafts(store: TCPStore) -> PrefixStore:
-    """Return the part of a store where the ranks that share a draft model find each other."""
-    return PrefixStore("drafts", store)
 
 
 def reach_store(host: str, port: int) -> TCPStore:
@@ -39,6 +38,30 @@ def reach_store(host: str, port: int) -> TCPStore:
         raise RankError(
             f"{host}:{port}, where ranks find each other, cannot be reached: {_first_line(error)}"
         ) from None
+
+
+def connect_ranks(
+    store: TCPStore, host: str, seat: Seat, patience: float
+) -> "tuple[Gloo | None, GlooRing | None, Gloo | None]":
+    """Return how a rank reaches those of its stage, the stages before and after, and those of the draft model.
+
+    Args:
+        store: where all ranks find each other; all of them call this.
+        host: the address at which this process listens.
+        seat: of the rank.
+        patience: seconds after which a rank that does not come is given up.
+
+    Raises:
+        RankError: one does not come.
+    """
+    exchange = ring = drafts = None
+    if seat.sharing > 1:
+        exchange = Gloo(PrefixStore(f"stage {seat.stage}", store), seat.place, seat.sharing, host, patience)
+    if seat.stages > 1:
+        ring = GlooRing(PrefixStore(f"ring {seat.place}", store), seat.stage, seat.stages, host, patience)
+    if seat.drafters:
+        drafts = Gloo(PrefixStore("drafts", store), seat.rank, seat.drafters, host, patience)
+    return exchange, ring, drafts
 
 
 class Gloo:
@@ -63,14 +86,7 @@ class Gloo:
             RankError: one does not come.
         """
         self._size = size
-        gloo: Any = ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=host)]
-        options._timeout = timedelta(seconds=patience)
-        try:
-            self._group = gloo(store, rank, size, options)
-        except RuntimeError as error:
-            raise RankError(f"the ranks of this engine do not reach each other: {_first_line(error)}") from None
+        self._group = _group(store, rank, size, host, patience)
 
     def gather(self, own: Tensor, out: Tensor, bounds: tuple[int, ...]) -> None:
         """See `parlay.parallel.group.Exchange`; shares are sent padded to the widest."""
@@ -79,12 +95,63 @@ class Gloo:
         sent[:, : own.shape[1]] = own
         came = own.new_empty((self._size, *sent.shape))
         bytes_of = [list(came.view(torch.uint8).unbind(0))], [sent.view(torch.uint8)]
-        try:
+        with _rank_errors():
             self._group.allgather(*bytes_of).wait()
-        except RuntimeError as error:
-            raise RankError(f"a rank of this engine is lost ({_first_line(error)}); start the engine again") from None
         for begin, width, share in zip(bounds, widths, came, strict=False):
             out[:, begin : begin + width] = share[:, :width]
+
+
+class GlooRing:
+    """A `Channel` over TCP, of which the same holds."""
+
+    def __init__(self, store: PrefixStore, rank: int, size: int, host: str, patience: float) -> None:
+        """Connect to the other ranks, all of which do the same.
+
+        Args:
+            store: where they find each other.
+            rank: of this process, which sends to the next and receives from the one before.
+            size: of the ring; as many messages may be under way from each.
+            host: the address at which this process listens.
+            patience: seconds after which a rank that does not come is given up.
+
+        Raises:
+            RankError: one does not come.
+        """
+        self._next, self._before, self._size = (rank + 1) % size, (rank - 1) % size, size
+        self._group = _group(store, rank, size, host, patience)
+        self._sent = deque[tuple[Any, Tensor]]()  # whose memory has to stay until it was received
+
+    def send(self, states: Tensor) -> None:
+        """See `parlay.parallel.pipeline.Channel`."""
+        states = states.clone()
+        with _rank_errors():
+            self._sent.append((self._group.send([states.view(torch.uint8)], self._next, 0), states))
+            while len(self._sent) > self._size:
+                self._sent.popleft()[0].wait()
+
+    def receive(self, states: Tensor) -> None:
+        """See `parlay.parallel.pipeline.Channel`."""
+        with _rank_errors():
+            self._group.recv([states.view(torch.uint8)], self._before, 0).wait()
+
+
+def _group(store: TCPStore | PrefixStore, rank: int, size: int, host: str, patience: float) -> Any:
+    gloo: Any = ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=host)]
+    options._timeout = timedelta(seconds=patience)
+    try:
+        return gloo(store, rank, size, options)
+    except RuntimeError as error:
+        raise RankError(f"the ranks of this engine do not reach each other: {_first_line(error)}") from None
+
+
+@contextmanager
+def _rank_errors() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankError(f"a rank of this engine is lost ({_first_line(error)}); start the engine again") from None
 
 
 def _first_line(error: RuntimeError) -> str:

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from parlay.parallel.pipeline import WHOLE, Channel, Pipeline
+
 _PANEL = 32  # outputs that kernels compute together
 
 
@@ -46,32 +48,14 @@ class Group:
         exchange: how they hand each other columns; None when `size` is 1.
         fast: layers that need all inputs are split by them, and the ranks' sums are added: half the exchanges, other
             bits.
-        stages: each rank has whole layers, one stage of the model after another, instead of a share of every layer.
+        pipeline: the stages of the model, of which these ranks are one.
     """
 
     rank: int = 0
     size: int = 1
     exchange: Exchange | None = None
     fast: bool = False
-    stages: bool = False
-
-    @property
-    def shares(self) -> "Group":
-        """The ranks that share each layer: this one alone, where layers are whole."""
-        return Group() if self.stages else self
-
-    def own_layers(self, layers: int) -> tuple[int, int]:
-        """Return the first layer of this rank's stage, and the first of the next; without stages, all."""
-        if not self.stages:
-            return 0, layers
-        return self.share(self.bounds(layers))
-
-    def hand_over(self, stage: int, own: Tensor, out: Tensor) -> None:
-        """Write the `own` of rank `stage`, `[rows, width]`, to every rank's `out`; that of others is ignored."""
-        assert self.exchange is not None
-        rows, width = out.shape
-        bounds = tuple(width * (rank > stage) for rank in range(self.size + 1))
-        self.exchange.gather(own if stage == self.rank else own.new_empty((rows, 0)), out, bounds)
+    pipeline: Pipeline = WHOLE
 
     @property
     def recordable(self) -> bool:
@@ -112,3 +96,45 @@ class Group:
 
 
 ALONE = Group()
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a rank is among all ranks of an engine.
+
+    Ranks that share a stage's layers follow each other. The first ones of the first stage share the draft model.
+
+    Attributes:
+        rank: its index among all.
+        size: how many there are.
+        sharing: how many share each layer.
+        drafters: how many share the draft model, if this one does; otherwise 0.
+    """
+
+    rank: int = 0
+    size: int = 1
+    sharing: int = 1
+    drafters: int = 0
+
+    @property
+    def stage(self) -> int:
+        """Its stage of the model."""
+        return self.rank // self.sharing
+
+    @property
+    def place(self) -> int:
+        """Its index among the ranks of its stage."""
+        return self.rank % self.sharing
+
+    @property
+    def stages(self) -> int:
+        """How many stages the model has."""
+        return self.size // self.sharing
+
+    def group(self, exchange: Exchange | None, channel: Channel | None, *, fast: bool = False) -> Group:
+        """Return the group of its stage, reached through `exchange`; `channel` leads to other stages."""
+        return Group(self.place, self.sharing, exchange, fast, Pipeline(self.stage, self.stages, channel))
+
+    def draft_group(self, exchange: Exchange | None) -> Group:
+        """Return the group of those that share the draft model."""
+        return ALONE if exchange is None else Group(self.rank, self.drafters, exchange)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from parlay.kernels.base import AttentionView, Kernels
 from parlay.log import logger
-from parlay.models.context import Buffers, ForwardContext, LayerCache, tapped
+from parlay.models.context import Buffers, ForwardContext, LayerCache, handed_states
 from parlay.models.select import Model
 from parlay.runner.batch import Batch
 
@@ -29,7 +29,7 @@ _NEAR = 2  # factor in rows within which checks vouch for a recording
 class _Graph:
     inputs: Batch
     hidden: Tensor
-    tapped: Tensor
+    handed: Tensor
     run: Callable[[], None]
 
 
@@ -40,14 +40,28 @@ class Graphs:
         taps: after how many layers the residual stream is wanted; to be set before the first pass.
         unsettled: how many passes took longer than usual because they were recorded.
         usable: whether passes are recorded: as long as no check has failed.
-        tapped: the residual streams of the last pass, `[taps, rows, hidden]`, valid until the next one.
+        handed: of the last pass, see `handed_states`, where there are taps or stages; valid until the next one.
     """
 
     def __init__(
-        self, model: Model, kernels: Kernels, cache: tuple[LayerCache, ...], *, recordable: bool = True
+        self,
+        model: Model,
+        kernels: Kernels,
+        cache: tuple[LayerCache, ...],
+        *,
+        recordable: bool = True,
+        alone: bool = True,
     ) -> None:
-        """Begin with no recordings, and make none of passes that are not `recordable`."""
-        self._model = model
+        """Begin with no recordings, and make none of passes that are not `recordable`.
+
+        Args:
+            model: to run.
+            kernels: the operations to run with.
+            cache: of the model's layers.
+            recordable: whether all that a pass computes is kernels'.
+            alone: whether there is no other stage.
+        """
+        self._model, self._alone = model, alone
         self._kernels = kernels
         self._cache = cache
         self._graphs: dict[int, _Graph] = {}  # by rows
@@ -59,20 +73,27 @@ class Graphs:
         self.usable = recordable and model.config.foreign is None
         self.unsettled = 0
         self.taps: tuple[int, ...] = ()
-        self.tapped = torch.empty(0)
+        self.handed = torch.empty(0)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Return hidden states `[rows, hidden]` of a batch, valid until the next pass."""
+    def forward(self, batch: Batch, arrived: Tensor | None = None) -> Tensor:
+        """Return hidden states `[rows, hidden]` of a batch, valid until the next pass.
+
+        Args:
+            batch: of rows.
+            arrived: what the stage before has handed on, `[2 + taps, rows, hidden]`; None for the first stage.
+        """
         rows = len(batch.tokens)
         if rows > MOST_ROWS or not self.usable:
-            return self._eager(batch)
+            return self._eager(batch, arrived)
         graph = self._graphs.get(rows)
         if graph is None:
             self.unsettled += 1
-            return self._record(batch, rows)
+            return self._record(batch, arrived, rows)
         copy_batch(batch, graph.inputs)
+        if arrived is not None:
+            graph.handed.copy_(arrived)
         graph.run()
-        self.tapped = graph.tapped
+        self.handed = graph.handed
         return graph.hidden
 
     def forward_here(self, batch: Batch) -> Tensor:
@@ -80,19 +101,22 @@ class Graphs:
         buffers = Buffers(len(batch.tokens), self._model.dtype, self._buffers)
         return self._model.forward(batch.tokens, self._context(batch, buffers))
 
-    def _eager(self, batch: Batch) -> Tensor:
+    def _eager(self, batch: Batch, arrived: Tensor | None) -> Tensor:
         buffers = Buffers(len(batch.tokens), self._model.dtype)
-        hidden = self._model.forward(batch.tokens, self._context(batch, buffers))
-        self.tapped = self._tapped(buffers)
-        return hidden
+        self.handed = self._handed(buffers, arrived)
+        return self._model.forward(batch.tokens, self._context(batch, buffers))
 
     def _context(self, batch: Batch, buffers: Buffers) -> ForwardContext:
         return ForwardContext(
             self._kernels, batch.positions, batch.slots, batch.view, self._cache, buffers, self.taps
         )
 
-    def _tapped(self, buffers: Buffers) -> Tensor:
-        return tapped(buffers, self.taps, self._model.config.hidden_size) if self.taps else self.tapped
+    def _handed(self, buffers: Buffers, arrived: Tensor | None) -> Tensor:
+        """Return where a pass leaves its results, with what has arrived in it."""
+        if not self.taps and self._alone:
+            return self.handed
+        states = handed_states(buffers, self.taps, self._model.config.hidden_size)
+        return states if arrived is None else states.copy_(arrived)
 
     def _vouched(self, rows: int) -> bool:
         """Whether recordings of as many rows or slightly fewer, and of as many or slightly more, were checked."""
@@ -101,11 +125,12 @@ class Graphs:
             rows <= own <= _NEAR * rows for own in tried
         )
 
-    def _record(self, batch: Batch, rows: int) -> Tensor:
+    def _record(self, batch: Batch, arrived: Tensor | None, rows: int) -> Tensor:
         """Record a pass and return its hidden states; keep it if it passes its check."""
         inputs, vouched = _first(self._inputs, rows), self._vouched(rows)
         buffers = Buffers(rows, self._model.dtype, self._buffers)
         context = self._context(inputs, buffers)
+        handed = self._handed(buffers, arrived)
         hidden: list[Tensor] = []
         copy_batch(batch, inputs)
         if not vouched:  # other tokens at other positions; what they leave in the cache is overwritten right away
@@ -114,23 +139,22 @@ class Graphs:
         run = self._kernels.record(lambda: hidden.append(self._model.forward(inputs.tokens, context)))
         if run is None:
             self.usable = False
-            return self._eager(batch)
-        if not vouched and not self._good(batch, inputs, run, hidden[0]):
-            logger.warning(
-                "%s: its forward pass cannot be recorded; small batches run slower", self._model.config.path
-            )
-            self.usable = False
-            return self._eager(batch)
-        self.tapped = self._tapped(buffers)
-        self._graphs[rows] = _Graph(inputs, hidden[0], self.tapped, run)
+            return self._eager(batch, arrived)
+        if not vouched:
+            copy_batch(batch, inputs)
+            if arrived is not None:
+                handed.copy_(arrived)
+            run()
+            self._tried.append(rows)
+            if not torch.equal(hidden[0].view(torch.uint8), self._eager(batch, arrived).view(torch.uint8)):
+                logger.warning(
+                    "%s: its forward pass cannot be recorded; small batches run slower", self._model.config.path
+                )
+                self.usable = False
+                return self._eager(batch, arrived)
+        self.handed = handed
+        self._graphs[rows] = _Graph(inputs, hidden[0], handed, run)
         return hidden[0]
-
-    def _good(self, batch: Batch, inputs: Batch, run: Callable[[], None], hidden: Tensor) -> bool:
-        """Check a recording, which reads `inputs` and writes `hidden`, on a batch that it was not made from."""
-        copy_batch(batch, inputs)
-        run()
-        self._tried.append(len(batch.tokens))
-        return torch.equal(hidden.view(torch.uint8), self._eager(batch).view(torch.uint8))
 
 
 def _first(batch: Batch, rows: int) -> Batch:

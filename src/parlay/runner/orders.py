@@ -111,7 +111,11 @@ class Score(msgspec.Struct, frozen=True, array_like=True, tag=3):
         return _tensor(self.states, np.uint8).view(dtype).view(self.rows, -1)
 
 
-Order = Forward | Logits | Move | Score
+class Collect(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Take the results of the oldest pass that is under way: for the first of several stages."""
+
+
+Order = Forward | Logits | Move | Score | Collect
 OnOrder = Callable[[Order], None]
 
 _decoder = msgspec.msgpack.Decoder(Order)

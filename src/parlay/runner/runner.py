@@ -1,5 +1,6 @@
 """A model with its cache layers: runs batches, moves keys and values."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from parlay.models.select import Model, cache_spec
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.graphs import Graphs
-from parlay.runner.orders import Forward, Logits, Move, OnOrder, Score, nobody, slots_of
+from parlay.runner.orders import Collect, Forward, Logits, Move, OnOrder, Score, nobody, slots_of
 from parlay.types.plan import Span, Verdict
 
 
@@ -22,6 +23,8 @@ class ModelRunner:
 
     Attributes:
         cache: keys and values of each layer.
+        pipeline: the stage of the model that it runs; as many passes may be under way as there are stages.
+        tapped: the residual streams of the last pass, see `tap`: `[taps, rows, hidden]`, valid until the next one.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class ModelRunner:
         if isinstance(blocks, int):
             blocks = allocate(cache_spec(model.config, model.dtype, group), blocks, block_size, model.dtype)
         self.cache = blocks
-        self._tell = tell
-        self._graphs = Graphs(model, kernels, blocks, recordable=group.recordable)
+        self._tell, self.pipeline = tell, group.pipeline
+        self._graphs = Graphs(model, kernels, blocks, recordable=group.recordable, alone=group.pipeline.stages == 1)
+        self._hidden = self.tapped = torch.empty(0)
+        self._under_way = deque[int]()  # rows of each pass that is not finished
 
     def forward(self, batch: Batch) -> Tensor:
         """Run a batch through the layers; return hidden states `[rows, hidden]`, valid until the next pass.
@@ -58,9 +63,53 @@ class ModelRunner:
         Raises:
             RankError: a rank that shares the layers is lost.
         """
+        self.start(batch)
+        return self.finish()
+
+    def start(self, batch: Batch) -> None:
+        """Run a batch through the layers of this rank's stage.
+
+        As many passes may be under way as there are stages.
+
+        Raises:
+            RankError: a rank that shares the layers is lost.
+        """
         if self._tell is not nobody:
             self._tell(Forward.of(batch))
-        return self._graphs.forward(batch)
+        pipeline, arrived = self.pipeline, None
+        if not pipeline.first:
+            arrived = self._receive(2, len(batch.tokens))
+        self._hidden = self._graphs.forward(batch, arrived)
+        if pipeline.channel is not None:
+            handed = self._graphs.handed
+            pipeline.channel.send(handed[1:] if pipeline.last else handed)
+            if pipeline.first:
+                self._under_way.append(len(batch.tokens))
+
+    def finish(self) -> Tensor:
+        """Return the hidden states `[rows, hidden]` of the pass that was started first, valid until the next one.
+
+        Only the first of several stages can.
+
+        Raises:
+            RankError: a rank that shares the layers is lost.
+        """
+        if self.pipeline.channel is None:
+            self.tapped = self._graphs.handed[2:]
+            return self._hidden
+        if self._tell is not nobody:
+            self._tell(Collect())
+        states = self._receive(1, self._under_way.popleft())
+        self.tapped = states[1:]
+        return states[0]
+
+    def _receive(self, further: int, rows: int) -> Tensor:
+        """Return what the stage before has handed on of a pass: the states of all taps and so many further ones."""
+        assert self.pipeline.channel is not None
+        shape = further + len(self._graphs.taps), rows, self.model.config.hidden_size
+        states = torch.empty(shape, dtype=self.model.dtype)
+        self.pipeline.channel.receive(states)
+        return states
 
     def forward_here(self, batch: Batch) -> Tensor:
         """Run a batch of at most 64 rows on its own tensors, as a part of what the caller may record.
@@ -93,11 +142,6 @@ class ModelRunner:
     def tap(self, layers: tuple[int, ...]) -> None:
         """Have every pass from now on return the residual stream after so many layers; before the first pass."""
         self._graphs.taps = layers
-
-    @property
-    def tapped(self) -> Tensor:
-        """The residual streams of the last pass, see `tap`: `[taps, rows, hidden]`, valid until the next pass."""
-        return self._graphs.tapped
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Return float32 logits `[len(rows), vocab]` of some rows of `hidden`, which the last pass returned.
