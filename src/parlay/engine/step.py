@@ -113,7 +113,7 @@ class Worker:
         self._under_way.append(_UnderWay(plan, batch.offsets, perf_counter() - began))
 
     def finish(self) -> StepOutput:
-        """Verify the drafts of the plan that was started first, keep accepted nodes, draft for the request's next."""
+        """Verify the drafts of the plan that was started first, keep accepted nodes, draft for the next one."""
         step, began = self._under_way.popleft(), perf_counter()
         plan, spans, offsets = step.plan, step.plan.spans, step.offsets
         if self._proposer is not None:
