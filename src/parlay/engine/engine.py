@@ -141,7 +141,7 @@ class Engine:
         for method in methods:
             with loading.proposer(method) as on_read:
                 sizes, laws = (num_blocks, config.block_size, max_rows), speculative.verification in DRAWN
-                shared = ranks.draft_group, ranks.tell_drafters
+                shared = ranks.draft_group, ranks.on_call
                 method.proposer.load(Runtime(kernels, *sizes, ends, runner.cache, on_read, laws, processors, *shared))
         ranks.wait((*arithmetic(kernels.name, trust.bits), identity))
 

@@ -39,7 +39,7 @@ class LocalRanks(Ranks):
         Args:
             size: how many, this one included.
             widest: bytes of the longest row that is exchanged.
-            drafters: how many of them share a draft model.
+            drafters: how many of them share a proposer's layers.
 
         Raises:
             ConfigError: this machine has no memory that processes could share, or an environment variable is wrong.
@@ -98,6 +98,7 @@ class LocalRanks(Ranks):
                 room=self._room,
                 patience=self._patience,
                 processors=sorted(self._places[rank]),
+                share=first.share and first.share.found,
             )
             here.send_bytes(msgspec.msgpack.encode(own))
         watch = _watch, self._processes, self._exchanges, self._closing

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
@@ -15,20 +15,21 @@ import torch
 from parlay import env, log
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import Hub
-from parlay.config import EngineConfig
+from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import RankError
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.log import logger
-from parlay.models.select import describe_as, describe_model, load_model
+from parlay.models.select import describe_as, load_model
 from parlay.numerics.digests import start_digest
 from parlay.numerics.identify import cases, identify
 from parlay.numerics.trust import choose_kernels
 from parlay.parallel.group import Group
 from parlay.parallel.numa import stay_on
-from parlay.proposers.base import Share
-from parlay.proposers.places import scratch_blocks
-from parlay.runner.orders import Forward, Logits, Score, decode
+from parlay.proposers.base import DeviceProposer, Runtime, Share, TargetInfo
+from parlay.proposers.select import make_proposer
+from parlay.proposers.shared import follow
+from parlay.runner.orders import Call, Forward, Logits, decode
 from parlay.runner.runner import ModelRunner
 from parlay.types.storage import LoadFormat, Storage
 
@@ -51,7 +52,7 @@ class Assignment:
         processors: to run on.
         fast, stages: see `Group`.
         taps: after how many layers states are read by a proposer; of stages.
-        share: the draft model, if the first of the ranks share that too.
+        share: the proposer, if the first of the ranks share its layers too.
     """
 
     model: str
@@ -108,7 +109,7 @@ class Assignment:
 
     @property
     def shares(self) -> int:
-        """Ranks that share the draft model, if this one does; otherwise 0."""
+        """Ranks that share the proposer's layers, if this one does; otherwise 0."""
         return 0 if self.share is None or self.rank >= self.share.ranks else self.share.ranks
 
 
@@ -161,9 +162,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
             runner, numerics = _load(own, path, Group(own.rank, own.size, exchange, own.fast, own.stages))
             drafter = None
             if own.share is not None and draft is not None:
-                if not own.share.copied:
-                    path = find_model(own.share.model, Hub(revision=own.share.revision))
-                drafter = _load_draft(own, own.share, path, runner, Group(own.rank, own.shares, draft))
+                drafter = _load_share(own, own.share, runner, Group(own.rank, own.shares, draft))
             identity = identify(runner.model.config, own.max_model_len, digest.result())
         except Exception as error:
             connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
@@ -179,7 +178,7 @@ def main(orders: int, lifeline: int, memory: int, drafts: int) -> None:
         orders: descriptor of the connection to rank 0.
         lifeline: descriptor of a pipe that ends with rank 0's process.
         memory: descriptor of the memory for exchanges.
-        drafts: descriptor of that of the draft model, if this rank shares it.
+        drafts: descriptor of that of the proposer, if this rank shares its layers.
     """
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # rank 0 decides when this ends
@@ -198,8 +197,7 @@ def main(orders: int, lifeline: int, memory: int, drafts: int) -> None:
             runner, numerics = _load(own, Path(own.path), Group(own.rank, own.size, exchange, own.fast, own.stages))
             drafter = None
             if own.share is not None and draft is not None:
-                group = Group(own.rank, own.shares, draft)
-                drafter = _load_draft(own, own.share, Path(own.share.path), runner, group)
+                drafter = _load_share(own, own.share, runner, Group(own.rank, own.shares, draft))
         except Exception as error:
             connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
             return
@@ -230,21 +228,23 @@ def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple
     return runner, arithmetic(kernels.name, trust.bits)
 
 
-def _load_draft(own: Assignment, share: Share, path: Path, target: ModelRunner, group: Group) -> ModelRunner:
-    """Return what runs this rank's share of the draft model, on the target's block ids."""
-    config = replace(target.model.config if share.copied else describe_model(str(path)), storage=share.storage)
-    model = load_model(config, target.model.dtype, own.max_model_len, target.kernels, group)
-    blocks = target.cache if share.copied else own.blocks + scratch_blocks(own.block_size)
-    return ModelRunner(model, target.kernels, blocks, own.block_size, group)
+def _load_share(own: Assignment, share: Share, runner: ModelRunner, group: Group) -> DeviceProposer:
+    """Return the proposer with this rank's share of its layers, on the target's block ids."""
+    target, kernels = runner.model, runner.kernels
+    config = SpeculativeConfig(method=share.method, options=share.options)
+    proposer = make_proposer(config, TargetInfo(target.config, target.dtype, own.max_model_len, ranks=share.ranks))
+    assert isinstance(proposer, DeviceProposer)
+    proposer.load(Runtime(kernels, own.blocks, own.block_size, 0, target, runner.cache, group=group))
+    return proposer
 
 
-def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: ModelRunner | None = None) -> None:
+def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: DeviceProposer | None = None) -> None:
     """Do what rank 0 does, until it closes the connection.
 
     Args:
         connection: to rank 0.
         runner: of the target.
-        drafter: of the draft model, if this rank shares it.
+        drafter: the proposer, if this rank shares its layers.
 
     Raises:
         RankError: another rank is lost.
@@ -255,24 +255,15 @@ def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: M
             order = decode(connection.recv_bytes())
         except EOFError:
             return
-        if isinstance(order, Score) or (isinstance(order, Forward) and order.draft):
+        if isinstance(order, Call):
             assert drafter is not None
-            _draft(drafter, order)
+            follow(drafter, order)
         elif isinstance(order, Forward):
             hidden = runner.forward(order.batch)
         elif isinstance(order, Logits):
             runner.logits(hidden, order.rows)
         else:
             runner.move(order)
-
-
-def _draft(drafter: ModelRunner, order: Forward | Score) -> None:
-    if isinstance(order, Score):
-        drafter.model.logits(order.tensor(drafter.model.dtype))
-    elif order.once:
-        drafter.forward_here(order.batch)
-    else:
-        drafter.forward(order.batch)
 
 
 def _end_with_rank_0(lifeline: int) -> None:

@@ -51,7 +51,7 @@ def make_ranks(config: EngineConfig, widest: int, share: Share | None) -> Ranks:
     Args:
         config: of the engine.
         widest: bytes of the longest row that is exchanged.
-        share: a draft model that some of them share.
+        share: a proposer whose layers some of them share.
 
     Raises:
         ConfigError: they cannot be.

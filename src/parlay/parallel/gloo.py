@@ -23,7 +23,7 @@ def make_store(host: str) -> TCPStore:
 
 
 def drafts(store: TCPStore) -> PrefixStore:
-    """Return the part of a store where the ranks that share a draft model find each other."""
+    """Return the part of a store where the ranks that share a proposer's layers find each other."""
     return PrefixStore("drafts", store)
 
 
