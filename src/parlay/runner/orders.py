@@ -86,7 +86,7 @@ class Move(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A tensor.
+    """A tensor of at least one number.
 
     Attributes:
         dtype: its name in torch.
@@ -102,7 +102,7 @@ class Array(msgspec.Struct, frozen=True, array_like=True, tag=3):
     def of(cls, values: Tensor) -> "Array":
         """Return a tensor of one of those dtypes as data."""
         name: Any = str(values.dtype).removeprefix("torch.")
-        return cls(name, tuple(values.shape), _bytes(values.contiguous().view(torch.uint8)))
+        return cls(name, tuple(values.shape), _bytes(values.reshape(-1).contiguous().view(torch.uint8)))
 
     @property
     def tensor(self) -> Tensor:
