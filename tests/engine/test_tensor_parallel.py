@@ -75,7 +75,7 @@ def test_drafts_of_two_ranks(
 
 
 def test_drafts_of_two_of_four_ranks(make_llm: MakeLLM, models: dict[str, Pair], plain: Plain) -> None:
-    """The others take part in the target's passes alone, and hold nothing of the head."""
+    """The others take part in the target's passes alone."""
     asks = half_repeating(0.7)[:2]
     config = {"method": "eagle3", **proposer_options("eagle3", models["float32"]), "draft_tensor_parallel_size": 2}
     llm = make_llm(speculative_config=config, tensor_parallel_size=4)
@@ -235,14 +235,11 @@ def test_what_is_refused(models: dict[str, Pair], options: dict[str, Any], compl
         LLM(str(models["float32"].target), **options)
 
 
-def test_a_draft_on_ranks_that_do_not_divide_the_targets(models: dict[str, Pair]) -> None:
-    target, draft = map(str, models["float32"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"])
+def test_drafts_on_ranks_that_do_not_divide_the_targets(models: dict[str, Pair], method: str) -> None:
+    config = {**proposer_options(method, models["float32"]), "draft_tensor_parallel_size": 2}
     with pytest.raises(ConfigError, match="draft_tensor_parallel_size=2 is no divisor of tensor_parallel_size=3"):
-        LLM(
-            target,
-            tensor_parallel_size=3,
-            speculative_config={"model": draft, "draft_tensor_parallel_size": 2},
-        )
+        LLM(str(models["float32"].target), tensor_parallel_size=3, speculative_config=config)
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan", "inf"])

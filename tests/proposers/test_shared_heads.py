@@ -165,6 +165,20 @@ def test_the_bits_of_one_rank(
     assert max(rank.weights for rank in ranks) < 0.7 * alone.weights  # shares of 64 outputs are filled up to panels
 
 
+def test_memory_of_ranks_on_several_machines(tmp_path: Path) -> None:
+    options = {"model": str(write_variant(tmp_path / "head", "medusa", own=True))}
+    config = describe_model(str(write_llama(tmp_path / "target")))
+    whole, shared = (
+        make_proposer(
+            SpeculativeConfig(method="medusa", options={**options, "draft_tensor_parallel_size": size}),
+            TargetInfo(config, torch.float32, 128, ranks=4),
+        )
+        for size in (1, 2)
+    )
+    assert whole.bytes_on(1) == whole.bytes_on(4) == shared.bytes_on(1) == whole.weight_bytes
+    assert shared.bytes_on(2) == shared.bytes_on(4) == whole.weight_bytes // 2
+
+
 @pytest.mark.parametrize("name", ["load", "propose", "_expander", "__init__", "nothing"])
 def test_only_shared_passes_can_be_called(tmp_path: Path, name: str) -> None:
     head = write_variant(tmp_path / "head", "medusa", own=True)

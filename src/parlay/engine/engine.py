@@ -110,7 +110,7 @@ class Engine:
             methods = find_methods(speculative, target)
             groups = [cache_spec(model_config, dtype)] + [m.proposer.cache for m in methods if m.proposer.cache]
             own_bytes = weight_bytes(model_config, dtype) // config.machines
-            weights = own_bytes + sum(m.proposer.weight_bytes for m in methods)
+            weights = own_bytes + sum(m.proposer.bytes_on(config.machines) for m in methods)
             lent = config.tensor_parallel_size > 1 and any(m.proposer.runs_ends for m in methods)
             if lent:
                 weights += end_bytes(model_config, dtype)

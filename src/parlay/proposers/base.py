@@ -106,7 +106,7 @@ class Proposer(ABC):
     Attributes:
         default_length: nodes of a draft by default; 0 for a proposer that never drafts.
         cache: its cache layers on the pool's block ids, or None.
-        weight_bytes: memory that its weights will take.
+        weight_bytes: memory that its weights will take, those of all ranks together.
         borrows: whether it works in the target's cache layers, which then have its scratch slots behind the pool.
         runs_ends: whether it may run the target's embedding or output layer, which rank 0 then has whole.
         share: what further ranks load to share its own layers, if they do.
@@ -127,6 +127,10 @@ class Proposer(ABC):
             ConfigError: options that contradict each other or do not fit the target.
             ModelError: its model cannot be found or does not fit.
         """
+
+    def bytes_on(self, machines: int) -> int:
+        """Return the memory that its weights take on each machine, if its ranks are on so many."""
+        return self.weight_bytes // (min(self.share.ranks, machines) if self.share else 1)
 
     def load(self, runtime: Runtime) -> None:  # noqa: B027 - most proposers have nothing to load
         """Read weights and allocate what `cache` declares."""

@@ -4,9 +4,9 @@ Rank 0 drafts. The others hold the same proposer, loaded with their shares of it
 themselves: where rank 0 calls a method that is marked as `shared`, they are sent its name and arguments, and make the
 same call. Within it the ranks hand each other what they compute, so that each number is computed as on one rank.
 
-So such a method takes whole numbers, tensors and batches by place; what it reads besides these, weights and cache
-apart, it has written itself; all ranks compute as much; and it calls no other shared method. The rest of drafting,
-what the target lends, requests, drawing, is for rank 0 alone. Nothing that other ranks take part in is recorded.
+So such a method takes whole numbers, tensors and batches, by place. Whatever it reads that changes is among these, in
+the cache, or written by itself before. It calls no other such method. The rest of drafting is for rank 0 alone:
+requests, drawing, the target's output layer. Where ranks share a proposer, none of its passes is recorded.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,11 @@ _MARK = "shared_pass"
 
 
 def shared(work: Callable[Concatenate[Own, Given], Result]) -> Callable[Concatenate[Own, Given], Result]:
-    """Have a proposer's other ranks, if there are any, make each call of a method too."""
+    """Mark a method of which the other ranks that share the proposer make each call too.
+
+    Raises:
+        RankError: when it is called and a rank is lost.
+    """
 
     @wraps(work)
     def announced(self: Own, /, *given: Given.args, **named: Given.kwargs) -> Result:
