@@ -231,13 +231,13 @@ def test_ten_thousand_random_requests_on_several_ranks(make_llm: MakeLLM, method
 @pytest.mark.soak
 @pytest.mark.parametrize(("ranks", "drafters"), [(2, 2), (4, 2), (3, 3)])
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("self", *weightless())])
-def test_ten_thousand_random_requests_drafting_on_several_ranks(
+def test_two_thousand_random_requests_drafting_on_several_ranks(
     make_llm: MakeLLM, models: dict[str, Pair], method: str, ranks: int, drafters: int
 ) -> None:
     dtype = DTYPES[drafters % 2]
     config = {"method": method, "num_speculative_tokens": 5, **proposer_options(method, models[dtype])}
     config["draft_tensor_parallel_size"] = drafters
-    _check_random_requests(make_llm, 10_000, method, dtype, config, ranks)
+    _check_random_requests(make_llm, 2_000, method, dtype, config, ranks)
 
 
 @pytest.mark.soak
