@@ -35,10 +35,11 @@ def finish(engine: Engine) -> None:
         engine.step()
 
 
-def test_same_tokens(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], address: str) -> None:
-    """And the numerics id of one rank; the ranks end with the engine."""
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_same_tokens(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], address: str, method: str) -> None:
+    """And the numerics id of one rank; the ranks end with the engine. The third has no head of these models."""
     asks = half_repeating(0.7)
-    config = {"method": "draft_model", "num_speculative_tokens": 6, "model": str(models["bfloat16"].draft)}
+    config = {"method": method, "num_speculative_tokens": 6, **proposer_options(method, models["bfloat16"])}
     config["draft_tensor_parallel_size"] = 3
     with joining(address, "--once", ranks=2) as processes:
         llm = make_llm(speculative_config=config, dtype="bfloat16", tensor_parallel_size=3, rank_address=address)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from asking import essence, random_seed
-from conftest import DTYPES, MakeLLM, Pair, drafts
+from conftest import DTYPES, MakeLLM, Pair, drafts, proposer_options
 from switching import choose_at_random, every_method
 
 from parlay import LLM, CompletionOutput, RequestError, SamplingParams
@@ -228,6 +228,18 @@ def test_some_random_requests_on_several_ranks(make_llm: MakeLLM, split: dict[st
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "self"])
 def test_ten_thousand_random_requests_on_several_ranks(make_llm: MakeLLM, method: str, split: dict[str, int]) -> None:
     _check_random_requests(make_llm, 10_000, method, DTYPES[sum(split.values()) % 2], **split)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("ranks", "drafters"), [(2, 2), (4, 2), (3, 3)])
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("self", *weightless())])
+def test_two_thousand_random_requests_drafting_on_several_ranks(
+    make_llm: MakeLLM, models: dict[str, Pair], method: str, ranks: int, drafters: int
+) -> None:
+    dtype = DTYPES[drafters % 2]
+    config = {"method": method, "num_speculative_tokens": 5, **proposer_options(method, models[dtype])}
+    config["draft_tensor_parallel_size"] = drafters
+    _check_random_requests(make_llm, 2_000, method, dtype, config, ranks)
 
 
 @pytest.mark.soak

@@ -1,6 +1,7 @@
 """Engines of several ranks: the tokens and bits of one, and what happens when a rank is lost."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -8,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import accepted, assert_same, half_repeating, run
+from asking import accepted, assert_same, assert_same_so_far, half_repeating, meddle_at_random, run
 from checkpoints import write_llama
 from conftest import MakeLLM, Pair, Plain, proposer_options
 from crossing import crossed
 from server_process import alive
 from serving import wait_for
+from watching import Known, Watch
 
 from parlay import LLM, ConfigError, RankError, SamplingParams
 from parlay.engine import local_ranks
 from parlay.engine.engine import Engine
 from parlay.engine.local_ranks import share_threads
+from parlay.types.draft import Draft
 
 SOON = 20.0  # seconds in which processes must have ended
 
@@ -43,26 +46,41 @@ def test_same_tokens(
 
 
 @crossed(
-    method=["draft_model", "self"],
-    ranks=[2, 4],
-    dtype=["float32", "bfloat16"],
+    method=["self", "eagle", "draft_model", "eagle3", "medusa", "mlp_speculator"],
     tree=["off", {"width": 3, "depth": 3}],
+    dtype=["float32", "bfloat16"],
 )
-def test_a_draft_model_on_several_ranks(
-    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, ranks: int, dtype: str, tree: Any
+def test_drafts_of_two_ranks(
+    make_llm: MakeLLM, models: dict[str, Pair], plain: Plain, method: str, tree: Any, dtype: str
 ) -> None:
-    """It drafts what it drafts on one."""
-    asks = half_repeating(0.7)
+    """Whether one or both of them have the proposer's layers, they draft what one rank alone does."""
+    asks = half_repeating(0.7)[:5] + half_repeating(0.0)[5:10]
     config = {"method": method, "num_speculative_tokens": 6, "lengths": "fixed", "tree": tree}
     config |= proposer_options(method, models[dtype])
-    alone = run(make_llm(speculative_config=config, dtype=dtype), asks)
-    config |= {"draft_tensor_parallel_size": 2} if method == "draft_model" else {}
-    llm = make_llm(speculative_config=config, dtype=dtype, tensor_parallel_size=ranks)
+    crowded = {"dtype": dtype, "num_blocks": 24, "max_num_batched_tokens": 40}
+
+    def drafts(config: dict[str, Any], **options: Any) -> dict[Known, Draft]:
+        watch = Watch(meddle_at_random(random.Random(4), preempted=0.3, aborted=0.15))
+        found = run(make_llm(speculative_config=config, **crowded, **options), asks, watch)
+        assert_same_so_far(found, plain(dtype, asks))
+        assert {one.finish_reason == "abort" for one in found} == {True, False}
+        assert any(one.metrics.preemptions for one in found)
+        assert accepted(found) > 0
+        return {known: noted.draft for known, noted in watch.drafts.items()}
+
+    alone = drafts(config)
+    assert drafts(config, tensor_parallel_size=2) == alone
+    if method != "self":  # whose layers all ranks share
+        assert drafts({**config, "draft_tensor_parallel_size": 2}, tensor_parallel_size=2) == alone
+
+
+def test_drafts_of_two_of_four_ranks(make_llm: MakeLLM, models: dict[str, Pair], plain: Plain) -> None:
+    """The others take part in the target's passes alone."""
+    asks = half_repeating(0.7)[:2]
+    config = {"method": "eagle3", **proposer_options("eagle3", models["float32"]), "draft_tensor_parallel_size": 2}
+    llm = make_llm(speculative_config=config, tensor_parallel_size=4)
     found = run(llm, asks)
-    assert_same(found, plain(dtype, asks))
-    assert [one.metrics.accepted_per_position for one in found] == [
-        one.metrics.accepted_per_position for one in alone
-    ]
+    assert_same(found, plain("float32", asks))
     assert accepted(found) > 0
 
 
@@ -257,14 +275,11 @@ def test_what_is_refused(models: dict[str, Pair], options: dict[str, Any], compl
         LLM(str(models["float32"].target), **options)
 
 
-def test_a_draft_on_ranks_that_do_not_divide_the_targets(models: dict[str, Pair]) -> None:
-    target, draft = map(str, models["float32"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "medusa", "mlp_speculator"])
+def test_drafts_on_ranks_that_do_not_divide_the_targets(models: dict[str, Pair], method: str) -> None:
+    config = {**proposer_options(method, models["float32"]), "draft_tensor_parallel_size": 2}
     with pytest.raises(ConfigError, match="draft_tensor_parallel_size=2 is no divisor of tensor_parallel_size=3"):
-        LLM(
-            target,
-            tensor_parallel_size=3,
-            speculative_config={"model": draft, "draft_tensor_parallel_size": 2},
-        )
+        LLM(str(models["float32"].target), tensor_parallel_size=3, speculative_config=config)
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan", "inf"])

@@ -203,7 +203,7 @@ def test_draft_models_of_which_not_all_can_be_recorded(make_llm: MakeLLM, tmp_pa
 def test_more_requests_than_a_turn_takes(
     make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("runner.graphs", "proposers.expander", "proposers.methods.draft_model.proposer"):
+    for module in ("runner.graphs", "proposers.expander", "proposers.model_head"):
         monkeypatch.setattr(f"parlay.{module}.MOST_ROWS", 2)
     drafts_for_itself(make_llm, str(models["float32"].target))
 

@@ -321,7 +321,7 @@ def test_the_method_is_found_and_named(make_llm: MakeLLM, models: dict[str, Pair
     [
         ({}, "'model' is needed"),
         ({"model": 3}, "model"),
-        ({"model": "x", "draft_tensor_parallel_size": 2}, "is for draft models"),
+        ({"model": "x", "draft_tensor_parallel_size": 2}, "=2 is no divisor of tensor_parallel_size=1; give one"),
         ({"model": "x", "modle": "y"}, "did you mean 'model'"),
         ({"model": "x", "num_speculative_tokens": 0}, "at least 1"),
     ],

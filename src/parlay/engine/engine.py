@@ -110,7 +110,7 @@ class Engine:
             methods = find_methods(speculative, target)
             groups = [cache_spec(model_config, dtype)] + [m.proposer.cache for m in methods if m.proposer.cache]
             own_bytes = weight_bytes(model_config, dtype) // config.machines
-            weights = own_bytes + sum(m.proposer.weight_bytes for m in methods)
+            weights = own_bytes + sum(m.proposer.bytes_on(config.machines) for m in methods)
             lent = config.tensor_parallel_size > 1 and any(m.proposer.runs_ends for m in methods)
             if lent:
                 weights += end_bytes(model_config, dtype)
@@ -140,7 +140,7 @@ class Engine:
         for method in methods:
             with loading.proposer(method) as on_read:
                 sizes, laws = (num_blocks, config.block_size, max_rows), speculative.verification in DRAWN
-                shared = ranks.draft_group, ranks.tell_drafters
+                shared = ranks.draft_group, ranks.on_call
                 method.proposer.load(Runtime(kernels, *sizes, ends, runner.cache, on_read, laws, processors, *shared))
         ranks.wait((*arithmetic(kernels.name, trust.bits), identity))
 

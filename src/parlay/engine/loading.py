@@ -24,7 +24,7 @@ class Loading:
         """
         name = config.model.rstrip("/").rpartition("/")[2]
         self._name = f"{name} as {config.storage}" if config.storage in MADE else name
-        self._total, self._tell = total, tell
+        self._total, self._tell, self._machines = total, tell, config.machines
         self._done = self._told = 0
         self._say(self._name)
 
@@ -34,7 +34,7 @@ class Loading:
 
     def proposer(self, method: Method) -> AbstractContextManager[OnRead]:
         """Load a proposer, likewise."""
-        return self._part(f"weights of {method.name}", method.proposer.weight_bytes)
+        return self._part(f"weights of {method.name}", method.proposer.bytes_on(self._machines))
 
     @contextmanager
     def _part(self, what: str, size: int) -> Iterator[OnRead]:

@@ -58,7 +58,7 @@ class LocalRanks(Ranks):
         Raises:
             ConfigError: this machine has no memory that processes could share.
         """
-        first = replace(first, room=self._room, patience=self._patience)
+        first = replace(first, room=self._room, patience=self._patience, share=first.share and first.share.found)
         try:
             from parlay.kernels.exchange import make_memory, make_ring, map_memory
 

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
@@ -15,22 +15,23 @@ import torch
 from parlay import env, log
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import Hub
-from parlay.config import EngineConfig
+from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.engine.timing import MOST_TIMED
 from parlay.errors import RankError
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.log import logger
 from parlay.models.config import ModelConfig
-from parlay.models.select import describe_as, describe_model, load_model
+from parlay.models.select import describe_as, load_model
 from parlay.numerics.digests import start_digest
 from parlay.numerics.identify import cases, identify
 from parlay.numerics.trust import choose_kernels
 from parlay.parallel.group import Group, Seat
 from parlay.parallel.numa import stay_on
-from parlay.proposers.base import Share
-from parlay.proposers.places import scratch_blocks
-from parlay.runner.orders import Collect, Forward, Move, Score, decode
+from parlay.proposers.base import DeviceProposer, Runtime, Share, TargetInfo
+from parlay.proposers.select import make_proposer
+from parlay.proposers.shared import follow
+from parlay.runner.orders import Call, Collect, Forward, Move, decode
 from parlay.runner.runner import ModelRunner
 from parlay.types.storage import LoadFormat, Storage
 
@@ -54,7 +55,7 @@ class Assignment:
         processors: to run on.
         fast: see `Group`.
         taps: after how many layers states are read by a proposer.
-        share: the draft model, if the first of the ranks share that too.
+        share: the proposer, if the first of the ranks share its layers too.
     """
 
     model: str
@@ -167,9 +168,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
             runner, numerics = _load(own, path, own.seat.group(exchange, ring, fast=own.fast))
             drafter = None
             if own.share is not None and drafts is not None:
-                if not own.share.copied:
-                    path = find_model(own.share.model, Hub(revision=own.share.revision))
-                drafter = _load_draft(own, own.share, path, runner, own.seat.draft_group(drafts))
+                drafter = _load_share(own, own.share, runner, own.seat.draft_group(drafts))
             identity = identify(runner.model.config, own.max_model_len, digest.result())
         except Exception as error:
             connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
@@ -203,8 +202,7 @@ def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> Non
             runner, numerics = _load(own, Path(own.path), own.seat.group(exchange, channel, fast=own.fast))
             drafter = None
             if own.share is not None and among_drafters is not None:
-                group = own.seat.draft_group(among_drafters)
-                drafter = _load_draft(own, own.share, Path(own.share.path), runner, group)
+                drafter = _load_share(own, own.share, runner, own.seat.draft_group(among_drafters))
         except Exception as error:
             connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
             return
@@ -235,21 +233,23 @@ def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple
     return runner, arithmetic(kernels.name, trust.bits)
 
 
-def _load_draft(own: Assignment, share: Share, path: Path, target: ModelRunner, group: Group) -> ModelRunner:
-    """Return what runs this rank's share of the draft model, on the target's block ids."""
-    config = replace(target.model.config if share.copied else describe_model(str(path)), storage=share.storage)
-    model = load_model(config, target.model.dtype, own.max_model_len, target.kernels, group)
-    blocks = target.cache if share.copied else own.blocks + scratch_blocks(own.block_size)
-    return ModelRunner(model, target.kernels, blocks, own.block_size, group)
+def _load_share(own: Assignment, share: Share, runner: ModelRunner, group: Group) -> DeviceProposer:
+    """Return the proposer with this rank's share of its layers, on the target's block ids."""
+    target, kernels = runner.model, runner.kernels
+    config = SpeculativeConfig(method=share.method, options=share.options)
+    proposer = make_proposer(config, TargetInfo(target.config, target.dtype, own.max_model_len, ranks=share.ranks))
+    assert isinstance(proposer, DeviceProposer)
+    proposer.load(Runtime(kernels, own.blocks, own.block_size, 0, target, runner.cache, group=group))
+    return proposer
 
 
-def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: ModelRunner | None = None) -> None:
+def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: DeviceProposer | None = None) -> None:
     """Do what rank 0 does, until it closes the connection.
 
     Args:
         connection: to rank 0.
         runner: of the target.
-        drafter: of the draft model, if this rank shares it.
+        drafter: the proposer, if this rank shares its layers.
 
     Raises:
         RankError: another rank is lost.
@@ -260,9 +260,9 @@ def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: M
             order = decode(connection.recv_bytes())
         except EOFError:
             return
-        if isinstance(order, Score) or (isinstance(order, Forward) and order.draft):
+        if isinstance(order, Call):
             assert drafter is not None
-            _draft(drafter, order)
+            follow(drafter, order)
         elif isinstance(order, Forward):
             runner.start(order.batch)
             if pipeline.stages == 1:
@@ -274,15 +274,6 @@ def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: M
                 hidden = runner.finish()
             else:
                 runner.logits(hidden, order.rows)
-
-
-def _draft(drafter: ModelRunner, order: Forward | Score) -> None:
-    if isinstance(order, Score):
-        drafter.model.logits(order.tensor(drafter.model.dtype))
-    elif order.once:
-        drafter.forward_here(order.batch)
-    else:
-        drafter.forward(order.batch)
 
 
 def _end_with_rank_0(lifeline: int) -> None:

@@ -5,13 +5,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from parlay import env
 from parlay.engine.rank import Assignment, Ready
 from parlay.errors import ConfigError, RankError
 from parlay.parallel.group import ALONE, Group
-from parlay.runner.orders import Forward, OnOrder, Order, encode, nobody
+from parlay.runner.orders import OnOrder, Order, encode, nobody
 
 _STARTING = 600.0  # seconds that a rank may take to load its weights
 
@@ -21,7 +20,7 @@ class Ranks:
 
     Attributes:
         group: rank 0's view of it, once they are started.
-        draft_group: its view of those that share a draft model.
+        draft_group: its view of those that share a proposer's layers.
         threads: number that this rank computes with.
         close: ends the others; so does dropping this.
     """
@@ -51,14 +50,10 @@ class Ranks:
         """The function to call with every order for the others."""
         return self._tell if self._links else nobody
 
-    def tell_drafters(self, order: Order) -> None:
-        """Send an order to the other ranks that share the draft model.
-
-        Raises:
-            RankError: one has ended.
-        """
-        about = replace(order, draft=True) if isinstance(order, Forward) else order
-        self._send(about, self.draft_group.size - 1)
+    @property
+    def on_call(self) -> OnOrder:
+        """The function to call with every order for those that share a proposer's layers."""
+        return self._tell_drafters if self.draft_group.size > 1 else nobody
 
     def wait(self, numerics: Sequence[str]) -> None:
         """Wait until all have loaded their share.
@@ -97,6 +92,9 @@ class Ranks:
             RankError: one has ended.
         """
         self._send(order, len(self._links))
+
+    def _tell_drafters(self, order: Order) -> None:
+        self._send(order, self.draft_group.size - 1)
 
     def _send(self, order: Order, count: int) -> None:
         data = encode(order)

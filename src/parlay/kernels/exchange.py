@@ -40,7 +40,7 @@ def _make(size: int) -> int:
 def map_memory(
     files: "tuple[int, int, int]", seat: Seat, room: int, handed: int, patience: float
 ) -> "tuple[SharedMemory | None, SharedRing | None, SharedMemory | None]":
-    """Return how a rank reaches those of its stage, the stages before and after, and those of the draft model.
+    """Return how a rank reaches those of its stage, the stages before and after, and those that share a proposer.
 
     Args:
         files: of the three groups, as far as the rank has such; from `make_memory` and `make_ring`. They may be

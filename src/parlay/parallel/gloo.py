@@ -43,7 +43,7 @@ def reach_store(host: str, port: int) -> TCPStore:
 def connect_ranks(
     store: TCPStore, host: str, seat: Seat, patience: float
 ) -> "tuple[Gloo | None, GlooRing | None, Gloo | None]":
-    """Return how a rank reaches those of its stage, the stages before and after, and those of the draft model.
+    """Return how a rank reaches those of its stage, the stages before and after, and those that share a proposer.
 
     Args:
         store: where all ranks find each other; all of them call this.

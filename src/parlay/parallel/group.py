@@ -102,13 +102,14 @@ ALONE = Group()
 class Seat:
     """Where a rank is among all ranks of an engine.
 
-    Ranks that share a stage's layers follow each other. The first ones of the first stage share the draft model.
+    Ranks that share a stage's layers follow each other. The first ones of the first stage share a proposer's
+    layers, if any do.
 
     Attributes:
         rank: its index among all.
         size: how many there are.
         sharing: how many share each layer.
-        drafters: how many share the draft model, if this one does; otherwise 0.
+        drafters: how many share the proposer's layers, if this one does; otherwise 0.
     """
 
     rank: int = 0
@@ -136,5 +137,5 @@ class Seat:
         return Group(self.place, self.sharing, exchange, fast, Pipeline(self.stage, self.stages, channel))
 
     def draft_group(self, exchange: Exchange | None) -> Group:
-        """Return the group of those that share the draft model."""
+        """Return the group of those that share a proposer's layers."""
         return ALONE if exchange is None else Group(self.rank, self.drafters, exchange)

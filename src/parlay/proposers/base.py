@@ -9,8 +9,8 @@ Nothing outside this folder refers to a proposer by name: what it needs it decla
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, Span, Verdict
 from parlay.types.progress import OnRead, ignore
-from parlay.types.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +48,24 @@ class TargetInfo:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A model that drafts, whose layers several ranks share: the first ones of the target's.
+    """A proposer whose layers several ranks share: the first ones of the target's.
 
     Attributes:
-        model, revision: what the user calls it; a rank on another machine finds it there.
-        path: where rank 0 has found it.
-        storage: how its matrices are stored.
+        method: its name.
+        options: its own, as a user gives them; a rank on another machine finds its checkpoint by these.
         ranks: how many share it.
-        copied: it is a copy of the target, which works in the target's cache.
+        path: where rank 0 has found its checkpoint, if it has one.
     """
 
-    model: str
-    revision: str | None
-    path: str
-    storage: Storage
+    method: str
+    options: Mapping[str, Any]
     ranks: int
-    copied: bool = False
+    path: str = ""
+
+    @property
+    def found(self) -> "Share":
+        """The same for ranks of rank 0's machine."""
+        return replace(self, options={**self.options, "model": self.path, "revision": None}) if self.path else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,9 @@ class Runtime:
         laws: whether sampled requests' nodes are drawn with private noise, each with a handle on the distribution
             that it was drawn from (`Draft.q`), and whether a node takes part is decided without looking at its token.
         processors: of the requests that have one; they are applied to their drafts too.
-        group: the ranks that share the proposer's own model, if it declares a `share`.
-        tell: sends them what they are to do.
+        group: the ranks that share the proposer's own layers, if it declares a `share`. Those but the first run its
+            shared passes alone, and have of the target what is their share.
+        tell: sends those what they are to do.
     """
 
     kernels: Kernels
@@ -104,10 +106,10 @@ class Proposer(ABC):
     Attributes:
         default_length: nodes of a draft by default; 0 for a proposer that never drafts.
         cache: its cache layers on the pool's block ids, or None.
-        weight_bytes: memory that its weights will take.
+        weight_bytes: memory that its weights will take, those of all ranks together.
         borrows: whether it works in the target's cache layers, which then have its scratch slots behind the pool.
         runs_ends: whether it may run the target's embedding or output layer, which rank 0 then has whole.
-        share: its own model, if several ranks share that.
+        share: what further ranks load to share its own layers, if they do.
     """
 
     default_length: int = 5
@@ -125,6 +127,10 @@ class Proposer(ABC):
             ConfigError: options that contradict each other or do not fit the target.
             ModelError: its model cannot be found or does not fit.
         """
+
+    def bytes_on(self, machines: int) -> int:
+        """Return the memory that its weights take on each machine, if its ranks are on so many."""
+        return self.weight_bytes // (min(self.share.ranks, machines) if self.share else 1)
 
     def load(self, runtime: Runtime) -> None:  # noqa: B027 - most proposers have nothing to load
         """Read weights and allocate what `cache` declares."""
@@ -178,6 +184,7 @@ class DeviceProposer(Proposer):
         choices: the branches of its drafts, as paths of ranks: `(0, 2)` is the third likeliest token after the
             likeliest one. A parent comes before its children. None for as many as pay, where drafts branch at all.
         draws: whether it supports `Runtime.laws`.
+        tell: sends the other ranks that share its layers their calls; see `parlay.proposers.shared`.
     """
 
     taps: tuple[int, ...] = ()
@@ -185,6 +192,7 @@ class DeviceProposer(Proposer):
     deepest: int | None = None
     choices: tuple[tuple[int, ...], ...] | None = None
     draws: bool = False
+    tell: OnOrder = staticmethod(nobody)
 
     def forget(self, request_ids: Iterable[int]) -> None:
         """Drop the states that are held for some requests; unknown requests are ignored."""

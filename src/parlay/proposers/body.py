@@ -11,13 +11,15 @@ from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Layer, make_attention, make_mlp
 from parlay.models.rotary import cos_sin_table
-from parlay.parallel.group import ALONE
+from parlay.parallel.group import ALONE, Group
 
 
 class Body:
     """The layers of a head: the first without the norm before its attention, the others ordinary ones."""
 
-    def __init__(self, config: ModelConfig, length: int, read: Sequence[Reader], kernels: Kernels) -> None:
+    def __init__(
+        self, config: ModelConfig, length: int, read: Sequence[Reader], kernels: Kernels, group: Group = ALONE
+    ) -> None:
         """Read the weights.
 
         Args:
@@ -25,15 +27,16 @@ class Body:
             length: of the longest sequence.
             read: of each layer, by the tensors' names in it.
             kernels: the operations to run with.
+            group: the ranks that share the layers.
         """
         # The head has its rotary embedding, which is never the target's.
         cos_sin = cos_sin_table(config, length)
         first = read[0]
         self._eps = config.rms_norm_eps
-        self._attention = make_attention(config, 0, first, kernels, ALONE, cos_sin)
+        self._attention = make_attention(config, 0, first, kernels, group, cos_sin)
         self._norm = first("post_attention_layernorm.weight")
-        self._mlp = make_mlp(config, first, kernels, ALONE)
-        self._others = [Layer(config, i, read[i], kernels, ALONE, cos_sin) for i in range(1, config.num_layers)]
+        self._mlp = make_mlp(config, first, kernels, group)
+        self._others = [Layer(config, i, read[i], kernels, group, cos_sin) for i in range(1, config.num_layers)]
 
     def __call__(self, x: Tensor, state: Tensor, context: ForwardContext) -> None:
         """Run the layers on attention's input `x`, and add their output to `state` `[rows, d]`."""

@@ -7,7 +7,8 @@ the prompt, steps without a draft.
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -18,7 +19,7 @@ from parlay.config.speculative import MOST_DEPTH
 from parlay.errors import ConfigError
 from parlay.models.heads import HeadConfig, read_head
 from parlay.models.select import stored_kinds
-from parlay.proposers.base import Runtime, TargetInfo, draft_length
+from parlay.proposers.base import Runtime, Share, TargetInfo, draft_length
 from parlay.proposers.expander import Expander, Head, Start
 from parlay.proposers.recorder import Recorder
 from parlay.runner.graphs import MOST_ROWS
@@ -36,7 +37,7 @@ class Options:
         revision: branch, tag or commit of one on the hub.
         quantization: "int8" or "int4" quantises its matrices to so many bits when they are read; None leaves them as
             they are; "auto" is "int8" beside a quantised target. It changes acceptance, and no token.
-        draft_tensor_parallel_size: ranks that share its layers, a divisor of the target's; heads are on one.
+        draft_tensor_parallel_size: ranks that share its layers, a divisor of the target's.
     """
 
     model: str
@@ -49,17 +50,19 @@ class Options:
             raise ConfigError(f"draft_tensor_parallel_size must be at least 1, not {self.draft_tensor_parallel_size}")
 
 
-def check_alone(options: Options, source: str) -> None:
-    """Refuse to split a head.
+def share_of(method: str, options: Options, path: Path, target: TargetInfo) -> Share | None:
+    """Return what further ranks load of a proposer's checkpoint at `path`, if several share its layers.
 
     Raises:
-        ConfigError: the options ask for it.
+        ConfigError: the target's ranks cannot be divided so.
     """
-    if options.draft_tensor_parallel_size != 1:
+    size = options.draft_tensor_parallel_size
+    if target.ranks % size:
         raise ConfigError(
-            f"draft_tensor_parallel_size={options.draft_tensor_parallel_size} is for draft models; {source!r} runs "
-            "on one rank, so leave it at 1"
+            f"draft_tensor_parallel_size={size} is no divisor of tensor_parallel_size={target.ranks}; give one, such "
+            "as 1"
         )
+    return Share(method, asdict(options), size, str(path)) if size > 1 else None
 
 
 def storage_of(options: Options, target: TargetInfo) -> Storage:
@@ -102,24 +105,26 @@ class HeadProposer(Head):
     head: HeadConfig
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
-        check_alone(options, self.source)
         self._target = target
         self.head = read_head(options.model, replace(target.hub, revision=options.revision))
+        self.share = share_of(self.source, options, self.head.path, target)
         self._storage = storage_of(options, target)
         with Checkpoint(self.head.path, head=True, storage=self._storage) as weights:
             self.default_length = self.deepest = self.describe(weights)
 
     def load(self, runtime: Runtime) -> None:
         """Read the head's weights and allocate what its passes write to."""
-        config, kernels = self._target.config, runtime.kernels
-        self._kernels = kernels
+        config, kernels, group = self._target.config, runtime.kernels, runtime.group
+        self._kernels, self.tell = kernels, runtime.tell
         self._hidden = torch.zeros((MOST_ROWS, config.hidden_size), dtype=self._target.dtype)
         with Checkpoint(self.head.path, head=True, storage=self._storage, on_read=runtime.on_read) as weights:
             self.read(weights, runtime)
+        if group.rank:  # which does not draft
+            return
         self._expander = Expander(
             self,
             kernels,
-            Recorder(kernels),
+            Recorder(kernels, usable=group.size == 1),
             self.default_length,
             config.vocab_size,
             laws=runtime.laws,
@@ -139,7 +144,7 @@ class HeadProposer(Head):
 
     @abstractmethod
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:
-        """Read the weights in the layout that the kernels need."""
+        """Read the weights in the layout that the kernels need, of layers that `runtime.group` shares this rank's."""
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._kernels.embed(states, torch.tensor([start.row for start in turn]), self._hidden[: len(turn)])

@@ -1,4 +1,4 @@
-"""A model's output layer, as heads borrow it."""
+"""A model's output layer and embedding, as heads borrow them."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from parlay.models.decoder import Decoder
+from parlay.models.layers import Embedding
 from parlay.models.select import Model
+from parlay.parallel.group import Group
 
 
 def records_logits(model: Model) -> bool:
@@ -20,3 +22,24 @@ def lent_logits(model: Model, rows: int) -> Callable[[Tensor], Tensor]:
         return model.logits
     memory = torch.zeros((rows, model.config.vocab_size))
     return lambda states: model.logits(states, memory[: len(states)])
+
+
+class LentEmbedding:
+    """The target's embedding, which rank 0 has whole: it hands the rows that a shared pass needs to the others."""
+
+    def __init__(self, target: Model, group: Group) -> None:
+        """Take it from the target, on rank 0 of the group that shares the head's layers."""
+        self._group = group
+        self._embedding: Embedding | None = None
+        if group.rank == 0:
+            assert isinstance(target, Decoder)
+            self._embedding = target.embedding
+
+    def __call__(self, tokens: Tensor, out: Tensor) -> None:
+        """Write the rows of `tokens` `[rows]` to `out` `[rows, hidden]`."""
+        rows, width = out.shape
+        own = out if self._group.size == 1 else out.new_empty((rows, 0 if self._embedding is None else width))
+        if self._embedding is not None:
+            self._embedding(tokens, own)
+        if self._group.size > 1:
+            self._group.gather(own, out, (0, *(width for _ in range(self._group.size))))

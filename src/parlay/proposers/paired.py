@@ -12,6 +12,7 @@ state that predicted it, in slots that the next step's pairs overwrite.
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,10 +26,11 @@ from parlay.models.heads import read_head
 from parlay.models.select import cache_spec, exposes_hidden_states
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
 from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
-from parlay.proposers.heads import Options, check_alone, shape_of, storage_of
+from parlay.proposers.heads import Options, shape_of, share_of, storage_of
 from parlay.proposers.places import Places, scratch_blocks
 from parlay.proposers.recorder import Recorder
-from parlay.runner.batch import Batch, Stretch, flatten
+from parlay.proposers.shared import shared
+from parlay.runner.batch import Batch, Stretch, flatten, trimmed
 from parlay.runner.graphs import MOST_ROWS, copy_batch, empty_batch
 from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, SpanError, Verdict
 
@@ -77,7 +79,7 @@ class _Kept:
     inputs: Batch
     parts: Tensor
     state: Tensor
-    work: Callable[[], None]
+    work: Callable[[], object]
 
 
 class PairedProposer(Head):
@@ -85,6 +87,9 @@ class PairedProposer(Head):
 
     A subclass says which of the target's states a pair has, and how a node is made from a predicted state. Passes of
     few rows over known pairs are recorded too, one for each number of rows and each power of two of blocks.
+
+    Ranks that share it split its layers, its cache and, if it has them, its own embedding and output layer; the
+    target's embedding and output layer stay on rank 0 (`LentEmbedding`).
 
     Attributes:
         head: the checkpoint.
@@ -95,9 +100,9 @@ class PairedProposer(Head):
     config: ModelConfig
 
     def __init__(self, options: Options, target: TargetInfo) -> None:
-        check_alone(options, self.source)
         self._target = target
         self.head = read_head(options.model, replace(target.hub, revision=options.revision))
+        self.share = share_of(self.source, options, self.head.path, target)
         self._storage = storage_of(options, target)
         with Checkpoint(self.head.path, head=True, storage=self._storage) as weights:
             self.describe(weights)
@@ -113,7 +118,7 @@ class PairedProposer(Head):
 
     @abstractmethod
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:
-        """Read the weights in the layout that the kernels need."""
+        """Read the weights in the layout that the kernels need, of layers that `runtime.group` shares this rank's."""
 
     @abstractmethod
     def enter(self, parts: Tensor, state: Tensor, context: ForwardContext) -> None:
@@ -149,20 +154,21 @@ class PairedProposer(Head):
 
     def load(self, runtime: Runtime) -> None:
         """Read the head's weights and allocate its cache layers and what its passes write to."""
-        assert self.cache is not None
-        dtype, kernels = self._target.dtype, runtime.kernels
-        self._kernels, self._block_size = kernels, runtime.block_size
-        self._layer_caches: tuple[LayerCache, ...] = allocate(
-            self.cache, runtime.num_blocks + scratch_blocks(runtime.block_size), runtime.block_size, dtype
-        )
+        dtype, kernels, group = self._target.dtype, runtime.kernels, runtime.group
+        self._kernels, self._block_size, self.tell = kernels, runtime.block_size, runtime.tell
+        blocks, own = runtime.num_blocks + scratch_blocks(runtime.block_size), cache_spec(self.config, dtype, group)
+        self._layer_caches: tuple[LayerCache, ...] = allocate(own, blocks, runtime.block_size, dtype)
         with Checkpoint(self.head.path, head=True, storage=self._storage, on_read=runtime.on_read) as weights:
             self.read(weights, runtime)
         self._memory = Buffers(MOST_ROWS, dtype)  # shared by all recordings, of which one runs at a time
+        self._recorded = group.size == 1
+        if group.rank:  # which does not draft
+            return
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._held: dict[int, _Held] = {}  # by request
         self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of the requests that draft
         self._spare, self._every = torch.zeros_like(self._state), torch.arange(MOST_ROWS)
-        self._recorder = Recorder(kernels)
+        self._recorder = Recorder(kernels, usable=self._recorded)
         vocab_size = self._target.config.vocab_size
         self._expander = Expander(
             self, kernels, self._recorder, MOST_LEVELS, vocab_size, laws=runtime.laws, processors=runtime.processors
@@ -252,37 +258,40 @@ class PairedProposer(Head):
     def _keep(self, batch: Batch, sources: Tensor, chosen: Tensor) -> Tensor:
         """Run pairs with rows `chosen` of the target's states; return the predicted states `[rows, d]`."""
         count, blocks = len(chosen), batch.view.tables.shape[1]
-        if count > MOST_ROWS:
-            kept = self._prepare(_shifted(batch), len(sources), Buffers(count, self._target.dtype))
-        else:
-            blocks = _rounded(blocks)
-            known = self._kept.get((count, blocks))
-            if known is None:
-                buffers = Buffers(count, self._target.dtype, self._memory)
-                known = self._prepare(empty_batch(count, blocks), len(sources), buffers)
-                self._kept[count, blocks] = known
-            kept = known
-            copy_batch(batch, kept.inputs)
-            kept.inputs.positions.sub_(1)
-            kept.inputs.view.first.fill_(1)
-        for source, part in zip(sources, kept.parts, strict=True):
-            self._kernels.embed(source, chosen, part)
-        if count > MOST_ROWS:
-            kept.work()
-        else:
-            self._recorder.run([(("keep", count, blocks), kept.work)])
+        if count > MOST_ROWS or not self._recorded:
+            parts = torch.empty((len(sources), count, sources.shape[2]), dtype=sources.dtype)
+            self._gather_parts(sources, chosen, parts)
+            return self._complete(_shifted(batch), parts)
+        blocks = _rounded(blocks)
+        kept = self._kept.get((count, blocks))
+        if kept is None:
+            kept = self._kept[count, blocks] = self._prepare(empty_batch(count, blocks), len(sources))
+        copy_batch(batch, kept.inputs)
+        kept.inputs.positions.sub_(1)
+        kept.inputs.view.first.fill_(1)
+        self._gather_parts(sources, chosen, kept.parts)
+        self._recorder.run([(("keep", count, blocks), kept.work)])
         return kept.state
 
-    def _prepare(self, inputs: Batch, parts: int, buffers: Buffers) -> _Kept:
-        context, width = self._context(inputs, buffers), self._target.config.hidden_size
-        given = buffers("parts", parts * width).view(parts, len(inputs.tokens), width)
+    def _gather_parts(self, sources: Tensor, chosen: Tensor, parts: Tensor) -> None:
+        for source, part in zip(sources, parts, strict=True):
+            self._kernels.embed(source, chosen, part)
+
+    def _prepare(self, inputs: Batch, parts: int) -> _Kept:
+        count, width = len(inputs.tokens), self._target.config.hidden_size
+        buffers = self._buffers(count)
+        given = buffers("parts", parts * width).view(parts, count, width)
         state = buffers("state", self.config.hidden_size)
+        return _Kept(inputs, given, state, partial(self._complete, inputs, given))
 
-        def work() -> None:
-            self.enter(given, state, context)
-            self.foresee(inputs.tokens, state, context)
-
-        return _Kept(inputs, given, state, work)
+    @shared
+    def _complete(self, inputs: Batch, parts: Tensor) -> Tensor:
+        """Run pairs with the target's states `[n, rows, H]`; return the predicted states `[rows, d]`."""
+        context = self._context(inputs)
+        state = context.buffers("state", self.config.hidden_size)
+        self.enter(parts, state, context)
+        self.foresee(inputs.tokens, state, context)
+        return state
 
     # --------------------------------------------------------------------------------------------------- drafting
 
@@ -301,14 +310,22 @@ class PairedProposer(Head):
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         if level:  # the first follows from pairs with the target's own states
             inputs = self._places.batch(level, rows, width)
-            context = self._context(inputs, Buffers(rows, self._target.dtype, self._memory))
-            self.foresee(inputs.tokens, self._state[:rows], context)
+            self._continue(inputs if self._recorded else trimmed(inputs, self._block_size), self._state[:rows])
+
+    @shared
+    def _continue(self, inputs: Batch, state: Tensor) -> None:
+        """Run nodes paired with the states `[rows, d]` that predicted them, which are replaced by their own."""
+        self.foresee(inputs.tokens, state, self._context(inputs))
 
     def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
         return self.logits(self._state[:rows])
 
-    def _context(self, batch: Batch, buffers: Buffers) -> ForwardContext:
-        return ForwardContext(self._kernels, batch.positions, batch.slots, batch.view, self._layer_caches, buffers)
+    def _context(self, batch: Batch) -> ForwardContext:
+        caches, buffers = self._layer_caches, self._buffers(len(batch.tokens))
+        return ForwardContext(self._kernels, batch.positions, batch.slots, batch.view, caches, buffers)
+
+    def _buffers(self, rows: int) -> Buffers:
+        return Buffers(rows, self._target.dtype, self._memory if rows <= MOST_ROWS else None)
 
 
 def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple[int, Sequence[int]]]:

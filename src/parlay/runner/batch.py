@@ -1,7 +1,7 @@
 """Flattening: the one place where requests become rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -104,6 +104,12 @@ def flatten(stretches: Sequence[Stretch], block_size: int) -> Batch:
         view=view,
         offsets=tuple(offsets),
     )
+
+
+def trimmed(batch: Batch, block_size: int) -> Batch:
+    """Return a batch without the columns of its tables that no row reads."""
+    blocks = -(-int(batch.view.last.max()) // block_size)
+    return replace(batch, view=replace(batch.view, tables=batch.view.tables[:, :blocks].contiguous()))
 
 
 def table_array(blocks: Sequence[Sequence[int]]) -> NDArray[np.int32]:

@@ -2,11 +2,11 @@
 
 Ranks that share layers compute each of them together. So rank 0 announces each operation before it runs it, and the
 others do the same in the same order; results are exchanged only within the layers. All that decides (the scheduler,
-verification, proposers, processors) is on rank 0.
+verification, drafting, processors) is on rank 0.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -27,8 +27,6 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
         blocks: how many there are in a table.
         extra_offsets: int32 `[rows + 1]`.
         extra_slots: int32.
-        once: the pass is not to be recorded.
-        draft: the draft model is meant.
     """
 
     tokens: bytes
@@ -41,11 +39,9 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
     blocks: int
     extra_offsets: bytes
     extra_slots: bytes
-    once: bool = False
-    draft: bool = False
 
     @classmethod
-    def of(cls, batch: Batch, *, once: bool = False) -> "Forward":
+    def of(cls, batch: Batch) -> "Forward":
         """Return the order to run a batch."""
         view = batch.view
         return cls(
@@ -59,7 +55,6 @@ class Forward(msgspec.Struct, frozen=True, array_like=True, tag=0):
             view.tables.shape[1],
             _bytes(view.extra_offsets),
             _bytes(view.extra_slots),
-            once,
         )
 
     @property
@@ -90,32 +85,65 @@ class Move(msgspec.Struct, frozen=True, array_like=True, tag=2):
     targets: tuple[int, ...]
 
 
-class Score(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Compute the logits of the draft model for some states.
+class Array(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """A tensor of at least one number.
 
     Attributes:
-        states: bytes of `[rows, hidden]`, in the model's dtype.
-        rows: how many.
+        dtype: its name in torch.
+        shape: of one or more dimensions.
+        data: the numbers, row by row.
     """
 
-    states: bytes
-    rows: int
+    dtype: Literal["float32", "bfloat16", "int32", "int64"]
+    shape: tuple[int, ...]
+    data: bytes
 
     @classmethod
-    def of(cls, states: Tensor) -> "Score":
-        """Return the order for states `[rows, hidden]`."""
-        return cls(_bytes(states.contiguous().view(torch.uint8)), len(states))
+    def of(cls, values: Tensor) -> "Array":
+        """Return a tensor of one of those dtypes as data."""
+        name: Any = str(values.dtype).removeprefix("torch.")
+        return cls(name, tuple(values.shape), _bytes(values.reshape(-1).contiguous().view(torch.uint8)))
 
-    def tensor(self, dtype: torch.dtype) -> Tensor:
-        """Return the states."""
-        return _tensor(self.states, np.uint8).view(dtype).view(self.rows, -1)
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor, in memory of its own."""
+        return _tensor(self.data, np.uint8).view(getattr(torch, self.dtype)).view(self.shape)
 
 
-class Collect(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class Call(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Run a pass of the proposer whose layers several ranks share.
+
+    Attributes:
+        name: of the pass.
+        given: its arguments; a `Forward` stands for its batch.
+    """
+
+    name: str
+    given: tuple[int | Array | Forward, ...]
+
+    @classmethod
+    def of(cls, name: str, arguments: Iterable[Any]) -> "Call":
+        """Return the order for a pass with some whole numbers, tensors and batches."""
+        return cls(name, tuple(_DATA[type(one)](one) for one in arguments))
+
+    @property
+    def arguments(self) -> list[int | Tensor | Batch]:
+        """What the pass is given."""
+        return [one if isinstance(one, int) else _value(one) for one in self.given]
+
+
+_DATA: Mapping[type, Callable[[Any], int | Array | Forward]] = {int: int, Tensor: Array.of, Batch: Forward.of}
+
+
+def _value(data: Array | Forward) -> Tensor | Batch:
+    return data.tensor if isinstance(data, Array) else data.batch
+
+
+class Collect(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """Take the results of the oldest pass that is under way: for the first of several stages."""
 
 
-Order = Forward | Logits | Move | Score | Collect
+Order = Forward | Logits | Move | Call | Collect
 OnOrder = Callable[[Order], None]
 
 _decoder = msgspec.msgpack.Decoder(Order)

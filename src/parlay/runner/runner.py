@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from parlay.models.select import Model, cache_spec
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.graphs import Graphs
-from parlay.runner.orders import Collect, Forward, Logits, Move, OnOrder, Score, nobody, slots_of
+from parlay.runner.orders import Collect, Forward, Logits, Move, OnOrder, nobody, slots_of
 from parlay.types.plan import Span, Verdict
 
 
@@ -114,19 +113,12 @@ class ModelRunner:
     def forward_here(self, batch: Batch) -> Tensor:
         """Run a batch of at most 64 rows on its own tensors, as a part of what the caller may record.
 
-        With other ranks the caller records nothing: they are told of each pass.
+        No other rank is told.
 
         Returns:
             Hidden states `[rows, hidden]`, valid until the next pass.
         """
-        if self._tell is not nobody:
-            self._tell(Forward.of(self._trimmed(batch), once=True))
         return self._graphs.forward_here(batch)
-
-    def _trimmed(self, batch: Batch) -> Batch:
-        """Return a batch without the columns of its tables that no row reads."""
-        blocks = -(-int(batch.view.last.max()) // self.block_size)
-        return replace(batch, view=replace(batch.view, tables=batch.view.tables[:, :blocks].contiguous()))
 
     @property
     def unsettled(self) -> int:
@@ -154,11 +146,6 @@ class ModelRunner:
         if list(rows) != list(range(hidden.shape[0])):
             hidden = hidden.index_select(0, torch.tensor(rows))
         return self.model.logits(hidden)
-
-    def score(self, states: Tensor) -> Tensor:
-        """Return float32 logits `[rows, vocab]` of any states; other ranks are sent them."""
-        self._tell(Score.of(states))
-        return self.model.logits(states)
 
     def keep(self, spans: Sequence[Span], verdicts: Sequence[Verdict]) -> None:
         """Move the keys and values of accepted nodes to the slots of the tokens they have become.

@@ -17,20 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from parlay.errors import ConfigError, ModelError
-from parlay.models.select import load_model
 from parlay.proposers.base import Runtime, Share, TargetInfo
-from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
+from parlay.proposers.expander import MOST_LEVELS
 from parlay.proposers.heads import starts
-from parlay.proposers.lent import lent_logits, records_logits
-from parlay.proposers.places import Places
-from parlay.proposers.recorder import Recorder
+from parlay.proposers.model_head import ModelHead
 from parlay.runner.footprint import weight_bytes
-from parlay.runner.graphs import MOST_ROWS
-from parlay.runner.runner import ModelRunner
 from parlay.types.plan import NO_PROPOSAL, Proposal, Span, Verdict
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
@@ -45,7 +39,7 @@ class Options:
     """No options."""
 
 
-class Proposer(Head):
+class Proposer(ModelHead):
     """Drafts with the target's own weights in four bits."""
 
     source = "self"
@@ -67,7 +61,7 @@ class Proposer(Head):
             )
         self._config = replace(config, storage="int4")
         if target.ranks > 1:  # its cache is divided among all of them
-            self.share = Share("", None, str(config.path), "int4", target.ranks, copied=True)
+            self.share = Share(self.source, {}, target.ranks)
         self.weight_bytes = weight_bytes(self._config, dtype)
         own = weight_bytes(config, dtype)
         if self.weight_bytes > _MOST * own:
@@ -79,21 +73,7 @@ class Proposer(Head):
 
     def load(self, runtime: Runtime) -> None:
         """Make the copy, and allocate what its passes write to."""
-        kernels, config, group = runtime.kernels, self._config, runtime.group
-        model = load_model(config, self._target.dtype, self._target.max_model_len, kernels, group, runtime.on_read)
-        self._runner = runner = ModelRunner(model, kernels, runtime.cache, runtime.block_size, group, runtime.tell)
-        self._logits, self.recordable = lent_logits(model, MOST_ROWS), records_logits(model)
-        self._kernels = kernels
-        self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=self._target.dtype)
-        self._every = torch.arange(MOST_ROWS)
-        shared = group.size > 1
-        if shared:  # the others are told the nodes of each level
-            self._logits, self.recordable = runner.score, False
-        recorder = Recorder(kernels, not shared and runner.recordable())
-        self._expander = Expander(
-            self, kernels, recorder, MOST_LEVELS, config.vocab_size, laws=runtime.laws, processors=runtime.processors
-        )
-        self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size, newest=True)
+        self.load_model(self._config, runtime.cache, self._target, runtime, newest=True)
 
     def propose(
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
@@ -104,16 +84,5 @@ class Proposer(Head):
             proposals[start.index] = Proposal(draft, start.span.catch_up.state)
         return proposals
 
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        self._places.prepare(turn, width)
-
-    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: D102
-        return self._places.paths(level, rows)
-
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
-        # The first level runs the newest token, which has its own slot.
-        states = self._runner.forward_here(self._places.batch(level, rows, width if level else 1))
-        self._kernels.embed(states, self._every[:rows], self._state[:rows])
-
-    def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
-        return self._logits(self._state[:rows])
+        self.run_level(level, rows, width if level else 1)  # the first level runs the newest token, in its own slot

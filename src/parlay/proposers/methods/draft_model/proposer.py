@@ -18,19 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.errors import ConfigError, ModelError
+from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
-from parlay.models.select import cache_spec, check_ranks, check_weights, describe_model, load_model, stored_kinds
-from parlay.proposers.base import Runtime, Share, TargetInfo, draft_length
-from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
-from parlay.proposers.heads import Options, shape_of, storage_of
-from parlay.proposers.lent import lent_logits, records_logits
-from parlay.proposers.places import Places, scratch_blocks
-from parlay.proposers.recorder import Recorder
+from parlay.models.select import cache_spec, check_ranks, check_weights, describe_model, stored_kinds
+from parlay.proposers.base import Runtime, TargetInfo, draft_length
+from parlay.proposers.expander import MOST_LEVELS, Start
+from parlay.proposers.heads import Options, shape_of, share_of, storage_of
+from parlay.proposers.model_head import ModelHead
+from parlay.proposers.places import scratch_blocks
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.footprint import weight_bytes
-from parlay.runner.graphs import MOST_ROWS
-from parlay.runner.runner import ModelRunner
 from parlay.text.reading import read_tokenizer, tokenizer_file
 from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, Verdict
 
@@ -39,7 +36,7 @@ __all__ = ["EMBEDDED", "Options", "Proposer"]
 EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-draft"}
 
 
-class Proposer(Head):
+class Proposer(ModelHead):
     """Drafts with a smaller model."""
 
     source = "draft_model"
@@ -51,34 +48,16 @@ class Proposer(Head):
         self._config = replace(config, storage="stored" if stored_kinds(config) else storage_of(options, target))
         _check_vocabulary(self._config, target.config)
         check_weights(self._config)
-        self.share = _share(options, self._config, target.ranks)
+        self.share = share_of(self.source, options, self._config.path, target)
+        check_ranks(self._config, options.draft_tensor_parallel_size)
         self.cache = cache_spec(self._config, target.dtype)
         self.weight_bytes = weight_bytes(self._config, target.dtype)
 
     def load(self, runtime: Runtime) -> None:
         """Read the draft model's weights and allocate its cache layers."""
-        kernels, dtype, group = runtime.kernels, self._target.dtype, runtime.group
-        model = load_model(self._config, dtype, self._target.max_model_len, kernels, group, runtime.on_read)
-        blocks = runtime.num_blocks + scratch_blocks(runtime.block_size)
-        self._runner = runner = ModelRunner(model, kernels, blocks, runtime.block_size, group, runtime.tell)
         self._max_rows = runtime.max_rows
-        self._logits, self.recordable = lent_logits(model, MOST_ROWS), records_logits(model)
-        self._state = torch.zeros((MOST_ROWS, self._config.hidden_size), dtype=dtype)
-        # Between two levels that several ranks run, each of them is told the nodes of the first.
-        shared = group.size > 1
-        if shared:
-            self._logits, self.recordable = runner.score, False
-        recorder = Recorder(kernels, not shared and runner.recordable())
-        self._expander = Expander(
-            self,
-            kernels,
-            recorder,
-            MOST_LEVELS,
-            self._config.vocab_size,
-            laws=runtime.laws,
-            processors=runtime.processors,
-        )
-        self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size)
+        blocks = runtime.num_blocks + scratch_blocks(runtime.block_size)
+        self.load_model(self._config, blocks, self._target, runtime)
 
     def propose(
         self, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor, tapped: Tensor | None = None
@@ -108,7 +87,7 @@ class Proposer(Head):
                     starts.append(Start(i, span, row, verdict.tokens, valid + len(gap), *shape))
         if not stretches:
             return proposals
-        states = self._runner.forward(flatten(stretches, self._runner.block_size))
+        states = self.run(flatten(stretches, self._runner.block_size))
         for start, draft in self._expander.expand(starts, states):
             # A chain's last node has not been run; a tree was run in scratch slots.
             ahead = max(len(draft) - 1, 0) if start.width == 1 else 0
@@ -117,18 +96,11 @@ class Proposer(Head):
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._runner.kernels.embed(states, torch.tensor([start.row for start in turn]), self._state[: len(turn)])
-        self._places.prepare(turn, width)
-
-    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: D102
-        return self._places.paths(level, rows)
+        super().begin(turn, states, width)
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         if level:  # the first follows from known tokens
-            states = self._runner.forward_here(self._places.batch(level, rows, width))
-            self._runner.kernels.embed(states, torch.arange(rows), self._state[:rows])
-
-    def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
-        return self._logits(self._state[:rows])
+            self.run_level(level, rows, width)
 
 
 def _confirmed(ahead: int, path: tuple[int, ...]) -> int:
@@ -137,21 +109,6 @@ def _confirmed(ahead: int, path: tuple[int, ...]) -> int:
     while count < min(ahead, len(path)) and path[count] == count:
         count += 1
     return count
-
-
-def _share(options: Options, config: ModelConfig, ranks: int) -> Share | None:
-    """Return what several ranks share, if they do.
-
-    Raises:
-        ConfigError: the target's ranks cannot be divided so.
-    """
-    size = options.draft_tensor_parallel_size
-    if ranks % size:
-        raise ConfigError(
-            f"draft_tensor_parallel_size={size} is no divisor of tensor_parallel_size={ranks}; give one, such as 1"
-        )
-    check_ranks(config, size)
-    return Share(options.model, options.revision, str(config.path), config.storage, size) if size > 1 else None
 
 
 def _check_vocabulary(draft: ModelConfig, target: ModelConfig) -> None:

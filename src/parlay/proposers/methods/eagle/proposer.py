@@ -21,10 +21,11 @@ from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder, attention_shapes, mlp_shapes
 from parlay.models.heads import layer_config
 from parlay.models.layers import Embedding
+from parlay.models.split import SplitLinear
 from parlay.proposers.base import Runtime
 from parlay.proposers.body import Body, side_by_side
 from parlay.proposers.heads import Options
-from parlay.proposers.lent import lent_logits, records_logits
+from parlay.proposers.lent import LentEmbedding, lent_logits, records_logits
 from parlay.proposers.methods.eagle.format import AFTER, BEFORE, EMBEDDING, JOIN, JOIN_BIAS, layer
 from parlay.proposers.paired import PairedProposer
 from parlay.runner.graphs import MOST_ROWS
@@ -68,24 +69,26 @@ class Proposer(PairedProposer):
         self.weight_bytes = weights.size(shapes, target.dtype) + MOST_ROWS * config.vocab_size * 4
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
-        dtype, kernels = self._target.dtype, runtime.kernels
+        dtype, kernels, group = self._target.dtype, runtime.kernels, runtime.group
         self._target_logits, self.recordable = lent_logits(runtime.target, MOST_ROWS), records_logits(runtime.target)
         self._embedding = self._read_embedding(weights, runtime)
-        self._join = kernels.pack_linear(weights.read_weight(JOIN, dtype))
-        self._bias = weights.read(JOIN_BIAS, dtype) if self._biased else None
+        bias = weights.read(JOIN_BIAS, dtype) if self._biased else None
+        self._join = SplitLinear(kernels, weights.read_weight(JOIN, dtype), group, bias)
         read = [Reader(weights, dtype, layer(i)) for i in range(self.config.num_layers)]
-        self._body = Body(self.config, self._target.max_model_len, read, kernels)
+        self._body = Body(self.config, self._target.max_model_len, read, kernels, group)
 
-    def _read_embedding(self, weights: Checkpoint, runtime: Runtime) -> Embedding:
-        """Return the target's embedding unless the head has another: its own is usually a copy, and a large one."""
-        lent = runtime.target.embedding if isinstance(runtime.target, Decoder) else None
+    def _read_embedding(self, weights: Checkpoint, runtime: Runtime) -> Embedding | LentEmbedding:
+        """Return the target's embedding unless the head has another: its own is usually a copy, and a large one.
+
+        Where ranks share the head they share its own too, since only one of them could compare the two.
+        """
+        dtype, target, group = self._target.dtype, runtime.target, runtime.group
         if self._borrows:
-            assert lent is not None
-            return lent
-        dtype = self._target.dtype
+            return LentEmbedding(target, group)
+        lent = target.embedding if group.size == 1 and isinstance(target, Decoder) else None
         if lent is not None and torch.equal(weights.read(EMBEDDING, dtype), lent.numbers(dtype)):
             return lent
-        return Embedding(runtime.kernels, weights.read_weight(EMBEDDING, dtype))
+        return Embedding(runtime.kernels, weights.read_weight(EMBEDDING, dtype), group)
 
     def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
         """Return the state after the final norm, which the head was trained to predict."""
@@ -101,9 +104,7 @@ class Proposer(PairedProposer):
         kernels.embed(state, torch.arange(rows), pair[1])
         joined = context.buffers("joined", 2 * width)
         side_by_side(pair, kernels, joined)
-        kernels.linear(joined, self._join, state)
-        if self._bias is not None:
-            kernels.add_bias(state, self._bias)
+        self._join(joined, state)
         self._body(state, state, context)  # no norm before the first layer's attention
 
     def logits(self, state: Tensor) -> Tensor:

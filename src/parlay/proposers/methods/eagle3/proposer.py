@@ -16,18 +16,19 @@ from torch import Tensor
 
 from parlay.checkpoints.loader import Checkpoint, Reader
 from parlay.errors import ModelError, shown
-from parlay.kernels.linear import LinearWeight
 from parlay.models.context import ForwardContext
-from parlay.models.decoder import Decoder, attention_shapes, mlp_shapes
+from parlay.models.decoder import attention_shapes, mlp_shapes
 from parlay.models.heads import HeadConfig, layer_config
-from parlay.models.layers import Embedding
+from parlay.models.layers import Embedding, Head
 from parlay.models.select import exposes_hidden_states
+from parlay.models.split import SplitLinear
 from parlay.proposers.base import Runtime
 from parlay.proposers.body import Body, side_by_side
 from parlay.proposers.heads import Options
-from parlay.proposers.lent import lent_logits, records_logits
+from parlay.proposers.lent import LentEmbedding, lent_logits, records_logits
 from parlay.proposers.methods.eagle3 import format as form
 from parlay.proposers.paired import PairedProposer
+from parlay.proposers.shared import shared
 from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
@@ -125,21 +126,23 @@ class Proposer(PairedProposer):
         return other if self._prefixes[layer] + other in weights.names else "input_layernorm.weight"
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
-        dtype, kernels, target = self._target.dtype, runtime.kernels, runtime.target
-        assert isinstance(target, Decoder)
+        dtype, kernels, group, target = self._target.dtype, runtime.kernels, runtime.group, runtime.target
         self.recordable = self._own_output or records_logits(target)
-        own = None if self._borrows else Embedding(kernels, weights.read_weight(form.EMBEDDING, dtype))
-        self._embedding = own or target.embedding
-        self._fuse = kernels.pack_linear(weights.read_weight(form.FUSE, dtype))
-        self._bias = weights.read(form.FUSE_BIAS, dtype) if self._biased else None
+        self._embedding: Embedding | LentEmbedding
+        if self._borrows:
+            self._embedding = LentEmbedding(target, group)
+        else:
+            self._embedding = Embedding(kernels, weights.read_weight(form.EMBEDDING, dtype), group)
+        bias = weights.read(form.FUSE_BIAS, dtype) if self._biased else None
+        self._fuse = SplitLinear(kernels, weights.read_weight(form.FUSE, dtype), group, bias)
         self._norm_of_all = weights.read(form.NORM_OF_ALL, dtype) if self._input_norm else None
         self._norms_of_states = [weights.read(name, dtype) for name in self._state_norms]
         self._token_norm = weights.read(self._prefixes[0] + form.TOKEN, dtype)
         self._state_norm = weights.read(self._prefixes[0] + form.STATE, dtype)
         self._norm = weights.read(form.NORM, dtype)
-        self._output: LinearWeight | None = None
+        self._output: Head | None = None
         if self._own_output:
-            self._output = kernels.pack_head(weights.read_weight(form.OUTPUT, dtype))
+            self._output = Head(kernels, weights.read_weight(form.OUTPUT, dtype), group=group)
             self._logits = torch.zeros((MOST_ROWS, self._vocab))
         else:
             self._target_logits = lent_logits(target, MOST_ROWS)
@@ -149,7 +152,7 @@ class Proposer(PairedProposer):
             Reader(weights, dtype, prefix, {_NORM: self._norm_before(weights, i)} if i else None)
             for i, prefix in enumerate(self._prefixes)
         ]
-        self._body = Body(self.config, self._target.max_model_len, read, kernels)
+        self._body = Body(self.config, self._target.max_model_len, read, kernels, group)
 
     def _read_ids(self, weights: Checkpoint) -> Tensor:
         ids = torch.arange(self._vocab) + weights.read(form.OFFSETS, torch.int64)
@@ -166,9 +169,7 @@ class Proposer(PairedProposer):
         side_by_side(parts, kernels, states)
         if self._norm_of_all is not None:
             kernels.rms_norm(states, self._norm_of_all, eps, states)
-        kernels.linear(states, self._fuse, state)
-        if self._bias is not None:
-            kernels.add_bias(state, self._bias)
+        self._fuse(states, state)
 
     def foresee(self, tokens: Tensor, state: Tensor, context: ForwardContext) -> None:  # noqa: D102
         kernels, (rows, width), eps = context.kernels, state.shape, self.config.rms_norm_eps
@@ -190,11 +191,12 @@ class Proposer(PairedProposer):
         if not self._feeds_norm:
             normed = self._normed[:rows]
             self._kernels.rms_norm(state, self._norm, self.config.rms_norm_eps, normed)
-        if self._output is None:
-            return self._target_logits(normed)
-        logits = self._logits[:rows]
-        self._kernels.logits(normed, self._output, logits)
-        return logits
+        return self._target_logits(normed) if self._output is None else self._own_logits(normed)
+
+    @shared
+    def _own_logits(self, normed: Tensor) -> Tensor:
+        assert self._output is not None
+        return self._output(normed, self._logits[: len(normed)])
 
 
 def _settings(head: HeadConfig) -> HeadConfig:

@@ -19,11 +19,13 @@ from torch import Tensor
 from parlay.checkpoints.loader import Checkpoint
 from parlay.config.speculative import MOST_WIDTH
 from parlay.errors import ConfigError, ModelError, shown
-from parlay.kernels.linear import LinearWeight
+from parlay.models.layers import Head
+from parlay.models.split import SplitLinear
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.heads import HeadProposer
 from parlay.proposers.heads import Options as HeadOptions
 from parlay.proposers.methods.medusa.format import BIASED, MAP, read_layout
+from parlay.proposers.shared import shared
 from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
@@ -40,7 +42,7 @@ class Options(HeadOptions):
         revision: branch, tag or commit there.
         quantization: "int8" or "int4" quantises their matrices to so many bits, None leaves them; "auto" is "int8"
             beside a quantised target.
-        draft_tensor_parallel_size: 1, since heads are on one rank.
+        draft_tensor_parallel_size: ranks that share their layers, a divisor of the target's.
         medusa_choices: the tree's nodes as paths of ranks, in the authors' form: `[[0], [0, 0], [1]]` has the two
             likeliest tokens of the first head, and after the likeliest of them that of the second. None for the
             likeliest paths, as many as pay.
@@ -118,25 +120,27 @@ class Proposer(HeadProposer):
         return len(layout.blocks)
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
-        dtype, kernels, layout = self._target.dtype, runtime.kernels, self._layout
+        dtype, kernels, group, layout = self._target.dtype, runtime.kernels, runtime.group, self._layout
         self.at_once = not layout.outputs
         self.ids = self._read_map(weights) if layout.mapped and layout.outputs else None
-        self._blocks: list[list[tuple[LinearWeight, Tensor | None]]] = [
+        self._blocks = [
             [
-                (
-                    kernels.pack_linear(weights.read_weight(f"{block}.weight", dtype)),
+                SplitLinear(
+                    kernels,
+                    weights.read_weight(f"{block}.weight", dtype),
+                    group,
                     weights.read(f"{block}.bias", dtype) if layout.biased else None,
                 )
                 for block in own
             ]
             for own in layout.blocks
         ]
-        packed: dict[str, LinearWeight] = {}
+        packed: dict[str, Head] = {}
         for name in dict.fromkeys(layout.outputs):
             weight = weights.read_weight(name, dtype)
             if self.ids is not None and weight.shape[0] != self._vocab:
                 weight = weight.chosen(self.ids)
-            packed[name] = kernels.pack_head(weight)
+            packed[name] = Head(kernels, weight, group=group)
         self._outputs = [packed[name] for name in layout.outputs]
         self._logits_of_target = runtime.target.logits
         width = self._hidden.shape[1]
@@ -153,25 +157,28 @@ class Proposer(HeadProposer):
         return chosen
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
-        kernels, before, state = self._kernels, self._hidden[:rows], self._states[level, :rows]
-        layers = self._blocks[level]
-        for j, (weight, bias) in enumerate(layers):
+        self._guess(level, self._hidden[:rows])
+
+    @shared
+    def _guess(self, level: int, before: Tensor) -> None:
+        """Run a head's blocks on the target's states `[rows, H]`."""
+        kernels, rows, layers = self._kernels, len(before), self._blocks[level]
+        state = self._states[level, :rows]
+        for j, linear in enumerate(layers):
             # Two buffers in turn, so that no kernel writes what it reads; the last result ends in its place.
             after = state if (len(layers) - j) % 2 else self._spare[:rows]
-            kernels.linear(before, weight, after)
-            if bias is not None:
-                kernels.add_bias(after, bias)
+            linear(before, after)
             kernels.activate(after, "silu")
             kernels.add_embedding(after, before, self._each[:rows])  # the sum of both, row by row
             before = after
 
     def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
         state = self._states[level, :rows]
-        if self.at_once:
-            return self._logits_of_target(state)
-        logits = self._logits[:rows]
-        self._kernels.logits(state, self._outputs[level], logits)
-        return logits
+        return self._logits_of_target(state) if self.at_once else self._own_logits(level, state)
+
+    @shared
+    def _own_logits(self, level: int, state: Tensor) -> Tensor:
+        return self._outputs[level](state, self._logits[: len(state)])
 
     def score_at(self, places: Tensor) -> Tensor:
         """Apply the target's output layer to states of several heads, if they have none of their own."""

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError
-from parlay.kernels.linear import LinearWeight
+from parlay.models.layers import Embedding, Head
+from parlay.models.split import SplitLinear
 from parlay.proposers.base import Runtime
 from parlay.proposers.expander import Start
 from parlay.proposers.heads import HeadProposer, Options
 from parlay.proposers.methods.mlp_speculator.format import PREFIX, tensor
+from parlay.proposers.shared import shared
 from parlay.runner.graphs import MOST_ROWS
 from parlay.weights.weight import Weight
 
@@ -36,11 +38,11 @@ _MOST_GUESSES = 64
 class _Stage:
     """The weights of one node. Stages may share tensors."""
 
-    project: LinearWeight
-    embedding: Tensor
+    project: SplitLinear
+    embedding: Embedding
     norm: Tensor
     bias: Tensor
-    head: LinearWeight
+    head: Head
 
 
 class Proposer(HeadProposer):
@@ -87,7 +89,7 @@ class Proposer(HeadProposer):
         return min(index, 1) if part == "proj" else 0
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
-        dtype, kernels, inner = self._target.dtype, runtime.kernels, self._inner
+        dtype, kernels, group, inner = self._target.dtype, runtime.kernels, runtime.group, self._inner
         for name in self._copies:
             self._check_copy(weights, name)
         # The embedding's share of a state of unit variance; the older half fades over n_predict nodes.
@@ -104,16 +106,16 @@ class Proposer(HeadProposer):
         for i in range(self.default_length):
             if i and self._source("emb", i) < i:
                 shared = stages[0]
-                project = stages[1].project if i > 1 else kernels.pack_linear(matrix("proj", i))
+                project = stages[1].project if i > 1 else SplitLinear(kernels, matrix("proj", i), group)
                 stages.append(_Stage(project, shared.embedding, shared.norm, shared.bias, shared.head))
                 continue
             stages.append(
                 _Stage(
-                    kernels.pack_linear(matrix("proj", i)),
-                    part("emb", i) * share,
+                    SplitLinear(kernels, matrix("proj", i), group),
+                    Embedding(kernels, Weight.of(part("emb", i) * share), group),
                     part("ln", i),
                     part("ln", i, "bias"),
-                    kernels.pack_head(matrix("head", i)),
+                    Head(kernels, matrix("head", i), group=group),
                 )
             )
         self._stages = stages
@@ -146,17 +148,24 @@ class Proposer(HeadProposer):
         self._kernels.embed(self._newest, self._every[:rows], state[:rows])
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
-        kernels, stage = self._kernels, self._stages[level]
-        state = self._states[level % 2, :rows]
         before = self._states[1 - level % 2, :rows] if level else self._hidden[:rows]
-        kernels.linear(before, stage.project, state)
-        kernels.embed(stage.embedding, self._expander.tokens[level, :rows], self._newest[:rows])
+        self._continue(level, before, self._expander.tokens[level, :rows])
+
+    @shared
+    def _continue(self, level: int, before: Tensor, tokens: Tensor) -> None:
+        """Compute a level's states from those `[rows, D]` of the one before, and its nodes `[rows]`."""
+        kernels, stage, rows = self._kernels, self._stages[level], len(tokens)
+        state = self._states[level % 2, :rows]
+        stage.project(before, state)
+        stage.embedding(tokens, self._newest[:rows])
         kernels.add_embedding(state, self._newest, self._each[:rows])  # the sum of both, row by row
         kernels.rms_norm(state, stage.norm, _EPS, state)
         kernels.add_bias(state, stage.bias)
         kernels.activate(state, "gelu")
 
     def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
-        logits = self._logits[:rows]
-        self._kernels.logits(self._states[level % 2, :rows], self._stages[level].head, logits)
-        return logits
+        return self._own_logits(level, self._states[level % 2, :rows])
+
+    @shared
+    def _own_logits(self, level: int, state: Tensor) -> Tensor:
+        return self._stages[level].head(state, self._logits[: len(state)])

@@ -1,0 +1,83 @@
+"""What proposers have in common that draft token by token with a whole model."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from parlay.models.config import ModelConfig
+from parlay.models.context import LayerCache
+from parlay.models.select import load_model
+from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
+from parlay.proposers.lent import lent_logits, records_logits
+from parlay.proposers.places import Places
+from parlay.proposers.recorder import Recorder
+from parlay.proposers.shared import shared
+from parlay.runner.batch import Batch, trimmed
+from parlay.runner.graphs import MOST_ROWS
+from parlay.runner.runner import ModelRunner
+
+
+class ModelHead(Head):
+    """A head that is a model, of which ranks may share every layer; each keeps the keys of its own heads."""
+
+    def load_model(
+        self,
+        config: ModelConfig,
+        cache: int | tuple[LayerCache, ...],
+        target: TargetInfo,
+        runtime: Runtime,
+        *,
+        newest: bool = False,
+    ) -> None:
+        """Read the weights and allocate what passes write to.
+
+        Args:
+            config: of the model.
+            cache: blocks of its cache layers, or another model's layers.
+            target: the one it drafts for.
+            runtime: what it may use.
+            newest: see `Places`.
+        """
+        kernels, group, dtype = runtime.kernels, runtime.group, target.dtype
+        model = load_model(config, dtype, target.max_model_len, kernels, group, runtime.on_read)
+        self._runner = runner = ModelRunner(model, kernels, cache, runtime.block_size, group)
+        self._logits, self.recordable = lent_logits(model, MOST_ROWS), records_logits(model)
+        self._recorded, self.tell = group.size == 1, runtime.tell
+        if group.rank:  # which does not draft
+            return
+        self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
+        self._every = torch.arange(MOST_ROWS)
+        recorder = Recorder(kernels, self._recorded and runner.recordable())
+        vocab_size, laws, processors = config.vocab_size, runtime.laws, runtime.processors
+        self._expander = Expander(self, kernels, recorder, MOST_LEVELS, vocab_size, laws=laws, processors=processors)
+        self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size, newest=newest)
+
+    @shared
+    def run(self, batch: Batch) -> Tensor:
+        """Run any tokens through the layers; return hidden states `[rows, hidden]`, valid until the next pass."""
+        return self._runner.forward(batch)
+
+    def run_level(self, level: int, rows: int, width: int) -> None:
+        """Run a level's nodes, and keep their states."""
+        batch = self._places.batch(level, rows, width)
+        states = self._run_here(batch if self._recorded else trimmed(batch, self._runner.block_size))
+        self._runner.kernels.embed(states, self._every[:rows], self._state[:rows])
+
+    @shared
+    def _run_here(self, batch: Batch) -> Tensor:
+        return self._runner.forward_here(batch)
+
+    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: D102
+        return self._places.paths(level, rows)
+
+    def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
+        return self._own_logits(self._state[:rows])
+
+    @shared
+    def _own_logits(self, states: Tensor) -> Tensor:
+        return self._logits(states)
+
+    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
+        self._places.prepare(turn, width)
