@@ -16,7 +16,7 @@ from parlay import env, log
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig
-from parlay.errors import RankError
+from parlay.errors import ConfigError, RankError
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.log import logger
@@ -28,7 +28,7 @@ from parlay.parallel.group import Group
 from parlay.parallel.numa import stay_on
 from parlay.proposers.base import Share
 from parlay.proposers.places import scratch_blocks
-from parlay.runner.orders import Forward, Logits, Score, decode
+from parlay.runner.orders import Forward, Logits, Refusal, Score, decode
 from parlay.runner.runner import ModelRunner
 from parlay.types.storage import LoadFormat, Storage
 
@@ -130,6 +130,18 @@ def arithmetic(kernels: str, bits: str) -> tuple[str, ...]:
     return kernels, f"bits-{bits}", f"torch-{torch.__version__}"
 
 
+def differing(here: Sequence[str], there: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what differs between the `arithmetic` of two ranks; where one says less, only that is compared."""
+    return [pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]]
+
+
+def other_bits(who: str, here: Sequence[str], there: Sequence[str]) -> str:
+    """Return the sentence that refuses a rank, from the point of view of either side."""
+    differ = "; ".join(f"{own} here, {other} there" for own, other in differing(here, there))
+    remedy = "give all ranks the same model, kernels, instruction set and torch"
+    return f"{who} would compute other bits than rank 0: {differ}; {remedy}"
+
+
 def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None:
     """Be a rank of the engine at an address, until that engine ends.
 
@@ -140,7 +152,8 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
 
     Raises:
         OSError: no engine listens there.
-        ConfigError, ModelError, RankError: what is wrong; rank 0 gets it too.
+        RankError: another rank is lost.
+        ConfigError, ModelError: what is wrong, and stays so until something is changed; rank 0 knows it too.
     """
     from parlay.engine.joining import connect
     from parlay.parallel.gloo import Gloo, drafts, reach_store
@@ -151,6 +164,11 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
             own = msgspec.msgpack.decode(connection.recv_bytes(), type=Assignment)
         except EOFError:
             raise ConnectionError("the engine has ended") from None
+        except msgspec.ValidationError:
+            raise ConfigError(
+                f"the engine at {address[0]}:{address[1]} speaks as another version of parlay does; install the same "
+                "on all machines"
+            ) from None
         logger.warning("rank %d of %d of %s", own.rank, own.size, own.model)
         store = reach_store(address[0], own.store)
         exchange = Gloo(store, own.rank, own.size, host, own.patience)
@@ -206,7 +224,7 @@ def main(orders: int, lifeline: int, memory: int, drafts: int) -> None:
         connection.send_bytes(msgspec.msgpack.encode(Ready(numerics)))
         try:
             obey(connection, runner, drafter)
-        except RankError:
+        except (RankError, ConfigError):
             pass  # rank 0 knows
         except BaseException:
             exchange.abandon()
@@ -248,6 +266,7 @@ def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: M
 
     Raises:
         RankError: another rank is lost.
+        ConfigError: rank 0 refuses this one.
     """
     hidden = torch.empty(0)
     while True:
@@ -262,6 +281,8 @@ def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: M
             hidden = runner.forward(order.batch)
         elif isinstance(order, Logits):
             runner.logits(hidden, order.rows)
+        elif isinstance(order, Refusal):
+            raise ConfigError(order.reason)
         else:
             runner.move(order)
 

@@ -1,6 +1,7 @@
 """The other ranks of a tensor-parallel engine, as rank 0 sees them: started, given orders, ended."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -8,10 +9,10 @@ import msgspec
 from msgspec.structs import replace
 
 from parlay import env
-from parlay.engine.rank import Assignment, Ready
+from parlay.engine.rank import Assignment, Ready, differing, other_bits
 from parlay.errors import ConfigError, RankError
 from parlay.parallel.group import ALONE, Group
-from parlay.runner.orders import Forward, OnOrder, Order, encode, nobody
+from parlay.runner.orders import Forward, OnOrder, Order, Refusal, encode, nobody
 
 _STARTING = 600.0  # seconds that a rank may take to load its weights
 
@@ -82,13 +83,11 @@ class Ranks:
                 raise RankError(f"rank {rank} ended while it started; there may be too little memory") from None
             if ready.error:
                 raise RankError(f"rank {rank} could not start: {ready.error}")
-            pairs = [*zip(numerics, ready.numerics, strict=False)]
-            if any(own != other for own, other in pairs):
-                differing = [f"{own} here, {other} there" for own, other in pairs if own != other]
-                raise ConfigError(
-                    f"rank {rank} would compute other bits than rank 0: {'; '.join(differing)}; give all ranks the "
-                    "same model, kernels, instruction set and torch"
-                )
+            if differing(numerics, ready.numerics):
+                theirs = other_bits("this rank", ready.numerics, numerics)
+                with suppress(OSError):
+                    link.send_bytes(encode(Refusal(theirs)))
+                raise ConfigError(other_bits(f"rank {rank}", numerics, ready.numerics))
 
     def _tell(self, order: Order) -> None:
         """Send all other ranks the order that this one is about to carry out.

@@ -111,7 +111,17 @@ class Score(msgspec.Struct, frozen=True, array_like=True, tag=3):
         return _tensor(self.states, np.uint8).view(dtype).view(self.rows, -1)
 
 
-Order = Forward | Logits | Move | Score
+class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """End, and do not come again before something has changed.
+
+    Attributes:
+        reason: what has to change, for the user of the rank's machine.
+    """
+
+    reason: str
+
+
+Order = Forward | Logits | Move | Score | Refusal
 OnOrder = Callable[[Order], None]
 
 _decoder = msgspec.msgpack.Decoder(Order)
