@@ -91,6 +91,25 @@ def test_a_rank_with_other_kernels_is_refused(make_llm: MakeLLM, address: str) -
         assert re.match(r"this rank would compute other bits than rank 0: reference\S* here, \S+ there; ", line)
 
 
+def test_each_machine_counts_its_own_heads(make_llm: MakeLLM, address: str) -> None:
+    """Of two key heads each has one, and room for twice the tokens in the same memory."""
+    alone = make_llm(kv_cache_memory=1 << 20).engine.memory
+    with joining(address, "--once"):
+        engine = make_llm(kv_cache_memory=1 << 20, tensor_parallel_size=2, rank_address=address).engine
+        assert engine.memory.blocks == 2 * alone.blocks
+        assert engine.memory.cache == alone.cache
+        engine.close()
+
+
+def test_a_machine_with_less_memory_is_refused(make_llm: MakeLLM, address: str) -> None:
+    """Before it allocates anything; it does not try again."""
+    with joining(address, PARLAY_MEMORY="1000") as (process,):
+        with pytest.raises(RankError, match="rank 1 could not start: CapacityError: this rank's weights would take"):
+            make_llm(tensor_parallel_size=2, rank_address=address)
+        (line,) = refused(process)
+        assert "but only 1000 bytes are free on its machine; lower the engine's kv_cache_memory" in line
+
+
 def refused(process: "subprocess.Popen[str]") -> list[str]:
     """Return what a rank says that ends by itself and was refused."""
     assert process.wait(SOON) == 2

@@ -16,10 +16,12 @@ from parlay import env, log
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig
+from parlay.engine.loads import check_room
 from parlay.errors import ConfigError, RankError
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.log import logger
+from parlay.models.config import ModelConfig
 from parlay.models.select import describe_as, describe_model, load_model
 from parlay.numerics.digests import start_digest
 from parlay.numerics.identify import cases, identify
@@ -175,8 +177,10 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
         draft = Gloo(drafts(store), own.rank, own.shares, host, own.patience) if own.shares else None
         try:
             path = find_model(model or own.model, Hub(revision=own.revision))
-            digest = start_digest(path)
-            runner, numerics = _load(own, path, Group(own.rank, own.size, exchange, own.fast, own.stages))
+            digest, group = start_digest(path), Group(own.rank, own.size, exchange, own.fast, own.stages)
+            tokens, available = own.blocks * own.block_size, env.available_memory()
+            check_room(_describe(own, path), getattr(torch, own.dtype), group, tokens, available)
+            runner, numerics = _load(own, path, group)
             drafter = None
             if own.share is not None and draft is not None:
                 if not own.share.copied:
@@ -234,8 +238,12 @@ def main(orders: int, lifeline: int, memory: int, drafts: int) -> None:
             raise
 
 
+def _describe(own: Assignment, path: Path) -> ModelConfig:
+    return describe_as(path, own.storage, own.quantization, own.load_format)
+
+
 def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple[str, ...]]:
-    config = describe_as(path, own.storage, own.quantization, own.load_format)
+    config = _describe(own, path)
     dtype = getattr(torch, own.dtype)
     torch.set_num_threads(env.threads())
     kernels, trust = choose_kernels(select_kernels(own.device), cases(config, dtype), env.threads())

@@ -24,6 +24,7 @@ class Ranks:
         group: rank 0's view of it, once they are started.
         draft_group: its view of those that share a draft model.
         threads: number that this rank computes with.
+        beside: ranks that divide this machine's memory, where each counts for itself.
         close: ends the others; so does dropping this.
     """
 
@@ -34,6 +35,7 @@ class Ranks:
         self.group: Group = ALONE
         self.draft_group: Group = ALONE
         self.threads = env.threads()
+        self.beside = 1
         self._links: list[Connection[bytes, bytes]] = []
         self.close = lambda: None
 
