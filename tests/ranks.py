@@ -68,10 +68,10 @@ def free_address() -> str:
 
 
 @contextmanager
-def joining(address: str, *more: str, ranks: int = 1) -> Iterator[list["subprocess.Popen[str]"]]:
-    """Ranks that try to join, with one thread each."""
+def joining(address: str, *more: str, ranks: int = 1, **variables: str) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Ranks that try to join, with one thread each, and variables of the environment."""
     command = [sys.executable, "-m", "parlay.cli.main", "rank", address, *more]
-    environment = {**os.environ, "PARLAY_THREADS": "1"}
+    environment = {**os.environ, "PARLAY_THREADS": "1", **variables}
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(ranks)]
     try:
         yield processes

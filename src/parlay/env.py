@@ -114,11 +114,17 @@ def threads_of(parts: int) -> int:
     return max(1, threads() // parts)
 
 
-def share(parts: int) -> dict[str, str]:
-    """Return variables under which an engine takes its part, where several divide threads and memory."""
+def share(parts: int, processors: int = MOST_THREADS) -> dict[str, str]:
+    """Return variables under which an engine takes its part, where several divide threads and memory.
+
+    Args:
+        parts: how many there are.
+        processors: that this one runs on, if it does not use all; it has no more threads.
+    """
     if parts == 1:
         return {}
-    return {"PARLAY_THREADS": str(threads_of(parts)), "PARLAY_MEMORY": str(available_memory() // parts)}
+    threads = min(threads_of(parts), processors)
+    return {"PARLAY_THREADS": str(threads), "PARLAY_MEMORY": str(available_memory() // parts)}
 
 
 def adopt(variables: Mapping[str, str]) -> None:

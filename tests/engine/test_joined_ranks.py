@@ -1,10 +1,13 @@
 """Ranks that join an engine over the network, here from processes of the same machine."""
 
+import re
 import signal
 import socket
+import subprocess
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from asking import accepted, assert_same, half_repeating, run
 from checkpoints import write_llama
@@ -73,13 +76,65 @@ def test_a_rank_that_is_killed_ends_the_engine(make_llm: MakeLLM, address: str) 
 
 
 def test_a_rank_with_another_model_is_refused(make_llm: MakeLLM, address: str, tmp_path: Path) -> None:
-    """Of the same shape."""
+    """Of the same shape. Both sides say why, and the rank does not try again."""
     other = write_llama(tmp_path, seed=77)
-    with (
-        joining(address, "--once", "--model", str(other)),
-        pytest.raises(ConfigError, match=r"rank 1 would compute other bits than rank 0: .* here, .* there; give all"),
-    ):
-        make_llm(tensor_parallel_size=2, rank_address=address)
+    with joining(address, "--model", str(other)) as (process,):
+        with pytest.raises(ConfigError, match="rank 1 would compute other bits than rank 0") as raised:
+            make_llm(tensor_parallel_size=2, rank_address=address)
+        assert refused(process) == [turned_round(str(raised.value))]
+
+
+def test_a_rank_with_other_kernels_is_refused(make_llm: MakeLLM, address: str) -> None:
+    with joining(address, PARLAY_KERNELS="reference") as (process,):
+        with pytest.raises(ConfigError, match=r"rank 1 would compute other bits than rank 0: \S+ here, reference"):
+            make_llm(tensor_parallel_size=2, rank_address=address)
+        (line,) = refused(process)
+        assert re.match(r"this rank would compute other bits than rank 0: reference\S* here, \S+ there; ", line)
+
+
+def test_each_machine_counts_its_own_heads(make_llm: MakeLLM, address: str) -> None:
+    """Of two key heads each has one, and room for twice the tokens in the same memory."""
+    alone = make_llm(kv_cache_memory=1 << 20).engine.memory
+    with joining(address, "--once"):
+        engine = make_llm(kv_cache_memory=1 << 20, tensor_parallel_size=2, rank_address=address).engine
+        assert engine.memory.blocks == 2 * alone.blocks
+        assert engine.memory.cache == alone.cache
+        engine.close()
+
+
+def test_a_machine_with_less_memory_is_refused(make_llm: MakeLLM, address: str) -> None:
+    """Before it allocates anything; it does not try again."""
+    with joining(address, PARLAY_MEMORY="1000") as (process,):
+        with pytest.raises(RankError, match="rank 1 could not start: CapacityError: this rank's weights would take"):
+            make_llm(tensor_parallel_size=2, rank_address=address)
+        (line,) = refused(process)
+        assert "but only 1000 bytes are free on its machine; lower the engine's kv_cache_memory" in line
+
+
+def refused(process: "subprocess.Popen[str]") -> list[str]:
+    """Return what a rank says that ends by itself and was refused."""
+    assert process.wait(SOON) == 2
+    assert process.stderr is not None
+    said = process.stderr.read().splitlines()
+    assert not any("Traceback" in line for line in said)
+    return [line.removeprefix("parlay: ") for line in said if line.startswith("parlay: ")]
+
+
+def turned_round(text: str) -> str:
+    """Return the engine's sentence about rank 1 as that rank gets it."""
+    text = re.sub(r"(?<=[:;] )(\S+) here, (\S+) there", r"\2 here, \1 there", text)
+    return text.replace("rank 1 would", "this rank would")
+
+
+def test_an_engine_of_another_version(address: str) -> None:
+    with listen(parse_address(address)) as server, joining(address) as (process,):
+        connection, _ = admit(server, KEY.encode(), SOON)
+        connection.send_bytes(msgspec.msgpack.encode({"model": "tiny-code"}))
+        (line,) = refused(process)
+        assert line == (
+            f"the engine at {address} speaks as another version of parlay does; install the same on all machines"
+        )
+        connection.close()
 
 
 def test_a_rank_without_the_model_is_refused(make_llm: MakeLLM, address: str) -> None:

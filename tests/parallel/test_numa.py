@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.parallel.numa import allowed_processors, memory_nodes, parse_list, place_ranks
+from parlay.parallel.numa import allowed_processors, memory_nodes, parse_list, place_ranks, place_replicas
 
 TWO = [frozenset(range(4)), frozenset(range(4, 8))]
 ALL = frozenset(range(8))
@@ -59,6 +59,39 @@ def test_every_rank_has_processors_that_are_allowed(
         assert place <= allowed
         usable = [node & allowed for node in apart if node & allowed]
         assert len(usable) < 2 or size < 2 or any(place <= node for node in usable)
+
+
+def machine(folder: Path, *lists: str) -> list[frozenset[int]]:
+    """Return the memory nodes of a machine whose files say so."""
+    for number, text in enumerate(lists):
+        (folder / f"node{number}").mkdir()
+        (folder / f"node{number}" / "cpulist").write_text(f"{text}\n")
+    return memory_nodes(folder)
+
+
+def test_replicas_divide_nodes(tmp_path: Path) -> None:
+    """Whole ones, as long as there are enough; without memory's own processors they are left out."""
+    nodes = machine(tmp_path, "0-1,8-9", "2-3", "4-5", "", "6-7")
+    allowed = frozenset(range(10))
+    assert place_replicas(2, allowed, nodes) == [frozenset({0, 1, 8, 9, 2, 3}), frozenset({4, 5, 6, 7})]
+    assert place_replicas(3, allowed, nodes) == [nodes[0], nodes[1], nodes[2] | nodes[3]]
+    assert place_replicas(4, allowed, nodes) == nodes
+    assert place_replicas(5, allowed, nodes)[:2] == [frozenset({0, 1}), frozenset({8, 9})]
+    assert place_replicas(2, allowed - nodes[0], nodes) == [nodes[1], nodes[2] | nodes[3]]
+
+
+def test_replicas_of_a_machine_with_one_node_run_anywhere(tmp_path: Path) -> None:
+    nodes = machine(tmp_path, "0-7")
+    assert place_replicas(2, ALL, nodes) == [frozenset()] * 2
+    assert place_replicas(2, ALL, []) == [frozenset()] * 2
+    assert place_replicas(1, ALL, TWO) == [frozenset()]
+    assert place_replicas(2, TWO[1], TWO) == [frozenset()] * 2  # the user keeps all of them on one node
+
+
+def test_ranks_of_a_replica_divide_its_nodes() -> None:
+    nodes = [frozenset({0, 1}), frozenset({2, 3}), frozenset({4, 5}), frozenset({6, 7})]
+    _, second = place_replicas(2, ALL, nodes)
+    assert place_ranks(2, second, nodes) == nodes[2:]
 
 
 def test_this_machine() -> None:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,6 +19,7 @@ from serving import House, housed, last, until
 
 from parlay import CapacityError, ConfigError, EngineDeadError, RequestOutput, SamplingParams, env
 from parlay.link.protocol import Ready
+from parlay.parallel.numa import allowed_processors
 from parlay.server.remote import client as client_module
 from parlay.server.remote.client import EngineClient
 from parlay.server.remote.link import EngineLink
@@ -248,6 +250,8 @@ def test_threads_and_memory_are_divided(monkeypatch: pytest.MonkeyPatch) -> None
     assert env.share(1) == {}
     assert env.share(3) == {"PARLAY_THREADS": "2", "PARLAY_MEMORY": "333"}
     assert env.share(20)["PARLAY_THREADS"] == "1"
+    assert env.share(2, 8)["PARLAY_THREADS"] == "3"
+    assert env.share(2, 2)["PARLAY_THREADS"] == "2"
 
 
 def test_a_replica_has_its_share_alone(models: dict[str, Pair], make_llm: MakeLLM, monkeypatch: Any) -> None:
@@ -263,6 +267,28 @@ def test_a_replica_has_its_share_alone(models: dict[str, Pair], make_llm: MakeLL
     asyncio.run(asyncio.wait_for(start(1), LIMIT))
     with pytest.raises(CapacityError, match=r"each of 2 replicas may take as much: fewer \(data_parallel_size\)"):
         asyncio.run(asyncio.wait_for(start(2), LIMIT))
+
+
+def test_replicas_stay_on_their_processors(models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with two memory nodes, a restart included; each has as many threads as processors at most."""
+    first, *others = sorted(allowed_processors())
+    nodes = [frozenset({first}), frozenset(others)]
+    if not others:
+        pytest.skip("one processor is one node")
+    monkeypatch.setattr(client_module, "memory_nodes", lambda: nodes)
+
+    async def main() -> None:
+        async with EngineClient(models["float32"].target, data_parallel_size=2, **OPTIONS) as client:
+            assert client._shares[0]["PARLAY_THREADS"] == "1"
+            on = [os.sched_getaffinity(replica.pid or 0) for replica in client.replicas]
+            assert on == nodes
+            os.kill(client.replicas[1].pid or 0, signal.SIGKILL)
+            await until(lambda: client.restarts == 1 and client.replicas[1].state == "ready")
+            pid = client.replicas[1].pid
+            threads = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+            assert all(os.sched_getaffinity(thread) == nodes[1] for thread in threads)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT))
 
 
 def test_more_replicas_than_threads_are_warned_of(

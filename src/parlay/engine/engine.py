@@ -18,7 +18,8 @@ from parlay.drafting.remembered import CostFile
 from parlay.drafting.state import DraftState
 from parlay.engine.answers import metrics_of, text_of
 from parlay.engine.loading import Loading
-from parlay.engine.memory import Memory, count_blocks
+from parlay.engine.loads import Load, count_on_all, loads
+from parlay.engine.memory import Memory
 from parlay.engine.rank import Assignment, arithmetic
 from parlay.engine.request import Counts, Request
 from parlay.engine.resolve import longest_sequence, make_ranks, text_codec
@@ -108,17 +109,19 @@ class Engine:
             self.codec = text_codec(config, model_config, hub)
             target = TargetInfo(model_config, dtype, self.max_model_len, hub, *config.split)
             methods = find_methods(speculative, target)
-            groups = [cache_spec(model_config, dtype)] + [m.proposer.cache for m in methods if m.proposer.cache]
-            own_bytes = weight_bytes(model_config, dtype) // config.machines
-            weights = own_bytes + sum(m.proposer.bytes_on(config.machines) for m in methods)
             lent = config.tensor_parallel_size > 1 and any(m.proposer.runs_ends for m in methods)
-            if lent:
-                weights += end_bytes(model_config, dtype)
-            num_blocks = count_blocks(config, groups, self.max_model_len, env.available_memory(), weights)
+            more = sum(m.proposer.bytes_on(config.machines) for m in methods)
+            more += end_bytes(model_config, dtype) if lent else 0
+            drafts = Load(more, tuple(m.proposer.cache for m in methods if m.proposer.cache))
+            drafter = device_proposer(methods)
+            taps, share = (drafter.taps, drafter.share) if drafter else ((), None)
+            machines = loads(config, model_config, dtype, drafts, share.ranks if share else 1)
+            ranks = make_ranks(config, 4 * model_config.vocab_size)
+            available = env.available_memory() // ranks.beside
+            num_blocks, here = count_on_all(config, machines, self.max_model_len, available), machines[0]
             check_weights(model_config)
 
-        digest, loading = start_digest(path, self.codec.path), Loading(config, weights, on_progress)
-        ranks = make_ranks(config, 4 * model_config.vocab_size)
+        digest, loading = start_digest(path, self.codec.path), Loading(config, here.weights, on_progress)
         threads = ranks.threads
         torch.set_num_threads(threads)
         kernels, trust = choose_kernels(select_kernels(config.device), cases(model_config, dtype), threads)
@@ -127,10 +130,8 @@ class Engine:
         # A proposer that processes every row of the target runs one more token for each request that emits.
         max_rows = config.max_num_batched_tokens + config.max_num_seqs
         spare = scratch_blocks(config.block_size) if any(m.proposer.borrows for m in methods) else 0
-        drafter = device_proposer(methods)
-        taps, share = drafter.taps if drafter else (), drafter.share if drafter else None
         ranks.start(Assignment.of(config, model_config, dtype, self.max_model_len, num_blocks + spare, share, taps))
-        with loading.target(own_bytes) as on_read:
+        with loading.target(here.weights - more) as on_read:
             model = load_model(model_config, dtype, self.max_model_len, kernels, ranks.group, on_read)
         identity = identify(model_config, self.max_model_len, digest.result())
         trust = trust_model(model, identity, kernels, trust, threads)
@@ -146,7 +147,7 @@ class Engine:
 
         self.methods = method_names(methods)
         self.sampling_defaults = sampling_defaults(path, config.generation_config)
-        self.memory = Memory(weights, num_blocks, config.block_size, sum(g.bytes_per_token for g in groups))
+        self.memory = Memory(here.weights, num_blocks, config.block_size, here.bytes_per_token)
         self.vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)
         self._grammars = Grammars(self.codec.tokenizer.to_str, self.vocab_size, sorted(self._eos))
@@ -166,9 +167,8 @@ class Engine:
         self.numerics = replace(numerics, verification=self._verification, summing=summing)
         self.numerics_id = str(self.numerics)
         file = CostFile(self.numerics_id, env.threads(), split=config.split)
-        drafting = make_drafting(
-            speculative, methods, config, runner, num_blocks, groups[0].bytes_per_token / own_bytes, file
-        )
+        read = cache_spec(model_config, dtype).bytes_per_token / weight_bytes(model_config, dtype)
+        drafting = make_drafting(speculative, methods, config, runner, num_blocks, read, file)
         self._scheduler = Scheduler(config, self._pool, drafting, self.stats, processors)
         self._arrivals = self._next_id = 0
         logger.info("numerics id: %s", self.numerics_id)

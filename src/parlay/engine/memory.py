@@ -53,7 +53,7 @@ def count_blocks(
     Raises:
         CapacityError: one sequence of full length would not fit, or weights and cache together would not.
     """
-    per_block = config.block_size * sum(g.bytes_per_token for g in groups)
+    per_block = max(1, config.block_size * sum(g.bytes_per_token for g in groups))  # a rank may have no key heads
     one_sequence = -(-max_model_len // config.block_size)
     share = config.gpu_memory_utilization
     limit = available if share is None else int(share * available)

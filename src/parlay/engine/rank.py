@@ -16,8 +16,9 @@ from parlay import env, log
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.engine.loads import check_room
 from parlay.engine.timing import MOST_TIMED
-from parlay.errors import RankError
+from parlay.errors import ConfigError, RankError
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.log import logger
@@ -31,7 +32,7 @@ from parlay.parallel.numa import stay_on
 from parlay.proposers.base import DeviceProposer, Runtime, Share, TargetInfo
 from parlay.proposers.select import make_proposer
 from parlay.proposers.shared import follow
-from parlay.runner.orders import Call, Collect, Forward, Move, decode
+from parlay.runner.orders import Call, Collect, Forward, Move, Refusal, decode
 from parlay.runner.runner import ModelRunner
 from parlay.types.storage import LoadFormat, Storage
 
@@ -139,6 +140,18 @@ def arithmetic(kernels: str, bits: str) -> tuple[str, ...]:
     return kernels, f"bits-{bits}", f"torch-{torch.__version__}"
 
 
+def differing(here: Sequence[str], there: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what differs between the `arithmetic` of two ranks; where one says less, only that is compared."""
+    return [pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]]
+
+
+def other_bits(who: str, here: Sequence[str], there: Sequence[str]) -> str:
+    """Return the sentence that refuses a rank, from the point of view of either side."""
+    differ = "; ".join(f"{own} here, {other} there" for own, other in differing(here, there))
+    remedy = "give all ranks the same model, kernels, instruction set and torch"
+    return f"{who} would compute other bits than rank 0: {differ}; {remedy}"
+
+
 def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None:
     """Be a rank of the engine at an address, until that engine ends.
 
@@ -149,7 +162,8 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
 
     Raises:
         OSError: no engine listens there.
-        ConfigError, ModelError, RankError: what is wrong; rank 0 gets it too.
+        RankError: another rank is lost.
+        ConfigError, ModelError: what is wrong, and stays so until something is changed; rank 0 knows it too.
     """
     from parlay.engine.joining import connect
     from parlay.parallel.gloo import connect_ranks, reach_store
@@ -160,12 +174,19 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
             own = msgspec.msgpack.decode(connection.recv_bytes(), type=Assignment)
         except EOFError:
             raise ConnectionError("the engine has ended") from None
+        except msgspec.ValidationError:
+            raise ConfigError(
+                f"the engine at {address[0]}:{address[1]} speaks as another version of parlay does; install the same "
+                "on all machines"
+            ) from None
         logger.warning("rank %d of %d of %s", own.rank, own.size, own.model)
         exchange, ring, drafts = connect_ranks(reach_store(address[0], own.store), host, own.seat, own.patience)
         try:
             path = find_model(model or own.model, Hub(revision=own.revision))
-            digest = start_digest(path)
-            runner, numerics = _load(own, path, own.seat.group(exchange, ring, fast=own.fast))
+            digest, group = start_digest(path), own.seat.group(exchange, ring, fast=own.fast)
+            tokens, available = own.blocks * own.block_size, env.available_memory()
+            check_room(_describe(own, path), getattr(torch, own.dtype), group, tokens, available)
+            runner, numerics = _load(own, path, group)
             drafter = None
             if own.share is not None and drafts is not None:
                 drafter = _load_share(own, own.share, runner, own.seat.draft_group(drafts))
@@ -209,7 +230,7 @@ def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> Non
         connection.send_bytes(msgspec.msgpack.encode(Ready(numerics)))
         try:
             obey(connection, runner, drafter)
-        except RankError:
+        except (RankError, ConfigError):
             pass  # rank 0 knows
         except BaseException:
             for way in ways:
@@ -219,8 +240,12 @@ def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> Non
             raise
 
 
+def _describe(own: Assignment, path: Path) -> ModelConfig:
+    return describe_as(path, own.storage, own.quantization, own.load_format)
+
+
 def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple[str, ...]]:
-    config = describe_as(path, own.storage, own.quantization, own.load_format)
+    config = _describe(own, path)
     dtype = getattr(torch, own.dtype)
     torch.set_num_threads(env.threads())
     kernels, trust = choose_kernels(select_kernels(own.device), cases(config, dtype), env.threads())
@@ -253,6 +278,7 @@ def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: D
 
     Raises:
         RankError: another rank is lost.
+        ConfigError: rank 0 refuses this one.
     """
     hidden, pipeline = torch.empty(0), runner.pipeline
     while True:
@@ -267,6 +293,8 @@ def obey(connection: "Connection[bytes, bytes]", runner: ModelRunner, drafter: D
             runner.start(order.batch)
             if pipeline.stages == 1:
                 hidden = runner.finish()
+        elif isinstance(order, Refusal):
+            raise ConfigError(order.reason)
         elif isinstance(order, Move):
             runner.move(order)
         elif pipeline.first:  # which alone has what passes end with

@@ -1,16 +1,17 @@
 """The other ranks of a tensor-parallel engine, as rank 0 sees them: started, given orders, ended."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
 
 from parlay import env
-from parlay.engine.rank import Assignment, Ready
+from parlay.engine.rank import Assignment, Ready, differing, other_bits
 from parlay.errors import ConfigError, RankError
 from parlay.parallel.group import ALONE, Group
-from parlay.runner.orders import OnOrder, Order, encode, nobody
+from parlay.runner.orders import OnOrder, Order, Refusal, encode, nobody
 
 _STARTING = 600.0  # seconds that a rank may take to load its weights
 
@@ -22,6 +23,7 @@ class Ranks:
         group: rank 0's view of it, once they are started.
         draft_group: its view of those that share a proposer's layers.
         threads: number that this rank computes with.
+        beside: ranks that divide this machine's memory, where each counts for itself.
         close: ends the others; so does dropping this.
     """
 
@@ -32,6 +34,7 @@ class Ranks:
         self.group: Group = ALONE
         self.draft_group: Group = ALONE
         self.threads = env.threads()
+        self.beside = 1
         self._links: list[Connection[bytes, bytes]] = []
         self.close = lambda: None
 
@@ -77,13 +80,11 @@ class Ranks:
                 raise RankError(f"rank {rank} ended while it started; there may be too little memory") from None
             if ready.error:
                 raise RankError(f"rank {rank} could not start: {ready.error}")
-            pairs = [*zip(numerics, ready.numerics, strict=False)]
-            if any(own != other for own, other in pairs):
-                differing = [f"{own} here, {other} there" for own, other in pairs if own != other]
-                raise ConfigError(
-                    f"rank {rank} would compute other bits than rank 0: {'; '.join(differing)}; give all ranks the "
-                    "same model, kernels, instruction set and torch"
-                )
+            if differing(numerics, ready.numerics):
+                theirs = other_bits("this rank", ready.numerics, numerics)
+                with suppress(OSError):
+                    link.send_bytes(encode(Refusal(theirs)))
+                raise ConfigError(other_bits(f"rank {rank}", numerics, ready.numerics))
 
     def _tell(self, order: Order) -> None:
         """Send all other ranks the order that this one is about to carry out.

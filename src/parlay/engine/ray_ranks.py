@@ -25,10 +25,10 @@ class Rank:
         Args:
             address: of rank 0.
             key: that both know.
-            sharing: ranks that divide this machine's threads.
+            sharing: ranks that divide this machine's threads and memory.
         """
         log.configure()
-        env.adopt({"PARLAY_THREADS": str(max(1, env.threads() // sharing))})
+        env.adopt(env.share(sharing))
         join(address, key)
 
 
@@ -68,7 +68,8 @@ class RayRanks(JoinedRanks):
         self._actors: list[Any] = []
         self._runs: list[Any] = []
         self._nodes = cluster.util.placement_group_table(self._bundles)["bundles_to_node_id"]
-        self.threads = max(1, env.threads() // self._sharing(0))
+        self.beside = self._sharing(0)
+        self.threads = env.threads_of(self.beside)
         self.close = weakref.finalize(self, _close, cluster, self._bundles, self._actors, self._server, self._links)
 
     def _sharing(self, rank: int) -> int:

@@ -1,7 +1,8 @@
-"""Which processors each rank of a machine runs on: those of one memory node, so that its weights lie beside it."""
+"""Which processors each rank, or replica, of a machine runs on: those beside the memory that its weights lie in."""
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 _NODES = Path("/sys/devices/system/node")
@@ -56,6 +57,25 @@ def place_ranks(size: int, allowed: frozenset[int], nodes: Sequence[frozenset[in
             share = order[len(order) * i // len(ranks) : len(order) * (i + 1) // len(ranks)]
             places.append(frozenset(share) or node)
     return places
+
+
+def place_replicas(size: int, allowed: frozenset[int], nodes: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    """Return the processors of each replica, which its own ranks divide; none where nothing is gained by choosing.
+
+    A replica has whole nodes, or a part of one where there are more replicas than nodes.
+
+    Args:
+        size: replicas there are.
+        allowed: processors that this process may use.
+        nodes: from `memory_nodes`.
+    """
+    usable = [own for node in nodes if (own := node & allowed)]
+    if len(usable) < 2 or size < 2:
+        return [frozenset()] * size
+    if size > len(usable):
+        return place_ranks(size, allowed, nodes)
+    bounds = [len(usable) * i // size for i in range(size + 1)]
+    return [frozenset().union(*usable[begin:end]) for begin, end in pairwise(bounds)]
 
 
 def allowed_processors() -> frozenset[int]:

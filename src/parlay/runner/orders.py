@@ -143,7 +143,17 @@ class Collect(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """Take the results of the oldest pass that is under way: for the first of several stages."""
 
 
-Order = Forward | Logits | Move | Call | Collect
+class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """End, and do not come again before something has changed.
+
+    Attributes:
+        reason: what has to change, for the user of the rank's machine.
+    """
+
+    reason: str
+
+
+Order = Forward | Logits | Move | Call | Collect | Refusal
 OnOrder = Callable[[Order], None]
 
 _decoder = msgspec.msgpack.Decoder(Order)

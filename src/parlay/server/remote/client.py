@@ -8,6 +8,7 @@ import asyncio
 import atexit
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from parlay.link.engine import AsyncEngine, State
 from parlay.link.protocol import Ready, Report
 from parlay.link.stream import Stream
 from parlay.log import logger
+from parlay.parallel.numa import allowed_processors, memory_nodes, place_replicas
 from parlay.server.remote.link import EngineLink
 from parlay.server.remote.replica import DIED, Calls, Replica
 from parlay.server.remote.replicas import Replicas, check_alike
@@ -62,7 +64,7 @@ class EngineClient(AsyncEngine):
             model: as in `LLM`.
             speculative_config: as in `LLM`.
             data_parallel_size: engines, each with a process, the weights and a cache; threads and memory are divided
-                among them.
+                among them, and so are memory nodes with their processors, where there are several.
             engine_timeout: seconds without a message, while requests are open, after which the process counts as hung
                 and is replaced; longer than the longest step.
             on_progress: called with how far the (first engine's) weights are loaded, after a restart too.
@@ -78,14 +80,15 @@ class EngineClient(AsyncEngine):
         self._speculative = SpeculativeConfig.parse(speculative_config)
         if self._config.rank_address is not None and data_parallel_size > 1:
             raise ConfigError("ranks join one engine at one address; leave out data_parallel_size or rank_address")
-        self._share = _share(data_parallel_size)
+        self._places = place_replicas(data_parallel_size, allowed_processors(), memory_nodes())
+        self._shares = _shares(self._places)
         self._state: Literal["starting", "ready", "closed"] = "starting"
         self._quiet: asyncio.Event | None = None  # set when the last stream has gone, while closing
 
         def replica(number: int) -> Replica:
             name = "the engine" if data_parallel_size == 1 else f"replica {number}"
             progress = ignore if number else on_progress
-            calls = Calls(self._start_process, self._meet, self._take_outputs, progress, self._lost)
+            calls = Calls(partial(self._start_process, number), self._meet, self._take_outputs, progress, self._lost)
             return Replica(number, name, engine_timeout, calls)
 
         every = [replica(number) for number in range(data_parallel_size)]
@@ -165,8 +168,11 @@ class EngineClient(AsyncEngine):
         if not self._streams and self._quiet is not None:
             self._quiet.set()
 
-    def _start_process(self, on_report: Callable[[Report], None], on_end: Callable[[], None]) -> EngineLink:
-        return EngineLink(self._config, self._speculative, self._share, on_report, on_end)
+    def _start_process(
+        self, number: int, on_report: Callable[[Report], None], on_end: Callable[[], None]
+    ) -> EngineLink:
+        own = self._shares[number], self._places[number]
+        return EngineLink(self._config, self._speculative, *own, on_report, on_end)
 
     def _meet(self, replica: Replica, facts: Ready) -> None:
         """Let an engine serve if it computes as the others do."""
@@ -178,12 +184,13 @@ class EngineClient(AsyncEngine):
         self._link.lost(replica)
 
 
-def _share(replicas: int) -> dict[str, str]:
-    """Return the variables by which each replica takes its part of the machine."""
+def _shares(places: Sequence[frozenset[int]]) -> list[dict[str, str]]:
+    """Return the variables by which each replica takes its part of the machine, on its processors."""
+    replicas = len(places)
     if replicas > env.threads():
         logger.warning(
             "data_parallel_size=%d exceeds the threads there are (%d): replicas will wait for each other; lower it",
             replicas,
             env.threads(),
         )
-    return env.share(replicas)
+    return [env.share(replicas, *([len(place)] if place else [])) for place in places]

@@ -16,6 +16,7 @@ from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ParlayError
 from parlay.link.protocol import Failure, Loading, encode
 from parlay.log import logger
+from parlay.parallel.numa import stay_on
 from parlay.server.garbage import leave_out_what_is_loaded
 from parlay.types.progress import Progress
 
@@ -23,8 +24,16 @@ COMMANDS, REPORTS = "commands", "reports"  # the sockets' files
 MESSAGES = 8  # most messages under way to the front, on either side
 
 
-def main(folder: str, config: EngineConfig, speculative: SpeculativeConfig, variables: Mapping[str, str]) -> None:
-    """Serve the front that has bound the sockets in `folder`, until it stops or dies; set `variables` first.
+def main(
+    folder: str,
+    config: EngineConfig,
+    speculative: SpeculativeConfig,
+    variables: Mapping[str, str],
+    processors: frozenset[int],
+) -> None:
+    """Serve the front that has bound the sockets in `folder`, until it stops or dies.
+
+    First set `variables`, and stay on `processors`, if there are any.
 
     A model that cannot be loaded is reported to the front. An engine that fails ends the process, which the front
     notices.
@@ -33,6 +42,7 @@ def main(folder: str, config: EngineConfig, speculative: SpeculativeConfig, vari
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
     env.adopt(variables)
+    stay_on(processors)  # so do all threads and ranks that are started from here on
     Thread(target=_die_with_parent, args=(folder,), name="parlay-watch", daemon=True).start()
     context = zmq.Context()
     commands, reports = context.socket(zmq.PULL), context.socket(zmq.PUSH)

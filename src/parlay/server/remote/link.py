@@ -32,6 +32,7 @@ class EngineLink:
         config: EngineConfig,
         speculative: SpeculativeConfig,
         variables: Mapping[str, str],
+        processors: frozenset[int],
         on_report: Callable[[Report], None],
         on_end: Callable[[], None],
     ) -> None:
@@ -41,6 +42,7 @@ class EngineLink:
             config: the engine's options.
             speculative: how it speculates.
             variables: of the environment, set in the process alone.
+            processors: that the process runs on; empty for those of this one.
             on_report: called with every message of the process.
             on_end: called once when the process has ended, in any way, after its last report.
 
@@ -58,7 +60,10 @@ class EngineLink:
             self._reports = self._bind(zmq.PULL, REPORTS, zmq.RCVHWM, MESSAGES)
             # A spawned process shares nothing by accident: no locks, no sockets, no half-made state.
             self._process = get_context("spawn").Process(
-                target=main, args=(self._folder, config, speculative, variables), name="parlay-engine", daemon=True
+                target=main,
+                args=(self._folder, config, speculative, variables, processors),
+                name="parlay-engine",
+                daemon=True,
             )
             self._process.start()
         except BaseException:

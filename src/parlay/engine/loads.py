@@ -1,0 +1,92 @@
+"""What each machine of an engine has to hold, and what cache all of them have room for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from parlay.config import EngineConfig
+from parlay.engine.memory import count_blocks
+from parlay.errors import CapacityError
+from parlay.models.config import ModelConfig
+from parlay.models.select import cache_spec
+from parlay.parallel.group import Group, Seat
+from parlay.runner.footprint import weight_bytes
+from parlay.types.cache import CacheSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one machine has to hold.
+
+    Attributes:
+        weights: bytes.
+        groups: the layer groups of which it keeps tokens, all on the pool's block ids.
+    """
+
+    weights: int
+    groups: tuple[CacheSpec, ...]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that a token takes here; 0 on a rank without key heads."""
+        return sum(group.bytes_per_token for group in self.groups)
+
+
+def loads(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, drafts: Load, drafters: int = 1
+) -> tuple[Load, ...]:
+    """Return what each machine has to hold, that of rank 0 first.
+
+    Args:
+        config: the engine's options.
+        model: the target.
+        dtype: of activations and cache.
+        drafts: what is held beside the target's layers by the ranks that draft, counted whole on each of them.
+        drafters: how many ranks these are.
+
+    Raises:
+        ModelError: files are missing or damaged.
+    """
+    size = config.machines
+    weights = weight_bytes(model, dtype) // size
+    # Ranks of one machine hold all of the model together.
+    sharing = config.tensor_parallel_size if size > 1 else 1
+    specs = [cache_spec(model, dtype, Seat(rank, size, sharing).group(None, None)) for rank in range(size)]
+    return tuple(
+        Load(weights + drafts.weights, (spec, *drafts.groups)) if rank < drafters else Load(weights, (spec,))
+        for rank, spec in enumerate(specs)
+    )
+
+
+def check_room(model: ModelConfig, dtype: torch.dtype, group: Group, tokens: int, available: int) -> None:
+    """Make sure that this rank's share of the weights and of the cache fits into its machine, before it is made.
+
+    Args:
+        model: the target.
+        dtype: of activations and cache.
+        group: this rank's place.
+        tokens: that the cache has room for.
+        available: bytes of this machine's memory that are free.
+
+    Raises:
+        CapacityError: it does not fit.
+        ModelError: files are missing or damaged.
+    """
+    weights = weight_bytes(model, dtype) // (group.size * group.pipeline.stages)
+    cache = tokens * cache_spec(model, dtype, group).bytes_per_token
+    if weights + cache > available:
+        raise CapacityError(
+            f"this rank's weights would take {weights} bytes and its cache {cache}, but only {available} bytes are "
+            "free on its machine; lower the engine's kv_cache_memory or num_blocks, or free memory there"
+        )
+
+
+def count_on_all(config: EngineConfig, machines: Sequence[Load], max_model_len: int, available: int) -> int:
+    """Return the size of the pool that every machine has room for, if all have as much memory as this one.
+
+    Raises:
+        CapacityError: as `count_blocks`.
+    """
+    counted = (count_blocks(config, load.groups, max_model_len, available, load.weights) for load in machines)
+    return min(counted)
