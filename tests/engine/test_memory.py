@@ -128,7 +128,7 @@ def test_ranks_of_one_machine_hold_all_together(model: ModelConfig) -> None:
 def test_each_machine_holds_its_own_heads_or_layers(model: ModelConfig) -> None:
     assert split(model, NOTHING, tensor_parallel_size=2, **AWAY) == [(4, 1), (8, 1)]
     assert split(model, NOTHING, tensor_parallel_size=4, **AWAY) == [(0, 1), (4, 1), (4, 1), (4, 1)]
-    assert split(model, NOTHING, pipeline_parallel_size=3, **AWAY) == [(3, 1), (3, 1), (6, 1)]
+    assert split(model, NOTHING, pipeline_parallel_size=3, **AWAY) == [(3, 1), (6, 1), (3, 1)]
     ray = {"distributed_executor_backend": "ray"}
     assert split(model, NOTHING, tensor_parallel_size=3, **ray) == [(4, 1)] * 3
 
