@@ -106,8 +106,8 @@ def test_stages(
     config = {"method": method, "num_speculative_tokens": 6, **proposer_options(method, models[dtype])}
     if method in ("draft_model", "eagle3"):
         config["tree"] = tree
-    if method == "draft_model":
-        config["draft_tensor_parallel_size"] = sharing
+    if method != "suffix":
+        config["draft_tensor_parallel_size"] = sharing  # of the first stage's ranks
     split = {"pipeline_parallel_size": stages, "tensor_parallel_size": sharing}
     llm = make_llm(speculative_config=config, dtype=dtype, **split, max_num_batched_tokens=40)
     found = run(llm, asks)
