@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]  # its stubs lack both
+from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
 from parlay.errors import RankError
 
-_REACHING = 20  # seconds
+_REACHING = 20.0  # seconds; looking up the names of addresses may take some of them
 
 
 def make_store(host: str) -> TCPStore:
@@ -49,7 +50,15 @@ class Gloo:
 
     recordable = False
 
-    def __init__(self, store: TCPStore | PrefixStore, rank: int, size: int, host: str, patience: float) -> None:
+    def __init__(
+        self,
+        store: TCPStore | PrefixStore,
+        rank: int,
+        size: int,
+        host: str,
+        patience: float,
+        meeting: float = _REACHING,
+    ) -> None:
         """Connect to the other ranks, all of which do the same.
 
         Args:
@@ -57,7 +66,8 @@ class Gloo:
             rank: of this process.
             size: of the group.
             host: the address at which this process listens.
-            patience: seconds after which a rank that does not come is given up.
+            patience: seconds after which a rank that does not come to an exchange is given up.
+            meeting: seconds, if that is longer, that a rank may take to connect.
 
         Raises:
             RankError: one does not come.
@@ -66,7 +76,9 @@ class Gloo:
         gloo: Any = ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=host)]
-        options._timeout = timedelta(seconds=patience)
+        options._timeout = timedelta(seconds=max(patience, meeting))
+        self._options = AllgatherOptions()
+        self._options.timeout = timedelta(seconds=patience)
         try:
             self._group = gloo(store, rank, size, options)
         except RuntimeError as error:
@@ -80,7 +92,7 @@ class Gloo:
         came = own.new_empty((self._size, *sent.shape))
         bytes_of = [list(came.view(torch.uint8).unbind(0))], [sent.view(torch.uint8)]
         try:
-            self._group.allgather(*bytes_of).wait()
+            self._group.allgather(*bytes_of, self._options).wait()
         except RuntimeError as error:
             raise RankError(f"a rank of this engine is lost ({_first_line(error)}); start the engine again") from None
         for begin, width, share in zip(bounds, widths, came, strict=False):
