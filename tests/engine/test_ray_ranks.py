@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from conftest import Pair
@@ -53,9 +55,10 @@ def said(script: str, target: Path, folder: Path) -> list[object]:
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder() -> Iterator[Path]:
     """Short enough for the names of Ray's sockets."""
-    return Path("/tmp") / tmp_path_factory.mktemp("r").name
+    with TemporaryDirectory(prefix="r", dir="/tmp") as path:
+        yield Path(path)
 
 
 def test_same_tokens(models: dict[str, Pair], folder: Path) -> None:

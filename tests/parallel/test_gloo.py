@@ -9,16 +9,20 @@ import torch
 from torch import Tensor
 
 from parlay.errors import RankError
-from parlay.parallel.gloo import Gloo, make_store, reach_store
+from parlay.parallel.gloo import Gloo, connect_ranks, make_store, reach_store
+from parlay.parallel.group import Seat
 
 HOST = "127.0.0.1"
 
 
-def together(size: int, work: Callable[[int, Gloo], Tensor], patience: float = 20.0) -> list[Tensor]:
+def together(
+    size: int, work: Callable[[int, Gloo], Tensor], patience: float = 20.0, late: float = 0.0
+) -> list[Tensor]:
     """Have every rank of a group, each a thread, do `work`."""
     store = make_store(HOST)
 
     def one(rank: int) -> Tensor:
+        time.sleep(late * rank)
         own = store if rank == 0 else reach_store(HOST, store.port)
         return work(rank, Gloo(own, rank, size, HOST, patience))
 
@@ -52,6 +56,36 @@ def test_a_rank_that_does_not_come_is_given_up() -> None:
     together(2, work, patience=0.5)
 
 
+def test_a_rank_may_take_longer_to_come_at_first() -> None:
+    """It loads torch, and looks up names."""
+
+    def work(rank: int, exchange: Gloo) -> Tensor:
+        out = torch.zeros(1, 4)
+        exchange.gather(torch.full((1, 2), float(rank)), out, (0, 2, 4))
+        return out
+
+    assert [out.tolist() for out in together(2, work, patience=0.5, late=1.0)] == [[[0, 0, 1, 1]]] * 2
+
+
 def test_a_group_that_is_never_complete() -> None:
     with pytest.raises(RankError, match="do not reach each other"):
-        Gloo(make_store(HOST), 0, 2, HOST, 0.3)
+        Gloo(make_store(HOST), 0, 2, HOST, 0.3, 0.3)
+
+
+def test_a_stage_that_does_not_come_is_given_up() -> None:
+    store = make_store(HOST)
+
+    def one(rank: int) -> None:
+        own = store if rank == 0 else reach_store(HOST, store.port)
+        ring = connect_ranks(own, HOST, Seat(rank, 2), 0.5)[1]
+        assert ring is not None
+        if rank == 1:
+            time.sleep(1.5)
+            return
+        began = time.monotonic()
+        with pytest.raises(RankError, match="a rank of this engine is lost"):
+            ring.receive(torch.zeros(2))
+        assert time.monotonic() - began < 1.4
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, range(2)))

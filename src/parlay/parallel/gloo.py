@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]  # its stubs lack both
+from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
 from parlay.errors import RankError
 from parlay.parallel.group import Seat
 
-_REACHING = 20  # seconds
+_REACHING = 20.0  # seconds; looking up the names of addresses may take some of them
 
 
 def make_store(host: str) -> TCPStore:
@@ -72,7 +73,15 @@ class Gloo:
 
     recordable = False
 
-    def __init__(self, store: TCPStore | PrefixStore, rank: int, size: int, host: str, patience: float) -> None:
+    def __init__(
+        self,
+        store: TCPStore | PrefixStore,
+        rank: int,
+        size: int,
+        host: str,
+        patience: float,
+        meeting: float = _REACHING,
+    ) -> None:
         """Connect to the other ranks, all of which do the same.
 
         Args:
@@ -80,13 +89,16 @@ class Gloo:
             rank: of this process.
             size: of the group.
             host: the address at which this process listens.
-            patience: seconds after which a rank that does not come is given up.
+            patience: seconds after which a rank that does not come to an exchange is given up.
+            meeting: seconds, if that is longer, that a rank may take to connect.
 
         Raises:
             RankError: one does not come.
         """
         self._size = size
-        self._group = _group(store, rank, size, host, patience)
+        self._group = _group(store, rank, size, host, max(patience, meeting))
+        self._options = AllgatherOptions()
+        self._options.timeout = timedelta(seconds=patience)
 
     def gather(self, own: Tensor, out: Tensor, bounds: tuple[int, ...]) -> None:
         """See `parlay.parallel.group.Exchange`; shares are sent padded to the widest."""
@@ -96,7 +108,7 @@ class Gloo:
         came = own.new_empty((self._size, *sent.shape))
         bytes_of = [list(came.view(torch.uint8).unbind(0))], [sent.view(torch.uint8)]
         with _rank_errors():
-            self._group.allgather(*bytes_of).wait()
+            self._group.allgather(*bytes_of, self._options).wait()
         for begin, width, share in zip(bounds, widths, came, strict=False):
             out[:, begin : begin + width] = share[:, :width]
 
@@ -118,7 +130,8 @@ class GlooRing:
             RankError: one does not come.
         """
         self._next, self._before, self._size = (rank + 1) % size, (rank - 1) % size, size
-        self._group = _group(store, rank, size, host, patience)
+        self._group = _group(store, rank, size, host, max(patience, _REACHING))
+        self._patience = timedelta(seconds=patience)
         self._sent = deque[tuple[Any, Tensor]]()  # whose memory has to stay until it was received
 
     def send(self, states: Tensor) -> None:
@@ -127,19 +140,19 @@ class GlooRing:
         with _rank_errors():
             self._sent.append((self._group.send([states.view(torch.uint8)], self._next, 0), states))
             while len(self._sent) > self._size:
-                self._sent.popleft()[0].wait()
+                self._sent.popleft()[0].wait(self._patience)
 
     def receive(self, states: Tensor) -> None:
         """See `parlay.parallel.pipeline.Channel`."""
         with _rank_errors():
-            self._group.recv([states.view(torch.uint8)], self._before, 0).wait()
+            self._group.recv([states.view(torch.uint8)], self._before, 0).wait(self._patience)
 
 
-def _group(store: TCPStore | PrefixStore, rank: int, size: int, host: str, patience: float) -> Any:
+def _group(store: TCPStore | PrefixStore, rank: int, size: int, host: str, meeting: float) -> Any:
     gloo: Any = ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=patience)
+    options._timeout = timedelta(seconds=meeting)
     try:
         return gloo(store, rank, size, options)
     except RuntimeError as error:
