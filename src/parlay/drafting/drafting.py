@@ -184,8 +184,6 @@ class Drafting:
         self._calibration.step = self._steps
         self._emitting, self._gained, self._asking, self._free = emitting, 0.0, 0.0, bool(requests)
         control, self._drafts, self._looks, device = self.controller, False, False, self._device
-        if device is not None:
-            device.begin(requests)
         if control is None:
             for place, request in enumerate(requests):
                 room -= self._take_all(request, room // (len(requests) - place))
@@ -287,7 +285,9 @@ class Drafting:
     def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
         """Return a device proposer's input for a request; `states` as granted."""
         device = self._device
-        return _NOTHING if device is None or offer is NOTHING else device.catch_up(request, offer, end, states)
+        if device is None or (offer is NOTHING and not request.drafting.holding):
+            return _NOTHING
+        return device.catch_up(request, offer, end, states)
 
     def advance(self, request: Drafted, proposal: Proposal) -> None:
         """Take a device proposer's result of a step."""

@@ -139,6 +139,8 @@ class Worker:
 
     def _keep_laws(self, span: Span, proposal: Proposal) -> Proposal:
         """Return a proposal that is plain data."""
+        if proposal is NO_PROPOSAL:
+            return proposal
         if proposal.draft.q is None:
             self._laws.pop(span.request_id, None)
             return proposal
