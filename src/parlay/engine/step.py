@@ -64,6 +64,7 @@ class Worker:
         self._kernels, self._verify = kernels, verify
         self._runner = runner
         self._proposer = proposer
+        self._cold = False  # drafting at the end of the last step evicted the target's weights from the caches
         if proposer is not None:
             runner.tap(proposer.taps)
 
@@ -108,7 +109,9 @@ class Worker:
         proposals = [NO_PROPOSAL] * len(spans)
         if self._proposer is not None:
             proposals = self._propose(self._proposer, spans, verdicts, hidden)
-        settled = self._runner.unsettled == unsettled
+        # The time of steps that verify is meant to be that after drafting; of others it is not.
+        settled = self._runner.unsettled == unsettled and not (self._cold and not any(s.draft.tokens for s in spans))
+        self._cold = any(proposal.draft.tokens for proposal in proposals)
         times = StepTimes(forwarded - began, verified - forwarded, perf_counter() - verified, settled)
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
 

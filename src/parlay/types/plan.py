@@ -195,7 +195,8 @@ class StepTimes:
 
     Attributes:
         forward, verify, propose: by part.
-        settled: whether the target's pass took as long as such passes take once they are recorded.
+        settled: whether the target's pass took as long as such passes usually do: it was not recorded in this step,
+            and a plain one did not follow a device proposer's drafts, which evict its weights from caches.
     """
 
     forward: float = 0.0
