@@ -122,9 +122,8 @@ class Device:
         self._saving = control.saving(most, len(every), emitting, keys)
         ready = [one for one in every if self._worth(one[0], self._saving)]
         free = ready or [one for one in every if self._worth(one[0], _LEFT)]
-        free.sort(key=lambda one: self._distance(one[0]))
-        reach = self._distance(free[0][0]) + _NEAR if free else 0
-        near = [request for request, _ in free[:_TRIED] if self._distance(request) <= reach]
+        nearest = sorted((self._distance(one[0]), place) for place, one in enumerate(free))[:_TRIED]
+        near = [free[place][0] for distance, place in nearest if distance <= nearest[0][0] + _NEAR]
         behind, again = sum(map(self._lag, near)), sum(map(self._lacking, near))
         most = min(self.length, max((limit for _, limit in free), default=0))
         passed = 1 if self.next_length else THINKS
