@@ -107,11 +107,11 @@ class Worker:
         self._runner.keep(spans, verdicts)
         verified = perf_counter()
         proposals = [NO_PROPOSAL] * len(spans)
+        # The time of steps that verify is meant to be that after drafting; of others it is not.
+        cold = self._cold and not any(s.draft.tokens for s in spans)
         if self._proposer is not None:
             proposals = self._propose(self._proposer, spans, verdicts, hidden)
-        # The time of steps that verify is meant to be that after drafting; of others it is not.
-        settled = self._runner.unsettled == unsettled and not (self._cold and not any(s.draft.tokens for s in spans))
-        self._cold = any(proposal.draft.tokens for proposal in proposals)
+        settled = self._runner.unsettled == unsettled and not cold
         times = StepTimes(forwarded - began, verified - forwarded, perf_counter() - verified, settled)
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
 
@@ -120,6 +120,7 @@ class Worker:
     ) -> list[Proposal]:
         """Draft for the next step. An error costs the requests that caused it their proposer, and none a token."""
         asked = [bool(s.catch_up.budget or s.catch_up.follow or s.catch_up.hold) for s in spans]
+        self._cold = any(asked) and any(s.catch_up.budget for s in spans)
         if not any(asked):
             return [NO_PROPOSAL] * len(spans)
         try:
