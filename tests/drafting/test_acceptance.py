@@ -77,3 +77,13 @@ def test_all_are_probabilities(levels: list[tuple[list[bool], bool]], known: lis
             acceptance.doubt()
         for low, high in zip(acceptance.believed(), acceptance.at_best(), strict=True):
             assert 0 <= low <= high <= 1
+
+
+def test_what_is_enough_to_give_up_is_enough_to_tell_the_next_run() -> None:
+    acceptance = Acceptance(2)
+    while not acceptance.enough:
+        acceptance.judged([False], pays=False)
+    [known] = acceptance.known
+    later = Acceptance(2, [known])
+    assert later.enough
+    assert later.believed()[0] < 0.1

@@ -353,3 +353,23 @@ def test_drafts_branch_where_steps_are_long_enough(seconds: float, expected: boo
     assert not control.branches, "nothing is known yet"
     control.asks(1, 1, 0)
     assert control.branches is expected
+
+
+def test_what_is_known_is_saved_soon_and_then_after_each_doubling() -> None:
+    """A short run is enough for the next one to know that a proposer does not pay."""
+    saved: list[list[float]] = []
+    keep = lambda cost, lengths: saved.append(lengths.acceptance.known)  # noqa: E731
+    control, steps = Controller(StepCost(64), 1, keep=keep), []
+    for step in range(1, 300):
+        control.judged([False], 1, 1)
+        before = len(saved)
+        control.timed(1, 0, 0.01, [], 0.0)
+        if len(saved) > before:
+            steps.append(step)
+    assert steps == [64, 128, 256]
+    assert saved[0] == [pytest.approx(0.0, abs=0.01)]
+    cost = StepCost(64)
+    cost.learn([(1, 0.01), (2, 0.011)])
+    later = Controller(cost, 1, drafting={1: 0.01}, chances=saved[0])
+    later.asks(1, 1, 0)
+    assert [later.next_length(1, 1, 1, 0) for _ in range(20)].count(1) <= 6, "tries alone"

@@ -34,8 +34,8 @@ def switched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return length
 
 
-def held(llm: Any) -> dict[int, Any]:
-    found: dict[int, Any] = llm.engine._worker._proposer._held
+def held(llm: Any) -> dict[int, int]:
+    found: dict[int, int] = llm.engine._worker._proposer._held.counts
     return found
 
 
@@ -152,10 +152,9 @@ def test_beyond_the_bound_states_are_dropped_and_computed_once_more(
 
     def look(engine: Engine, requests: list[Request]) -> None:
         switched[0] = 4 if any(len(r.output_tokens) > 30 for r in requests) else 0
-        rows = [sum(len(rows) for _, rows in parts) for parts in held(llm).values()]
-        most[0] = max([most[0], *rows])
+        most[0] = max([most[0], *held(llm).values()])
 
     answers = run(llm, asks(4, max_tokens=45), look)
     assert_same(answers, plain("float32", asks(4, max_tokens=45)))
-    assert 20 < most[0] <= 30 + 4
+    assert 20 < most[0] <= 30 + device.THINKS
     assert sum(answer.metrics.accepted for answer in answers) > 0, "and the head guesses all the same"

@@ -12,7 +12,6 @@ settings: tokens are those after each answer's first. The batch is full to the e
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from dataclasses import replace as changed
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ from parlay.proposers.select import automatic, make_proposer, proposers
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.params import SamplingParams
-from parlay.types.plan import Proposal, ProposerState, Span, StepOutput, StepTimes, Verdict
+from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, StepOutput, StepTimes, Verdict
 from parlay.verify.tree import children
 
 TIMED = (1, 2, 4, 8, 16, 32)  # rows of the passes that an engine times at start
@@ -132,12 +131,12 @@ class _Looked(DeviceProposer):
         return [self._propose(span, verdict) for span, verdict in zip(spans, verdicts, strict=True)]
 
     def _propose(self, span: Span, verdict: Verdict) -> Proposal:
-        length, state = draft_length(span, verdict), span.catch_up.state
-        new = len(span.tokens) + len(verdict.path)
-        if span.catch_up.hold:
-            state = changed(state, held=state.held + new)
-        elif span.catch_up.follow:
-            state = ProposerState(state.next_pair + state.held + new)
+        ask, length = span.catch_up, draft_length(span, verdict)
+        if not (ask.budget or ask.follow):
+            return NO_PROPOSAL
+        state = ask.state
+        if ask.follow:
+            state = ProposerState(state.next_pair + state.held + len(span.tokens) + len(verdict.path))
         if length < 1:
             return Proposal(state=state)
         recorded = self._requests[span.request_id % len(self._requests)]

@@ -36,8 +36,12 @@ class Acceptance:
 
     @property
     def known(self) -> list[float]:
-        """The long-term estimates, for the depths at which enough nodes were judged to tell the next run."""
-        return [chance for chance, count in zip(self._all, self._counts, strict=True) if count >= _ENOUGH]
+        """The long-term estimates, for the depths at which enough nodes were judged to tell the next run.
+
+        That is as soon as drafting may be given up, or every run would have to find out anew.
+        """
+        enough = _ENOUGH - _FEW
+        return [chance for chance, count in zip(self._all, self._counts, strict=True) if count >= enough]
 
     def believed(self) -> list[float]:
         """Return the expected acceptance of the next nodes; where a depth was never reached, from its parent's."""

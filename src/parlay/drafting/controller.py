@@ -29,7 +29,7 @@ _HOPELESS = 0.95  # tokens: no node is that likely to be accepted
 # Seconds of a step without drafts below which drafts are chains of one proposer: joining several drafts and judging
 # every branch takes a tenth of a millisecond.
 _SHORT = 0.005
-_KEPT = 256  # steps after which costs are saved for the first time; then after each doubling
+_KEPT = 64  # steps after which costs are saved for the first time; then after each doubling
 
 
 class Controller:

@@ -4,7 +4,8 @@ Its drafts are made on the device at the end of a step, for the next one. Its ca
 it drafts and fall behind while it is off. A head that pairs tokens with the target's states cannot get these later,
 so it holds them beside its layers, up to a bound; beyond, it drops them, and the target has to run those tokens once
 more before the head can draft for that request again. Where its drafts are far from paying, it holds the states of
-one request in sixteen, which is enough to try it, and drops the others.
+one request in sixteen, which is enough to try it, and drops the others. A request's held states are those of all
+computed tokens that its layers have not seen, so nobody has to count them in a step.
 """
 
 from collections.abc import Sequence
@@ -71,10 +72,8 @@ class Device:
         self._share_prefixes, self._vocab_size = share_prefixes, vocab_size
         self._tried: Sequence[Drafted] | None = None  # the requests of a try; None where it is no try
         self._forgotten: list[int] = []
-        self._requests: Sequence[Drafted] = ()  # of the step
         self._saving = 0.0  # share of the time that drafts are expected to save
-        self._held: int | None = None  # states of all requests, once they are counted
-        self._begun = 0
+        self._begun = self._together = 0  # requests that could be held; states of all, as last counted
 
     # -------------------------------------------------------------------------------------- a request's life
 
@@ -84,9 +83,8 @@ class Device:
 
     def drop(self, request: Drafted, *, layers: bool = True) -> None:
         """Drop the states held for a request and, if `layers`, what its cache layers hold."""
+        self._release(request)
         state = request.drafting
-        if state.layers.held:
-            self._forgotten.append(request.request_id)
         state.layers = ProposerState(0 if layers else state.layers.computed)
 
     def end(self, request: Drafted) -> None:
@@ -111,14 +109,12 @@ class Device:
         lacking = self._lacking(request)
         return lacking if lacking and (self._control is None or self._worth(request, self._saving or _LEFT)) else 0
 
-    def begin(self, requests: Sequence[Drafted]) -> None:
-        """Begin a step of some requests."""
-        self._requests, self._held = requests, None
-
     def choose(self, requests: Sequence[Drafted], limits: Sequence[int], emitting: int, keys: int) -> None:
         """Choose the next length from the cost and gain of drafting for requests with these limits."""
         control = self._control
         assert control is not None
+        if self._pairs:
+            self._bound(requests)
         every = [
             (request, limit) for request, limit in zip(requests, limits, strict=True) if self._may_draft_for(request)
         ]
@@ -126,9 +122,8 @@ class Device:
         self._saving = control.saving(most, len(every), emitting, keys)
         ready = [one for one in every if self._worth(one[0], self._saving)]
         free = ready or [one for one in every if self._worth(one[0], _LEFT)]
-        free.sort(key=lambda one: self._distance(one[0]))
-        reach = self._distance(free[0][0]) + _NEAR if free else 0
-        near = [request for request, _ in free[:_TRIED] if self._distance(request) <= reach]
+        nearest = sorted((self._distance(one[0]), place) for place, one in enumerate(free))[:_TRIED]
+        near = [free[place][0] for distance, place in nearest if distance <= nearest[0][0] + _NEAR]
         behind, again = sum(map(self._lag, near)), sum(map(self._lacking, near))
         most = min(self.length, max((limit for _, limit in free), default=0))
         passed = 1 if self.next_length else THINKS
@@ -153,11 +148,11 @@ class Device:
         if self.next_length and not state.predicted and self._drafts_for(request):
             tried = self._tried is None or request in self._tried
             budget = max(min(limit, self.next_length, next_rows), 0) if tried else 0
-        elif self._control and not self._pairs and not draft.tokens:
-            return NOTHING  # as in most steps
+        elif self._control and not draft.tokens:  # as in most steps
+            return HOLD if self._pairs and limit > 0 and self._holds(request, end) else NOTHING
         follow = self._follows and (limit if self._pairs and not self._control else budget) > 0
         # States are available only now, so they are held while there is no draft.
-        hold = self._pairs and not follow and limit > 0 and self._holds(request, end - request.computed)
+        hold = self._pairs and not follow and limit > 0 and self._holds(request, end)
         if not (draft.tokens or budget or follow):
             return HOLD if hold else NOTHING
         if end < len(request.tokens) or limit < 1:
@@ -173,9 +168,14 @@ class Device:
 
     def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
         """Return the proposer's input for a request; `states` as granted."""
-        tokens, layers = request.tokens, request.drafting.layers
+        tokens, layers, holding = request.tokens, request.drafting.layers, request.drafting.holding
+        if offer.hold and holding:
+            return holding
         if not offer.follow:
-            return CatchUp(layers, budget=offer.budget, width=offer.width, nodes=offer.nodes, hold=offer.hold)
+            self._release(request)  # there is no room for a draft, or there will never be one
+            return CatchUp(layers, budget=offer.budget, width=offer.width, nodes=offer.nodes)
+        if holding:
+            layers = replace(layers, held=self._held(request))
         followed = end + (self._pairs and end < len(tokens))
         return CatchUp(
             layers,
@@ -193,7 +193,7 @@ class Device:
         state.pending = NO_DRAFT
         if proposal is NO_PROPOSAL:
             return
-        before, state.layers = state.layers.computed, proposal.state
+        before, state.layers, state.holding = state.layers.computed, proposal.state, None
         if not state.device:
             return
         error = proposal.error
@@ -211,30 +211,51 @@ class Device:
 
     # --------------------------------------------------------------------------------------------- one request
 
-    def _holds(self, request: Drafted, more: int) -> bool:
-        """Whether so many more states of a request are held; if not, those that are held are dropped."""
-        state = request.drafting
-        if self._lacking(request):
-            return False
-        held = state.layers.held
-        if not held:
+    def _holds(self, request: Drafted, end: int) -> bool:
+        """Whether a request's states up to those of `end` tokens are held."""
+        state, more = request.drafting, end - request.computed
+        if state.holding and more == 1:
+            return True  # as in most steps; `_bound` drops them again
+        if not state.holding:
+            if self._lacking(request):
+                return False
             self._begun += 1
             state.scout = self._begun % _SCOUTS == 0 or (self._control is not None and self._control.affords)
-        wanted = state.scout or self._control is None or self._control.hopeful
-        if wanted and held + more <= MOST_HELD:
-            if self._held is None:
-                self._held = sum(request.drafting.layers.held for request in self._requests)
-            if self._held + more <= MOST_HELD_TOGETHER:
-                self._held += more
-                return True
-        if held:
+        fits = self._held(request) + more <= MOST_HELD and self._together + more <= MOST_HELD_TOGETHER
+        if not (fits and self._wants(request)):
+            return False
+        self._together += more
+        state.holding = state.holding or CatchUp(state.layers, hold=True)
+        return True
+
+    def _wants(self, request: Drafted) -> bool:
+        """Whether a request's states may be of use."""
+        return request.drafting.scout or self._control is None or self._control.hopeful
+
+    def _bound(self, requests: Sequence[Drafted]) -> None:
+        """Drop the states of requests for which they are too many, or of no use."""
+        self._together = 0
+        for request in requests:
+            held = self._held(request)
+            if held > min(MOST_HELD, MOST_HELD_TOGETHER - self._together) or not self._wants(request):
+                self._release(request)
+            else:
+                self._together += held
+
+    def _release(self, request: Drafted) -> None:
+        """Drop the states held for a request."""
+        if request.drafting.holding:
+            request.drafting.holding = None
             self._forgotten.append(request.request_id)
-            state.layers = replace(state.layers, held=0)
-        return False
+
+    def _held(self, request: Drafted) -> int:
+        """How many states are held for a request."""
+        return request.computed - request.drafting.layers.next_state if request.drafting.holding else 0
 
     def _lacking(self, request: Drafted) -> int:
         """How many computed tokens have states that a head of pairs has not seen."""
-        return request.computed - request.drafting.layers.next_state if self._pairs else 0
+        apart = self._pairs and not request.drafting.holding
+        return request.computed - request.drafting.layers.next_state if apart else 0
 
     def _worth(self, request: Drafted, saving: float) -> bool:
         """Whether a request has enough left for drafts that save this share to be worth catching up for."""
@@ -247,8 +268,9 @@ class Device:
 
     def _lag(self, request: Drafted) -> int:
         """How many tokens the proposer has to process before it can draft for a request."""
-        layers = request.drafting.layers
-        return layers.held if self._pairs else max(request.computed - layers.computed, 0) if self._follows else 0
+        if self._pairs:
+            return self._held(request)
+        return max(request.computed - request.drafting.layers.computed, 0) if self._follows else 0
 
     def _distance(self, request: Drafted) -> int:
         """The cost of catching up before it can draft for a request, in tokens to process."""

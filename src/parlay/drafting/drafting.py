@@ -182,8 +182,6 @@ class Drafting:
         self._calibration.step = self._steps
         step = self.step = Notes(emitting, offered=bool(requests))
         control, device = self.controller, self._device
-        if device is not None:
-            device.begin(requests)
         if control is None:
             for place, request in enumerate(requests):
                 room -= self._take_all(request, room // (len(requests) - place))
@@ -286,7 +284,9 @@ class Drafting:
     def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
         """Return a device proposer's input for a request; `states` as granted."""
         device = self._device
-        return _NOTHING if device is None or offer is NOTHING else device.catch_up(request, offer, end, states)
+        if device is None or (offer is NOTHING and not request.drafting.holding):
+            return _NOTHING
+        return device.catch_up(request, offer, end, states)
 
     def advance(self, request: Drafted, proposal: Proposal) -> None:
         """Take a device proposer's result of a step."""

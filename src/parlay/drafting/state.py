@@ -11,7 +11,7 @@ from parlay.kv.table import BlockTable
 from parlay.sampling.grammar import Constraint
 from parlay.types.draft import NO_DRAFT, Draft
 from parlay.types.params import SamplingParams
-from parlay.types.plan import ProposerState
+from parlay.types.plan import CatchUp, ProposerState
 
 
 class Why(StrEnum):
@@ -69,7 +69,9 @@ class DraftState:
         wake: the first step in which one of them is to be asked.
         lucky: whether a node of the last step's draft was accepted.
         device: whether a device proposer may draft for it.
-        scout: whether its states are held though drafts are far from paying.
+        holding: the input of a head of pairs that holds the states of all computed tokens which its layers have not
+            seen; None if it does not.
+        scout: whether it is to hold them though drafts are far from paying.
         layers: how far a device proposer's cache layers have come.
         pending: the device proposer's draft for the next step.
         candidates: all drafts that were made for this step.
@@ -87,6 +89,7 @@ class DraftState:
     wake: int = 0
     lucky: bool = False
     device: bool = False
+    holding: CatchUp | None = None
     scout: bool = False
     layers: ProposerState = field(default_factory=ProposerState)
     pending: Draft = NO_DRAFT

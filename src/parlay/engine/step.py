@@ -76,6 +76,7 @@ class Worker:
         self._kernels, self._verify = kernels, verify
         self._runner, self._unsettled = runner, runner.unsettled
         self._proposer = proposer
+        self._cold = False  # drafting at the end of the last step evicted the target's weights from the caches
         if proposer is not None:
             runner.tap(proposer.taps)
 
@@ -144,11 +145,14 @@ class Worker:
         self._runner.keep(spans, verdicts)
         verified = perf_counter()
         proposals = [NO_PROPOSAL] * len(spans)
+        # The time of steps that verify is meant to be that after drafting; of others it is not.
+        cold = self._cold and not any(s.draft.tokens for s in spans)
         if self._proposer is not None:
             proposals = self._propose(self._proposer, spans, verdicts, hidden)
         forward = step.seconds + forwarded - began
         unsettled, self._unsettled = self._unsettled, self._runner.unsettled
-        times = StepTimes(forward, verified - forwarded, perf_counter() - verified, unsettled == self._unsettled)
+        settled = unsettled == self._unsettled and not cold
+        times = StepTimes(forward, verified - forwarded, perf_counter() - verified, settled)
         return StepOutput(plan.plan_id, tuple(verdicts), tuple(proposals), times)
 
     def _propose(
@@ -156,6 +160,7 @@ class Worker:
     ) -> list[Proposal]:
         """Draft for the next step. An error costs the requests that caused it their proposer, and none a token."""
         asked = [bool(s.catch_up.budget or s.catch_up.follow or s.catch_up.hold) for s in spans]
+        self._cold = any(asked) and any(s.catch_up.budget for s in spans)
         if not any(asked):
             return [NO_PROPOSAL] * len(spans)
         try:
@@ -178,6 +183,8 @@ class Worker:
 
     def _keep_laws(self, span: Span, proposal: Proposal) -> Proposal:
         """Return a proposal that is plain data."""
+        if proposal is NO_PROPOSAL:
+            return proposal
         if proposal.draft.q is None:
             self._laws.pop(span.request_id, None)
             return proposal

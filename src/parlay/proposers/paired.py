@@ -27,6 +27,7 @@ from parlay.models.select import cache_spec, exposes_hidden_states
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
 from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
 from parlay.proposers.heads import Options, shape_of, share_of, storage_of
+from parlay.proposers.held import HeldStates
 from parlay.proposers.places import Places, scratch_blocks
 from parlay.proposers.recorder import Recorder
 from parlay.proposers.shared import shared
@@ -35,10 +36,6 @@ from parlay.runner.graphs import MOST_ROWS, copy_batch, empty_batch
 from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, SpanError, Verdict
 
 _LEAST_BLOCKS = 16
-
-_TOGETHER = 64  # steps after which a request's held states are copied out of the steps' states
-# What a head holds of one request: of each step states `[n, rows, H]`, and which rows of them are the request's.
-_Held = list[tuple[Tensor, range]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +162,7 @@ class PairedProposer(Head):
         if group.rank:  # which does not draft
             return
         self._kept: dict[tuple[int, int], _Kept] = {}
-        self._held: dict[int, _Held] = {}  # by request
+        self._held = HeldStates()
         self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of the requests that draft
         self._spare, self._every = torch.zeros_like(self._state), torch.arange(MOST_ROWS)
         self._recorder = Recorder(kernels, usable=self._recorded)
@@ -182,17 +179,13 @@ class PairedProposer(Head):
     ) -> list[Proposal]:
         """Keep the pairs that the step has made known, then draft for each request that lacks none."""
         proposals = [NO_PROPOSAL] * len(spans)
-        sources, runs = self.sources(hidden, tapped), []
-        holding: list[tuple[int, Sequence[int]]] = []
-        for i, fresh in _fresh(spans, verdicts):
-            span = spans[i]
-            if span.catch_up.hold:
-                holding.append((span.request_id, fresh))
-                state = span.catch_up.state
-                proposals[i] = Proposal(state=ProposerState(state.computed, held=state.held + len(fresh)))
-            elif (run := _run(i, span, verdicts[i], fresh)) is not None:
-                runs.append(run)
-        self._hold(holding, sources)
+        sources = self.sources(hidden, tapped)
+        holding, follow = _holding(spans, verdicts)
+        if holding:
+            self._held.add(holding, sources)
+        fresh = _fresh(spans, verdicts) if follow else ()
+        found = [_run(i, spans[i], verdicts[i], rows) for i, rows in fresh]
+        runs = [run for run in found if run is not None]
         if not runs:
             return proposals
         batch = flatten([run.stretch for run in runs], self._block_size)
@@ -210,31 +203,7 @@ class PairedProposer(Head):
         return proposals
 
     def forget(self, request_ids: Iterable[int]) -> None:  # noqa: D102
-        for request_id in request_ids:
-            self._held.pop(request_id, None)
-
-    def _hold(self, holding: Sequence[tuple[int, Sequence[int]]], sources: Tensor) -> None:
-        """Hold rows of a step's states for some requests, which share a copy until there are many of them."""
-        if not holding:
-            return
-        # Plain loops, because this runs in every step without drafts.
-        count, gapless = 0, True
-        for _, rows in holding:
-            count += len(rows)
-            gapless = gapless and rows[-1] - rows[0] < len(rows)
-        # One copy of all rows is quickest, and is made if most of them are to be held.
-        whole = gapless and 2 * count >= sources.shape[1]
-        chosen = None if whole else torch.tensor([row for _, rows in holding for row in rows])
-        states = sources.clone() if chosen is None else sources[:, chosen]
-        end = 0
-        for request_id, rows in holding:
-            first = rows[0] if whole else end
-            end += len(rows)
-            held = self._held.setdefault(request_id, [])
-            held.append((states, range(first, first + len(rows))))
-            if len(held) == _TOGETHER:
-                together = _gathered(held)
-                self._held[request_id] = [(together, range(together.shape[1]))]
+        self._held.drop(request_ids)
 
     def _chosen(self, runs: Sequence[_Run], spans: Sequence[Span], sources: Tensor) -> tuple[Tensor, Tensor]:
         """Return where the states of runs are, held ones behind the step's own, and their rows there."""
@@ -244,7 +213,7 @@ class PairedProposer(Head):
         for run in runs:
             if run.held:
                 request_id = spans[run.index].request_id
-                states = _gathered(self._held.pop(request_id))
+                states = self._held.take(request_id)
                 if states.shape[1] != run.held:
                     raise SpanError(request_id) from ValueError(f"{states.shape[1]} states are held, not {run.held}")
                 held.append(states)
@@ -328,8 +297,25 @@ class PairedProposer(Head):
         return Buffers(rows, self._target.dtype, self._memory if rows <= MOST_ROWS else None)
 
 
+def _holding(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> tuple[list[tuple[int, Sequence[int]]], bool]:
+    """Return the requests whose states are to be held, with their rows, and whether others are to follow.
+
+    A plain loop, because it runs in every step while the head is off.
+    """
+    row, holding, follow = 0, list[tuple[int, Sequence[int]]](), False
+    for span, verdict in zip(spans, verdicts, strict=True):
+        first, node, ask = row, row + len(span.tokens), span.catch_up
+        row = node + len(span.draft.tokens)
+        if ask.hold:
+            path = verdict.path
+            rows = [*range(first, node), *(node + n for n in path)] if path else range(first, node)
+            holding.append((span.request_id, rows))
+        follow = follow or ask.follow
+    return holding, follow
+
+
 def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple[int, Sequence[int]]]:
-    """Yield the spans that complete pairs in this step, and the rows of the states that these need.
+    """Yield the spans that follow and complete pairs in this step, and the rows of the states that these need.
 
     Rows that run once more come first. If some of those are still missing, the span's own are of no use yet.
     """
@@ -341,7 +327,7 @@ def _fresh(spans: Sequence[Span], verdicts: Sequence[Verdict]) -> Iterator[tuple
         row, ask = node + len(span.draft.tokens), span.catch_up
         rows: Sequence[int] = range(again, again + len(ask.rerun))
         again += len(rows)
-        if not (ask.follow or ask.hold) or (span.sample and draft_room(span, verdict) < 1):
+        if not ask.follow or (span.sample and draft_room(span, verdict) < 1):
             continue
         if _completes(span):
             own = range(first, node)
@@ -364,11 +350,6 @@ def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int]) -> _Run 
     assert len(tokens) == state.held + len(rows)
     length = min(max(draft_length(span, verdict), 0), MOST_LEVELS) if _completes(span) else 0
     return _Run(index, Stretch(tokens, state.next_pair, span.blocks), rows, state.held, length)
-
-
-def _gathered(held: _Held) -> Tensor:
-    """Return the held states, `[n, rows, H]`."""
-    return torch.cat([states[:, rows.start : rows.stop] for states, rows in held], dim=1)
 
 
 def _shifted(batch: Batch) -> Batch:

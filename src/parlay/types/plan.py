@@ -26,7 +26,8 @@ class ProposerState:
         computed: verified tokens whose keys and values the proposer's layers hold. Where these hold pairs of a token
             and the state before it, the first token has none; it counts as soon as there are others.
         speculated: tokens of the pending draft that they hold beyond those, in chain order.
-        held: of pairs beyond those, how many states the proposer keeps beside its layers.
+        held: of pairs beyond those, how many states the proposer keeps beside its layers; counted for a proposer that
+            is to `follow`.
     """
 
     computed: int = 0
@@ -194,7 +195,8 @@ class StepTimes:
 
     Attributes:
         forward, verify, propose: by part.
-        settled: whether the target's pass took as long as such passes take once they are recorded.
+        settled: whether the target's pass took as long as such passes usually do: it was not recorded in this step,
+            and a plain one did not follow a device proposer's drafts, which evict its weights from caches.
     """
 
     forward: float = 0.0

@@ -1,0 +1,48 @@
+"""Which steps tell what steps usually cost: not a plain one after drafts, which evict weights from the caches."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from asking import Ask, run
+from conftest import MakeLLM, Pair, proposer_options
+
+from parlay.drafting.controller import Controller
+from parlay.types.params import SamplingParams
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_a_plain_step_after_drafts_tells_nothing(
+    make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, verified: bool
+) -> None:
+    steps = [0]
+
+    def sometimes(self: Controller, most: int, *of: Any, **more: Any) -> int:
+        steps[0] += 1
+        return min(most, int(steps[0] % 4 == 0))
+
+    monkeypatch.setattr(Controller, "next_length", sometimes)
+    monkeypatch.setattr(Controller, "pauses", True)  # so that lengths are chosen in every step
+    monkeypatch.setattr(Controller, "asks", lambda self, *of: True)
+    monkeypatch.setattr(
+        Controller, "choose", lambda self, chances, *of, **more: [[0] if verified else [] for _ in chances]
+    )
+    options = proposer_options("draft_model", models["float32"])
+    llm = make_llm(speculative_config={"method": "draft_model", "lengths": "goodput", "tree": "off", **options})
+    worker, seen = llm.engine._worker, list[tuple[bool, bool, bool]]()
+    execute = worker.execute
+
+    def watched(plan: Any) -> Any:
+        output = execute(plan)
+        drafted = any(proposal.draft.tokens for proposal in output.proposals)
+        seen.append((any(span.draft.tokens for span in plan.spans), drafted, output.times.settled))
+        return output
+
+    monkeypatch.setattr(worker, "execute", watched)
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    run(llm, [Ask((5, 6, 7), params)])
+    later = list(pairwise(seen[12:]))  # by then every pass is recorded
+    assert any(drafted for (_, drafted, _), _ in later)
+    for (_, drafted, _), (verifies, _, settled) in later:
+        assert verifies == (drafted and verified)
+        assert settled == (verifies or not drafted)
