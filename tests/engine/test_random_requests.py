@@ -258,3 +258,13 @@ def test_ten_thousand_random_requests_switching_at_random(
     choose_at_random(monkeypatch, random.Random(random_seed()))
     config = every_method(models["float32"], method, lengths="goodput")
     _check_random_requests(make_llm, 10_000, str(method), "float32", config)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("split", [{"ranks": 3}, {"stages": 3}, {"stages": 2, "ranks": 2}])
+def test_ten_thousand_random_requests_switching_at_random_on_several_ranks(
+    make_llm: MakeLLM, models: dict[str, Pair], monkeypatch: pytest.MonkeyPatch, split: dict[str, int]
+) -> None:
+    choose_at_random(monkeypatch, random.Random(random_seed()))
+    config = every_method(models["float32"], "eagle3", lengths="goodput")
+    _check_random_requests(make_llm, 10_000, "eagle3", "float32", config, **split)

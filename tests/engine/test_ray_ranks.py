@@ -28,7 +28,7 @@ llm.engine.close()
 """
 KILLED = """
 llm = make(2, 2)
-(actor,) = llm.engine._ranks._actors
+(actor,) = llm.engine.ranks._actors
 ray.kill(actor)
 try:
     llm.generate([[1, 2, 3]], params)

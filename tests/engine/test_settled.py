@@ -30,15 +30,17 @@ def test_a_plain_step_after_drafts_tells_nothing(
     options = proposer_options("draft_model", models["float32"])
     llm = make_llm(speculative_config={"method": "draft_model", "lengths": "goodput", "tree": "off", **options})
     worker, seen = llm.engine._worker, list[tuple[bool, bool, bool]]()
-    execute = worker.execute
+    finish = worker.finish
 
-    def watched(plan: Any) -> Any:
-        output = execute(plan)
+    def watched() -> Any:
+        plan = worker.oldest
+        assert plan is not None
+        output = finish()
         drafted = any(proposal.draft.tokens for proposal in output.proposals)
         seen.append((any(span.draft.tokens for span in plan.spans), drafted, output.times.settled))
         return output
 
-    monkeypatch.setattr(worker, "execute", watched)
+    monkeypatch.setattr(worker, "finish", watched)
     params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     run(llm, [Ask((5, 6, 7), params)])
     later = list(pairwise(seen[12:]))  # by then every pass is recorded

@@ -136,13 +136,17 @@ def test_every_stage_has_a_plan(make_llm: MakeLLM) -> None:
     assert {len(request.output_tokens) for request in requests[1:]} == {20}
 
 
-def test_several_methods_with_chosen_lengths(make_llm: MakeLLM, plain: Plain, models: dict[str, Pair]) -> None:
+@pytest.mark.parametrize(("sharing", "stages"), [(2, 1), (1, 2), (2, 2)])
+def test_several_methods_with_chosen_lengths(
+    make_llm: MakeLLM, plain: Plain, models: dict[str, Pair], sharing: int, stages: int
+) -> None:
     config = [
         {"method": "auto", "lengths": "goodput"},
         {"method": "eagle3", **proposer_options("eagle3", models["float32"])},
     ]
     asks = half_repeating(0.0)
-    llm = make_llm(speculative_config=config, tensor_parallel_size=2, num_blocks=24, max_num_batched_tokens=40)
+    split = {"tensor_parallel_size": sharing, "pipeline_parallel_size": stages}
+    llm = make_llm(speculative_config=config, **split, num_blocks=24, max_num_batched_tokens=40)
     assert_same(run(llm, asks), plain("float32", asks))
 
 
@@ -189,7 +193,7 @@ def test_the_numerics_id_is_that_of_one_rank(make_llm: MakeLLM) -> None:
 def test_a_rank_that_is_killed_ends_the_engine(make_llm: MakeLLM, split: str) -> None:
     llm = make_llm(**{split: 3})
     engine = llm.engine
-    pids = engine._ranks.pids
+    pids = engine.ranks.pids
     (request,) = engine.add("abc", SamplingParams(max_tokens=100, ignore_eos=True))
     engine.step()
     os.kill(pids[0], signal.SIGKILL)
@@ -207,7 +211,7 @@ def test_a_rank_that_hangs_is_given_up(
     monkeypatch.setenv("PARLAY_RANK_TIMEOUT", "0.5")
     llm = make_llm(**{split: 2})
     engine = llm.engine
-    (pid,) = engine._ranks.pids
+    (pid,) = engine.ranks.pids
     (request,) = engine.add("abc", SamplingParams(max_tokens=100, ignore_eos=True))
     engine.step()
     os.kill(pid, signal.SIGSTOP)
@@ -221,7 +225,7 @@ def test_a_rank_that_hangs_is_given_up(
 
 def test_closing_ends_all_ranks(make_llm: MakeLLM) -> None:
     llm = make_llm(tensor_parallel_size=2)
-    (pid,) = llm.engine._ranks.pids
+    (pid,) = llm.engine.ranks.pids
     assert alive(pid)
     llm.engine.close()
     assert not alive(pid)
@@ -232,7 +236,7 @@ def test_ranks_end_with_the_process_that_started_them(models: dict[str, Pair]) -
     script = (
         "import sys, time; from parlay import LLM\n"
         f"llm = LLM({str(models['float32'].target)!r}, tensor_parallel_size=3, max_model_len=64)\n"
-        "print(*llm.engine._ranks.pids, flush=True); time.sleep(600)"
+        "print(*llm.engine.ranks.pids, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -55,8 +55,13 @@ def test_it_answers_alike_and_outlives_its_ranks(model: str, tmp_path: Path) -> 
         assert len(second) == 2
         assert not set(first) & set(second)
         wait_for(lambda: not any(map(alive, first)), 20)
+        os.kill(second[0], signal.SIGKILL)  # while no request is open
+        wait_for(lambda: not server.ready(), 20)
+        wait_for(lambda: server.ready(), 60)
+        assert answer(server) == expected
+        third = ranks_of(server)
         assert server.stop() == 0
-        wait_for(lambda: not any(map(alive, second)), 20)
+        wait_for(lambda: not any(map(alive, second + third)), 20)
 
 
 def test_ranks_that_joined_join_again(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

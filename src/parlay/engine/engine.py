@@ -79,7 +79,7 @@ class Engine:
         vocab_size: token ids are below.
         methods: speculative methods that a request may name.
         sampling_defaults: the model's own sampling parameters, for requests that give none.
-        memory: sizes of weights and cache.
+        memory, ranks: sizes of weights and cache; the processes that compute with it.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Engine:
         )
         self._pool = BlockPool(num_blocks, config.block_size)
         self.stats = EngineStats()
-        self._ranks, self._verification = ranks, speculative.verification
+        self.ranks, self._verification = ranks, speculative.verification
         numerics = describe_numerics(identity, model_config, dtype, kernels.name, trust)
         summing = ranks.group.size if ranks.group.fast else 1
         self.numerics = replace(numerics, verification=self._verification, summing=summing)
@@ -356,7 +356,7 @@ class Engine:
 
     def close(self) -> None:
         """End the processes of other ranks, if there are any; so does dropping the engine."""
-        self._ranks.close()
+        self.ranks.close()
 
     @property
     def busy(self) -> bool:

@@ -13,6 +13,7 @@ from parlay.errors import ConfigError, RankError
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.orders import OnOrder, Order, Refusal, encode, nobody
 
+_LOOK = 2.0
 _STARTING = 600.0  # seconds that a rank may take to load its weights
 
 
@@ -52,6 +53,21 @@ class Ranks:
     def on_order(self) -> OnOrder:
         """The function to call with every order for the others."""
         return self._tell if self._links else nobody
+
+    @property
+    def looks(self) -> float | None:
+        """Seconds between two looks of an idle engine whether all ranks are still there; None without others."""
+        return _LOOK if self._links else None
+
+    def look(self) -> None:
+        """Make sure that no rank has ended since it has loaded.
+
+        Raises:
+            RankError: one has.
+        """
+        for rank, link in enumerate(self._links, 1):
+            if link.poll():  # they send nothing, so this is the end
+                raise _ended(rank)
 
     @property
     def on_call(self) -> OnOrder:
@@ -103,4 +119,8 @@ class Ranks:
             try:
                 link.send_bytes(data)
             except OSError:
-                raise RankError(f"rank {rank} of this engine has ended; start the engine again") from None
+                raise _ended(rank) from None
+
+
+def _ended(rank: int) -> RankError:
+    return RankError(f"rank {rank} of this engine has ended; start the engine again")

@@ -22,8 +22,8 @@ class Door(Protocol):
     def receive(self) -> Command | None:
         """Return the next command that has come; None if there is none."""
 
-    def wait(self, *, sending: bool) -> None:
-        """Wait for a command or for `ring` and, if `sending`, until outputs may be sent again."""
+    def wait(self, *, sending: bool, seconds: float | None = None) -> None:
+        """Wait for a command or for `ring` and, if `sending`, until outputs may be sent again; not for longer."""
 
     def send(self, outputs: Outputs) -> bool:
         """Send outputs; False if nothing can be sent now, and the same outputs are to be given again."""

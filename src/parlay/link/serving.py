@@ -76,7 +76,9 @@ class EngineServer:
     def _obey(self) -> bool:
         """Carry out the commands that came in, waiting for one if there is nothing else to do; False to stop."""
         if not self._engine.busy:
-            self._door.wait(sending=self._unsent is not None)
+            ranks = self._engine.ranks
+            self._door.wait(sending=self._unsent is not None, seconds=ranks.looks)
+            ranks.look()
         for add, seconds, found in self._forms.take():
             if isinstance(found, Failure):
                 self._failures.append(found)

@@ -1,6 +1,7 @@
 """The link to an engine that steps in a thread of this process."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 
@@ -69,10 +70,11 @@ class ThreadDoor:
         """End a `wait`, this one or the next; any thread may."""
         self._queue.put(None)
 
-    def wait(self, *, sending: bool) -> None:
-        """Wait for a command or for `ring`; outputs can always be taken."""
+    def wait(self, *, sending: bool, seconds: float | None = None) -> None:
+        """Wait for a command or for `ring`, not for longer; outputs can always be taken."""
         if self._first is None and not self._rung:
-            self._first = self._queue.get()
+            with suppress(Empty):
+                self._first = self._queue.get(timeout=seconds)
         self._rung = False
 
     def receive(self) -> Command | None:

@@ -34,14 +34,14 @@ class SocketDoor:
         except zmq.Again:
             return None
 
-    def wait(self, *, sending: bool) -> None:
-        """Wait for a command or for `ring` and, if `sending`, until outputs may be taken again."""
+    def wait(self, *, sending: bool, seconds: float | None = None) -> None:
+        """Wait for a command or for `ring` and, if `sending`, until outputs may be taken again; not for longer."""
         poller = zmq.Poller()
         poller.register(self._commands, zmq.POLLIN)
         poller.register(self._bell, zmq.POLLIN)
         if sending:
             poller.register(self._reports, zmq.POLLOUT)
-        if self._bell.fileno() in dict(poller.poll()):
+        if self._bell.fileno() in dict(poller.poll(None if seconds is None else int(1000 * seconds))):
             self._bell.recv(4096)
 
     def send(self, outputs: Outputs) -> bool:
