@@ -39,7 +39,7 @@ def load_config(path):
     def test_sub(self):
 """,
 )
-_UNSEEN = 12  # further prompts, whose texts are not shown
+_UNSEEN = 36  # further prompts, whose texts are not shown
 _WARM_UP = "import os\n"  # every prompt is asked once: a proposer may remember earlier prompts
 QUESTIONS = (
     "Rewrite this paragraph so that every sentence begins with 'The': Rivers carve valleys over thousands of years. "
