@@ -28,10 +28,7 @@ from parlay.verify.tree import children, depths
 
 
 @pytest.mark.parametrize("kinds", [sameness.QUICK, pytest.param(tuple(sameness.KINDS), marks=pytest.mark.soak)])
-def test_the_embedded_model(
-    kinds: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no other test has found out what does not pay
+def test_the_embedded_model(kinds: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     junit = tmp_path / "verify.xml"
     quick = ["--quick"] if kinds == sameness.QUICK else []
     assert main(["verify", *quick, "--max-tokens", "8", "--draws", "300", "--json", "--junit", str(junit)]) == 0
