@@ -330,6 +330,24 @@ def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
     rig.commit()
 
 
+def test_a_request_without_blocks_waits_for_a_plan_under_way() -> None:
+    """The one that would lose its blocks to it is in the plan of another stage, which writes to them."""
+    rig = Rig(blocks=4, pipeline_parallel_size=2)
+    first, second = rig.add(7, max_tokens=16), rig.add(6, max_tokens=16)
+    assert set(rig.step()) == {0, 1}
+    assert set(rig.look()) == {0}
+    other = rig.scheduler.plan()
+    assert [span.request_id for span in other.spans] == [1]
+    rig.commit()
+    assert (len(first.tokens), rig.pool.available) == (9, 0)  # it needs a third block
+    assert rig.look() == {}
+    rig.plan = other
+    rig.commit()
+    assert len(second.output_tokens) == 2
+    assert set(rig.look()) == {0}
+    assert (second.counts.preemptions, first.counts.preemptions) == (1, 0)
+
+
 def test_a_forced_preemption_while_a_step_is_under_way() -> None:
     """It waits for the step, which writes to the blocks."""
     rig = Rig(k=2)

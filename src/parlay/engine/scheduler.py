@@ -115,14 +115,14 @@ class Scheduler:
         """
         rows: dict[Request, Rows] = {}
         self._left = self._config.max_num_batched_tokens
-        waiting = len(self._waiting)
+        waiting, short = len(self._waiting), False
         free = [r for r in self._running if not self.is_under_way(r)]
         # Requests about to emit go first: a long prompt must not delay them.
         for request in sorted(free, key=lambda r: r.gap > 1)[: self._part(len(free))]:
             if self._left and request in self._running:
-                self._reserve(request, rows)
-        # If blocks ran out, an admitted request would only take them from the preempted ones again.
-        if len(self._waiting) == waiting:
+                short = not self._reserve(request, rows) or short
+        # If blocks ran out, an admitted request would only take them from those that lack them.
+        if not short and len(self._waiting) == waiting:
             self._admit(rows, now)
         spans = tuple(self._spans(rows))
         plan = Plan(next(self._plan_ids), spans, self.drafting.forgotten() if spans else ())
@@ -136,16 +136,21 @@ class Scheduler:
         more = max(self._stages - len(self._notes), 1)
         return min(-(-len(self._running) // self._stages), -(-free // more))
 
-    def _reserve(self, request: Request, rows: dict[Request, Rows]) -> None:
-        """Give a running request its rows and blocks, preempting until they fit, at last the request itself."""
+    def _reserve(self, request: Request, rows: dict[Request, Rows]) -> bool:
+        """Give a running request its rows and blocks, preempting until they fit, at last the request itself.
+
+        Returns:
+            Whether it has them; if not, it waits for a plan under way, or for blocks.
+        """
         while not self._fits(request, rows):
             victim = self._victim()
             if self.is_under_way(victim):
-                return  # until then this request waits
+                return False
             self.preempt(victim)
             self._left += sum(rows.pop(victim, ()))
             if victim is request:
-                return
+                return False
+        return True
 
     def _fits(self, request: Request, rows: dict[Request, Rows]) -> bool:
         left, again = self._left, self.drafting.states(request)
