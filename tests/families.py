@@ -74,6 +74,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Granite",
         {"head_dim": None, "attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.2},
     ),
+    "granite4": (  # as granite-4.0-micro and granite-4.0-1b have it
+        "GraniteMoeHybrid",
+        {
+            "head_dim": None,
+            "shared_intermediate_size": 112,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "position_embedding_type": "rope",
+            "layer_types": ["full_attention"] * 3,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.5,
+            "tie_word_embeddings": True,
+        },
+    ),
     "phi3": ("Phi3", {"head_dim": None}),
     "phi3-partial": (
         "Phi3",

@@ -173,9 +173,9 @@ def use(path: Path, chats: bool) -> list[Exception]:
     import torch
 
     from parlay.checkpoints.generation import sampling_defaults
+    from parlay.checkpoints.headers import read_tensors
     from parlay.errors import ParlayError
     from parlay.kernels.select import select_kernels
-    from parlay.library.headers import read_tensors
     from parlay.models.select import check_weights, describe_model, load_model
     from parlay.runner.footprint import weight_bytes
     from parlay.text.tokenizer import TextCodec

@@ -14,10 +14,10 @@ from gguf_files import write_gguf
 from stand_in_hub import StandInHub
 
 from parlay.checkpoints.find import ASSETS, find_model
+from parlay.checkpoints.headers import read_tensors
 from parlay.checkpoints.hub import Hub
 from parlay.cli.main import main
 from parlay.errors import ModelError
-from parlay.library.headers import read_tensors
 from parlay.library.pull import pull
 
 pytestmark = pytest.mark.usefixtures("endpoint", "_own_folders")
@@ -192,6 +192,78 @@ def test_rm_refuses(run: Run, own_names: Path, files: Path, tmp_path: Path) -> N
         assert words in err
         assert err.count("\n") == 1
     assert copy.is_file()
+
+
+def test_rm_does_not_follow_links(run: Run, hub: Hub, files: Path, tmp_path: Path) -> None:
+    """Into a revision, into a repository, and from a folder in it: whoever made a link has the files elsewhere."""
+    pull("owner/model", hub)
+    cache = Path(str(hub.cache_dir))
+    repository = cache / "models--owner--model"
+    (snapshot,) = (repository / "snapshots").iterdir()
+    mine = shutil.copytree(files / "model", tmp_path / "mine")
+    held = sorted(file.name for file in mine.iterdir())
+
+    def refused(name: str) -> None:
+        status, _, err = run("rm", "--yes", name)
+        assert (status, "is a link to" in err) == (2, True), err
+        assert sorted(file.name for file in mine.iterdir()) == held
+
+    shutil.rmtree(snapshot)
+    snapshot.symlink_to(mine)
+    refused("owner/model")
+    snapshot.unlink()
+    shutil.copytree(repository, tmp_path / "elsewhere")
+    shutil.copytree(mine, tmp_path / "elsewhere" / "snapshots" / snapshot.name)
+    shutil.rmtree(repository)
+    repository.symlink_to(tmp_path / "elsewhere")
+    refused("owner/model")
+    assert (tmp_path / "elsewhere" / "snapshots" / snapshot.name / "config.json").exists()
+
+
+def test_rm_counts_files_that_are_no_links(run: Run, hub: Hub, files: Path) -> None:
+    pull("owner/model", hub)
+    (snapshot,) = (Path(str(hub.cache_dir)) / "models--owner--model" / "snapshots").iterdir()
+    shutil.rmtree(snapshot)
+    shutil.copytree(files / "model", snapshot)
+    status, out, _ = run("rm", "--yes", "owner/model")
+    assert status == 0
+    assert " 0 B freed" not in out
+    assert not snapshot.exists()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        b'{"quantization_config": "awq", "architectures": ["LlamaForCausalLM"]}',
+        b'{"architectures": 3, "model_type": ["llama"]}',
+        b"version https://git-lfs.github.com/spec/v1\n",
+    ],
+)
+def test_an_odd_checkpoint_hides_no_others(
+    run: Run, standing: StandInHub, hub: Hub, files: Path, config: bytes
+) -> None:
+    pull("owner/model", hub)
+    odd = {file.name: file for file in (files / "model").iterdir()} | {"config.json": config}
+    standing.publish("owner/odd", **odd)
+    find_model("owner/odd", hub)
+    assert "owner/model" in models(run)
+    assert run("rm", "--yes", "owner/odd")[0] == 0
+    assert not (Path(str(hub.cache_dir)) / "models--owner--odd").exists()
+    assert run("rm", "--yes", "owner/model")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["[ab].gguf", "a*.gguf", "a?.gguf", "a-[0-9]-00001-of-00002.gguf"])
+def test_names_that_look_like_patterns(run: Run, standing: StandInHub, hub: Hub, files: Path, name: str) -> None:
+    others = {f"owner/odd/{one}" for one in ("a.gguf", "ab.gguf")}
+    standing.publish("owner/odd", **dict.fromkeys(("a.gguf", "ab.gguf"), files / FILE))
+    paths = [find_model(one, hub) for one in others]
+    odd = Path(shutil.copy(files / FILE, paths[0].with_name(name)))
+    if "-of-" in name:
+        odd.with_name("a-5-00002-of-00002.gguf").write_bytes(b"another model's")
+    assert models(run)[f"owner/odd/{name}"]["size"] == (files / FILE).stat().st_size
+    assert run("rm", "--yes", str(odd))[0] == 0
+    assert not odd.exists()
+    assert others <= set(models(run))
 
 
 def test_run_answers_once(run: Run, own_names: Path, files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,54 @@ def test_numbers_are_what_loops_make_of_them(tmp_path: Path, case: str) -> None:
         assert weight_bytes(described, torch.bfloat16) < 0.75 * plain
 
 
+MIXED = {
+    # GPTQModel's rules, `-:` for layers that stay as they are.
+    "dynamic": {**GPTQ, "dynamic": {r"+:.*\.1\..*": {"bits": 8}, r"-:lm_head": {}}},
+    "without a sign": {**GPTQ, "dynamic": {r".*\.1\.mlp\..*": {"bits": 8, "group_size": 32}}},
+    # AutoRound's own words for the layouts of the other two.
+    "auto-round": {
+        **GPTQ,
+        "quant_method": "auto-round",
+        "packing_format": "auto_round:auto_gptq",
+        "extra_config": {"model.layers.1.self_attn.q_proj": {"bits": 8}, "lm_head": {"bits": 16}},
+    },
+}
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_layers_of_several_bits(tmp_path: Path, case: str) -> None:
+    """Layer 1 has eight bits, layer 0 four."""
+    numbers = write(tmp_path / "four", GPTQ)
+    eight = write(tmp_path / "eight", {**GPTQ, "bits": 8})
+    four, wide = (load_file(tmp_path / name / "model.safetensors") for name in ("four", "eight"))
+    mixed = {name: wide[name] if ".1." in name else tensor for name, tensor in four.items()}
+    save_file(mixed, tmp_path / "four" / "model.safetensors")
+    raw = json.loads((tmp_path / "four" / "config.json").read_text())
+    (tmp_path / "four" / "config.json").write_text(json.dumps({**raw, "quantization_config": MIXED[case]}))
+    with Checkpoint(tmp_path / "four", storage="stored") as weights:
+        for name in numbers:
+            assert torch.equal(weights.read(name), (eight if ".1." in name else numbers)[name])
+    llm = LLM(tmp_path / "four", max_model_len=64, speculative_config=None)
+    assert len(llm.generate("a", SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dynamic": {"+:x": {"bits": 3}}}, "bits=3"),
+        ({"dynamic": ["x"]}, "dynamic"),
+        ({"quant_method": "auto-round", "packing_format": "auto_round:gptqmodel"}, "packing_format"),
+    ],
+    ids=str,
+)
+def test_rules_that_are_not_served(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    write(tmp_path, GPTQ)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "quantization_config": {**GPTQ, **changes}}))
+    with pytest.raises(ModelError, match=words):
+        read_config(tmp_path)
+
+
 def alter(path: Path, **tensors: Tensor) -> None:
     file = path / "model.safetensors"
     save_file(load_file(file) | {f"{BASE}.{part}": tensor for part, tensor in tensors.items()}, file)
@@ -176,7 +224,7 @@ def test_the_same_tokens_whoever_drafts(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"quant_method": "quark"}, "quantised by 'quark', which is not served; awq, gptq, fp8"),
+        ({"quant_method": "quark"}, "quantised by 'quark', which is not served; awq, gptq, auto-round, fp8"),
         ({"bits": 3}, "quantization_config has bits=3; gptq is served with bits=4 or 8"),
         ({"bits": 8}, "qweight .* do not fit 8 bits of gptq"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),

@@ -442,7 +442,10 @@ def test_damage(
             {**compressed("int-quantized"), "transform_config": {"a": 1}},
             "has a transform_config, which is not served",
         ),
-        ({"quant_method": "quark"}, "quantised by 'quark', which is not served; awq, gptq, fp8, compressed-tensors"),
+        (
+            {"quant_method": "quark"},
+            "quantised by 'quark', which is not served; awq, gptq, auto-round, fp8, compressed-tensors",
+        ),
     ],
     ids=[str(i) for i in range(14)],
 )

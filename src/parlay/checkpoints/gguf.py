@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from parlay.checkpoints.files import pointer
 from parlay.errors import ModelError
 from parlay.weights.kinds import KINDS, Kind
 
@@ -245,7 +246,9 @@ class GGUFFile:
 
     def _read_header(self) -> None:
         if self._data[:4] != b"GGUF":
-            raise ModelError(f"{self.path} is not a GGUF file: it does not begin with its four letters")
+            raise ModelError(
+                f"{self.path} {pointer(self.path) or 'is not a GGUF file: it does not begin with its four letters'}"
+            )
         self._at = 4
         version = self._take("I")
         if version not in (2, 3):

@@ -98,8 +98,10 @@ def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[s
     if name == "granite":
         # Hugging Face's class takes 1 where a config is silent, ggml what a Llama has.
         options.setdefault("attention_multiplier", head_dim**-0.5)
-    # One flag for all of attention, and one for the whole network; the loader compares with what there is.
-    for last, flag in (("attn_output", "attention_bias"), ("ffn_down", "mlp_bias")):
+    # One flag for all of attention, and one for the whole network; the loader compares with what there is. Some files
+    # have biases of queries, keys and values alone.
+    biases = ("attn_q", "qkv_bias"), ("attn_output", "attention_bias"), ("ffn_down", "mlp_bias")
+    for last, flag in biases:
         if f"blk.0.{last}.bias" in file.tensors:
             options[flag] = True
     return options
@@ -140,7 +142,8 @@ def _rotary(file: GGUFFile, name: str, head_dim: int) -> dict[str, Any]:
         if name != "phi3":
             raise ModelError(f"{file.path}: rotating {rotated} of {head_dim} dimensions a head is not served")
         found["partial_rotary_factor"] = rotated / head_dim
-    factor = file.number(f"{name}.rope.scaling.factor", 0.0)
+    # Files of 2023 have the second key. A factor of 0 says that there is none.
+    factor = file.number(f"{name}.rope.scaling.factor", file.number(f"{name}.rope.scale_linear", 0.0))
     kind = file.text(f"{name}.rope.scaling.type", "linear" if factor else "none")
     scaling: dict[str, Any] = {}
     if "rope_freqs.weight" in file.tensors:
@@ -151,19 +154,17 @@ def _rotary(file: GGUFFile, name: str, head_dim: int) -> dict[str, Any]:
         found["original_max_position_embeddings"] = file.integer(original)
         short, long = (_factors(file, f"rope_factors_{x}.weight", rotated) for x in ("short", "long"))
         scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
-    elif kind == "none":
+    elif kind == "none" or (kind == "linear" and factor == 0):
         return found
     else:
-        for key, neutral in (("attn_factor", 1.0), ("yarn_log_multiplier", 0.0)):
-            if file.number(f"{name}.rope.scaling.{key}", neutral) != neutral:
+        whole = -1.0, float(kind == "yarn")  # all of YaRN, or nothing of it
+        for key, neutral in (("attn_factor", (1.0,)), ("yarn_log_multiplier", (0.0,)), ("yarn_ext_factor", whole)):
+            if file.number(f"{name}.rope.scaling.{key}", neutral[0]) not in neutral:
                 raise ModelError(f"{file.path}: {name}.rope.scaling.{key} is not served")
-        keys = YARN if kind == "yarn" else {"factor": "factor"}
-        scaling = {
-            hf: file.value(f"{name}.rope.scaling.{key}")
-            for key, hf in keys.items()
-            if f"{name}.rope.scaling.{key}" in file
-        }
-        scaling["rope_type"] = kind
+        scaling = {"rope_type": kind, "factor": factor}
+        for key, hf in YARN.items() if kind == "yarn" else ():
+            if f"{name}.rope.scaling.{key}" in file:
+                scaling[hf] = file.value(f"{name}.rope.scaling.{key}")
     return {**found, "rope_scaling": scaling}
 
 

@@ -7,6 +7,7 @@ how many (`split.count`), and how many tensors all of them have (`split.tensors.
 from __future__ import annotations
 
 import re
+from glob import escape
 from pathlib import Path
 from types import TracebackType
 
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from parlay.checkpoints.gguf import GGUFFile
 from parlay.errors import ModelError
 
-_PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})(\.gguf)", re.DOTALL)
+_PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})(\.gguf)", re.DOTALL | re.IGNORECASE)
+_WEIGHTS = (".safetensors", ".bin", ".pt")
 
 
 def first_part(path: Path) -> Path:
@@ -30,23 +32,36 @@ def whole_name(path: Path) -> str:
     return _PART.sub(r"\1\4", path.name)
 
 
-def all_parts(name: str) -> str:
-    """Return a pattern that a file's name fits, and those of the other parts of its model."""
-    return _PART.sub(r"\1-?????-of-\3\4", name)
+def parts_pattern(name: str) -> str:
+    """Return a pattern, as for `fnmatch`, of a file's name and those of the other parts of its model."""
+    match = _PART.fullmatch(name)
+    return f"{escape(match[1])}-?????-of-{match[3]}{match[4]}" if match else escape(name)
+
+
+def all_parts(path: Path) -> list[Path]:
+    """Return a file and those beside it that its name says are parts of the same model, as far as they exist."""
+    return sorted(path.parent.glob(parts_pattern(path.name)))
+
+
+def gguf_models(folder: Path) -> list[Path]:
+    """Return the GGUF models in a directory, of one in parts the first; encoders of images (mmproj) are none."""
+    files = (
+        file for file in folder.iterdir() if file.suffix.lower() == ".gguf" and "mmproj" not in file.name.lower()
+    )
+    return sorted({first_part(file) for file in files})
 
 
 def model_file(path: Path) -> Path:
-    """Return what to open for a path: the first part, or the one model of a directory of GGUF files alone."""
+    """Return what to open for a path: the first part, or the one GGUF model of a directory without other weights."""
     try:
         if path.is_dir():
-            plain = (path / "config.json").exists()
-            models = set() if plain else {first_part(file) for file in path.glob("*.gguf")}
+            plain = any(file.suffix in _WEIGHTS for file in path.iterdir())
+            models = [] if plain else gguf_models(path)
         else:
-            models = {first_part(path)}
+            models = [first_part(path)]
     except OSError:  # the code that reads it reports why it cannot
         return path
-    found = models.pop() if len(models) == 1 else path
-    return found if found.is_file() else path
+    return models[0] if len(models) == 1 and models[0].is_file() else path
 
 
 def part_files(path: Path) -> list[Path]:

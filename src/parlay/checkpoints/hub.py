@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parlay.checkpoints.gguf_parts import all_parts, first_part, whole_name
+from parlay.checkpoints.gguf_parts import first_part, parts_pattern, whole_name
 from parlay.errors import ModelError
 
 _PART = r"[A-Za-z0-9_][\w.-]*"
@@ -59,7 +59,7 @@ class Asked:
     def patterns(self) -> list[str]:
         """What the files that are asked for are called; of a directory's weights, those in safetensors."""
         if self.file:
-            return [all_parts(self.file)]
+            return [parts_pattern(self.file)]
         if self.kind:
             parts = [f"*{end.removesuffix('.gguf')}-?????-of-?????.gguf" for end in self._ends]
             return [*(f"*{end}" for end in self._ends), *parts]

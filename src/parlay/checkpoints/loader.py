@@ -17,7 +17,7 @@ from torch import Tensor
 
 from parlay.checkpoints.codebook import CodebookLayers
 from parlay.checkpoints.compound import CompoundLayers
-from parlay.checkpoints.files import dtype_of
+from parlay.checkpoints.files import dtype_of, pointer
 from parlay.checkpoints.gguf_names import GGUFWeights
 from parlay.checkpoints.packed import PackedLayers
 from parlay.checkpoints.packing import read_packing
@@ -44,7 +44,13 @@ class Checkpoint:
     """The tensors of a model directory or GGUF file, by name; read one at a time, as asked for. A context manager."""
 
     def __init__(
-        self, path: Path, *, head: bool = False, storage: Storage = "plain", on_read: OnRead = ignore
+        self,
+        path: Path,
+        *,
+        head: bool = False,
+        storage: Storage = "plain",
+        on_read: OnRead = ignore,
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
         """Open the weights in directory `path`, safetensors or else `.bin`, or GGUF file `path`.
 
@@ -55,6 +61,7 @@ class Checkpoint:
             head: those of a draft head are wanted, beside which its target's may lie; they become the target's dtype.
             storage: how `read_weight` gives matrices.
             on_read: called with every tensor that was read.
+            renamed: the files' own names of tensors that are known under other names here.
 
         Raises:
             ModelError: there are none, or one is corrupt.
@@ -77,6 +84,8 @@ class Checkpoint:
             self._files[path] = layers
             self._where = {name: file for name, file in self._where.items() if name not in layers.parts}
             self._where |= dict.fromkeys(layers.keys(), path)
+        self._stored = {name: own for name, own in (renamed or {}).items() if own in self._where}
+        self._where |= {name: self._where.pop(own) for name, own in self._stored.items()}
 
     def _open(self, file: Path) -> Any:
         if file.suffix in _PICKLED:
@@ -85,9 +94,8 @@ class Checkpoint:
             opened = GGUFWeights(file) if file == self._path else safe_open(file, framework="pt")
             return self._stack.enter_context(opened)
         except (OSError, SafetensorError) as error:
-            raise ModelError(
-                f"{file} cannot be read: {brief(str(error))}; it is cut off or damaged, fetch it again"
-            ) from None
+            reason = f"cannot be read: {brief(str(error))}; it is cut off or damaged, fetch it again"
+            raise ModelError(f"{file} {pointer(file) or reason}") from None
 
     def __enter__(self) -> "Checkpoint":
         return self
@@ -104,7 +112,19 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape without reading it."""
-        return tuple(self._files[self._where[name]].get_slice(name).get_shape())
+        file, own = self._file(name)
+        return tuple(file.get_slice(own).get_shape())
+
+    def _file(self, name: str) -> tuple[Any, str]:
+        """Return the open file that has a tensor, and its name there."""
+        return self._files[self._where[name]], self._stored.get(name, name)
+
+    def equal(self, one: str, other: str) -> bool:
+        """Whether two tensors hold the same numbers."""
+        if self.quantised(one) or self.quantised(other) or self.shape(one) != self.shape(other):
+            return False
+        first, second = (file.get_tensor(own) for file, own in (self._file(one), self._file(other)))
+        return first.dtype == second.dtype and torch.equal(first, second)
 
     def expect(
         self, shapes: Mapping[str, tuple[int, ...]], ignorable: Iterable[str] = (), further: Iterable[str] = ()
@@ -152,7 +172,8 @@ class Checkpoint:
         return tensor
 
     def _read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        stored: Tensor = self._files[self._where[name]].get_tensor(name)
+        file, own = self._file(name)
+        stored: Tensor = file.get_tensor(own)
         dtype = dtype or stored.dtype
         tensor = stored.to(dtype).contiguous()
         # One pass at the speed of memory; NaN wins over any minimum and maximum.
@@ -162,12 +183,12 @@ class Checkpoint:
 
     def kind(self, name: str) -> Kind | None:
         """Return the blocks, or float16, that `read_weight` gives a matrix in; None for other numbers."""
-        file, shape = self._files[self._where[name]], self.shape(name)
+        (file, own), shape = self._file(name), self.shape(name)
         if self._storage == "stored" and len(shape) == 2 and not name.endswith(_LOOKED_UP):
             if not isinstance(file, GGUFWeights | CompoundLayers):
-                half = self._halves and file.get_slice(name).get_dtype() == HALF.name
+                half = self._halves and file.get_slice(own).get_dtype() == HALF.name
                 return HALF if half else None
-            kind = file.kind(name)
+            kind = file.kind(own)
             return kind if kind in (*COMPUTED, HALF) else None
         if self._storage in MADE and fits(shape) and not name.endswith(_NEVER_QUANTISED):
             return INT4 if self._storage == "int4" and not name.endswith(_OUTERMOST) else INT8
@@ -175,8 +196,8 @@ class Checkpoint:
 
     def quantised(self, name: str) -> bool:
         """Whether a tensor is stored in small integers of any kind, whatever it is read as."""
-        file = self._files[self._where[name]]
-        return isinstance(file, CompoundLayers) or (isinstance(file, GGUFWeights) and file.kind(name).block > 1)
+        file, own = self._file(name)
+        return isinstance(file, CompoundLayers) or (isinstance(file, GGUFWeights) and file.kind(own).block > 1)
 
     def size(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, plain: Collection[str] = ()) -> int:
         """Return the bytes of some tensors once they are read.
@@ -205,7 +226,8 @@ class Checkpoint:
         if self._storage in MADE:
             weight = quantise(self._read(name), kind)
         else:
-            weight = self._files[self._where[name]].get_blocks(name)
+            file, own = self._file(name)
+            weight = file.get_blocks(own)
         if not weight.finite():
             raise self._not_finite(name)
         self._on_read(sum(part.data.nbytes for part in weight.parts))
@@ -274,7 +296,7 @@ def weight_files(path: Path, head: bool = False) -> list[Path]:
     files = [first]
     if first.suffix == ".json":
         try:
-            names = sorted(set(json.loads(first.read_text("utf-8"))["weight_map"].values()))
+            names = sorted(set(json.loads(first.read_text("utf-8-sig"))["weight_map"].values()))
             files = [path / name for name in names]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(f"{first} cannot be read: {type(error).__name__}: {brief(str(error))}") from None
@@ -292,7 +314,7 @@ def _config(path: Path) -> dict[str, Any]:
     """Return the `config.json` of a model's directory; nothing where there is none."""
     file = path / "config.json"
     try:
-        raw = json.loads(file.read_text("utf-8")) if path.is_dir() and file.is_file() else {}
+        raw = json.loads(file.read_text("utf-8-sig")) if path.is_dir() and file.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
     return raw if isinstance(raw, dict) else {}

@@ -44,7 +44,7 @@ class PackedLayers(CompoundLayers):
         Raises:
             ModelError: a part is missing, or shapes contradict each other or the config.
         """
-        self._packing, self._bits = packing, packing.schemes[0].bits
+        self._packing = packing
         bases = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
         parts = {f"{base}.{part}" for base in bases for part in _PARTS}
         super().__init__(packing.path, tensors, bases, parts & set(tensors))
@@ -78,14 +78,14 @@ class PackedLayers(CompoundLayers):
         groups = len(zeros)
         if inputs // groups % _NIBBLES.block or self._order(base, "g_idx", groups, _UNORDERED) is not None:
             return None
-        if self._bits == 4:
+        if self._bits(base) == 4:
             return _NIBBLES if fits_float16(scales, 15) else None
         return _BYTES if bool((zeros == _MIDDLE).all()) and fits_float16(scales) else None
 
     def _read(self, base: str) -> tuple[Tensor, Tensor, Tensor]:
         """Return integers uint8 `[inputs, outputs]`, and scales and zero points `[groups, outputs]`."""
         words = self._get(base, "qweight")
-        spread = self._spread(words)
+        spread = self._spread(words, self._bits(base))
         if self._packing.method == "gptq":
             spread = spread.transpose(1, 2)  # a word has several inputs
         levels = spread.reshape(-1, self._shapes[f"{base}.weight"][0])
@@ -97,19 +97,26 @@ class PackedLayers(CompoundLayers):
 
     def _zeros(self, base: str) -> Tensor:
         words = self._get(base, "qzeros")
-        mask = (1 << self._bits) - 1
-        return (self._spread(words).reshape(len(words), -1) + self._packing.shift) & mask
+        bits = self._bits(base)
+        return (self._spread(words, bits).reshape(len(words), -1) + self._packing.shift) & ((1 << bits) - 1)
 
-    def _spread(self, words: Tensor) -> Tensor:
+    def _bits(self, base: str) -> int:
+        """Return the bits of a layer's integers: of several kinds of layers, shapes tell which one it is."""
+        several = [scheme.bits for scheme in self._packing.schemes]
+        scales, zeros = self._shape(base, "scales"), self._shape(base, "qzeros")
+        told = zeros[-1] * _WORD // scales[-1] if len(zeros) == len(scales) == 2 and scales[-1] else 0
+        return told if told in several else several[0]
+
+    def _spread(self, words: Tensor, bits: int) -> Tensor:
         """Return the integers of words `[a, b]` as uint8 `[a, b, n]`."""
-        bits = self._bits
         found = (words[:, :, None] >> torch.arange(0, _WORD, bits, dtype=torch.int32)) & ((1 << bits) - 1)
         return (found[:, :, _AWQ_ORDER] if self._packing.method == "awq" else found).to(torch.uint8)
 
     def _check(self, base: str) -> tuple[int, int]:
         """Return outputs and inputs."""
-        path, several = self._path, _WORD // self._bits
         self._need(base, *_PARTS[:3])
+        path, bits = self._path, self._bits(base)
+        several = _WORD // bits
         self._expect(base, "qweight", "I32")
         self._expect(base, "qzeros", "I32")
         self._expect(base, "scales", *_FLOATS)
@@ -125,7 +132,7 @@ class PackedLayers(CompoundLayers):
         if not fits or not groups or inputs % groups:
             raise ModelError(
                 f"{path}: {base} has qweight {list(words)}, qzeros {list(zeros)} and scales {list(scales)}, which do "
-                f"not fit {self._bits} bits of {self._packing.method}; the config or the checkpoint is wrong"
+                f"not fit {bits} bits of {self._packing.method}; the config or the checkpoint is wrong"
             )
         if self._has(base, "g_idx"):
             self._expect(base, "g_idx", "I32", "I64")

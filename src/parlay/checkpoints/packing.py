@@ -53,6 +53,13 @@ def quantization_of(raw: Mapping[str, Any]) -> Any:
     return raw.get("quantization_config")
 
 
+def method_of(raw: Mapping[str, Any]) -> str | None:
+    """Return who quantised the weights, if a `config.json` says so."""
+    config = quantization_of(raw)
+    method = config.get("quant_method") if isinstance(config, Mapping) else None
+    return None if method is None else str(method)
+
+
 def read_packing(path: Path, raw: Mapping[str, Any]) -> Packing | None:
     """Return how a model's linear layers are quantised, or None if they are not.
 
@@ -75,9 +82,12 @@ def read_packing(path: Path, raw: Mapping[str, Any]) -> Packing | None:
         return _read_compressed(path, config)
     if method == "bitsandbytes":
         return _read_bitsandbytes(path, config)
+    if method == "auto-round":
+        config = _as_packed(path, config)
+        method = config["quant_method"]
     if method not in ("awq", "gptq"):
         raise ModelError(
-            f"{path} holds weights quantised by {shown(method)}, which is not served; awq, gptq, fp8, "
+            f"{path} holds weights quantised by {shown(method)}, which is not served; awq, gptq, auto-round, fp8, "
             "compressed-tensors, bitsandbytes and GGUF files are"
         )
     served: dict[str, tuple[Any, ...]] = {"bits": (4,), "version": (None, "gemm")}
@@ -91,7 +101,45 @@ def read_packing(path: Path, raw: Mapping[str, Any]) -> Packing | None:
                 f"{path}: quantization_config has {key}={shown(value)}; {method} is served with {key}={choices}"
             )
     shift = int(method == "gptq" and config.get("checkpoint_format") != "gptq_v2")
-    return Packing(path, method, (Scheme(config["bits"], packed=True),), shift)
+    bits = dict.fromkeys((config["bits"], *_further_bits(path, config)))
+    return Packing(path, method, tuple(Scheme(b, packed=True) for b in bits), shift)
+
+
+def _further_bits(path: Path, config: Mapping[str, Any]) -> list[int]:
+    """Return the bits of layers that GPTQModel's `dynamic` or AutoRound's `extra_config` sets apart.
+
+    Which layers these are is not looked up: each layer's tensors tell its bits.
+    """
+    rules = {key: config.get(key) or {} for key in ("dynamic", "extra_config")}
+    for key, value in rules.items():
+        if not isinstance(value, dict):
+            raise ModelError(f"{path}: quantization_config has {key}={shown(value)}, which must be a mapping")
+    found = []
+    for name, rule in (item for value in rules.values() for item in value.items()):
+        bits = rule.get("bits") if isinstance(rule, dict) else None
+        if bits is None or name.startswith("-:") or bits in (16, 32):  # these layers are not quantised
+            continue
+        if type(bits) is not int or bits not in (4, 8):
+            raise ModelError(
+                f"{path}: quantization_config has bits={shown(bits)} for {shown(name)}; 4 or 8 are served"
+            )
+        found.append(bits)
+    return found
+
+
+def _as_packed(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return AutoRound's description of weights in the words of the library whose layout they have.
+
+    Source: the `packing_format` of intel/auto-round's exporters.
+    """
+    form = str(config.get("packing_format"))
+    method = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}.get(form)
+    if method is None:
+        raise ModelError(
+            f"{path}: auto-round is served with packing_format auto_round:auto_gptq or auto_round:auto_awq, not "
+            f"{shown(form)}"
+        )
+    return {**config, "quant_method": method}
 
 
 def _read_fp8(path: Path, config: Mapping[str, Any]) -> Packing:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from parlay.checkpoints.files import pointer
 from parlay.errors import ModelError, brief
 
 _DTYPES = {  # as safetensors call them
@@ -31,6 +32,8 @@ class Pickled:
         Raises:
             ModelError: it cannot be read, or holds something else than tensors by name.
         """
+        if reason := _other_format(file):
+            raise ModelError(f"{file} {reason}")
         try:
             # Nothing but tensors is unpickled. Older files than zip archives cannot be mapped and are read whole.
             with warnings.catch_warnings(action="ignore"):
@@ -84,3 +87,13 @@ class _Shape:
 
     def get_dtype(self) -> str:
         return _DTYPES.get(self._tensor.dtype, str(self._tensor.dtype))
+
+
+def _other_format(file: Path) -> str | None:
+    """Return what to say of a file that is no pickle but has the ending of one."""
+    try:
+        with file.open("rb") as opened:
+            is_gguf = opened.read(4) == b"GGUF"
+    except OSError:
+        return None
+    return "is a GGUF file; give it a name that ends in .gguf" if is_gguf else pointer(file)

@@ -35,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigError("there is no terminal to ask whether to remove it; give --yes")
         for one in found.checkpoints:
             print(f"{one.path}: {size_text(one.size)}", file=sys.stderr)
+        for path in found.unreadable:
+            print(f"{path}: nothing that parlay can read", file=sys.stderr)
         for path in found.cut_off:
             print(f"{path}: {size_text(path.stat().st_size)} of a download that was cut off", file=sys.stderr)
         try:

@@ -8,11 +8,11 @@ from typing import Any
 from parlay.checkpoints.files import read_json
 from parlay.checkpoints.find import ASSETS, here, unknown
 from parlay.checkpoints.gguf import GGUFFile
+from parlay.checkpoints.headers import Held, kind_text, read_tensors
 from parlay.checkpoints.hub import DEFAULT, Hub, is_hub_id
 from parlay.checkpoints.names import resolve
 from parlay.checkpoints.packing import quantization_of
 from parlay.errors import ModelError, shown
-from parlay.library.headers import Held, kind_text, read_tensors
 from parlay.library.local import Local, describe, on_this_machine
 from parlay.models.config import architecture_of, read_raw
 

@@ -12,11 +12,11 @@ from parlay.checkpoints.find import ASSETS, embedded, target_of
 from parlay.checkpoints.gguf import GGUFFile
 from parlay.checkpoints.gguf_names import family_of
 from parlay.checkpoints.gguf_parts import all_parts, first_part
+from parlay.checkpoints.headers import main_kind, read_tensors
 from parlay.checkpoints.hub import DEFAULT, Hub, is_hub_id, read_id
 from parlay.checkpoints.names import Named, resolve, short_names
-from parlay.checkpoints.packing import quantization_of
+from parlay.checkpoints.packing import method_of
 from parlay.errors import ModelError
-from parlay.library.headers import main_kind, read_tensors
 from parlay.models.config import architecture_of
 from parlay.proposers.detect import announced, is_head
 
@@ -106,7 +106,7 @@ def describe(path: Path, place: Place, name: str, repository: str | None = None,
         files = tuple(sorted(file for file in path.iterdir() if file.is_file() and file.suffix != ".gguf"))
         role, kind = _directory(path, name, place)
     else:
-        files = tuple(sorted(path.parent.glob(all_parts(path.name))))
+        files = tuple(all_parts(path))
         with GGUFFile(path) as header:
             family_of(header)
         role, kind = "model", main_kind(read_tensors(path))
@@ -153,6 +153,12 @@ def _cached(hub: Hub) -> "list[CachedRepoInfo]":
     return [repository for repository in scanned.repos if repository.repo_type == "model"]
 
 
+def snapshots_of(repository: str, hub: Hub) -> list[Path]:
+    """Return the folders of all revisions of a repository in the hub's cache."""
+    found = (one for one in _cached(hub) if one.repo_id.lower() == repository.lower())
+    return sorted(revision.snapshot_path for one in found for revision in one.revisions)
+
+
 def _in_revision(
     repository: "CachedRepoInfo", revision: "CachedRevisionInfo", short: dict[str, Named], unreadable: dict[str, str]
 ) -> Iterator[Local]:
@@ -164,10 +170,10 @@ def _in_revision(
         known = short_for(path, folder, owner, short) if "main" in revision.refs else None
         try:
             yield describe(path, "hub", known or name, owner, revision.commit_hash)
-        except (ModelError, OSError) as error:
+        except Exception as error:  # whatever one of them holds, the others are listed
             # A repository of GGUF files often has a config.json beside them, which is no model without weights.
             if path is not folder or len(models) == 1:
-                unreadable[name] = str(error)
+                unreadable[name] = str(error) or type(error).__name__
 
 
 def _firsts(folder: Path) -> list[Path]:
@@ -214,8 +220,7 @@ def _directory(path: Path, name: str, place: Place) -> tuple[Role, str]:
     tensors = read_tensors(path)
     if not tensors and not any(path.glob("*.bin")) and not any(path.glob("*.pt")):
         raise ModelError(f"{path} has no weights")
-    quantised = (quantization_of(raw) or {}).get("quant_method")
-    kind = str(quantised) if quantised else main_kind(tensors)
+    kind = method_of(raw) or main_kind(tensors)
     own = any(tensor.startswith(_OWN) for tensor in tensors)
     if place == "embedded":
         guesses = target_of(name) is not None

@@ -7,10 +7,10 @@ from parlay.checkpoints import wheels
 from parlay.checkpoints.download import prefetch, storage
 from parlay.checkpoints.find import here, named_model, one_version, unknown
 from parlay.checkpoints.gguf_parts import all_parts
+from parlay.checkpoints.headers import read_tensors
 from parlay.checkpoints.hub import DEFAULT, Hub, fetch, is_hub_id, read_id
 from parlay.checkpoints.names import Named, resolve
 from parlay.errors import ModelError
-from parlay.library.headers import read_tensors
 from parlay.library.remove import forget
 
 
@@ -94,4 +94,4 @@ def _pulled(path: Path, came: int) -> Pulled:
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
         return [file for file in path.iterdir() if file.is_file()]
-    return sorted(path.parent.glob(all_parts(path.name)))
+    return all_parts(path)

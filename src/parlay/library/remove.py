@@ -1,7 +1,7 @@
 """Removing models from the hub's cache or from parlay's own, and nothing else."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from parlay.checkpoints.download import cache_of, cut_off, drop
@@ -9,7 +9,7 @@ from parlay.checkpoints.find import here, unknown
 from parlay.checkpoints.hub import DEFAULT, Hub, is_hub_id, read_id
 from parlay.checkpoints.names import resolve
 from parlay.errors import ConfigError, ModelError, shown
-from parlay.library.local import Local, look, on_this_machine
+from parlay.library.local import Local, look, on_this_machine, snapshots_of
 
 _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt")
 
@@ -21,10 +21,12 @@ class Removable:
     Attributes:
         checkpoints: of all revisions.
         cut_off: incomplete downloads of the same repository.
+        unreadable: folders of revisions in the hub's cache that hold nothing that parlay can read.
     """
 
     checkpoints: list[Local]
     cut_off: list[Path]
+    unreadable: list[Path] = field(default_factory=list)
 
 
 def removable(name: str, hub: Hub = DEFAULT) -> Removable:
@@ -48,8 +50,11 @@ def removable(name: str, hub: Hub = DEFAULT) -> Removable:
     if path is None and is_hub_id(asked):
         repositories.add(read_id(asked).repository)
     partial = [file for repository in repositories for file in cut_off(repository, hub)]
-    if found or partial:
-        return Removable(found, partial)
+    odd = [] if found else [folder for one in repositories for folder in snapshots_of(one, hub)]
+    if found or partial or odd:
+        for one in (*(file for local in found if local.place == "hub" for file in local.files), *odd):
+            _check_inside(one, hub)
+        return Removable(found, partial, odd)
     if path is not None:
         raise ConfigError(
             f"{path} is a file or directory of your own, which parlay does not remove; only models in the hub's "
@@ -68,6 +73,7 @@ def remove(what: Removable, hub: Hub = DEFAULT) -> int:
     """
     try:
         freed = sum(drop(partial) for partial in what.cut_off)
+        freed += _drop_revisions([folder.name for folder in what.unreadable], hub)
         for one in what.checkpoints:
             if one.place == "wheel":
                 freed += one.size
@@ -84,10 +90,11 @@ def forget(files: Iterable[Path]) -> int:
     """Remove files of snapshots in the hub's cache, and what only they link to; return how many bytes that freed."""
     freed = 0
     for file in files:
-        blob = file.resolve()
+        blob, linked = file.resolve(), file.is_symlink()
+        freed += 0 if linked or not file.exists() else file.stat().st_size
         file.unlink(missing_ok=True)
         snapshots = next((parent for parent in file.parents if parent.name == "snapshots"), None)
-        if blob == file or snapshots is None or blob.parent != (snapshots.parent / "blobs").resolve():
+        if not linked or snapshots is None or blob.parent != (snapshots.parent / "blobs").resolve():
             continue
         if not any(other.is_symlink() and other.resolve() == blob for other in snapshots.rglob("*")):
             freed += blob.stat().st_size
@@ -95,15 +102,35 @@ def forget(files: Iterable[Path]) -> int:
     return freed
 
 
+def _check_inside(path: Path, hub: Hub) -> None:
+    """Refuse what a link leads to: files that were linked into the hub's cache are somebody's own.
+
+    Raises:
+        ConfigError: a folder on the way is a link; it is named.
+    """
+    cache = cache_of(hub)
+    for folder in (path, *path.parents):
+        if folder == cache:
+            return
+        if folder.is_symlink() and folder.is_dir():
+            raise ConfigError(f"{folder} is a link to {folder.resolve()}, where nothing is removed; remove the link")
+
+
 def _sweep(one: Local, hub: Hub) -> None:
     """Remove a revision that has no weights any more, its configs too, and the repository with its last revision."""
-    from huggingface_hub import CacheNotFound, scan_cache_dir
-
     folder = next(parent for parent in (one.path, *one.path.parents) if parent.name == one.commit)
     if not folder.is_dir() or any(file.suffix in _WEIGHTS for file in folder.rglob("*")):
         return
+    _drop_revisions([str(one.commit)], hub)
+
+
+def _drop_revisions(commits: list[str], hub: Hub) -> int:
+    """Remove revisions from the hub's cache, and return how many bytes that freed."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
     try:
-        strategy = scan_cache_dir(cache_of(hub)).delete_revisions(str(one.commit))
+        strategy = scan_cache_dir(cache_of(hub)).delete_revisions(*commits)
     except CacheNotFound:
-        return
+        return 0
     strategy.execute()
+    return strategy.expected_freed_size

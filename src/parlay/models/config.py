@@ -1,13 +1,15 @@
 """Reading a checkpoint's `config.json`."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parlay.checkpoints.files import config_file, dtype_of, read_json
+from parlay.checkpoints.files import class_names, config_file, dtype_of, read_json
 from parlay.checkpoints.gguf_config import read_gguf_config
+from parlay.checkpoints.gguf_parts import gguf_models
+from parlay.checkpoints.headers import stored_dtype
 from parlay.checkpoints.packing import read_packing
 from parlay.errors import ModelError, brief, shown
 from parlay.models.rope import longest, read_rotary
@@ -29,7 +31,7 @@ class ModelConfig:
 
     `raw` is that file's content, for what only one family asks; `style` is what came of it. `foreign` is there where
     no family of parlay's but a class of another library computes the model. `storage` says what becomes of matrices
-    when they are read.
+    when they are read. `renamed` has the files' own names of tensors that a family calls otherwise.
     """
 
     path: Path
@@ -51,6 +53,7 @@ class ModelConfig:
     style: Style = field(default_factory=Style)
     foreign: Foreign | None = None
     storage: Storage = "stored"
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def only(self, **served: Any) -> None:
         """Refuse other values of some keys than these; a key that is missing passes.
@@ -150,12 +153,26 @@ def read_raw(path: Path) -> dict[str, Any]:
     Raises:
         ModelError: it is missing or unreadable, or the weights are quantised in a way that is not served.
     """
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ModelError(_no_model(path))
     raw = read_gguf_config(path) if path.is_file() else read_json(path / "config.json")
     generation = path / "generation_config.json"
     if generation.is_file():
         raw = {**raw, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id"}}
     read_packing(path, raw)
+    if not (raw.get("dtype") or raw.get("torch_dtype")) and (found := stored_dtype(path)):
+        raw = {**raw, "dtype": found}  # as transformers finds out what a silent config means
     return raw
+
+
+def _no_model(path: Path) -> str:
+    """Return why a directory without a `config.json` is no model."""
+    models = [file.name for file in gguf_models(path)]
+    if models:
+        return f"{path} has several GGUF models, of which one must be named: {', '.join(models)}"
+    if (path / "adapter_config.json").is_file():
+        return f"{path} is an adapter (LoRA), which is not served; merge it into its base model and save that"
+    return f"{path / 'config.json'} does not exist; a model directory needs one"
 
 
 def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
@@ -198,10 +215,13 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     return config
 
 
-def architecture_of(raw: dict[str, Any]) -> str:
-    """Return the name of the class that a config is for."""
-    names = raw.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else "an unnamed architecture"
+def architecture_of(raw: Mapping[str, Any]) -> str:
+    """Return the name of the class that a config is for; where it names none, of its model type's."""
+    names = class_names(raw)
+    if names and isinstance(raw.get("architectures"), list | str) and raw["architectures"]:
+        return names[0]
+    kind = "".join(part.capitalize() for part in names[0].removesuffix("_text").split("_")) if names else ""
+    return f"{kind}ForCausalLM" if kind else "an unnamed architecture"
 
 
 def _size(raw: dict[str, Any], key: str, default: int | None = None) -> int:

@@ -25,6 +25,7 @@ from parlay.models.layers import (
 from parlay.models.moe import MixtureOfExperts
 from parlay.models.rotary import cos_sin_table
 from parlay.models.stages import own_layers
+from parlay.models.stored import open_weights
 from parlay.models.style import Experts
 from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
@@ -76,7 +77,7 @@ def attention_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor of a layer's attention."""
     style, h = config.style, config.hidden_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    widths = {"qkv_proj": q + 2 * kv} if style.fused else {"q_proj": q, "k_proj": kv, "v_proj": kv}
+    widths = {"qkv_proj": q + 2 * kv} if style.fused_qkv else {"q_proj": q, "k_proj": kv, "v_proj": kv}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, width in widths.items():
         shapes[f"self_attn.{name}.weight"] = (width, h)
@@ -102,7 +103,7 @@ def mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
             shapes |= {f"{expert}{name}.weight": (experts.width, h) for name in (gate, up)}
             shapes[f"{expert}{down}.weight"] = (h, experts.width)
         return shapes
-    widths = {"gate_up_proj": 2 * inner} if style.fused else {"gate_proj": inner, "up_proj": inner}
+    widths = {"gate_up_proj": 2 * inner} if style.fused_mlp else {"gate_proj": inner, "up_proj": inner}
     shapes = {f"mlp.{name}.weight": (width, h) for name, width in widths.items()}
     shapes["mlp.down_proj.weight"] = (h, inner)
     if style.mlp_bias:
@@ -119,13 +120,13 @@ def make_attention(
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def weights() -> list[Weight]:
-        if style.fused:
+        if style.fused_qkv:
             fused = read.weight("self_attn.qkv_proj.weight")
             return [fused.outputs(0, q), fused.outputs(q, q + kv), fused.outputs(q + kv, q + 2 * kv)]
         return [read.weight(f"self_attn.{x}_proj.weight") for x in "qkv"]
 
     def biases() -> list[Tensor]:
-        if style.fused:
+        if style.fused_qkv:
             return list(read("self_attn.qkv_proj.bias").tensor_split((q, q + kv)))
         return [read(f"self_attn.{x}_proj.bias") for x in "qkv"]
 
@@ -163,13 +164,13 @@ def make_mlp(config: ModelConfig, read: Reader, kernels: Kernels, group: Group) 
     style = config.style
 
     def weights() -> list[Weight]:
-        if style.fused:
+        if style.fused_mlp:
             fused, width = read.weight("mlp.gate_up_proj.weight"), config.intermediate_size
             return [fused.outputs(0, width), fused.outputs(width, 2 * width)]
         return [read.weight("mlp.gate_proj.weight"), read.weight("mlp.up_proj.weight")]
 
     def biases() -> list[Tensor]:
-        if style.fused:
+        if style.fused_mlp:
             return list(read("mlp.gate_up_proj.bias").tensor_split(2))
         return [read("mlp.gate_proj.bias"), read("mlp.up_proj.bias")]
 
@@ -302,7 +303,7 @@ class Decoder:
         self._first, end = own_layers(config, self.weight_shapes, group.pipeline)
         if layers is not None:
             end = min(end, layers)
-        with Checkpoint(config.path, storage=config.storage, on_read=on_read) as weights:
+        with open_weights(config, on_read=on_read) as weights:
             self.leftovers = self.expect(config, weights)
             self._norm = weights.read("model.norm.weight", dtype)
             self._layers = []

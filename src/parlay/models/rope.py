@@ -9,6 +9,7 @@ from parlay.errors import ModelError, brief, shown
 from parlay.models.style import Rotary
 
 _ORIGINAL = "original_max_position_embeddings"
+_BASE = ("rope_theta", "partial_rotary_factor")  # keys that every kind of scaling has
 # Kinds of scaling, the numbers that each needs, and those that it may have.
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
@@ -43,13 +44,7 @@ def read_rotary(path: Path, raw: dict[str, Any], layers: str = "full_attention")
 
 
 def _read(path: Path, raw: dict[str, Any], layers: str) -> Rotary:
-    # transformers 5 writes `rope_parameters`; earlier files have `rope_theta` beside `rope_scaling`.
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if isinstance(scaling, dict) and isinstance(scaling.get(layers), dict):
-        scaling = scaling[layers]
-    if not isinstance(scaling, dict):
-        raise ModelError(f"{config_file(path)}: rope_scaling must be an object, not {shown(scaling)}")
-    scaling = dict(scaling)
+    scaling = _scaling(path, raw, layers)
     theta = float(scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0)
     kind = str(scaling.pop("rope_type", None) or scaling.pop("type", None) or "default")
     kind = {"su": "longrope"}.get(kind, kind)
@@ -79,6 +74,24 @@ def _read(path: Path, raw: dict[str, Any], layers: str) -> Rotary:
         partial=float(partial),
         **lists,
     )
+
+
+def _scaling(path: Path, raw: dict[str, Any], layers: str) -> dict[str, Any]:
+    """Return the keys of the scaling of some layers.
+
+    transformers 5 writes `rope_parameters`; earlier files have `rope_theta` beside `rope_scaling`. Where a file has
+    both, somebody added a `rope_scaling`, as model cards say: it counts, as in transformers, for layers that see
+    everything.
+    """
+    added, own = raw.get("rope_scaling") or {}, raw.get("rope_parameters") or {}
+    for scaling in (added, own):
+        if not isinstance(scaling, dict):
+            raise ModelError(f"{config_file(path)}: rope_scaling must be an object, not {shown(scaling)}")
+    added, own = (one[layers] if isinstance(one.get(layers), dict) else one for one in (added, own))
+    if not added or not own or layers != "full_attention":
+        return dict(own or added)
+    # What a scaling does not name, such as the frequencies' base, stays as it was.
+    return {**{key: own[key] for key in _BASE if own.get(key) is not None}, **added}
 
 
 def longest(rotary: Rotary, positions: int) -> int:

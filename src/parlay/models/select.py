@@ -11,7 +11,7 @@ from torch import Tensor
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.checkpoints.loader import Checkpoint, file_format
-from parlay.checkpoints.packing import quantization_of
+from parlay.checkpoints.packing import method_of, quantization_of
 from parlay.errors import ConfigError, ModelError, brief, nearest, shown
 from parlay.kernels.base import Kernels
 from parlay.log import logger
@@ -19,6 +19,7 @@ from parlay.models.config import ModelConfig, architecture_of, parse_config, rea
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder
 from parlay.models.stages import own_layers
+from parlay.models.stored import as_saved, open_weights
 from parlay.models.transformers import model as foreign
 from parlay.parallel.group import ALONE, Group
 from parlay.registry import Registry
@@ -100,7 +101,7 @@ def describe_files(path: Path) -> ModelConfig:
     architecture = architecture_of(raw)
     if architecture.endswith(_SUFFIX) and _family(architecture) in families.names():
         described: ModelConfig = families.load(_family(architecture)).describe(parse_config(path, raw))
-        return described
+        return as_saved(described)
     if path.is_file() or quantization_of(raw):
         served = ", ".join(families.names())
         raise ModelError(f"{path}: {brief(architecture)} is not served; these families are: {served}")
@@ -152,7 +153,7 @@ def describe_as(
             f"quantization={shown(asked)} is not served for {config.architecture}, which a class of transformers "
             "computes; leave it out"
         )
-    own = "gguf" if config.path.is_file() else (quantization_of(config.raw) or {}).get("quant_method")
+    own = "gguf" if config.path.is_file() else method_of(config.raw)
     if asked not in (None, *MADE, own):
         has = f"is quantised by {own}" if own else "is not quantised"
         raise ConfigError(f"quantization={shown(asked)}, but {config.path} {has}; leave it out")
@@ -179,7 +180,7 @@ def check_weights(config: ModelConfig) -> None:
     Raises:
         ModelError: files are missing or damaged, or do not fit the config.
     """
-    with Checkpoint(config.path) as weights:
+    with open_weights(config, storage="plain") as weights:
         _class(config).expect(config, weights)
 
 
@@ -194,7 +195,7 @@ def stored_kinds(config: ModelConfig) -> dict[str, Kind]:
     plain = not quantization_of(config.raw) and config.dtype != "float16"
     if config.storage == "stored" and plain and not config.path.is_file():
         return {}  # the files need not be looked into
-    with Checkpoint(config.path, storage=config.storage) as weights:
+    with open_weights(config) as weights:
         kinds = {name: weights.kind(name) for name in weight_shapes(config) if name in weights.names}
     return {name: kind for name, kind in kinds.items() if kind is not None}
 

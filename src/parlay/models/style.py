@@ -66,7 +66,8 @@ class Style:
         head_norms: each head's query and key is normalised before it is rotated.
         post_norms: what a layer adds to the residual stream is normalised.
         plus_one: weights of norms are stored less one.
-        fused: queries, keys and values are stored as one tensor, and so are gate and up.
+        fused_qkv: queries, keys and values are stored as one tensor.
+        fused_mlp: gate and up are.
         windows: keys that each layer sees at most, 0 for all; empty: all layers see all.
         local_rotary: rotary embedding of the layers that have a window, where it differs.
         score_scale: factor on attention's scores; None is `head_dim ** -0.5`.
@@ -86,7 +87,8 @@ class Style:
     head_norms: bool = False
     post_norms: bool = False
     plus_one: bool = False
-    fused: bool = False
+    fused_qkv: bool = False
+    fused_mlp: bool = False
     windows: tuple[int, ...] = ()
     local_rotary: Rotary | None = None
     score_scale: float | None = None

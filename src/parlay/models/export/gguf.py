@@ -20,13 +20,13 @@ from torch import Tensor
 from parlay.checkpoints.gguf_names import ROTARY, Family, file_name, in_pairs
 from parlay.checkpoints.gguf_parts import GGUFModel
 from parlay.checkpoints.gguf_write import Entry, Value, encode, header, padding
-from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ConfigError, ModelError, shown
 from parlay.log import logger
 from parlay.models.config import ModelConfig
 from parlay.models.export.metadata import family_to_write, metadata, rotary_factors
 from parlay.models.export.vocabulary import vocabulary
 from parlay.models.select import check_weights, describe_files, weight_shapes
+from parlay.models.stored import open_weights
 from parlay.types.storage import MADE, Storage
 from parlay.weights.kinds import BY_NAME, Kind
 
@@ -141,8 +141,8 @@ class _Source:
         self.config = config
         self._family = family
         self._plain = _FLOATS.get(form, _FLOATS.get(config.dtype, BY_NAME["BF16"]))
-        self._stored = Checkpoint(config.path, storage="stored")
-        self._made = Checkpoint(config.path, storage=made)
+        self._stored = open_weights(config, storage="stored")
+        self._made = open_weights(config, storage=made)
 
     @property
     def loses(self) -> bool:

@@ -20,7 +20,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     config.only(hidden_act="silu")
     bias = config.flag("attention_bias", False)
     style = Style(
-        qkv_bias=bias,
+        qkv_bias=config.flag("qkv_bias", bias),
         output_bias=bias,
         mlp_bias=config.flag("mlp_bias", False),
         embedding_scale=config.number("embedding_multiplier", 1.0),

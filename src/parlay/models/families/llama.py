@@ -18,7 +18,7 @@ def describe(config: ModelConfig) -> ModelConfig:
     """
     config.only(hidden_act="silu")
     bias = config.flag("attention_bias", False)
-    style = Style(qkv_bias=bias, output_bias=bias, mlp_bias=config.flag("mlp_bias", False))
+    style = Style(qkv_bias=config.flag("qkv_bias", bias), output_bias=bias, mlp_bias=config.flag("mlp_bias", False))
     return replace(config, style=style)
 
 

@@ -22,6 +22,7 @@ from parlay.models.layers import (
     ReducedLinear,
     whole_linear,
 )
+from parlay.models.stored import open_weights
 from parlay.models.style import Style
 from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
@@ -158,7 +159,7 @@ class Model:
         """
         self.config = config
         self.dtype = dtype
-        with Checkpoint(config.path, storage=config.storage, on_read=on_read) as weights:
+        with open_weights(config, on_read=on_read) as weights:
             self.expect(config, weights)
             embedding = weights.read_weight("model.decoder.embed_tokens.weight", dtype)
             self._embedding = Embedding(kernels, embedding, group)

@@ -18,7 +18,7 @@ def describe(config: ModelConfig) -> ModelConfig:
         ModelError: an option that is not served.
     """
     config.only(hidden_act="silu", attention_bias=False, mlp_bias=False)
-    return replace(config, style=Style(fused=True, windows=config.windows(lambda layer: True)))
+    return replace(config, style=Style(fused_qkv=True, fused_mlp=True, windows=config.windows(lambda layer: True)))
 
 
 class Model(Decoder):

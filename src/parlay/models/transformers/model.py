@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from parlay.checkpoints.files import dtype_of
 from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError, brief
 from parlay.kernels.base import AttentionView, Kernels
@@ -57,7 +58,7 @@ def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
         architecture=cls.__name__,
         vocab_size=model.get_input_embeddings().weight.shape[0],
         hidden_size=int(config.hidden_size),
-        intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
+        intermediate_size=_widest(getattr(config, "intermediate_size", None) or 4 * config.hidden_size),
         num_layers=len(layers),
         num_heads=first.heads,
         num_kv_heads=first.kv_heads,
@@ -66,7 +67,7 @@ def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
         rotary=Rotary(theta=10000.0),  # the class computes its own
         tie_embeddings=bool(getattr(config, "tie_word_embeddings", True)),
         max_position=int(getattr(config, "max_position_embeddings", None) or 2048),
-        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        dtype=dtype_of(raw),
         eos_token_ids=read_ids(raw.get("eos_token_id", getattr(config, "eos_token_id", None))),
         raw=raw,
         foreign=Foreign(
@@ -76,6 +77,11 @@ def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
     )
     check_sizes(described)
     return described
+
+
+def _widest(size: int | list[int]) -> int:
+    """Return the width of the widest layer, where a config has one for all or one for each."""
+    return max(map(int, size)) if isinstance(size, list | tuple) else int(size)
 
 
 class Model:

@@ -5,12 +5,14 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from parlay.checkpoints.files import read_json
+from parlay.checkpoints.files import pointer, read_json
 from parlay.checkpoints.gguf_parts import GGUFModel
 from parlay.errors import ModelError
 
 _LONGEST = 100_000_000  # bytes of a header, as the format's own library has it
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
+_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_FLOATS = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,20 @@ def read_tensors(path: Path) -> dict[str, Held]:
     return tensors
 
 
+def stored_dtype(path: Path) -> str | None:
+    """Return what a directory's weights are stored as, by torch's names: the floats that most bytes have.
+
+    None where there are no safetensors files, or they have no such floats.
+    """
+    if not path.is_dir():
+        return None
+    try:
+        tensors = read_tensors(path)
+    except ModelError:  # the code that reads them reports why it cannot
+        return None
+    return _DTYPES.get(main_kind({name: held for name, held in tensors.items() if held.kind in _FLOATS}))
+
+
 def main_kind(tensors: dict[str, Held]) -> str:
     """Return how most bytes are stored: blocks as they are called, floats in small letters."""
     sizes: dict[str, int] = {}
@@ -72,7 +88,7 @@ def _read_safetensors(file: Path) -> dict[str, Held]:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             if not 2 <= length <= min(_LONGEST, file.stat().st_size):
-                raise ModelError(f"{file} is damaged: its header would have {length} bytes")
+                raise ModelError(f"{file} {pointer(file) or f'is damaged: its header would have {length} bytes'}")
             header = json.loads(opened.read(length))
         tensors, end = {}, 0
         for name, entry in header.items():
