@@ -252,6 +252,7 @@ class Engine:
                     self.codec,
                     params.stop,
                     params.skip_special_tokens,
+                    prompt=tokens,
                     include_stop=params.include_stop_str_in_output,
                     min_tokens=params.min_tokens,
                 ),

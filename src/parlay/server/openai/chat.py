@@ -232,6 +232,7 @@ class ChatShape(Shape):
             if first:
                 self.choices[one.index] = Choice(
                     self.front.engine.codec.tokenizer,
+                    output.prompt_token_ids,
                     sources=self.asked.return_sources or self.params.return_rejected,
                     skip_special_tokens=self.params.skip_special_tokens,
                 )

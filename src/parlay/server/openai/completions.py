@@ -113,6 +113,7 @@ class CompletionShape(Shape):
             if index not in self.choices:
                 self.choices[index] = Choice(
                     self.front.engine.codec.tokenizer,
+                    output.prompt_token_ids,
                     sources=self.asked.return_sources or self.params.return_rejected,
                     skip_special_tokens=self.params.skip_special_tokens,
                 )
