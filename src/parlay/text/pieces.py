@@ -1,7 +1,7 @@
 """Tokens to text, piece by piece."""
 
 from collections.abc import Sequence
-from os.path import commonprefix
+from itertools import takewhile
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -72,7 +72,8 @@ class Pieces:
 
     def _new(self, piece: str) -> str:
         """Return what a piece has beyond what the prompt's text shows of it."""
-        return piece[len(commonprefix((piece, self._shown))) :]
+        pairs = zip(piece, self._shown, strict=False)
+        return piece[sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) :]
 
     def _decode(self, tokens: list[int]) -> str:
         with DECODING:

@@ -63,7 +63,7 @@ def _kinds(tokenizer: Tokenizer) -> set[str]:
 
 @cache
 def _letters() -> dict[str, int]:
-    """Return the byte that each letter of byte-level BPE stands for: printable ones themselves, others from 256 on."""
+    """Return the byte that each letter of byte-level BPE stands for; unprintable ones have letters from 256 on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

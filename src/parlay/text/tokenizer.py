@@ -126,6 +126,12 @@ class TextCodec:
             found = self._bytes[token] = self.token_text(token).encode() if raw is None else raw
         return found
 
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that texts may leave out."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return frozenset(token for token, about in added.items() if about.special)
+
     @property
     def chats(self) -> bool:
         """Whether there is a chat template."""
