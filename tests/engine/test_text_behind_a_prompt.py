@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from word_tokenizers import BYTES, KINDS, llama
 
-from parlay import LLM, SamplingParams
+from parlay import LLM, RequestError, SamplingParams
 from parlay.engine.attribution import Attribution
 from parlay.text.pieces import Pieces
 from parlay.text.tokenizer import Detokenizer, TextCodec
@@ -125,6 +125,23 @@ def test_a_stop_string_matches_at_the_first_word(llm: LLM) -> None:
     stop = SamplingParams(temperature=0, max_tokens=4, allowed_token_ids=[word], stop=[" for"])
     one = llm.generate("the Paris", stop)[0].outputs[0]
     assert (one.text, len(one.token_ids), one.stop_reason) == ("", 1, " for")
+
+
+@pytest.mark.parametrize("word", ["for", "\n", " ", "Paris"])
+def test_bad_words_are_neither_written_after_a_space_nor_within(llm: LLM, word: str) -> None:
+    library = llm.engine.codec.tokenizer
+    named = [library.token_to_id(name) for name in ("x", "<0x0A>", SPACED, "for", SPACED + "for", "Paris")]
+    asked = SamplingParams(temperature=2, seed=3, max_tokens=60, allowed_token_ids=named)
+    banned = SamplingParams(temperature=2, seed=3, max_tokens=60, allowed_token_ids=named, bad_words=[word])
+    free, text = (llm.generate("the Paris", params)[0].outputs[0].text for params in (asked, banned))
+    assert word in free
+    assert word not in (text.replace(" for", "") if word == " " else text)  # another token, as documented
+
+
+@pytest.mark.parametrize("word", [" ", "\n", "\t "])
+def test_a_bad_word_without_tokens_is_refused(word: str) -> None:
+    with pytest.raises(RequestError, match="no tokens"):
+        codec_of("word piece").spellings(word)
 
 
 @pytest.mark.parametrize("form", [" for( for){0,3}", "for( x){1,2}", "   return (x|id)"])

@@ -101,14 +101,24 @@ class TextCodec:
         return found
 
     def spellings(self, word: str) -> list[list[int]]:
-        """Return the tokens of `word` at the beginning of a text and, where they differ, after a space.
+        """Return the tokens of `word` at the beginning of a text and, where they differ, after a space and within.
 
-        The second only if the space is part of the first token, as in vLLM.
+        The second only if the space is part of the first token, as in vLLM. Words of white space alone have all of it.
+
+        Raises:
+            RequestError: there are none.
         """
-        first = self.encode(word.lstrip(), add_special_tokens=False)
-        spaced = self.encode(" " + word.lstrip(), add_special_tokens=False)
-        both = [first, spaced] if len(spaced) == len(first) and spaced[:1] != first[:1] else [first]
-        return [tokens for tokens in both if tokens]
+        word = word.lstrip() or word
+        first = self.encode(word, add_special_tokens=False)
+        spaced = self.encode(" " + word, add_special_tokens=False)
+        line = self.encode("\n", add_special_tokens=False)
+        after = self.encode("\n" + word, add_special_tokens=False)
+        found = [first, spaced] if len(spaced) == len(first) and spaced[:1] != first[:1] else [first]
+        if after[: len(line)] == line and after[len(line) :] not in found:
+            found.append(after[len(line) :])
+        if not any(found):
+            raise RequestError(f"bad_words has {word!r}, for which the tokenizer has no tokens", param="bad_words")
+        return [tokens for tokens in found if tokens]
 
     def token_text(self, token: int) -> str:
         """Return one token's text as it is within a text, special or not; part of a character is U+FFFD."""
