@@ -103,7 +103,7 @@ class TextCodec:
     def spellings(self, word: str) -> list[list[int]]:
         """Return the tokens of `word` at the beginning of a text and, where they differ, after a space and within.
 
-        The second only if the space is part of the first token, as in vLLM. Words of white space alone have all of it.
+        The second only if the space is part of the first token, as in vLLM. White space before a word does not count.
 
         Raises:
             RequestError: there are none.
