@@ -1,6 +1,8 @@
 """Text from tokens: characters split over tokens, stop strings split over tokens, nothing lost."""
 
 import json
+from codecs import getincrementaldecoder
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from checkpoints import EOS, write_byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from parlay import ModelError, RequestError
 from parlay.text.tokenizer import Detokenizer, TextCodec
@@ -46,14 +49,24 @@ def test_a_character_appears_when_it_is_whole(codec: TextCodec) -> None:
     assert seen == ["a", "a", "a", "a€", "a€", "a€", "a€", "a€𝄞"]
 
 
-def test_an_unfinished_character_shows_in_the_complete_text(codec: TextCodec) -> None:
-    tokens = codec.encode("a€")[:-1]
+@pytest.mark.parametrize("text", ["a€", "a 🎉", "aß", "日本"])
+def test_an_unfinished_character_is_left_out(codec: TextCodec, text: str) -> None:
+    """As llama.cpp's server and vLLM do: it would go back as U+FFFD into the next prompt."""
+    for short in range(1, len(text[-1].encode())):
+        tokens = codec.encode(text)[:-short]
+        detokenizer = Detokenizer(codec, (), skip_special_tokens=True)
+        for token in tokens:
+            detokenizer.append(token)
+        assert detokenizer.text == detokenizer.complete(tokens) == text[:-1]
+
+
+@pytest.mark.parametrize("text", ["a\ufffd", "\ufffd\ufffd", "€\ufffd"])
+def test_a_replacement_character_that_the_model_wrote_is_text(codec: TextCodec, text: str) -> None:
+    tokens = codec.encode(text)
     detokenizer = Detokenizer(codec, (), skip_special_tokens=True)
     for token in tokens:
         detokenizer.append(token)
-    assert detokenizer.text == "a"
-    assert detokenizer.complete(tokens) == codec.decode(tokens)
-    assert detokenizer.complete(tokens).startswith("a\ufffd")
+    assert detokenizer.complete(tokens) == text
 
 
 @pytest.mark.parametrize(
@@ -93,12 +106,17 @@ def test_any_text_comes_back(codec: TextCodec, text: str) -> None:
 @settings(max_examples=400)
 @given(st.lists(st.one_of(st.integers(0, 255), st.sampled_from([*range(128, 256), EOS])), max_size=24), st.booleans())
 def test_any_tokens_decode_as_a_whole_would(codec: TextCodec, tokens: list[int], skip: bool) -> None:
+    byte = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    last = [byte.get(codec.tokenizer.id_to_token(token)) for token in tokens if not (skip and token == EOS)]
+    end = bytes(takewhile(lambda b: b is not None, reversed(last)))[::-1]  # behind the last special token
     detokenizer = Detokenizer(codec, (), skip_special_tokens=skip)
     whole = codec.decode(tokens, skip_special_tokens=skip)
     for token in tokens:
         detokenizer.append(token)
         assert whole.startswith(detokenizer.text), "text that was given out must stand"
-    assert detokenizer.complete(tokens) == whole
+    reader = getincrementaldecoder("utf-8")("replace")
+    reader.decode(end)
+    assert detokenizer.complete(tokens) == (whole.removesuffix("\ufffd") if reader.getstate()[0] else whole)
 
 
 @given(st.text("ab€", max_size=16), st.lists(st.text("ab€", min_size=1, max_size=4), min_size=1, max_size=3))
@@ -201,7 +219,7 @@ def test_bytes_that_make_no_character(bytes_and_words: TextCodec) -> None:
     unfinished = Detokenizer(bytes_and_words, (), skip_special_tokens=True)
     for token in tokens[:2]:
         unfinished.append(token)
-    assert (unfinished.text, unfinished.complete(tokens[:2])) == ("s", "s\ufffd")
+    assert (unfinished.text, unfinished.complete(tokens[:2])) == ("s", "s")
 
 
 @given(st.lists(st.integers(0, 264), max_size=40), st.booleans())

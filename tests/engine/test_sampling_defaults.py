@@ -84,6 +84,34 @@ def test_what_a_gguf_file_says(model: Path, tmp_path: Path) -> None:
     assert sampling_defaults(file, "none") == sampling_defaults(write_gguf(model, tmp_path / "n.gguf")) == {}
 
 
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"top_k": 50.0}, {"top_k": 50}),
+        ({"top_k": 0.0, "temperature": 1}, {"top_k": 0, "temperature": 1}),
+        ({"top_p": 0, "top_k": 40, "temperature": 0.7}, {"top_k": 1, "temperature": 0.7}),
+        ({"top_p": 0.0}, {"top_k": 1}),
+        ({"top_p": 1.5, "temperature": 0.5}, {"temperature": 0.5}),
+        ({"top_k": -7, "min_p": 0.1}, {"min_p": 0.1}),
+        ({"repetition_penalty": 0}, {}),
+        ({"temperature": float("nan"), "top_k": 2.5}, {}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_odd_values_fail_no_request(
+    tmp_path: Path, given: dict[str, Any], read: dict[str, Any], mark: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What has a meaning keeps it; the rest is named once, when the model is loaded."""
+    (tmp_path / "generation_config.json").write_text(mark + json.dumps(given))
+    caplog.set_level("WARNING")
+    assert sampling_defaults(tmp_path) == read
+    SamplingParams.parse(read)
+    lost = {name for name in given if name not in read and (name, given[name]) not in {("top_p", 0)}}
+    assert len(caplog.records) == len(lost)
+    assert all(f"has {name}=" in caplog.text for name in lost)
+
+
 def test_from_elsewhere_and_what_is_wrong(model: Path, tmp_path: Path) -> None:
     assert sampling_defaults(Path("nowhere"), str(model)) == ASKED
     with pytest.raises(ConfigError, match=r"generation_config\.json does not exist; give auto, vllm or a directory"):

@@ -157,3 +157,14 @@ def test_damage_in_a_later_part_is_named(folder: Path) -> None:
     (folder / NAMES[2]).write_bytes(data[: len(data) // 2])
     with pytest.raises(ModelError, match=rf"{NAMES[2]} is damaged"):
         describe_model(str(folder / NAMES[0]))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("name", ["merged.gguf", "m-00001-of-00001.gguf"])
+def test_a_file_that_was_joined_is_whole(folder: Path, count: int, name: str) -> None:
+    """llama.cpp's `gguf-split --merge` leaves a `split.count` of 0 in every file that it writes."""
+    keys = {"split__count": count, "split__no": 0, "split__tensors__count": 21}
+    merged = write_gguf(folder.parent / "model", folder.parent / name, "Q8_0", **keys)
+    with GGUFModel(merged) as ours, GGUFModel(folder.parent / "whole.gguf") as theirs:
+        assert ours.tensors.keys() == theirs.tensors.keys()
+    assert TextCodec(merged).encode("ab") == TextCodec(folder.parent / "whole.gguf").encode("ab")

@@ -39,10 +39,30 @@ def test_no_bos_where_the_file_says_so(tmp_path: Path) -> None:
     assert 1 not in completed.prompt_token_ids
 
 
-@pytest.mark.parametrize(("keys", "ends"), [({}, (2, 10)), ({"eot_token_id": 11}, (2, 11, 10))], ids=str)
-def test_what_ends_a_turn_is_known_by_its_name(tmp_path: Path, keys: dict[str, int], ends: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("names", "keys", "ends"),
+    [
+        (["<end_of_turn>"], {}, (2, 10)),
+        (["<end_of_turn>"], {"eot_token_id": 11}, (2, 11, 10)),
+        (["<eos>", "<turn|>"], {"eos_token_id": 11}, (11, 2, 10)),
+        (["[EOS]", "[EOT]", "[e~["], {}, (2, 10, 11, 12)),
+        (["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|fim_prefix|>"], {}, (2, 10, 11, 12)),
+        (["<|fim_pad|>"], {"fim_pad_token_id": 20}, (2, 20)),  # the file knows better
+        # gpt-oss goes on behind <|end|>, and so does Solar Open.
+        (["<|end|>"], {}, (2, 10)),
+        (["<|end|>", "<|return|>", "<|call|>"], {}, (2, 11, 12)),
+        (["<|end|>", "<|flush|>", "<|calls|>"], {}, (2, 11, 12)),
+        # In Gemma 4, </s> is HTML's.
+        (["<|tool_response>"], {"eos_token_id": 20}, (20, 10)),
+    ],
+    ids=str,
+)
+def test_what_ends_a_turn_is_known_by_its_name(
+    tmp_path: Path, names: list[str], keys: dict[str, int], ends: tuple[int, ...]
+) -> None:
+    """Names and exceptions are those of llama.cpp's `llama-vocab.cpp`."""
     tokens = [p for p, _, _ in PIECES]
-    tokens[10] = "<end_of_turn>"
+    tokens[10 : 10 + len(names)] = names
     assert read_config(write(tmp_path, tokens=tokens, **keys)).eos_token_ids == ends
 
 

@@ -18,7 +18,8 @@ from parlay import ModelError
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.gguf_write import Value
 from parlay.models.export.vocabulary import vocabulary
-from parlay.text.gguf import SAME_AS, read_gguf_tokenizer
+from parlay.text.gguf import read_gguf_tokenizer
+from parlay.text.pre_tokenizers import SAME_AS
 from parlay.text.tokenizer import TextCodec
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 4200}

@@ -169,6 +169,21 @@ def test_chat_is_the_offline_one(client: openai.OpenAI, offline: LLM) -> None:
     assert chunks[-1].usage.completion_tokens == sum(len(one.token_ids) for one in output.outputs)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("more", "entries"), [({}, 0), ({"return_token_ids": True}, 1), ({"ignore_eos": True}, 1)])
+def test_the_token_that_ends_an_answer_has_an_entry_only_beside_ids(
+    client: openai.OpenAI, offline: LLM, stream: bool, more: dict[str, Any], entries: int
+) -> None:
+    (end,) = offline.engine.codec.tokenizer.encode("<|endoftext|>").ids
+    asked: dict[str, Any] = {"model": "tiny-code", "messages": MESSAGES, "temperature": 0, "max_tokens": 1}
+    made: Any = client.chat.completions.create(
+        **asked, logprobs=True, stream=stream, logit_bias={str(end): 100}, extra_body=more
+    )
+    choices = [choice for chunk in (made if stream else [made]) for choice in chunk.choices]
+    found = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
+    assert [entry.token for entry in found] == ["<|endoftext|>"] * entries
+
+
 def test_without_speculation_nothing_changes(client: openai.OpenAI) -> None:
     answers = []
     for speculative in ({"enabled": False}, {"num_speculative_tokens": 2}, {"method": "ngram"}):

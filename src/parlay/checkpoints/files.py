@@ -23,8 +23,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelError: the file is missing, unreadable, or holds something else.
     """
     try:
-        text = path.read_text("utf-8-sig")  # some editors put a byte order mark first
-        value = json.loads(text)
+        value = json.loads(path.read_text("utf-8-sig"))  # editors of Windows begin files with a mark
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; a model directory needs one") from None
     except (OSError, ValueError) as error:  # also no UTF-8, no JSON, a number of too many digits

@@ -6,7 +6,10 @@ from typing import Any
 
 from parlay.checkpoints.files import read_json
 from parlay.checkpoints.gguf import GGUFFile
-from parlay.errors import ConfigError, ModelError, shown
+from parlay.errors import ConfigError, ModelError, RequestError, shown
+from parlay.log import logger
+from parlay.types.bounds import scalars
+from parlay.types.params import SamplingParams
 
 FILE = "generation_config.json"
 NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -43,9 +46,22 @@ def sampling_defaults(model: Path, asked: str = "auto") -> dict[str, Any]:
 
 
 def _numbers(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Return the parameters as a request could give them, so that a file's odd ones fail no request."""
     found = {name: values[name] for name in NAMES if values.get(name) is not None}
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelError(f"{file} has {name}={shown(value)}, which must be a number; mend it, or give "
                              "generation_config='vllm'")  # fmt: skip
+    if found.get("top_p") == 0:  # the most likely token alone
+        del found["top_p"]
+        found["top_k"] = 1
+    bounds = scalars(SamplingParams)
+    for name, value in list(found.items()):
+        if bounds[name].kind is int and isinstance(value, float) and value.is_integer():
+            found[name] = int(value)
+        try:
+            bounds[name].check(name, found[name])
+        except RequestError as error:
+            logger.warning("%s has %s=%s, which is left out: %s", file, name, shown(value), error)
+            del found[name]
     return found

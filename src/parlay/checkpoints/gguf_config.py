@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay.checkpoints.gguf import GGUFFile
+from parlay.checkpoints.gguf_ends import end_tokens
 from parlay.checkpoints.gguf_names import MAX_EXPERTS, Family, family_of, size_of
 from parlay.checkpoints.gguf_parts import GGUFModel
 from parlay.errors import ModelError
@@ -23,13 +24,6 @@ SIZES = {
     "context_length": "max_position_embeddings",
 }
 _BOS = "tokenizer.ggml.bos_token_id"
-# A text, a turn and a message that expects a tool's answer end with tokens of their own.
-_ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-# Files seldom say what ends a turn, so llama.cpp recognises these names, for any kind of token.
-END_NAMES = (
-    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>"),
-    *("<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "<EOT>", "_<EOT>"),
-)
 YARN = {
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
@@ -75,7 +69,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
             "tie_word_embeddings": "output.weight" not in file.tensors,
             "dtype": _dtype(file),
             "bos_token_id": file.integer(_BOS) if _BOS in file else None,
-            "eos_token_id": _ends(file) or None,
+            "eos_token_id": end_tokens(file) or None,
             **_rotary(file, name, head_dim),
             **family.fixed,
             **options,
@@ -105,13 +99,6 @@ def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[s
         if f"blk.0.{last}.bias" in file.tensors:
             options[flag] = True
     return options
-
-
-def _ends(file: GGUFFile) -> list[int]:
-    """Return the tokens that end an answer: those that the file says, and those that have such a name."""
-    ends = [file.integer(key) for key in _ENDS if key in file]
-    tokens, names = file.texts("tokenizer.ggml.tokens"), set(END_NAMES)
-    return ends + [i for i, token in enumerate(tokens) if token in names and i not in ends]
 
 
 def _check_sizes(file: GGUFFile, sizes: dict[str, int], layers: int) -> None:

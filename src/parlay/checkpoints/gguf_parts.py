@@ -89,7 +89,7 @@ class GGUFModel(GGUFFile):
         self._others: list[GGUFFile] = []
         self._where: dict[str, GGUFFile] = {}  # the tensors of the other parts
         count = self.integer("split.count", 1)
-        if count == 1:
+        if count <= 1:  # 0 in a file that llama.cpp's `gguf-split --merge` wrote
             return
         name = _PART.fullmatch(first.name)
         if name is None or int(name[3]) != count or self.integer("split.no") != 0:

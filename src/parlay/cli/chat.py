@@ -219,7 +219,7 @@ class Conversation:
         try:
             for output in outputs:
                 answer = output.outputs[0].text
-                self._printer.show(output.outputs[0])
+                self._printer.show(output.outputs[0], output.prompt_token_ids)
         except KeyboardInterrupt:
             outputs.close()  # type: ignore[attr-defined]
             output = None

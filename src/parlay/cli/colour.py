@@ -37,9 +37,17 @@ class Palette:
 class Colourer:
     """Turns a growing completion into pieces of coloured text, never beyond the completion's own text."""
 
-    def __init__(self, tokenizer: Tokenizer, palette: Palette, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        palette: Palette,
+        prompt: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        """Begin behind the tokens of a prompt."""
         self._palette = palette
-        self._attribution = Attribution(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._attribution = Attribution(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
 
     def update(
         self,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from parlay.cli.drafts import add_draft_flag, given_drafts
 from parlay.cli.flags import add_dequantize_flag
 from parlay.errors import RequestError
-from parlay.types.output import CompletionOutput
+from parlay.types.output import CompletionOutput, RequestOutput
 from parlay.types.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -94,13 +94,14 @@ def run(options: argparse.Namespace) -> int:
         )
         for llm in llms.values():
             llm.generate(_WARM_UP, params)
-        shown = len(prompts)
+        shown, ids = len(prompts), []
         if not chats:  # a text of a small model takes a twentieth of a second, so that three say little
             prompts += [prefix.tokens for prefix in load_prefixes(_UNSEEN)]
         for prompt in prompts:
             parts = {name: partial(_complete, llm, prompt, params) for name, llm in llms.items()}
             for name, output in turns.take(parts, status.update).items():
-                completions[name].append(output)
+                completions[name].append(output.outputs[0])
+            ids.append(output.prompt_token_ids)
     palette = Palette(others)
     tokenizer = llms[plain].engine.codec.tokenizer
     console.print(palette.legend())
@@ -108,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
         for name in others:
             one = completions[name][i]
             text = Text(str(prompt["prompt"]) if isinstance(prompt, dict) else str(prompt), style="dim")
-            text.append_text(Colourer(tokenizer, palette).update(one.token_ids, one.sources, one.text))
+            text.append_text(Colourer(tokenizer, palette, ids[i]).update(one.token_ids, one.sources, one.text))
             title = f"{name}: {one.metrics.acceptance_length:.2f} tokens a step"
             console.print(Panel(text, title=title, title_align="left"))
     table = Table("method", "tokens/s", "speed-up", "acceptance length", "same tokens")
@@ -133,8 +134,8 @@ def run(options: argparse.Namespace) -> int:
     return 0 if same else 1
 
 
-def _complete(llm: "LLM", prompt: "Prompt", params: SamplingParams) -> CompletionOutput:
-    return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
+def _complete(llm: "LLM", prompt: "Prompt", params: SamplingParams) -> RequestOutput:
+    return llm.generate(prompt, params, use_tqdm=False)[0]
 
 
 def _prompts(llm: "LLM") -> "tuple[list[Prompt], bool]":

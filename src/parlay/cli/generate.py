@@ -53,11 +53,11 @@ def run(options: argparse.Namespace) -> int:
     outputs = llm.stream(prompt, params) if params.candidates == params.n else llm.generate(prompt, params)
     for output in outputs:
         if params.n == 1:
-            printer.show(output.outputs[0])
+            printer.show(output.outputs[0], output.prompt_token_ids)
     assert output is not None
     for one in output.outputs if params.n > 1 else ():
         printer.console.rule(f"{one.index}", style="dim")
-        printer.show(one)
+        printer.show(one, output.prompt_token_ids)
         printer.console.print()
     printer.console.print()
     if not any(one.text for one in output.outputs):

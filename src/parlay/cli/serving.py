@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.flags import add_flags, add_foreign_flags, foreign_options, given
@@ -81,12 +82,14 @@ class Printer:
 
         self._colourers: dict[int, Colourer] = {}
 
-    def show(self, one: CompletionOutput) -> None:
-        """Print the part of a completion that was not printed before."""
+    def show(self, one: CompletionOutput, prompt: Sequence[int]) -> None:
+        """Print the part of a prompt's completion that was not printed before."""
         from parlay.cli.colour import Colourer
 
         if one.index not in self._colourers:
-            self._colourers[one.index] = Colourer(self._tokenizer, self.palette, skip_special_tokens=self._skip)
+            self._colourers[one.index] = Colourer(
+                self._tokenizer, self.palette, prompt, skip_special_tokens=self._skip
+            )
         # Rejected nodes are shown at a terminal, and are no part of the text that a file or a pipe gets.
         rejected = one.rejected if one.rejected and self.console.is_terminal else ()
         finished = one.finish_reason is not None

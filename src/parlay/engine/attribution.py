@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from parlay.text.pieces import DECODING, Pieces
+from parlay.text.token_bytes import text_within
 from parlay.types.output import Rejected
 
 # Text, who supplied it, and whether it is part of the completion or a rejected node.
@@ -15,9 +16,10 @@ Piece = tuple[str, str | None, bool]
 class Attribution:
     """Splits a growing completion's text by the source of each token; never beyond the completion's own text."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
+        """Begin behind the tokens of a prompt."""
         self._tokenizer = tokenizer
-        self._pieces = Pieces(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._pieces = Pieces(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
         # Where the text of each token ends, and its source; or a rejected node's text and source.
         self._waiting: deque[tuple[int, str] | tuple[str, str]] = deque()
         self._guesses: deque[Rejected] = deque()  # rejected behind the tokens so far
@@ -97,13 +99,8 @@ class Attribution:
         """Queue the nodes that were rejected before the next token."""
         while self._guesses and self._guesses[0].at <= self._tokens:
             guess = self._guesses.popleft()
-            self._waiting.append((self._guess(guess.token_id), guess.source))
+            self._waiting.append((self._alone(guess.token_id), guess.source))
 
-    def _guess(self, token: int) -> str:
-        """Return a node's own text; that of an incomplete character is the replacement character."""
+    def _alone(self, token: int) -> str:
         with DECODING:
-            alone, after = (
-                str(self._tokenizer.decode(tokens, skip_special_tokens=False)) for tokens in ([token], [token, token])
-            )
-        # Some tokenizers leave out the space before the first word, which no node is.
-        return alone if "\N{REPLACEMENT CHARACTER}" in alone else after[len(alone) :]
+            return text_within(self._tokenizer, token)

@@ -22,7 +22,7 @@ from parlay.engine.loads import Load, count_on_all, loads
 from parlay.engine.memory import Memory
 from parlay.engine.rank import Assignment, arithmetic
 from parlay.engine.request import Counts, Request
-from parlay.engine.resolve import longest_sequence, make_ranks, text_codec
+from parlay.engine.resolve import end_tokens, longest_sequence, make_ranks, text_codec
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names
 from parlay.engine.stats import EngineStats
@@ -149,7 +149,7 @@ class Engine:
         self.sampling_defaults = sampling_defaults(path, config.generation_config)
         self.memory = Memory(here.weights, num_blocks, config.block_size, here.bytes_per_token)
         self.vocab_size = model_config.vocab_size
-        self._eos = frozenset(model_config.eos_token_ids)
+        self._eos = end_tokens(model_config, self.codec)
         self._grammars = Grammars(self.codec.tokenizer.to_str, self.vocab_size, sorted(self._eos))
         self._worker = Worker(
             kernels,
@@ -252,6 +252,7 @@ class Engine:
                     self.codec,
                     params.stop,
                     params.skip_special_tokens,
+                    prompt=tokens,
                     include_stop=params.include_stop_str_in_output,
                     min_tokens=params.min_tokens,
                 ),

@@ -31,6 +31,15 @@ def text_codec(config: EngineConfig, model: ModelConfig, hub: Hub) -> TextCodec:
     return codec
 
 
+def end_tokens(model: ModelConfig, codec: TextCodec) -> frozenset[int]:
+    """Return the tokens that end an answer: those of the model's configs and, as in vLLM, the tokenizer's own.
+
+    Fine-tunes that end turns with another token than their base model often name it in the tokenizer's config alone.
+    """
+    own = [] if codec.end is None or codec.end >= model.vocab_size else [codec.end]
+    return frozenset((*model.eos_token_ids, *own))
+
+
 def longest_sequence(config: EngineConfig, limit: int) -> int:
     """Return the longest sequence that is served, of at most `limit` tokens.
 

@@ -158,7 +158,8 @@ def read_raw(path: Path) -> dict[str, Any]:
     raw = read_gguf_config(path) if path.is_file() else read_json(path / "config.json")
     generation = path / "generation_config.json"
     if generation.is_file():
-        raw = {**raw, **{k: v for k, v in read_json(generation).items() if k == "eos_token_id"}}
+        ends = read_json(generation).get("eos_token_id")
+        raw = raw if ends is None else {**raw, "eos_token_id": ends}
     read_packing(path, raw)
     if not (raw.get("dtype") or raw.get("torch_dtype")) and (found := stored_dtype(path)):
         raw = {**raw, "dtype": found}  # as transformers finds out what a silent config means

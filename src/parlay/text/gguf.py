@@ -1,71 +1,31 @@
 """The tokenizer in a GGUF file, as one of the `tokenizers` library.
 
 A file may hold a whole `tokenizer.json`, which is used as it is. Otherwise it is assembled from what llama.cpp uses,
-tokens, their types, and merges or scores: byte-level BPE (`gpt2`, with the pre-tokenizers below) and SentencePiece's
+tokens, their types, and merges or scores: byte-level BPE (`gpt2`) and SentencePiece's
 BPE (`llama`).
 
-Sources: ggml's `docs/gguf.md`; llama.cpp's `llama-vocab.cpp` for the patterns and for what absent keys mean.
+Sources: ggml's `docs/gguf.md`; llama.cpp's `llama-vocab.cpp` for what absent keys and odd vocabularies mean.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from parlay.checkpoints.gguf import GGUFFile
+from parlay.checkpoints.gguf_ends import CONTROL_NAMES
 from parlay.checkpoints.gguf_parts import first_part
 from parlay.errors import ModelError, nearest
+from parlay.log import logger
+from parlay.text.pre_tokenizers import BOS_FIRST, PATTERNS, SAME_AS, WHOLE_WORDS, splitter
 
 # Kinds of tokens.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-
-
-def _cased(after: str, digits: str) -> str:
-    """Return a pattern of words that begin anew where a lower case letter is followed by an upper case one."""
-    before = r"[^\r\n\p{L}\p{N}]?"
-    words = rf"{before}{_UPPER}*{_LOWER}+{after}|{before}{_UPPER}+{_LOWER}*{after}"
-    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-# By `tokenizer.ggml.pre`: patterns whose matches are cut out, one after another, of what the ones before left.
-PATTERNS = {
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
-    "gpt-2": (_GPT2,),
-    "llama-bpe": (rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}{{1,3}}|{_REST}",),
-    "qwen2": (rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}|{_REST}",),
-    "refact": (r"\p{N}", _GPT2),
-    "tekken": (_cased("", r"\p{N}"),),
-    "gpt-4o": (_cased(rf"(?:{_CONTRACTIONS[:-1]})?", r"\p{N}{1,3}"),),
-    "ufakzeka": (rf"{_WORDS}|\p{{N}}|{_REST}",),  # qwen2 without contractions
-}
-SAME_AS = {
-    "llama3": "llama-bpe",
-    "llama-v3": "llama-bpe",
-    "dbrx": "llama-bpe",
-    "smaug-bpe": "llama-bpe",
-    "starcoder": "refact",
-    "command-r": "refact",
-    "smollm": "refact",
-    "codeshell": "refact",
-    "granite-docling": "gpt-2",
-    "phi-2": "gpt-2",
-    "mellum": "gpt-2",
-    "deepseek-r1-qwen": "qwen2",
-    "megrez": "qwen2",
-}
-
-WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # these also begin a text with BOS
-
 SPACE = "\u2581"  # SentencePiece's
 _DEFAULTS = {"unk": 0, "bos": 1, "eos": 2}  # of `llama`, where a file does not say
-# Phi-3's control tokens swallow the spaces that follow them, apart from these.
+# Phi-3's special tokens swallow the spaces that follow them, apart from these.
 _KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 _LONGEST = 256  # characters of a piece; longer ones exist in no vocabulary
 
@@ -104,13 +64,16 @@ def _assemble(file: GGUFFile, tokens: list[str], config: dict[str, Any]) -> Toke
     kind = file.text("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise ModelError(f"{file.path}: tokenizers of the kind {kind!r} are not served; 'gpt2' and 'llama' are")
+    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if not tokens or len(vocabulary) < len(tokens):
         twice = next((t for i, t in enumerate(tokens) if vocabulary[t] != i), None)
         raise ModelError(f"{file.path}: its tokenizer {'has no tokens' if twice is None else f'has {twice!r} twice'}")
-    kinds = file.numbers("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
-    if len(kinds) != len(tokens):
+    kinds = (file.numbers("tokenizer.ggml.token_type") or [NORMAL] * len(tokens))[: len(tokens)]
+    if len(kinds) < len(tokens):
         raise ModelError(f"{file.path}: its tokenizer has {len(tokens)} tokens but {len(kinds)} types of tokens")
+    # Converters overlook what the name says: these mean something to a model, and are no text.
+    kinds = [CONTROL if token in CONTROL_NAMES else own for token, own in zip(tokens, kinds, strict=True)]
     # Tokens with which converters fill the vocabulary up to the rows of the embedding.
     vocabulary = {token: i for token, i in vocabulary.items() if kinds[i] != UNUSED or token != pad(i)}
     make = _byte_level if kind == "gpt2" else _sentence_piece
@@ -120,11 +83,15 @@ def _assemble(file: GGUFFile, tokens: list[str], config: dict[str, Any]) -> Toke
         [
             AddedToken(token, normalized=False, special=True, rstrip=phi3 and token not in _KEEP_SPACES)
             for token, own in zip(tokens, kinds, strict=True)
-            if own in (CONTROL, UNKNOWN) and token
+            if own in (CONTROL, UNKNOWN)
         ]
     )
     tokenizer.add_tokens(
-        [AddedToken(t, normalized=False) for t, own in zip(tokens, kinds, strict=True) if own == USER_DEFINED and t]
+        [
+            AddedToken(token, normalized=False, rstrip=phi3)
+            for token, own in zip(tokens, kinds, strict=True)
+            if own == USER_DEFINED
+        ]
     )
     _frame(file, tokenizer, vocabulary, config, add_bos)
     return tokenizer
@@ -138,34 +105,33 @@ def _byte_level(
     if name not in PATTERNS:
         known = [*PATTERNS, *SAME_AS]
         raise ModelError(f"{file.path}: the pre-tokenizer {pre!r} is not served{nearest(pre, known)}")
-    merges = [_pair(file, merge) for merge in file.texts("tokenizer.ggml.merges")]
-    # Llama 3 and Mistral Nemo keep a word that is a token as it is, whatever merges would make of it.
-    whole = pre in WHOLE_WORDS
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole))
+    given = file.texts("tokenizer.ggml.merges")
+    merges = [pair for merge in given if (pair := _pair(merge, vocabulary))]
+    if len(merges) < len(given):
+        left_out = next(merge for merge in given if not _pair(merge, vocabulary))
+        logger.warning(
+            "%s: %d of its tokenizer's %d merges are no pairs of tokens that make up a token, such as %r; they are "
+            "left out",
+            *(file.path, len(given) - len(merges), len(given), left_out),
+        )
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in WHOLE_WORDS))
     tokenizer.pre_tokenizer = splitter(name)
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, whole
+    return tokenizer, pre in BOS_FIRST
 
 
-def splitter(name: str) -> pre_tokenizers.PreTokenizer:
-    """Return what splits a text into words by one of `PATTERNS`, and turns their bytes into letters."""
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PATTERNS[name]]
-    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _pair(file: GGUFFile, merge: str) -> tuple[str, str]:
+def _pair(merge: str, vocabulary: dict[str, int]) -> tuple[str, str] | None:
     # A part may begin with a space but hold no other.
-    left, space, right = merge[1:].partition(" ")
-    if not space or not right:
-        raise ModelError(f"{file.path}: {merge!r} among its tokenizer's merges is no pair")
-    return merge[:1] + left, right
+    left, _, right = merge[1:].partition(" ")
+    left = merge[:1] + left
+    return (left, right) if right and {left, right, left + right} <= vocabulary.keys() else None
 
 
 def _sentence_piece(
     file: GGUFFile, tokens: list[str], kinds: list[float], vocabulary: dict[str, int], config: dict[str, Any]
 ) -> tuple[Tokenizer, bool]:
     scores = file.numbers("tokenizer.ggml.scores")
-    if len(scores) != len(tokens):
+    if len(scores) < len(tokens):
         raise ModelError(f"{file.path}: its tokenizer has {len(tokens)} tokens but {len(scores)} scores")
     normal = [t for t, own in zip(tokens, kinds, strict=True) if own == NORMAL]
     long = next((t for t in normal if len(t) > _LONGEST), None)

@@ -15,6 +15,7 @@ from parlay.text.chat import ChatOptions, render, shows_tools
 from parlay.text.pieces import DECODING, Pieces
 from parlay.text.reading import read_texts, token_text
 from parlay.text.template_process import TemplateProcess
+from parlay.text.token_bytes import raw_bytes, text_within
 from parlay.types.output import Logprob
 from parlay.types.plan import TokenLogprobs
 
@@ -42,6 +43,7 @@ class TextCodec:
         """
         self.path = path
         self._texts: dict[int, str] = {}  # of single tokens
+        self._bytes: dict[int, bytes] = {}
         self.tokenizer, self._config = read_texts(path)
         self._template: str | None = self._config.get("chat_template")
         self._own, self._given = TemplateProcess(), TemplateProcess()  # for the model's template, and for requests'
@@ -99,21 +101,46 @@ class TextCodec:
         return found
 
     def spellings(self, word: str) -> list[list[int]]:
-        """Return the tokens of `word` at the beginning of a text and, where they differ, after a space.
+        """Return the tokens of `word` at the beginning of a text and, where they differ, after a space and within.
 
-        The second only if the space is part of the first token, as in vLLM.
+        The second only if the space is part of the first token, as in vLLM. White space before a word does not count.
+
+        Raises:
+            RequestError: there are none.
         """
-        first = self.encode(word.lstrip(), add_special_tokens=False)
-        spaced = self.encode(" " + word.lstrip(), add_special_tokens=False)
-        both = [first, spaced] if len(spaced) == len(first) and spaced[:1] != first[:1] else [first]
-        return [tokens for tokens in both if tokens]
+        word = word.lstrip() or word
+        first = self.encode(word, add_special_tokens=False)
+        spaced = self.encode(" " + word, add_special_tokens=False)
+        line = self.encode("\n", add_special_tokens=False)
+        after = self.encode("\n" + word, add_special_tokens=False)
+        found = [first, spaced] if len(spaced) == len(first) and spaced[:1] != first[:1] else [first]
+        if after[: len(line)] == line and after[len(line) :] not in found:
+            found.append(after[len(line) :])
+        if not any(found):
+            raise RequestError(f"bad_words has {word!r}, for which the tokenizer has no tokens", param="bad_words")
+        return [tokens for tokens in found if tokens]
 
     def token_text(self, token: int) -> str:
-        """Return one token's text, special or not."""
+        """Return one token's text as it is within a text, special or not; part of a character is U+FFFD."""
         text = self._texts.get(token)
         if text is None:
-            text = self._texts[token] = self.decode([token], skip_special_tokens=False)
+            with DECODING:
+                text = self._texts[token] = text_within(self.tokenizer, token)
         return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token's text; those of successive tokens make up characters."""
+        found = self._bytes.get(token)
+        if found is None:
+            raw = raw_bytes(self.tokenizer, token)
+            found = self._bytes[token] = self.token_text(token).encode() if raw is None else raw
+        return found
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that texts may leave out."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return frozenset(token for token, about in added.items() if about.special)
 
     @property
     def chats(self) -> bool:
@@ -183,6 +210,7 @@ class Detokenizer:
         stop: Sequence[str],
         skip_special_tokens: bool,
         *,
+        prompt: Sequence[int] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
@@ -192,15 +220,15 @@ class Detokenizer:
             codec: the tokenizer.
             stop: strings that end the text.
             skip_special_tokens: leave special tokens out of the text.
+            prompt: tokens that the text continues.
             include_stop: cut the text behind a stop string instead of before it.
             min_tokens: so many of the first tokens complete no stop string.
         """
-        self._codec = codec
         self._stop = tuple(stop)
-        self._skip = skip_special_tokens
         self._include = include_stop
         self._immune = min_tokens
-        self._pieces = Pieces(codec.tokenizer, skip_special_tokens=skip_special_tokens)
+        self._pieces = Pieces(codec.tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+        self._tokens = 0
         self._hold = max(map(len, stop), default=1) - 1
         self._text = StringIO(newline="\n")  # which translates no line ends
         self._length = 0
@@ -208,6 +236,7 @@ class Detokenizer:
     def append(self, token: int) -> str | None:
         """Add a token; return the stop string that it completes, after cutting the text before or behind it."""
         piece = self._pieces.add(token)
+        self._tokens += 1
         immune, self._immune = self._immune > 0, self._immune - 1
         if not piece:
             return None
@@ -253,10 +282,12 @@ class Detokenizer:
         return text[seen - begin :]
 
     def complete(self, tokens: Sequence[int]) -> str:
-        """Return the final text of a whole completion, with the decoded form of an incomplete last character."""
-        whole = self._codec.decode(tokens, skip_special_tokens=self._skip)
-        text = self.text
-        return whole if whole.startswith(text) else text + self._pieces.rest
+        """Return the final text of a whole completion; a last character that is incomplete is left out.
+
+        Args:
+            tokens: those that were added, and perhaps further ones.
+        """
+        return self.text + self._pieces.rest(tokens[self._tokens :])
 
 
 @about("prediction")

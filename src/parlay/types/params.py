@@ -146,9 +146,9 @@ class SamplingParams:
         include_stop_str_in_output: cut the text behind the stop string, or behind the text of the stop token.
         stop_token_ids: further tokens that end the output, kept in `token_ids`.
         ignore_eos: do not stop at the model's end-of-sequence tokens.
-        bad_words: texts whose tokens may not occur in the output one after another, at the beginning of a word or
-            within; other tokens that spell the same text may. Where nothing but the end of a bad word is left, it is
-            emitted.
+        bad_words: texts whose tokens may not occur in the output one after another: those of the text at the
+            beginning of a text, after a space, and after a line's end. Other tokens that spell the same text may.
+            Where nothing but the end of a bad word is left, it is emitted.
         allowed_token_ids: no other tokens are emitted; None allows all.
         logit_bias: added to these token ids' logits, each between -100 and 100.
         logits_processors: functions that are given the output's token ids and the logits of the next token, `[vocab]`
@@ -296,13 +296,6 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     return strings
 
 
-def _words(name: str, value: Any) -> tuple[str, ...]:
-    words = _strings(name, value)
-    if not all(word.strip() for word in words):
-        raise RequestError(f"{name} must have more than white space in each")
-    return words
-
-
 def _ids(name: str, value: Any) -> tuple[int, ...]:
     ids = _tuple(name, value)
     if set(map(type, ids)) == {int} and min(ids) >= 0:  # the usual case, quickly: there may be very many
@@ -351,7 +344,7 @@ def _tuple(name: str, value: Any) -> tuple[Any, ...]:
 # How the fields that are neither numbers nor switches are read; None is their default.
 _READ: dict[str, Callable[[str, Any], Any]] = {
     "stop": _strings,
-    "bad_words": _words,
+    "bad_words": _strings,
     "stop_token_ids": _ids,
     "allowed_token_ids": _some_ids,
     "logits_processors": _functions,

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from parlay.checkpoints.gguf_config import END_NAMES
+from parlay.checkpoints.gguf_ends import END_NAMES
 from parlay.checkpoints.gguf_write import Value, encode, header
 from parlay.errors import ModelError, shown
 from parlay.log import logger
@@ -23,23 +23,20 @@ from parlay.text.gguf import (
     BYTE,
     CONTROL,
     NORMAL,
-    PATTERNS,
-    SAME_AS,
     SPACE,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    WHOLE_WORDS,
     pad,
     read_gguf_tokenizer,
-    splitter,
 )
+from parlay.text.pre_tokenizers import PATTERNS, SAME_AS, WHOLE_WORDS, splitter
 from parlay.text.reading import read_texts, token_text
 
 # What tells one way to cut texts from another.
 PROBES = (
     "'self' don't it'sy they'LLo we'Ve I'm you'd 'Re x'S",
-    "12345 1 22 333 4444 55555 666666 x1y22z ²³ Ⅷ ٣٤٥ 3.14 1,000",
+    "12345 1 22 333 4444 55555 666666 x1y22z ²³ Ⅷ ٣٤٥ 3.14 1,000  12   345",
     "aB AbC ABc iPhone HTMLParser ǅungla parseJSON's X'ray ABC's Élan ÀÉî",
     "  two   three\ttab\t\ttabs \n\n  \r\n mixed \n x  ",
     "def f(x):\n    return x**2  # square!\n\n\n\nif a == b != c:\n\t\tpass;\n",

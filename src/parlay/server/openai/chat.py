@@ -232,6 +232,7 @@ class ChatShape(Shape):
             if first:
                 self.choices[one.index] = Choice(
                     self.front.engine.codec.tokenizer,
+                    output.prompt_token_ids,
                     sources=self.asked.return_sources or self.params.return_rejected,
                     skip_special_tokens=self.params.skip_special_tokens,
                 )
@@ -254,6 +255,11 @@ class ChatShape(Shape):
             return reasoning, [text] if text else []
         return reasoning, reader.feed(text, finished)
 
+    def _unseen(self, news: News) -> bool:
+        """Whether the last token ended the answer and is no part of it; entries beside ids are one for each id."""
+        ended = news.finish == "stop" and not isinstance(news.stop, str)
+        return ended and not self.params.include_stop_str_in_output and not self.asked.return_token_ids
+
     def _choice(self, index: int, output: RequestOutput, news: News, *, first: bool) -> dict[str, Any]:
         reader = self.readers[index]
         finish = news.finish
@@ -261,7 +267,10 @@ class ChatShape(Shape):
             finish = "tool_calls"
         choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": finish, "stop_reason": news.stop}
         if self.params.logprobs is not None:
-            choice["logprobs"] = chat_logprobs(news.tokens, news.logprobs, self.params.logprobs)
+            shown = len(news.tokens) - self._unseen(news)
+            choice["logprobs"] = chat_logprobs(
+                self.front.engine.codec, news.tokens[:shown], news.logprobs[:shown], self.params.logprobs
+            )
         if news.sources is not None:
             choice["sources"] = news.sources
         if self.asked.return_token_ids:

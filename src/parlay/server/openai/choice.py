@@ -1,6 +1,7 @@
 """One choice of an answer while it grows: what is new, as events show it."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +41,11 @@ class News:
 class Choice:
     """The part of one completion that was not shown yet."""
 
-    def __init__(self, tokenizer: Tokenizer, *, sources: bool = False, skip_special_tokens: bool = True) -> None:
-        """Begin with nothing shown; `sources` asks for them."""
-        self._pieces = Attribution(tokenizer, skip_special_tokens=skip_special_tokens) if sources else None
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], *, sources: bool = False, skip_special_tokens: bool = True
+    ) -> None:
+        """Begin behind the tokens of a prompt, with nothing shown; `sources` asks for them."""
+        self._pieces = Attribution(tokenizer, prompt, skip_special_tokens=skip_special_tokens) if sources else None
         self._held: list[int] = []  # tokens
         self.finished = False
 

@@ -13,7 +13,7 @@ from parlay.server.errors import ApiError
 from parlay.server.openai.answer import Answer, Front, Shape
 from parlay.server.openai.choice import Choice, News
 from parlay.server.openai.fields import CompletionFields, check_model, make_params, parse
-from parlay.server.openai.logprobs import completion_logprobs, prompt_logprobs
+from parlay.server.openai.logprobs import Offsets, completion_logprobs, prompt_logprobs, prompt_offsets
 from parlay.server.openai.prompts import completion_prompts, predicted
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
@@ -83,7 +83,7 @@ class CompletionShape(Shape):
     warnings: tuple[str, ...] = ()
     head: dict[str, Any] = field(init=False)
     choices: dict[int, Choice] = field(default_factory=dict)
-    offsets: dict[int, int] = field(default_factory=dict)  # characters of the tokens shown, by choice
+    offsets: dict[int, Offsets] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.head = {
@@ -113,6 +113,7 @@ class CompletionShape(Shape):
             if index not in self.choices:
                 self.choices[index] = Choice(
                     self.front.engine.codec.tokenizer,
+                    output.prompt_token_ids,
                     sources=self.asked.return_sources or self.params.return_rejected,
                     skip_special_tokens=self.params.skip_special_tokens,
                 )
@@ -129,16 +130,16 @@ class CompletionShape(Shape):
         sources = news.sources
         if self.without_output:
             text, tokens, positions, sources = "", (), [], None if sources is None else []
-        prompt_first = ""
+        ids, codec = output.prompt_token_ids, self.front.engine.codec
+        before, prompt_places = "", list[int]()
         if self.asked.echo and not begun:
-            ids, codec = output.prompt_token_ids, self.front.engine.codec
             before = output.prompt if output.prompt is not None else codec.decode(ids, skip_special_tokens=False)
             text = before + text
             if sources is not None:
                 sources = [(before, "prompt", True), *sources]
             if output.prompt_logprobs is not None and self.params.logprobs is not None:
-                prompt_first = codec.token_text(ids[0])
-                tokens, positions = (*ids, *tokens), [*output.prompt_logprobs, *positions]
+                prompt_places = prompt_offsets(codec, ids, before)
+                positions = [*output.prompt_logprobs, *positions]
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
@@ -146,12 +147,13 @@ class CompletionShape(Shape):
             "finish_reason": "length" if self.without_output else news.finish,
             "stop_reason": None if self.without_output else news.stop,
         }
-        offset = self.offsets.get(index, 0)
+        if not begun:
+            skip = self.params.skip_special_tokens
+            self.offsets[index] = Offsets(codec, ids, skip_special_tokens=skip, begin=len(before))
         if self.params.logprobs is not None:
-            table = completion_logprobs(tokens, positions, offset, prompt_first)
-            choice["logprobs"] = table
-            offset += sum(map(len, table["tokens"]))
-        self.offsets[index] = offset
+            places = [*prompt_places, *map(self.offsets[index].add, tokens)]
+            scored = (*ids, *tokens) if prompt_places else tokens
+            choice["logprobs"] = completion_logprobs(codec, scored, positions, places)
         if sources is not None:
             choice["sources"] = sources
         if self.asked.return_token_ids:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from parlay.text.pieces import Pieces
+from parlay.text.tokenizer import TextCodec
 from parlay.types.output import Logprob
 
 _LEAST = -9999.0  # JSON has no infinity; vLLM's stand-in
@@ -10,46 +12,72 @@ _LEAST = -9999.0  # JSON has no infinity; vLLM's stand-in
 Position = Mapping[int, Logprob] | None
 
 
+class Offsets:
+    """Where in a text its tokens begin. Those of one character begin where it does."""
+
+    def __init__(self, codec: TextCodec, prompt: Sequence[int], *, skip_special_tokens: bool, begin: int = 0) -> None:
+        """Begin behind the tokens of a prompt, `begin` characters into the text."""
+        self._pieces = Pieces(codec.tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+        self._next = begin
+
+    def add(self, token: int) -> int:
+        """Return the place of the next token."""
+        found = self._next
+        self._next += len(self._pieces.add(token))
+        return found
+
+
+def prompt_offsets(codec: TextCodec, tokens: Sequence[int], text: str) -> list[int]:
+    """Return where in a prompt's text its tokens begin; those that the tokenizer put around it have no part of it."""
+    special, first = codec.special_ids, 0
+    while (
+        tokens[first] in special and first + 1 < len(tokens) and not text.startswith(codec.token_text(tokens[first]))
+    ):
+        first += 1
+    offsets, place = [0] * first, 0
+    pieces = Pieces(codec.tokenizer, skip_special_tokens=False)
+    for token in tokens[first:]:
+        offsets.append(min(place, len(text)))
+        piece = pieces.add(token)
+        if text.startswith(piece, place) or token not in special:
+            place += len(piece)
+    return offsets
+
+
 def completion_logprobs(
-    tokens: Sequence[int], positions: Sequence[Position], offset: int, first: str = ""
+    codec: TextCodec, tokens: Sequence[int], positions: Sequence[Position], offsets: list[int]
 ) -> dict[str, Any]:
     """Return the log-probabilities of `/v1/completions`.
 
     Args:
+        codec: the tokenizer.
         tokens: the chosen ones.
         positions: a table for each; None for a prompt's first token.
-        offset: characters of the text before the first of them.
-        first: text of a prompt's first token.
+        offsets: where in the text each of them begins.
     """
-    texts: list[str] = []
     own: list[float | None] = []
     tops: list[dict[str, float] | None] = []
-    offsets: list[int] = []
     for token, table in zip(tokens, positions, strict=True):
-        offsets.append(offset)
+        own.append(None if table is None else _finite(table[token].logprob))
         if table is None:
-            texts.append(first)
-            own.append(None)
             tops.append(None)
-            offset += len(first)
             continue
-        texts.append(table[token].decoded_token)
-        own.append(_finite(table[token].logprob))
         top: dict[str, float] = {}
-        for other in sorted(table.values(), key=lambda entry: entry.rank):
-            top.setdefault(other.decoded_token, _finite(other.logprob))
-        tops.append(top)
-        offset += len(texts[-1])
+        for other, entry in sorted(table.items(), key=lambda item: item[1].rank):
+            top.setdefault(spelled(codec, other), _finite(entry.logprob))
+        tops.append(top | {spelled(codec, token): _finite(table[token].logprob)})
+    texts = [spelled(codec, token) for token in tokens]
     return {"tokens": texts, "token_logprobs": own, "top_logprobs": tops, "text_offset": offsets}
 
 
-def chat_logprobs(tokens: Sequence[int], positions: Sequence[Position], top: int) -> dict[str, Any]:
+def chat_logprobs(codec: TextCodec, tokens: Sequence[int], positions: Sequence[Position], top: int) -> dict[str, Any]:
     """Return the log-probabilities of `/v1/chat/completions`, with the `top` most likely at each position."""
     content = []
     for token, table in zip(tokens, positions, strict=True):
         assert table is not None
-        likely = sorted((e for e in table.values() if e.rank <= top), key=lambda entry: entry.rank)
-        content.append({**_entry(table[token]), "top_logprobs": [_entry(e) for e in likely]})
+        likely = sorted((item for item in table.items() if item[1].rank <= top), key=lambda item: item[1].rank)
+        entries = [_entry(codec, *item) for item in likely]
+        content.append({**_entry(codec, token, table[token]), "top_logprobs": entries})
     return {"content": content, "refusal": None}
 
 
@@ -66,11 +94,21 @@ def prompt_logprobs(positions: Sequence[Position]) -> list[dict[str, Any] | None
     ]
 
 
-def _entry(entry: Logprob) -> dict[str, Any]:
-    text = entry.decoded_token
-    # A token that is part of a character has no text of its own.
-    raw = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
-    return {"token": text, "logprob": _finite(entry.logprob), "bytes": raw}
+def spelled(codec: TextCodec, token: int, mark: str = "bytes:") -> str:
+    """Return a token's text; if its bytes are part of a character, a mark and OpenAI's spelling: `\\xf0\\x9f`."""
+    raw = codec.token_bytes(token)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return mark + "".join(chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02x}" for byte in raw)
+
+
+def _entry(codec: TextCodec, token: int, entry: Logprob) -> dict[str, Any]:
+    return {
+        "token": spelled(codec, token, ""),
+        "logprob": _finite(entry.logprob),
+        "bytes": list(codec.token_bytes(token)),
+    }
 
 
 def _finite(value: float) -> float:

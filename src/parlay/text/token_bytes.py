@@ -1,0 +1,69 @@
+"""What a single token stands for: text, or bytes that may be part of a character."""
+
+import codecs
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from tokenizers import Tokenizer
+
+BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")  # of SentencePiece's vocabularies
+
+
+def raw_bytes(tokenizer: Tokenizer, token: int) -> bytes | None:
+    """Return a token's bytes where the vocabulary spells bytes; None where it spells text.
+
+    The spelling is that of byte-level BPE, one letter for each byte, or of SentencePiece, one token for each.
+    """
+    spelled = tokenizer.id_to_token(token) or ""
+    kinds = _kinds(tokenizer)
+    if "ByteLevel" in kinds:
+        letters = _letters()
+        if all(letter in letters for letter in spelled):
+            return bytes(letters[letter] for letter in spelled)
+        return spelled.encode()
+    byte = BYTE_TOKEN.fullmatch(spelled) if "ByteFallback" in kinds else None
+    return bytes([int(byte[1], 16)]) if byte else None
+
+
+def text_within(tokenizer: Tokenizer, token: int) -> str:
+    """Return one token's text as it is within a text, special or not; part of a character is U+FFFD."""
+    raw = raw_bytes(tokenizer, token)
+    if raw is not None:
+        return raw.decode("utf-8", "replace")
+    # Decoders that leave out the space before the first word leave none out before the second.
+    alone, twice = (str(tokenizer.decode(tokens, skip_special_tokens=False)) for tokens in ([token], [token, token]))
+    return twice[len(alone) :] if twice.startswith(alone) else alone
+
+
+def unfinished(tokenizer: Tokenizer, tokens: Sequence[int]) -> int:
+    """Return how many U+FFFD stand for the first bytes of a last character whose end is missing, if any."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for token in tokens:
+        raw = raw_bytes(tokenizer, token)
+        decoder.decode(raw or b"", final=raw is None)
+    missing = len(decoder.getstate()[0])
+    return min(missing, 1) if "ByteLevel" in _kinds(tokenizer) else missing
+
+
+def decoder_parts(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+    """Yield the parts of what turns tokens to text."""
+    left = [] if tokenizer.decoder is None else [json.loads(tokenizer.decoder.__getstate__())]
+    while left:
+        part = left.pop()
+        left += part.get("decoders", ())
+        yield part
+
+
+def _kinds(tokenizer: Tokenizer) -> set[str]:
+    return {part["type"] for part in decoder_parts(tokenizer)}
+
+
+@cache
+def _letters() -> dict[str, int]:
+    """Return the byte that each letter of byte-level BPE stands for; unprintable ones have letters from 256 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

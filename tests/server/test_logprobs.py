@@ -1,0 +1,88 @@
+"""Log-probabilities in OpenAI's shapes: texts that make up the answer, bytes of characters, places in the text."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from word_tokenizers import KINDS
+
+from parlay.server.openai.logprobs import Offsets, chat_logprobs, completion_logprobs, prompt_offsets
+from parlay.text.tokenizer import TextCodec
+from parlay.types.output import Logprob
+
+
+@cache
+def codec_of(kind: str) -> TextCodec:
+    with TemporaryDirectory() as folder:
+        KINDS[kind]().save(f"{folder}/tokenizer.json")
+        return TextCodec(Path(folder))
+
+
+def tables(codec: TextCodec, tokens: list[int], others: list[int]) -> list[dict[int, Logprob]]:
+    """Return tables in which each token is the least likely of itself and others."""
+    return [
+        {t: Logprob(-float(rank), rank, codec.token_text(t)) for rank, t in enumerate([*others, token], start=1)}
+        for token in tokens
+    ]
+
+
+# Characters of two, three and four bytes; those of Llama's kind are single bytes behind a space.
+@pytest.mark.parametrize("kind", ["byte level", "llama", "gemma"])
+@pytest.mark.parametrize("text", ["🎉🎉 the", "nï", "x 👩‍🚀", "東京"])
+def test_bytes_make_up_the_text(kind: str, text: str) -> None:
+    codec = codec_of(kind)
+    tokens = codec.encode(text, add_special_tokens=False)
+    content = chat_logprobs(codec, tokens, tables(codec, tokens, []), 1)["content"]
+    assert bytes(byte for entry in content for byte in entry["bytes"]).decode().strip() == text
+    for entry in content:
+        assert entry["bytes"] == entry["top_logprobs"][0]["bytes"]
+        assert entry["token"].encode() == bytes(entry["bytes"]) or entry["token"].startswith("\\x")
+
+
+@pytest.mark.parametrize("kind", ["byte level", "llama"])
+def test_no_entry_is_lost_where_tokens_are_parts_of_characters(kind: str) -> None:
+    codec = codec_of(kind)
+    tokens = codec.encode("🎉", add_special_tokens=False)[-4:]
+    found = completion_logprobs(codec, tokens[-1:], tables(codec, tokens[-1:], tokens[:-1]), [0])
+    # As OpenAI spells them: https://platform.openai.com/docs/api-reference/completions, of 🎉's bytes f0 9f 8e 89.
+    assert found["tokens"] == ["bytes:\\x89"]
+    assert found["top_logprobs"] == [
+        {"bytes:\\xf0": -1.0, "bytes:\\x9f": -2.0, "bytes:\\x8e": -3.0, "bytes:\\x89": -4.0}
+    ]
+
+
+def test_tokens_with_and_without_a_space_are_two() -> None:
+    codec = codec_of("llama")
+    spaced, bare = (codec.tokenizer.token_to_id(name) for name in ("\u2581id", "id"))
+    found = completion_logprobs(codec, [spaced], tables(codec, [spaced], [bare]), [0])
+    assert (found["tokens"], found["top_logprobs"]) == ([" id"], [{"id": -1.0, " id": -2.0}])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma", "byte level", "metaspace first", "metaspace never", "word piece"])
+def test_tokens_lie_where_their_text_does(kind: str) -> None:
+    codec = codec_of(kind)
+    prompt, text = codec.encode("the Paris"), " for x"
+    output = codec.encode("the Paris for x")[len(prompt) :]
+    whole = "the Paris" + text
+    offsets = Offsets(codec, prompt, skip_special_tokens=True, begin=9)
+    places = [*prompt_offsets(codec, prompt, "the Paris"), *map(offsets.add, output)]
+    for token, place in zip([*prompt, *output], places, strict=True):
+        name = codec.token_text(token)
+        # The first word has no space before it, and what the tokenizer puts before the text is none of it.
+        assert name == "<s>" or whole.startswith(name, place) or (place == 0 and whole.startswith(name.lstrip()))
+    assert places == sorted(places)
+    assert codec.token_text(prompt[0]) != "<s>" or places[:2] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["llama", "byte level"])
+@pytest.mark.parametrize("prompt", ["😊🚀日本 the x", "x='ééééé", "naïve 👩‍🚀"])
+def test_places_count_characters(kind: str, prompt: str) -> None:
+    codec = codec_of(kind)
+    tokens = codec.encode(prompt)
+    offsets = prompt_offsets(codec, tokens, prompt)
+    spelled = b""
+    for token, offset in zip(tokens, offsets, strict=True):
+        assert prompt[:offset] == spelled.decode(errors="ignore").removeprefix("<s>").removeprefix(" ")
+        spelled += codec.token_bytes(token)
+    assert max(offsets) < len(prompt)
