@@ -35,6 +35,7 @@ from parlay.text.gguf import (
     splitter,
 )
 from parlay.text.reading import read_texts, token_text
+from parlay.text.template_files import DEFAULT
 
 # What tells one way to cut texts from another.
 PROBES = (
@@ -80,8 +81,11 @@ def vocabulary(config: ModelConfig, arch: str) -> dict[str, Value]:
     keys |= _byte_level(path, tokenizer, spec) if letters else _sentence_piece(tokenizer, spec)
     keys |= _tokens(config.vocab_size, own, spec, letters)
     keys = {f"tokenizer.ggml.{key}": value for key, value in keys.items() if value != []}
-    if "chat_template" in about:
-        keys["tokenizer.chat_template"] = about["chat_template"]
+    for name, template in about["chat_templates"].items():
+        keys["tokenizer.chat_template" + ("" if name == DEFAULT else f".{name}")] = template
+    names = sorted(about["chat_templates"].keys() - {DEFAULT})
+    if names:
+        keys["tokenizer.chat_templates"] = names
     if not _says_all(config, tokenizer, {"general.architecture": arch, **keys}):
         logger.warning(
             "%s: its tokenizer does more than a GGUF file's keys can say; parlay reads all of it from the file, "

@@ -1,0 +1,179 @@
+"""Conversations in the form that a chat template shows, so that nothing which a client sends is lost.
+
+What a template shows as it is, stays as it is. See `template_traits` for how that is known.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from itertools import takewhile
+from typing import Any
+
+from parlay.text.messages import Message, arguments_of, text_of
+from parlay.text.template_runner import Runner
+from parlay.text.template_traits import CallForm, History, Traits, call_form, traits_of
+from parlay.text.tool_prompt import described, in_text
+
+_SHORT = re.compile("[a-zA-Z0-9]{9}")
+
+
+def conformed(
+    messages: Sequence[Message],
+    tools: list[dict[str, Any]] | None,
+    template: str,
+    special: Mapping[str, str],
+    runner: Runner,
+) -> list[Message]:
+    """Return a conversation whose messages a template shows.
+
+    Args:
+        messages: in the form of `messages`.
+        tools: descriptions of functions.
+        template: in Jinja's language.
+        special: special tokens by their names.
+        runner: where the template is run.
+
+    Raises:
+        RequestError: the template does not end, or needs too much memory.
+    """
+    traits = traits_of(template, special, runner)
+    made = _developers(messages, traits)
+    if tools and not traits.tools:
+        made = described(in_text(made), tools)
+    elif any(m["role"] == "tool" or "tool_calls" in m for m in made):
+        for history, changed in _arranged(made, bool(tools)):
+            form = call_form(template, special, runner, traits, history)
+            if form is not None:
+                made = [_formed(message, form) for message in _with_ids(changed, form)]
+                break
+        else:
+            made = in_text(made)
+    return [traits.content(message) for message in _systems(made, traits)]
+
+
+def _developers(messages: Sequence[Message], traits: Traits) -> list[Message]:
+    """Return a conversation whose messages of developers are systems', unless the template shows them."""
+    places = [i for i, message in enumerate(messages) if message["role"] in ("developer", "system")]
+    if traits.developers or (traits.developer and places == [0]):
+        return list(messages)
+    return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+
+
+def _arranged(messages: Sequence[Message], tools: bool) -> Iterator[tuple[History, Sequence[Message]]]:
+    """Yield arrangements of a conversation's calls, the first as they are, and what a template has to show of each."""
+    called = [m for m in messages if "tool_calls" in m]
+    roles = [m["role"] for m in messages]
+    answered = ("tool", "user") in zip(roles, roles[1:], strict=False)
+    beside, several = any(m["content"] for m in called), any(len(m["tool_calls"]) > 1 for m in called)
+    for single in (False, True) if several else (False,):
+        history = History(tools, beside, apart=False, several=several and not single, answered=answered)
+        given = _one_by_one(messages) if single else messages
+        yield history, given
+        if beside:
+            yield replace(history, beside=False, apart=True), _apart(given)
+            yield replace(history, beside=False), given  # the text is lost, as in transformers; the calls are not
+
+
+def _apart(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation in which what is said beside calls is a message of its own before them."""
+    made: list[Message] = []
+    for message in messages:
+        if "tool_calls" in message and message["content"]:
+            made.append({key: value for key, value in message.items() if key != "tool_calls"})
+            made.append({"role": message["role"], "content": "", "tool_calls": message["tool_calls"]})
+        else:
+            made.append(message)
+    return made
+
+
+def _one_by_one(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation with one call a message, each followed by its result."""
+    made: list[Message] = []
+    results: list[Message] = []  # that have been placed
+    for place, message in enumerate(messages):
+        if "tool_calls" not in message:
+            made += [] if any(message is one for one in results) else [message]
+            continue
+        following = takewhile(lambda m: m["role"] == "tool", messages[place + 1 :])
+        results = list(following)
+        left = results
+        for number, call in enumerate(message["tool_calls"]):
+            made.append({**message, "content": "" if number else message["content"], "tool_calls": [call]})
+            own = next((m for m in left if m.get("tool_call_id") == call.get("id")), *left[:1] or [None])
+            made += [] if own is None else [own]
+            left = [m for m in left if m is not own]
+        made += left
+    return made
+
+
+def _with_ids(messages: Sequence[Message], form: CallForm) -> list[Message]:
+    """Return a conversation whose calls and results have ids that the template takes, the same for both."""
+    if not form.short:
+        return list(messages)
+    made, pending, count = [], [], 0
+    for message in messages:
+        if "tool_calls" in message:
+            calls = [{**call, "id": _short(str(call.get("id", f"{count + i}")))} for i, call in enumerate(message["tool_calls"])]
+            count += len(calls)
+            pending = [call["id"] for call in calls]
+            message = {**message, "tool_calls": calls}
+        elif message["role"] == "tool":
+            named = message.get("tool_call_id")
+            called = _short(str(named)) if named is not None else pending[0] if pending else _short("")
+            pending = [one for one in pending if one != called]
+            message = {**message, "tool_call_id": called}
+        made.append(message)
+    return made
+
+
+def _short(called: str) -> str:
+    return called if _SHORT.fullmatch(called) else sha256(called.encode(errors="surrogatepass")).hexdigest()[:9]
+
+
+def _formed(message: Message, form: CallForm) -> Message:
+    if "tool_calls" not in message:
+        return message
+    content = None if form.null and not message["content"] else message["content"]
+    return {**message, "content": content, "tool_calls": [_call(call, form) for call in message["tool_calls"]]}
+
+
+def _call(call: dict[str, Any], form: CallForm) -> dict[str, Any]:
+    function = call.get("function", call)
+    if not isinstance(function, Mapping):
+        return call
+    given = function.get("arguments")
+    arguments: Any = arguments_of(given)
+    if form.encoded:  # the client's own text, if it is an object's
+        arguments = given if isinstance(given, str) and arguments else json.dumps(arguments, ensure_ascii=False)
+    made = {**function, "arguments": arguments}
+    return {**call, "function": made} if "function" in call else made
+
+
+def _systems(messages: list[Message], traits: Traits) -> list[Message]:
+    """Return a conversation with system messages only where the template shows them.
+
+    Where it does not, they are part of the first one, or of the user's first message if it shows none.
+    """
+    places = [i for i, message in enumerate(messages) if message["role"] == "system"]
+    leading = [place for i, place in enumerate(places) if i == place]
+    if not traits.system or (len(places) > len(leading) and not traits.late_system):
+        moved = places
+    else:
+        moved = [] if traits.systems else leading
+    if not moved or (traits.system and moved == [0]):
+        return messages
+    text = "\n\n".join(text_of(messages[place]["content"]) for place in moved)
+    rest = [message for i, message in enumerate(messages) if i not in moved]
+    if traits.system:
+        return [{"role": "system", "content": text}, *rest]
+    first = next((i for i, message in enumerate(rest) if message["role"] == "user"), None)
+    if first is None:
+        return [{"role": "user", "content": text}, *rest]
+    content = rest[first]["content"]
+    if isinstance(content, str):
+        both: Any = f"{text}\n\n{content}"
+    else:
+        both = [{"type": "text", "text": f"{text}\n\n"}, *content]
+    return [*rest[:first], {**rest[first], "content": both}, *rest[first + 1 :]]
