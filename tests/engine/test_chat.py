@@ -74,8 +74,8 @@ def test_going_on_with_the_last_message(peer: PreTrainedTokenizerFast) -> None:
     assert text == peer.apply_chat_template(
         messages, chat_template=CHATML, tokenize=False, continue_final_message=True
     )
-    with pytest.raises(RequestError, match="some content"):
-        render(CHATML, [{"role": "assistant", "content": " "}], {}, options)
+    with pytest.raises(RequestError, match="last message with content"):
+        render(CHATML, [{"role": "assistant", "content": None}], {}, options)
     with pytest.raises(RequestError, match="cannot be continued"):
         render("nothing", messages, {}, options)
 

@@ -9,7 +9,7 @@ from parsing import DEEP, examples, many, orderly
 
 from parlay import RequestError
 from parlay.text import template as templates
-from parlay.text.chat import ChatOptions, render
+from parlay.text.chat import HERE, ChatOptions, render
 
 MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "x" * 3000}]
 
@@ -46,10 +46,11 @@ def test_what_does_not_end_is_ended(template: str) -> None:
 
 def test_turns_are_those_of_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "_TURNS", 30)
+    variables = {"messages": [{"role": "user"}, {"role": "system"}]}
     for _ in range(5):
-        assert chat("{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}" * 10) == "user" * 10
+        assert HERE.run("{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}" * 10, variables) == "user" * 10
     with pytest.raises(RequestError, match="end"):
-        chat("{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}" * 16)
+        HERE.run("{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}" * 16, variables)
 
 
 @pytest.mark.parametrize(

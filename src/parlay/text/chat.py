@@ -24,10 +24,11 @@ class ChatOptions:
     """How a conversation becomes a prompt. Names are vLLM's.
 
     Attributes:
-        chat_template: a template in place of the model's own.
+        chat_template: a template in place of the model's own, or the name of one of its own, such as `tool_use`.
         add_generation_prompt: end with what begins an answer of the assistant.
         continue_final_message: end within the last message, so that the model continues it.
-        tools: descriptions of functions; where the template has no place for them, a system message has.
+        tools: descriptions of functions; where the template has no place for them, a system message has. A model's
+            own template `tool_use`, if there is one, is for conversations with them.
         chat_template_kwargs: further variables that the template reads, such as `enable_thinking`.
     """
 

@@ -45,7 +45,7 @@ def gguf_templates(file: GGUFFile) -> dict[str, str]:
 def template_settings(templates: dict[str, str]) -> dict[str, Any]:
     """Return what the settings of a tokenizer have about its templates: all of them, and apart the default one."""
     default = {"chat_template": templates[DEFAULT]} if DEFAULT in templates else {}
-    return {**default, "chat_templates": templates}
+    return {**default, "chat_templates": templates} if templates else {}
 
 
 def choose(templates: Mapping[str, str], given: str | None, *, tools: bool) -> str | None:

@@ -48,7 +48,12 @@ class Traits:
     @property
     def system(self) -> bool:
         """Whether it shows a system message in any form."""
-        return "system" in self.text | self.parts | self.first_part
+        return not self.known or "system" in self.text | self.parts | self.first_part
+
+    @property
+    def known(self) -> bool:
+        """Whether it shows what a user says; if not, it is an odd one, and conversations are left as they are."""
+        return bool(self.text | self.parts | self.first_part)
 
     def content(self, message: Message) -> Message:
         """Return a message whose content has the form that the template reads."""
@@ -81,13 +86,6 @@ def traits_of(template: str, special: Mapping[str, str], runner: Runner) -> Trai
     return runner.remembered((template, "traits"), lambda: _find(template, special, runner))
 
 
-# Of a template that refuses whatever it is tried with: conversations are left as they are.
-_UNKNOWN = Traits(
-    tools=True, developer=True, developers=True, systems=True, late_system=True, text=frozenset(_ROLES),
-    parts=frozenset(), first_part=frozenset(), thinking=False,
-)  # fmt: skip
-
-
 def _find(template: str, special: Mapping[str, str], runner: Runner) -> Traits:
     probes = _probes()
     tools = [_function(_SAID)]
@@ -97,8 +95,6 @@ def _find(template: str, special: Mapping[str, str], runner: Runner) -> Traits:
     *found, with_text, with_parts = runner.run_each(template, [*given, *described])
     if all(isinstance(one, TemplateRefusalError) for one in found):  # perhaps it is made for tools alone
         found = runner.run_each(template, [{**one, "tools": [_function("?")]} for one in given])
-        if all(isinstance(one, TemplateRefusalError) for one in found):
-            return _UNKNOWN
     made = dict(zip(probes, found, strict=True))
 
     def shows(name: str, *words: str) -> bool:
@@ -108,18 +104,22 @@ def _find(template: str, special: Mapping[str, str], runner: Runner) -> Traits:
         read = [role for role in _ROLES if shows(f"{form} {role}", *words)]
         return frozenset(role for role in read if not _AS_DATA.search(str(made[f"{form} {role}"])))
 
+    text, parts, first = roles("text", _SAID), roles("parts", _SAID, _MORE), roles("parts", _SAID)
+    if unknown := "user" not in text | first:
+        text = parts = first = frozenset()
     refused = isinstance(with_text, TemplateRefusalError) and isinstance(with_parts, TemplateRefusalError)
-    developer = "developer" in template and shows("developer", _SAID)
+    developer = "developer" in template and (unknown or shows("developer", _SAID))
+    developers = unknown or (shows("developers", _SAID, _MORE) and shows("late developer", _SAID, _MORE))
     return Traits(
         # One that needs other messages is assumed to handle tools itself.
         tools=refused or _shows(with_text, [_SAID]) or _shows(with_parts, [_SAID]),
         developer=developer,
-        developers=developer and shows("developers", _SAID, _MORE) and shows("late developer", _SAID, _MORE),
-        systems=shows("systems", _SAID, _MORE),
-        late_system=shows("late system", _SAID, _MORE),
-        text=roles("text", _SAID),
-        parts=roles("parts", _SAID, _MORE),
-        first_part=roles("parts", _SAID),
+        developers=developer and developers,
+        systems=unknown or shows("systems", _SAID, _MORE),
+        late_system=unknown or shows("late system", _SAID, _MORE),
+        text=text,
+        parts=parts,
+        first_part=first,
         thinking=shows("thinking", _SAID, _MORE),
     )
 
@@ -199,6 +199,8 @@ def call_form(
     """
 
     def find() -> CallForm | None:
+        if not traits.known:
+            return _FORMS[0]
         tools = [_function("plugh")] if history.tools else None
         given = [
             {**variables([traits.content(m) for m in _called(form, history)], special), "tools": tools}

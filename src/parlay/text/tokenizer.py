@@ -45,7 +45,7 @@ class TextCodec:
         self.path = path
         self._texts: dict[int, str] = {}  # of single tokens
         self.tokenizer, self._config = read_texts(path)
-        self._templates: dict[str, str] = self._config["chat_templates"]
+        self._templates: dict[str, str] = self._config.get("chat_templates", {})
         self._own, self._given = TemplateProcess(), TemplateProcess()  # for the model's template, and for requests'
         # A thread that waits for each, so that calls that wait block no other thread.
         self._threads = {one: ThreadPoolExecutor(1, "parlay-template") for one in (self._own, self._given)}

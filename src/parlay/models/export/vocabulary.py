@@ -81,10 +81,10 @@ def vocabulary(config: ModelConfig, arch: str) -> dict[str, Value]:
     keys |= _byte_level(path, tokenizer, spec) if letters else _sentence_piece(tokenizer, spec)
     keys |= _tokens(config.vocab_size, own, spec, letters)
     keys = {f"tokenizer.ggml.{key}": value for key, value in keys.items() if value != []}
-    for name, template in about["chat_templates"].items():
+    templates = about.get("chat_templates", {})
+    for name, template in templates.items():
         keys["tokenizer.chat_template" + ("" if name == DEFAULT else f".{name}")] = template
-    names = sorted(about["chat_templates"].keys() - {DEFAULT})
-    if names:
+    if names := sorted(templates.keys() - {DEFAULT}):
         keys["tokenizer.chat_templates"] = names
     if not _says_all(config, tokenizer, {"general.architecture": arch, **keys}):
         logger.warning(
