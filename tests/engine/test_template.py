@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from engine.chat_templates import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from parsing import DEEP, examples, many, orderly
@@ -148,3 +149,13 @@ def test_any_template_gives_text_or_an_error(examples: int) -> None:
 def test_deep_templates(template: str) -> None:
     with orderly(), pytest.raises(RequestError):
         chat(template)
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["(false, 2)", "(true)", "(indent=1, sort_keys=true)", "(false, 4, (',', ':'))", "(false, none, none, true)", ""],
+)
+def test_json_as_transformers_has_it(form: str) -> None:
+    """By position as in Mistral's and MiniMax's templates, or by name as in Granite's."""
+    template = "{{ {'b': '<ü>', 'a': [1]} | tojson" + form + " }}"
+    assert chat(template) == reference(template, MESSAGES)

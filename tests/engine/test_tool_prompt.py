@@ -3,7 +3,7 @@
 from typing import Any
 
 from parlay.text.chat import ChatOptions, render, shows_tools
-from parlay.text.tool_prompt import told
+from parlay.text.tool_prompt import described, in_text
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -36,6 +36,13 @@ def test_a_call_as_templates_documents_write_it_is_told_too() -> None:
     assert '<assistant><tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n' in text
 
 
+def test_nothing_is_escaped() -> None:
+    """Escapes would take a multiple of the tokens."""
+    function = {"name": "f", "description": "für 天氣 и погода", "parameters": {"type": "object"}}
+    text = render(PLAIN, conversation()[:1], {}, ChatOptions(tools=[{"type": "function", "function": function}]))
+    assert '"description": "für 天氣 и погода"' in text
+
+
 def test_words_of_a_system_come_first() -> None:
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "go"}]
     text = render(PLAIN, messages, {}, ChatOptions(tools=[TOOL]))
@@ -63,7 +70,7 @@ def test_a_template_with_a_place_has_all_as_it_is() -> None:
 
 def test_what_is_given_is_left_as_it_was() -> None:
     messages = [{"role": "user", "content": "go"}, {"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
-    told(messages, [TOOL], system=True)
+    described(in_text(messages), [TOOL])
     assert messages == [
         {"role": "user", "content": "go"},
         {"role": "tool", "content": "1"},

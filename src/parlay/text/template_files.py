@@ -7,7 +7,7 @@ from typing import Any
 from parlay.checkpoints.files import read_json
 from parlay.checkpoints.gguf import GGUFFile
 from parlay.checkpoints.gguf_parts import first_part
-from parlay.errors import ModelError, RequestError
+from parlay.errors import ModelError, RequestError, shown
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"  # transformers' names
 _KEY = "tokenizer.chat_template"
@@ -57,13 +57,19 @@ def choose(templates: Mapping[str, str], given: str | None, *, tools: bool) -> s
         tools: whether there are descriptions of functions.
 
     Raises:
-        RequestError: there are some, but none for this.
+        RequestError: there are some, but none for this; or what is given is none.
     """
+    known = " or ".join(map(repr, sorted(templates)))
     if given is not None:
-        return templates.get(given, given)
+        if given in templates or "{" in given:
+            return templates.get(given, given)
+        names = f"; this model has {known}" if templates else ""
+        raise RequestError(
+            f"chat_template {shown(given)} is neither a template, which shows messages between braces, nor the name "
+            f"of one{names}", param="chat_template",
+        )  # fmt: skip
     name = WITH_TOOLS if tools and WITH_TOOLS in templates else DEFAULT
     if templates and name not in templates:
-        known = " or ".join(map(repr, sorted(templates)))
         raise RequestError(
             f"this model has several chat templates and none is the default; give chat_template as {known}",
             param="chat_template",

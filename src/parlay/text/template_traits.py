@@ -16,7 +16,7 @@ from parlay.text.template_runner import Runner
 
 _SAID, _MORE = "xyzzy", "plugh"
 _ROLES = ("system", "user", "assistant")
-_AS_DATA = re.compile(rf"""["']text["']\s*:\s*["']{_SAID}""")  # a list of parts printed as it is
+_AS_DATA = re.compile(rf"""["'](text|thinking)["']\s*:\s*["']{_SAID}""")  # a list of parts printed as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,10 @@ def _find(template: str, special: Mapping[str, str], runner: Runner) -> Traits:
     made = dict(zip(probes, found, strict=True))
 
     def shows(name: str, *words: str) -> bool:
-        return _shows(made[name], words)
+        return _shows(made[name], words) and not _AS_DATA.search(str(made[name]))
 
     def roles(form: str, *words: str) -> frozenset[str]:
-        read = [role for role in _ROLES if shows(f"{form} {role}", *words)]
-        return frozenset(role for role in read if not _AS_DATA.search(str(made[f"{form} {role}"])))
+        return frozenset(role for role in _ROLES if shows(f"{form} {role}", *words))
 
     text, parts, first = roles("text", _SAID), roles("parts", _SAID, _MORE), roles("parts", _SAID)
     if unknown := "user" not in text | first:
