@@ -2,8 +2,8 @@
 
 python scripts/compare_templates.py FOLDER
 
-Reads every `.jinja` and `.gguf` file, and every model directory's templates. Each difference has a reason, one of those
-that parlay's documentation names; the exit status is 1 if one has none.
+Reads every `.jinja` and `.gguf` file, and every model directory's templates. Each difference has a reason, which
+docs/server.md describes; the exit status is 1 if one has none.
 """
 
 import argparse
@@ -30,7 +30,12 @@ SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pa
 
 
 def called(name: str, arguments: Any, number: int = 1, **more: Any) -> dict[str, Any]:
-    return {"id": f"call_{number:024}", "type": "function", "function": {"name": name, "arguments": arguments}, **more}
+    return {
+        "id": f"call_{number:024}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+        **more,
+    }
 
 
 def result(text: Any, number: int = 1) -> Message:
@@ -188,7 +193,9 @@ def _shows(text: str, case: Case) -> bool:
 def _reasons(case: Case, changed: list[Message]) -> set[str]:
     """Return what differs between the messages of a case and those that its template got."""
     roles = [[message["role"] for message in some] for some in (case.messages, changed)]
-    lists = [[isinstance(message["content"], list) for message in some].count(True) for some in (case.messages, changed)]
+    lists = [
+        [isinstance(message["content"], list) for message in some].count(True) for some in (case.messages, changed)
+    ]
     before, after = ([one for m in some for one in m.get("tool_calls") or ()] for some in (case.messages, changed))
     moved = roles[0].count("system") + roles[0].count("developer") > roles[1].count("system")
     found = {
@@ -205,7 +212,7 @@ def _reasons(case: Case, changed: list[Message]) -> set[str]:
         "null keys and empty calls left out": any(m.get("tool_calls", 0) in (None, []) for m in case.messages),
     }
     empty = any("tool_calls" in m and not m["content"] for m in case.messages)
-    return {reason for reason, applies in found.items() if applies} or ({"no content, null or empty"} if empty else set())
+    return {reason for reason, applies in found.items() if applies} or ({"null or empty content"} if empty else set())
 
 
 def _all(calls: list[dict[str, Any]], name: str) -> list[str]:

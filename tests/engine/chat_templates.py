@@ -48,7 +48,8 @@ R1 = (
 
 # No system, and roles that alternate, as Gemma 2's.
 GEMMA2 = (
-    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}"
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
     "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
@@ -84,7 +85,8 @@ LLAMA31 = (
 
 # No place for tools, calls or results, as Phi 3.5's.
 PHI35 = (
-    "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n"
+    "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}<|{{ m.role }}|>\n"
+    "{{ m.content }}<|end|>\n"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 
@@ -114,8 +116,9 @@ GEMMA3 = (
 
 # Parts that are thoughts, as Ministral's.
 MINISTRAL = (
-    "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
-    "{% if c.type == 'text' %}{{ c.text }}{% elif c.type == 'thinking' %}[THINK]{{ c.thinking }}[/THINK]{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}"
+    "{% elif c.type == 'thinking' %}[THINK]{{ c.thinking }}[/THINK]{% endif %}"
     "{% endfor %}{% endif %}{% endfor %}"
 )
 

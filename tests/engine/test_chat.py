@@ -71,7 +71,9 @@ TRIMS = CHATML.replace("message['content']", "(message['content'] | trim)")
 SPLITS = CHATML.replace("message['content']", "message['content'].split('</think>')[-1].lstrip('\n')")
 
 
-@pytest.mark.parametrize("template", [CHATML, TRIMS, SPLITS, GEMMA3, GUARD], ids=["chatml", "trim", "think", "gemma", "guard"])
+@pytest.mark.parametrize(
+    "template", [CHATML, TRIMS, SPLITS, GEMMA3, GUARD], ids=["chatml", "trim", "think", "gemma", "guard"]
+)
 @pytest.mark.parametrize(
     "final",
     [

@@ -102,9 +102,9 @@ def test_texts_and_parts(template: str, content: Any, role: str) -> None:
         shown = "\n".join(part["text"] for part in content)
     if template in (GUARD, FIRST) and (isinstance(shown, str) or not shown):
         shown = [{"type": "text", "text": shown or ""}]
-    turns = [USER] if role == "assistant" else []
-    expected = [{**m, "content": TEXTS[:0] + [{"type": "text", "text": m["content"]}]} for m in turns]
-    expected = expected if template in (GUARD, FIRST) else turns
+    turns: list[Message] = [USER] if role == "assistant" else []
+    in_parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in turns]
+    expected = in_parts if template in (GUARD, FIRST) else turns
     text = prompt(template, [*turns, {"role": role, "content": content}])
     assert text == reference(template, [*expected, {"role": role, "content": shown}])
     assert content == [] or "rivers" in text or "one" in text
@@ -132,6 +132,8 @@ def test_parts_that_are_thoughts(thinking: Any) -> None:
     parts = [{"type": "thinking", "thinking": thinking}, {"type": "text", "text": "A1"}]
     plain_parts = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "A1"}]
     given = [USER, {"role": "assistant", "content": parts}]
+    of_responses = [{"type": "reasoning_text", "text": "Hm."}, parts[1]]
+    assert prompt(QWEN, given) == prompt(QWEN, [USER, {"role": "assistant", "content": of_responses}])
     assert prompt(MINISTRAL, given) == reference(MINISTRAL, [USER, {"role": "assistant", "content": plain_parts}])
     reasons = {"role": "assistant", "content": "A1", "reasoning_content": "Hm."}
     assert prompt(QWEN, given) == reference(QWEN, [USER, reasons])
@@ -192,7 +194,13 @@ def test_arguments(template: str, sent: Any, value: Any) -> None:
     ],
 )
 def test_ids_that_mistral_wants(ids: tuple[Any, Any], shown: Any) -> None:
-    given = [USER, calls(*(call({}, one) for one in ids)), *({**RESULT, "tool_call_id": one} for one in ids), ANSWER, NEXT]
+    given = [
+        USER,
+        calls(*(call({}, one) for one in ids)),
+        *({**RESULT, "tool_call_id": one} for one in ids),
+        ANSWER,
+        NEXT,
+    ]
     text = prompt(NEMO, given, TOOLS)
     made = [json.loads(f'"{part[:9]}"') for part in text.split('"id": "')[1:]]
     assert len(set(made)) == 2
@@ -206,8 +214,10 @@ def test_ids_that_mistral_wants(ids: tuple[Any, Any], shown: Any) -> None:
         assert ids[0] in prompt("{{ messages | tojson }}" + QWEN, given, TOOLS), "others get them as they are"
 
 
+SECOND = {"role": "tool", "tool_call_id": "call_2", "content": "Second."}
 CALLED = '<tool_call>\n{"name": "f", "arguments": {"city": "Zürich"}}\n</tool_call>'
 RESPONDED = "<tool_response>\nResult.\n</tool_response>"
+CUT = call('{"city":"Zürich"}')  # without the space that json.dumps writes
 HISTORY = [USER, calls(call('{"city": "Zürich"}'), content=None), RESULT]
 IN_TEXT = [USER, {"role": "assistant", "content": CALLED}, {"role": "user", "content": RESPONDED}]
 
@@ -229,11 +239,11 @@ def test_a_history_that_is_not_shown_becomes_text(template: str, rest: list[Mess
         (QWEN, HISTORY, [USER, calls(call({"city": "Zürich"})), RESULT]),
         (GLM, HISTORY, [USER, calls(call({"city": "Zürich"})), RESULT]),
         (R1, HISTORY, HISTORY),  # content is null, arguments are text
-        (R1, [USER, calls(call('{"city":"Zürich"}')), RESULT], [USER, calls(call('{"city":"Zürich"}'), content=None), RESULT]),
+        (R1, [USER, calls(CUT, content="\n\n"), RESULT], [USER, calls(CUT, content=None), RESULT]),
         (LLAMA31, [USER, calls(call({"a": 1}), content="So:"), RESULT],
          [USER, {"role": "assistant", "content": "So:"}, calls(call({"a": 1})), RESULT]),
-        (LLAMA31, [USER, calls(call({"a": 1}), call({"a": 2}, "call_2")), {**RESULT, "tool_call_id": "call_2"}, RESULT],
-         [USER, calls(call({"a": 1})), RESULT, calls(call({"a": 2})), RESULT]),
+        (LLAMA31, [USER, calls(call({"a": 1}), call({"a": 2}, "call_2")), SECOND, RESULT],
+         [USER, calls(call({"a": 1})), RESULT, calls(call({"a": 2})), SECOND]),
         (NEMO, [*HISTORY, NEXT], [*IN_TEXT[:2], {"role": "user", "content": f"{RESPONDED}\nQ2"}]),
     ],
 )  # fmt: skip
@@ -244,6 +254,13 @@ def test_a_history_in_the_form_that_is_shown(
     if template == R1 and tools:
         pytest.skip("a template without a place for tools; see test_tool_prompt.py")
     assert prompt(template, given, tools) == reference(template, shown, tools)
+
+
+def test_a_refusal_in_place_of_a_content() -> None:
+    """As OpenAI's client has it in a message."""
+    given = {"role": "assistant", "content": None, "refusal": "No."}
+    assert prompt(QWEN, [USER, given, NEXT]) == reference(QWEN, [USER, {**ANSWER, "content": "No."}, NEXT])
+    assert prompt(QWEN, [USER, {**ANSWER, "refusal": "No."}]) == reference(QWEN, [USER, ANSWER])
 
 
 def test_older_forms_of_calls() -> None:

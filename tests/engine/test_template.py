@@ -49,7 +49,10 @@ def test_turns_are_those_of_one_rendering(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(templates, "_TURNS", 30)
     variables = {"messages": [{"role": "user"}, {"role": "system"}]}
     for _ in range(5):
-        assert HERE.run("{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}" * 10, variables) == "user" * 10
+        assert (
+            HERE.run("{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}" * 10, variables)
+            == "user" * 10
+        )
     with pytest.raises(RequestError, match="end"):
         HERE.run("{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}" * 16, variables)
 

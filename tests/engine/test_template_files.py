@@ -16,7 +16,9 @@ from parlay.text.tokenizer import TextCodec
 USER = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}]
 DEFAULT = "D{% for m in messages %}{{ m.content }}{% endfor %}"
-TOOL_USE = "T{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+TOOL_USE = (
+    "T{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+)
 RAG = "R{% for m in messages %}{{ m.content }}{% endfor %}"
 NAMED = [{"name": "default", "template": DEFAULT}, {"name": "tool_use", "template": TOOL_USE}]
 

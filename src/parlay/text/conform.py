@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
 from parlay.text.messages import Message, arguments_of, text_of
@@ -62,11 +62,11 @@ def _developers(messages: Sequence[Message], traits: Traits) -> list[Message]:
 
 
 def _arranged(messages: Sequence[Message], tools: bool) -> Iterator[tuple[History, Sequence[Message]]]:
-    """Yield arrangements of a conversation's calls, the first as they are, and what a template has to show of each."""
+    """Yield arrangements of a conversation's calls, at first as they are, and what a template has to show of each."""
     called = [m for m in messages if "tool_calls" in m]
     roles = [m["role"] for m in messages]
-    answered = ("tool", "user") in zip(roles, roles[1:], strict=False)
-    beside, several = any(m["content"] for m in called), any(len(m["tool_calls"]) > 1 for m in called)
+    answered = ("tool", "user") in pairwise(roles)
+    beside, several = any(map(_says, called)), any(len(m["tool_calls"]) > 1 for m in called)
     for single in (False, True) if several else (False,):
         history = History(tools, beside, apart=False, several=several and not single, answered=answered)
         given = _one_by_one(messages) if single else messages
@@ -76,11 +76,16 @@ def _arranged(messages: Sequence[Message], tools: bool) -> Iterator[tuple[Histor
             yield replace(history, beside=False), given  # the text is lost, as in transformers; the calls are not
 
 
+def _says(message: Message) -> bool:
+    """Return whether a message has more than space; models write line ends before calls."""
+    return bool(text_of(message["content"]).strip())
+
+
 def _apart(messages: Sequence[Message]) -> list[Message]:
     """Return a conversation in which what is said beside calls is a message of its own before them."""
     made: list[Message] = []
     for message in messages:
-        if "tool_calls" in message and message["content"]:
+        if "tool_calls" in message and _says(message):
             made.append({key: value for key, value in message.items() if key != "tool_calls"})
             made.append({"role": message["role"], "content": "", "tool_calls": message["tool_calls"]})
         else:
@@ -101,9 +106,9 @@ def _one_by_one(messages: Sequence[Message]) -> list[Message]:
         left = results
         for number, call in enumerate(message["tool_calls"]):
             made.append({**message, "content": "" if number else message["content"], "tool_calls": [call]})
-            own = next((m for m in left if m.get("tool_call_id") == call.get("id")), *left[:1] or [None])
-            made += [] if own is None else [own]
-            left = [m for m in left if m is not own]
+            own = [m for m in left if m.get("tool_call_id") == call.get("id")] or left
+            made += own[:1]
+            left = [m for m in left if m is not made[-1]]
         made += left
     return made
 
@@ -115,7 +120,10 @@ def _with_ids(messages: Sequence[Message], form: CallForm) -> list[Message]:
     made, pending, count = [], [], 0
     for message in messages:
         if "tool_calls" in message:
-            calls = [{**call, "id": _short(str(call.get("id", f"{count + i}")))} for i, call in enumerate(message["tool_calls"])]
+            calls = [
+                {**call, "id": _short(str(call.get("id", f"{count + i}")))}
+                for i, call in enumerate(message["tool_calls"])
+            ]
             count += len(calls)
             pending = [call["id"] for call in calls]
             message = {**message, "tool_calls": calls}
@@ -135,7 +143,7 @@ def _short(called: str) -> str:
 def _formed(message: Message, form: CallForm) -> Message:
     if "tool_calls" not in message:
         return message
-    content = None if form.null and not message["content"] else message["content"]
+    content = None if form.null and not _says(message) else message["content"]
     return {**message, "content": content, "tool_calls": [_call(call, form) for call in message["tool_calls"]]}
 
 

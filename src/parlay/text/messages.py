@@ -20,6 +20,8 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")  # the first that is
 
 # Types of parts that are text, and the key that has it: of chat completions, and of responses.
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+# Likewise, of reasoning: Mistral's, and that of responses.
+_THOUGHTS = {"thinking": "thinking", "reasoning_text": "text"}
 # Types of parts that clients send for anything else.
 _MEDIA = {
     **dict.fromkeys(("image", "image_url", "image_embeds", "image_pil", "input_image"), "an image"),
@@ -38,9 +40,9 @@ def plain(message: object) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(f"messages must be mappings with 'role' and 'content', not {_kind(message)}")
     made = {key: value for key, value in message.items() if value is not None}
-    made["content"] = _content(made.get("content", ""))
+    made["content"] = _content(made.get("content", "")) or _refusal(made)
     older = made.pop("function_call", None)
-    calls = made.pop("tool_calls", [{"type": "function", "function": older}] if older else [])
+    calls = made.pop("tool_calls", [{"type": "function", "function": older}] if isinstance(older, Mapping) else [])
     if not (isinstance(calls, list) and all(isinstance(call, Mapping) for call in calls)):
         raise RequestError(
             "messages: tool_calls is a list of {'type': 'function', 'function': {'name': ..., 'arguments': ...}}, "
@@ -92,6 +94,12 @@ def _content(content: object) -> Content:
     return parts if len(parts) > 1 or any(p["type"] != "text" for p in parts) else "".join(p["text"] for p in parts)
 
 
+def _refusal(message: Message) -> str:
+    """Return what OpenAI's models say in place of a content."""
+    refusal = message.get("refusal", "")
+    return refusal if isinstance(refusal, str) else ""
+
+
 def _part(part: object) -> dict[str, str]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
@@ -99,8 +107,8 @@ def _part(part: object) -> dict[str, str]:
     if isinstance(part, Mapping) and isinstance(kind, str):
         if kind in _MEDIA:
             raise RequestError(f"messages: a content has {_MEDIA[kind]}, but only text is read here; leave it out")
-        if kind == "thinking":  # a text, or parts of it
-            return {"type": "thinking", "thinking": text_of(_content(part.get("thinking")))}
+        if kind in _THOUGHTS:  # a text, or parts of it
+            return {"type": "thinking", "thinking": text_of(_content(part.get(_THOUGHTS[kind])))}
         text = part.get(_TEXTS.get(kind, ""))
         if isinstance(text, str):
             return {"type": "text", "text": text}

@@ -81,7 +81,7 @@ def _named(value: Any) -> Iterator[tuple[str, str]]:
     """Yield names and templates of what is under `chat_template`: a text, or several with names."""
     if isinstance(value, str):
         yield DEFAULT, value
-    pairs = value.items() if isinstance(value, dict) else ()
+    pairs: list[tuple[Any, Any]] = list(value.items()) if isinstance(value, dict) else []
     if isinstance(value, list):
         pairs = [(one.get("name"), one.get("template")) for one in value if isinstance(one, dict)]
     yield from ((name, text) for name, text in pairs if isinstance(name, str) and isinstance(text, str))

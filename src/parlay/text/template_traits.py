@@ -205,7 +205,11 @@ def call_form(
             {**variables([traits.content(m) for m in _called(form, history)], special), "tools": tools}
             for form in _FORMS
         ]
-        words = [*_WORDS, *(_OTHERS if history.several else ()), *([_SAID] if history.beside or history.apart else ())]
+        words = [
+            *_WORDS,
+            *(_OTHERS if history.several else ()),
+            *([_SAID] if history.beside or history.apart else ()),
+        ]
         as_data = re.compile(rf"'{_WORDS[1]}': '{_WORDS[2]}'")  # Python's, which no model is trained on
         made = runner.run_each(template, given)
         shown = (
