@@ -11,7 +11,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,7 @@ def compare(template: str, case: Case) -> tuple[str, str, str]:
     given = [plain(message) for message in case.messages]
     # As in apply_chat_template, keys that are null are left out.
     theirs = reference(template, case, [{k: v for k, v in one.items() if v is not None} for one in case.messages])
-    changed = conformed(given, case.tools, template, SPECIAL, HERE)
+    changed, tools = conformed(given, case.tools, template, SPECIAL, HERE)
     try:
         ours = render(template, case.messages, SPECIAL, options)
     except RequestError as error:
@@ -166,7 +166,7 @@ def compare(template: str, case: Case) -> tuple[str, str, str]:
         return (EQUAL if _shows(ours, case) else "the template shows not all"), ours, ours
     reasons = _reasons(case, changed)
     needless = reasons & NEEDED and not reasons & {DESCRIBED} and isinstance(theirs, str) and _shows(theirs, case)
-    if ours != reference(template, case, changed) or not reasons or needless:
+    if ours != reference(template, replace(case, tools=tools), changed) or not reasons or needless:
         reasons = {UNEXPLAINED}
     elif not _shows(ours, case):
         reasons = {"the template shows not all"}
@@ -207,12 +207,17 @@ def _reasons(case: Case, changed: list[Message]) -> set[str]:
         "text beside a call in its own message": bool(after) and len(roles[1]) > len(roles[0]),
         "arguments as an object": _all(before, "arguments") != _all(after, "arguments") and bool(after),
         "short ids": _all(before, "id") != _all(after, "id") and bool(after),
+        "names at results": _names(changed) > _names(case.messages) and bool(after),
         "content as parts": lists[1] > lists[0],
         "parts as one text": lists[0] > lists[1],
         "null keys and empty calls left out": any(m.get("tool_calls", 0) in (None, []) for m in case.messages),
     }
     empty = any("tool_calls" in m and not m["content"] for m in case.messages)
     return {reason for reason, applies in found.items() if applies} or ({"null or empty content"} if empty else set())
+
+
+def _names(messages: list[Message]) -> int:
+    return sum("name" in message for message in messages)
 
 
 def _all(calls: list[dict[str, Any]], name: str) -> list[str]:

@@ -98,6 +98,14 @@ GLM = (
     "</tool_call>{% endfor %}{% endfor %}"
 )
 
+# Results with the name of their function, as Qwen 1.5's for tools.
+NAMED = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}"
+    "{% endfor %}{% if m.role == 'tool' %}{% if m.name is not defined %}"
+    "{{ raise_exception(\"Tool response dicts require a 'name' key\") }}{% endif %} of {{ m.name }}{% endif %}"
+    "{% endfor %}"
+)
+
 # Content in parts alone, as Llama Guard 3's.
 GUARD = (
     "{% for m in messages %}{{ m.role | capitalize }}: {% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}"

@@ -56,6 +56,15 @@ def test_a_template_that_refuses_systems() -> None:
     assert text.index("You can call") < text.index("go")
 
 
+def test_a_template_that_refuses_tools() -> None:
+    """As one that puts what `map` yields into JSON."""
+    template = "{% if tools %}{{ tools | map(attribute='function') | tojson }}{% endif %}" + PLAIN
+    assert not shows_tools(template, {})
+    with_tools = render(template, conversation(), {}, ChatOptions(tools=[TOOL]))
+    assert with_tools == render(PLAIN, conversation(), {}, ChatOptions(tools=[TOOL]))
+    assert shows_tools("{{ raise_exception('never') }}", {}), "it may refuse something else"
+
+
 def test_a_template_with_a_place_has_all_as_it_is() -> None:
     template = (
         "{{ tools | tojson if tools else '' }}" + PLAIN + "{{ messages[1].tool_calls[0].function.arguments.a }}"

@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import compare_templates
 import pytest
 from compare_templates import CASES, EQUAL, UNEXPLAINED, compare, main
-from engine.chat_templates import CHATML, GEMMA2, GLM, GUARD, LLAMA31, NEMO, PHI35, QWEN, QWEN35
+from engine.chat_templates import CHATML, GEMMA2, GLM, GUARD, LLAMA31, NAMED, NEMO, PHI35, QWEN, QWEN35
 
 from parlay.text import chat
 from parlay.text.messages import Message
@@ -28,6 +29,8 @@ from parlay.text.messages import Message
         (LLAMA31, "text beside a call", "arguments as an object, text beside a call in its own message"),
         (NEMO, "a call", "arguments as an object, short ids"),
         (NEMO, "text beside a call", "the template shows not all"),
+        (NAMED, "a call and its answer", "history in text, tools in the system message"),
+        (NAMED, "history without tools", "arguments as an object, names at results"),
         (GUARD, "one question", "content as parts"),
         (CHATML, "parts", "parts as one text"),
         ("{{ raise_exception('no') }}", "system", "the template refuses"),
@@ -58,8 +61,9 @@ def test_what_has_no_reason(
     (tmp_path / "a.jinja").write_text(QWEN)
     real = chat.conformed
 
-    def loses_the_first(*given: object) -> list[Message]:
-        return real(*given)[1:] or real(*given)  # type: ignore[arg-type]
+    def loses_the_first(*given: Any) -> tuple[list[Message], Any]:
+        messages, tools = real(*given)
+        return messages[1:] or messages, tools
 
     monkeypatch.setattr(chat, "conformed", loses_the_first)
     assert main([str(tmp_path), "-v"]) == 1

@@ -4,7 +4,7 @@ Templates are programs that come with a checkpoint: `template` runs them, and re
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from parlay.config import build
@@ -81,7 +81,8 @@ def render(
     given = [plain(message) for message in messages]
     if not given:
         raise RequestError("messages is empty; a conversation needs at least one message")
-    made = conformed(given, options.tools, template, special, runner)
+    made, tools = conformed(given, options.tools, template, special, runner)
+    options = replace(options, tools=tools)
     if not options.continue_final_message:
         return runner.run(template, _variables(made, special, options))
     if messages[-1].get("content") is None:

@@ -16,17 +16,19 @@ from parlay.text.template_runner import Runner
 from parlay.text.template_traits import CallForm, History, Traits, call_form, traits_of
 from parlay.text.tool_prompt import described, in_text
 
+Tools = list[dict[str, Any]] | None
+
 _SHORT = re.compile("[a-zA-Z0-9]{9}")
 
 
 def conformed(
     messages: Sequence[Message],
-    tools: list[dict[str, Any]] | None,
+    tools: Tools,
     template: str,
     special: Mapping[str, str],
     runner: Runner,
-) -> list[Message]:
-    """Return a conversation whose messages a template shows.
+) -> tuple[list[Message], Tools]:
+    """Return a conversation whose messages a template shows, and the descriptions of functions that it gets.
 
     Args:
         messages: in the form of `messages`.
@@ -46,11 +48,12 @@ def conformed(
         for history, changed in _arranged(made, bool(tools)):
             form = call_form(template, special, runner, traits, history)
             if form is not None:
-                made = [_formed(message, form) for message in _with_ids(changed, form)]
+                made = [_formed(message, form) for message in _linked(changed, form)]
                 break
         else:
             made = in_text(made)
-    return [traits.content(message) for message in _systems(made, traits)]
+    shown = [traits.content(message) for message in _systems(made, traits)]
+    return shown, None if traits.refuses_tools else tools
 
 
 def _developers(messages: Sequence[Message], traits: Traits) -> list[Message]:
@@ -113,26 +116,29 @@ def _one_by_one(messages: Sequence[Message]) -> list[Message]:
     return made
 
 
-def _with_ids(messages: Sequence[Message], form: CallForm) -> list[Message]:
-    """Return a conversation whose calls and results have ids that the template takes, the same for both."""
-    if not form.short:
-        return list(messages)
-    made, pending, count = [], [], 0
+def _linked(messages: Sequence[Message], form: CallForm) -> list[Message]:
+    """Return a conversation whose calls and results have ids, and results names, as the template wants them."""
+    made: list[Message] = []
+    pending: list[dict[str, Any]] = []  # calls without a result so far
     for message in messages:
+        more: Message = {}
         if "tool_calls" in message:
-            calls = [
-                {**call, "id": _short(str(call.get("id", f"{count + i}")))}
-                for i, call in enumerate(message["tool_calls"])
-            ]
-            count += len(calls)
-            pending = [call["id"] for call in calls]
-            message = {**message, "tool_calls": calls}
+            pending = list(message["tool_calls"])
+            if form.short:  # clients may leave ids out
+                ids = [str(call.get("id", f"{len(made)}.{place}")) for place, call in enumerate(pending)]
+                pending = [{**call, "id": _short(one)} for call, one in zip(pending, ids, strict=True)]
+                more["tool_calls"] = pending
         elif message["role"] == "tool":
-            named = message.get("tool_call_id")
-            called = _short(str(named)) if named is not None else pending[0] if pending else _short("")
-            pending = [one for one in pending if one != called]
-            message = {**message, "tool_call_id": called}
-        made.append(message)
+            called = message.get("tool_call_id")
+            called = _short(str(called)) if form.short and called is not None else called
+            own = next((call for call in pending if call.get("id") == called), *pending[:1] or [{}])
+            pending = [call for call in pending if call is not own]
+            if form.short:
+                more["tool_call_id"] = called if called is not None else own.get("id", _short(""))
+            function = own.get("function", own)
+            if form.named and isinstance(function, Mapping) and "name" in function:
+                more["name"] = function["name"]
+        made.append({**message, **more} if more else message)
     return made
 
 

@@ -25,6 +25,7 @@ class Traits:
 
     Attributes:
         tools: descriptions of functions.
+        refuses_tools: whether it refuses any messages with them.
         developer: a message of the role `developer`, which it names, at the beginning.
         developers: such messages behind one of the role `system`, too.
         systems: several system messages at the beginning.
@@ -36,6 +37,7 @@ class Traits:
     """
 
     tools: bool
+    refuses_tools: bool
     developer: bool
     developers: bool
     systems: bool
@@ -107,11 +109,13 @@ def _find(template: str, special: Mapping[str, str], runner: Runner) -> Traits:
     if unknown := "user" not in text | first:
         text = parts = first = frozenset()
     refused = isinstance(with_text, TemplateRefusalError) and isinstance(with_parts, TemplateRefusalError)
+    takes_others = any(isinstance(made[f"{way} filler"], str) for way in ways)
     developer = "developer" in template and (unknown or shows("developer", _SAID))
     developers = unknown or (shows("developers", _SAID, _MORE) and shows("late developer", _SAID, _MORE))
     return Traits(
-        # One that needs other messages is assumed to handle tools itself.
-        tools=refused or _shows(with_text, [_SAID]) or _shows(with_parts, [_SAID]),
+        # One that refuses these messages in any case is assumed to handle tools itself.
+        tools=(refused and not takes_others) or _shows(with_text, [_SAID]) or _shows(with_parts, [_SAID]),
+        refuses_tools=refused and takes_others,
         developer=developer,
         developers=developer and developers,
         systems=unknown or shows("systems", _SAID, _MORE),
@@ -175,15 +179,17 @@ class CallForm:
         encoded: arguments are text.
         null: no content is null, not an empty text.
         short: ids are nine letters and digits.
+        named: results have the name of the function.
     """
 
     encoded: bool
     null: bool
     short: bool
+    named: bool
 
 
 # Those that differ least from OpenAI's first.
-_FORMS = [CallForm(*one) for one in sorted(product((False, True), repeat=3), key=sum)]
+_FORMS = [CallForm(*one) for one in sorted(product((False, True), repeat=4), key=sum)]
 _WORDS = ("plover", "grue", "frotz", "nitfol")  # of a call: its name, a parameter, its value, the result
 _OTHERS = ("rezrov", "gnusto", "yomin", "izyuk")
 
@@ -229,7 +235,8 @@ def _called(form: CallForm, history: History) -> list[Message]:
         arguments = f'{{"{key}": "{value}"}}' if form.encoded else {key: value}
         called = f"abcdefg{number:02}" if form.short else f"call_{number:016}"
         calls.append({"id": called, "type": "function", "function": {"name": name, "arguments": arguments}})
-        results.append({"role": "tool", "tool_call_id": called, "name": name, "content": result})
+        named = {"name": name} if form.named else {}
+        results.append({"role": "tool", "tool_call_id": called, "content": result, **named})
     content = _SAID if history.beside else None if form.null else ""
     between = [] if history.answered else [_message("assistant", "!")]
     user = _message("user", "?")
@@ -251,8 +258,8 @@ def _parts(*texts: str) -> list[dict[str, str]]:
 
 
 def _function(name: str) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {}}
-    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+    parameters = {"type": "object", "properties": {"x": {"type": "string", "description": "?"}}, "required": ["x"]}
+    return {"type": "function", "function": {"name": name, "description": "?", "parameters": parameters}}
 
 
 def _shows(made: str | TemplateRefusalError, words: Sequence[str]) -> bool:
