@@ -40,6 +40,10 @@ class RequestError(ParlayError, ValueError):
     """One request cannot be served; the others of its batch are unaffected."""
 
 
+class TemplateRefusalError(RequestError):
+    """A chat template refuses these messages; it may take others."""
+
+
 class ContextLengthError(RequestError):
     """The prompt leaves no room for output in the model's context."""
 

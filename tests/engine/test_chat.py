@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from checkpoints import write_byte_tokenizer
 from conftest import MakeLLM
+from engine.chat_templates import GEMMA3, GUARD
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
@@ -66,18 +67,57 @@ def test_without_what_begins_an_answer() -> None:
     assert render(CHATML, HELLO[1:], {}, options) == "<|im_start|>user\n hi\n<|im_end|>\n"
 
 
-def test_going_on_with_the_last_message(peer: PreTrainedTokenizerFast) -> None:
-    messages = [*HELLO, {"role": "assistant", "content": "Well, hi"}]
-    options = ChatOptions(add_generation_prompt=False, continue_final_message=True)
-    text = render(CHATML, messages, {}, options)
-    assert text.endswith("assistant\nWell, hi")
+TRIMS = CHATML.replace("message['content']", "(message['content'] | trim)")
+SPLITS = CHATML.replace("message['content']", "message['content'].split('</think>')[-1].lstrip('\n')")
+
+
+@pytest.mark.parametrize(
+    "template", [CHATML, TRIMS, SPLITS, GEMMA3, GUARD], ids=["chatml", "trim", "think", "gemma", "guard"]
+)
+@pytest.mark.parametrize(
+    "final",
+    [
+        "Well, hi",
+        "end",  # part of <|im_end|>
+        "m",
+        "s",
+        "1. a\n2. b\n",
+        "List:\n",
+        "x = ",
+        " Well,  ",
+        " ",
+        "",
+        [{"type": "text", "text": "a "}, {"type": "text", "text": "b "}],
+    ],
+    ids=repr,
+)
+def test_going_on_with_the_last_message(peer: PreTrainedTokenizerFast, template: str, final: Any) -> None:
+    messages = [*HELLO[:1], {"role": "user", "content": "hi"}, {"role": "assistant", "content": final}]
+    text = render(template, messages, {}, ChatOptions(add_generation_prompt=False, continue_final_message=True))
+    shown = [*messages[:2], {"role": "assistant", "content": "a \nb " if isinstance(final, list) else final}]
+    if template == GUARD:
+        shown = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in shown]
+    if template in (GUARD, GEMMA3) and isinstance(final, list):
+        shown = [*shown[:2], messages[2]]
     assert text == peer.apply_chat_template(
-        messages, chat_template=CHATML, tokenize=False, continue_final_message=True
+        shown, chat_template=template, tokenize=False, continue_final_message=True
     )
-    with pytest.raises(RequestError, match="some content"):
-        render(CHATML, [{"role": "assistant", "content": " "}], {}, options)
-    with pytest.raises(RequestError, match="cannot be continued"):
-        render("nothing", messages, {}, options)
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "match"),
+    [
+        (CHATML, None, "last message with content"),
+        (SPLITS, "<think>Hm.</think>So", "cannot be continued"),
+        ("nothing", "hi", "cannot be continued"),
+        ("{{ messages[-1].content | upper }}", "hi", "cannot be continued"),
+        ("{{ messages[-1].content[:5] }}", "Well, hi", "cannot be continued"),
+    ],
+)
+def test_what_cannot_be_gone_on_with(template: str, content: Any, match: str) -> None:
+    options = ChatOptions(add_generation_prompt=False, continue_final_message=True)
+    with pytest.raises(RequestError, match=match):
+        render(template, [*HELLO, {"role": "assistant", "content": content}], {}, options)
 
 
 def test_parts_of_text_are_joined() -> None:

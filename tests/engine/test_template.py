@@ -3,13 +3,14 @@
 from typing import Any
 
 import pytest
+from engine.chat_templates import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from parsing import DEEP, examples, many, orderly
 
 from parlay import RequestError
 from parlay.text import template as templates
-from parlay.text.chat import ChatOptions, render
+from parlay.text.chat import HERE, ChatOptions, render
 
 MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "x" * 3000}]
 
@@ -46,10 +47,14 @@ def test_what_does_not_end_is_ended(template: str) -> None:
 
 def test_turns_are_those_of_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "_TURNS", 30)
+    variables = {"messages": [{"role": "user"}, {"role": "system"}]}
     for _ in range(5):
-        assert chat("{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}" * 10) == "user" * 10
+        assert (
+            HERE.run("{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}" * 10, variables)
+            == "user" * 10
+        )
     with pytest.raises(RequestError, match="end"):
-        chat("{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}" * 16)
+        HERE.run("{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}" * 16, variables)
 
 
 @pytest.mark.parametrize(
@@ -147,3 +152,13 @@ def test_any_template_gives_text_or_an_error(examples: int) -> None:
 def test_deep_templates(template: str) -> None:
     with orderly(), pytest.raises(RequestError):
         chat(template)
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["(false, 2)", "(true)", "(indent=1, sort_keys=true)", "(false, 4, (',', ':'))", "(false, none, none, true)", ""],
+)
+def test_json_as_transformers_has_it(form: str) -> None:
+    """By position as in Mistral's and MiniMax's templates, or by name as in Granite's."""
+    template = "{{ {'b': '<ü>', 'a': [1]} | tojson" + form + " }}"
+    assert chat(template) == reference(template, MESSAGES)

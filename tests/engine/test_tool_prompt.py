@@ -3,7 +3,7 @@
 from typing import Any
 
 from parlay.text.chat import ChatOptions, render, shows_tools
-from parlay.text.tool_prompt import told
+from parlay.text.tool_prompt import described, in_text
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -36,6 +36,13 @@ def test_a_call_as_templates_documents_write_it_is_told_too() -> None:
     assert '<assistant><tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n' in text
 
 
+def test_nothing_is_escaped() -> None:
+    """Escapes would take a multiple of the tokens."""
+    function = {"name": "f", "description": "für 天氣 и погода", "parameters": {"type": "object"}}
+    text = render(PLAIN, conversation()[:1], {}, ChatOptions(tools=[{"type": "function", "function": function}]))
+    assert '"description": "für 天氣 и погода"' in text
+
+
 def test_words_of_a_system_come_first() -> None:
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "go"}]
     text = render(PLAIN, messages, {}, ChatOptions(tools=[TOOL]))
@@ -47,6 +54,15 @@ def test_a_template_that_refuses_systems() -> None:
     text = render(NO_SYSTEM, conversation(), {}, ChatOptions(tools=[TOOL]))
     assert text.startswith("<user>You can call functions.")
     assert text.index("You can call") < text.index("go")
+
+
+def test_a_template_that_refuses_tools() -> None:
+    """As one that puts what `map` yields into JSON."""
+    template = "{% if tools %}{{ tools | map(attribute='function') | tojson }}{% endif %}" + PLAIN
+    assert not shows_tools(template, {})
+    with_tools = render(template, conversation(), {}, ChatOptions(tools=[TOOL]))
+    assert with_tools == render(PLAIN, conversation(), {}, ChatOptions(tools=[TOOL]))
+    assert shows_tools("{{ raise_exception('never') }}", {}), "it may refuse something else"
 
 
 def test_a_template_with_a_place_has_all_as_it_is() -> None:
@@ -63,7 +79,7 @@ def test_a_template_with_a_place_has_all_as_it_is() -> None:
 
 def test_what_is_given_is_left_as_it_was() -> None:
     messages = [{"role": "user", "content": "go"}, {"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
-    told(messages, [TOOL], system=True)
+    described(in_text(messages), [TOOL])
     assert messages == [
         {"role": "user", "content": "go"},
         {"role": "tool", "content": "1"},

@@ -57,6 +57,67 @@ def test_items_as_messages(items: Any, messages: Any) -> None:
     assert messages_of(items) == messages
 
 
+def reasoning(*texts: str, summary: str | None = None, **more: Any) -> dict[str, Any]:
+    said = [] if summary is None else [{"type": "summary_text", "text": summary}]
+    content = {"content": [{"type": "reasoning_text", "text": text} for text in texts]} if texts else {}
+    return {"type": "reasoning", "id": "rs_1", "summary": said, **content, **more}
+
+
+@pytest.mark.parametrize(
+    ("items", "messages"),
+    [
+        # gpt-oss and Qwen 3 within a tool loop: what led to a call.
+        (
+            [reasoning("hm"), CALL],
+            [{"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [CALLED]}],
+        ),
+        (
+            [reasoning("hm", "so"), answer("yes")],
+            [{"role": "assistant", "content": "yes", "reasoning_content": "hm\nso"}],
+        ),
+        # OpenAI's own models give a summary, and the rest encrypted.
+        (
+            [reasoning(summary="in short", encrypted_content="gAAA"), answer("yes"), answer("no")],
+            [
+                {"role": "assistant", "content": "yes", "reasoning_content": "in short"},
+                {"role": "assistant", "content": "no"},
+            ],
+        ),
+        ([reasoning(encrypted_content="gAAA"), answer("yes")], [{"role": "assistant", "content": "yes"}]),
+        ([reasoning("hm", summary="in short"), answer("yes")],
+         [{"role": "assistant", "content": "yes", "reasoning_content": "hm"}]),
+        (
+            [reasoning("hm"), answer("so"), CALL, reasoning("and"), OTHER],
+            [{"role": "assistant", "content": "so", "reasoning_content": "hm\nand",
+              "tool_calls": [CALLED, OTHER_CALLED]}],
+        ),
+        (
+            [answer("yes"), reasoning("hm"), answer("no")],
+            [
+                {"role": "assistant", "content": "yes"},
+                {"role": "assistant", "content": "no", "reasoning_content": "hm"},
+            ],
+        ),
+        # An answer that was cut off while it reasoned.
+        (
+            [reasoning("hm"), {"role": "user", "content": "go on"}],
+            [{"role": "assistant", "content": "", "reasoning_content": "hm"}, {"role": "user", "content": "go on"}],
+        ),
+        ([reasoning(content=None), answer("yes")], [{"role": "assistant", "content": "yes"}]),
+    ],
+)  # fmt: skip
+def test_reasoning_belongs_to_the_message_behind_it(items: Any, messages: Any) -> None:
+    assert messages_of(items) == messages
+
+
+def test_reasoning_of_an_answer_is_kept_for_the_next() -> None:
+    output = Output()
+    for text, kind in (("hm", "reasoning"), ("yes", "message")):
+        output.write(text, kind)
+    output.end()
+    assert messages_of(output.items) == [{"role": "assistant", "content": "yes", "reasoning_content": "hm"}]
+
+
 def test_a_conversation_goes_on_without_altering_what_was() -> None:
     before = [{"role": "assistant", "content": "", "tool_calls": [CALLED]}]
     after = messages_of([{"type": "function_call_output", "call_id": "a", "output": "3"}, answer("three")], before)

@@ -78,6 +78,31 @@ def test_a_template_without_a_place_for_tools(live: Live) -> None:
     assert "warnings" not in none
 
 
+HISTORY = [
+    ASKED,
+    {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    {"role": "user", "content": "Which city?"},
+]
+
+
+@pytest.mark.parametrize("template", [None, PLACE], ids=["without a place", "a place"])
+def test_calls_are_in_the_prompt_of_an_agents_last_request(live: Live, template: str | None) -> None:
+    """Those that write words about what was found: with `none`, as AI SDK's, or without tools, as titles."""
+    more = {"messages": HISTORY, "chat_template": template, "return_token_ids": True, "max_tokens": 1}
+    prompts = []
+    for tools in ({"tools": [WEATHER]}, {"tools": [WEATHER], "tool_choice": "none"}, {}):
+        (choice,) = ask(live, **more, **tools)["choices"]
+        tokens = live.post("/detokenize", {"tokens": choice["prompt_token_ids"]}).json()
+        prompts.append(tokens["prompt"])
+    auto, none, without = prompts
+    assert auto == none, "what is cached of the turns before serves this one"
+    for prompt in prompts:
+        assert all(word in prompt for word in ("Paris", "sunny", "Which city?"))
+    assert '"weather"' in auto
+    assert "minLength" not in without
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_a_forced_call_that_is_cut_off(live: Live, choice: Any, stream: bool) -> None:
@@ -179,6 +204,17 @@ def test_a_template_that_is_not_trusted_is_not_run(engine: AsyncLLM, monkeypatch
         assert not ran
         assert careful.post("/v1/chat/completions", {**body, "chat_template": None}).status_code == 200
         assert ran == [engine.codec.template]
+
+
+def test_a_template_of_the_models_own_is_trusted_by_its_name(engine: AsyncLLM) -> None:
+    with Live(engine) as careful:
+        body = {"messages": [ASKED], "max_tokens": 2, "temperature": 0}
+        plain, named = (
+            careful.post("/v1/chat/completions", body | more) for more in ({}, {"chat_template": "default"})
+        )
+        assert named.json()["choices"] == plain.json()["choices"]
+        other = careful.post("/v1/chat/completions", {**body, "chat_template": "tool_use"})
+        assert (other.status_code, other.json()["error"]["param"]) == (400, "chat_template")
 
 
 def test_reasoning_comes_apart(live: Live) -> None:

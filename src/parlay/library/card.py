@@ -15,6 +15,7 @@ from parlay.checkpoints.packing import quantization_of
 from parlay.errors import ModelError, shown
 from parlay.library.local import Local, describe, on_this_machine
 from parlay.models.config import architecture_of, read_raw
+from parlay.text.template_files import read_templates
 
 # The sampling parameters of generation_config.json, and of a GGUF file.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
@@ -111,14 +112,11 @@ def _count(raw: dict[str, Any], key: str) -> int | None:
 
 
 def _of_directory(path: Path) -> dict[str, Any]:
-    settings, tokenizer = path / "tokenizer_config.json", path / "tokenizer.json"
+    tokenizer = path / "tokenizer.json"
     generation = path / "generation_config.json"
-    template = (path / "chat_template.jinja").is_file()
-    if settings.is_file() and not template:
-        template = bool(read_json(settings).get("chat_template"))
     return {
         "tokenizer": tokenizer.name if tokenizer.is_file() else None,
-        "chat_template": template,
+        "chat_template": bool(read_templates(path)),
         "generation": _numbers(read_json(generation)) if generation.is_file() else {},
         "license": _license(path / "README.md"),
     }

@@ -13,7 +13,7 @@ from parlay.errors import ModelError, brief
 from parlay.kept import read_kept, write_kept
 
 _SMALL = ("config.json", "generation_config.json")
-_TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
 _KEPT = 1000  # files whose digests are remembered
 
 
@@ -43,7 +43,11 @@ def digest_model(model: Path, tokenizer: Path | None = None) -> str:
     if model.is_dir():
         files |= {name: model / name for name in _SMALL}
     texts = tokenizer or model
-    files |= {"tokenizer": first_part(texts)} if texts.is_file() else {name: texts / name for name in _TEXTS}
+    if texts.is_file():
+        files["tokenizer"] = first_part(texts)
+    else:
+        files |= {name: texts / name for name in _TEXTS}
+        files |= {f"template {one.stem}": one for one in (texts / "additional_chat_templates").glob("*.jinja")}
     return digest_files(files)
 
 

@@ -7,7 +7,7 @@ from parlay.server.openai.answer import Front
 from parlay.server.openai.fields import ChatFields
 from parlay.server.openai.reasoning import Marks, marks_of
 from parlay.server.openai.tool_formats import FORMATS, ToolFormat, format_of
-from parlay.server.openai.tools import Tools
+from parlay.server.openai.tools import Tools, tools_shown
 
 IGNORED = (
     "the model's chat template ignores tools: the system message describes them instead, and calls are expected "
@@ -37,7 +37,7 @@ class Style:
     def of(cls, front: Front, asked: ChatFields, tools: Tools) -> "Style":
         """Return the style of a request with the model's chat template."""
         codec, config = front.engine.codec, front.config
-        template = asked.chat_template or codec.template
+        template = codec.template_for(asked.chat_template, tools=bool(tools_shown(asked, tools)))
         form, warnings = format_of(config.tool_call_parser, template), []
         if tools.mode != "none" and template is not None and not codec.shows_tools(template):
             form = FORMATS["hermes"]

@@ -3,19 +3,20 @@
 Templates are programs that come with a checkpoint: `template` runs them, and reports what they find.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from parlay.config import build
 from parlay.errors import ConfigError, RequestError, shown
+from parlay.text.conform import conformed
+from parlay.text.messages import Content, plain
 from parlay.text.template_runner import Runner
-from parlay.text.tool_prompt import told
+from parlay.text.template_traits import traits_of, variables
 
 HERE = Runner()
 _OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
-_PROBE = "xyzzy"  # occurs in no template
+_MARK = "CONTINUED_FROM_HERE "  # where the last message ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +24,11 @@ class ChatOptions:
     """How a conversation becomes a prompt. Names are vLLM's.
 
     Attributes:
-        chat_template: a template in place of the model's own.
+        chat_template: a template in place of the model's own, or the name of one of its own, such as `tool_use`.
         add_generation_prompt: end with what begins an answer of the assistant.
         continue_final_message: end within the last message, so that the model continues it.
-        tools: descriptions of functions; where the template has no place for them, a system message has.
+        tools: descriptions of functions; where the template has no place for them, a system message has. A model's
+            own template `tool_use`, if there is one, is for conversations with them.
         chat_template_kwargs: further variables that the template reads, such as `enable_thinking`.
     """
 
@@ -65,8 +67,8 @@ def render(
 
     Args:
         template: in Jinja's language.
-        messages: with `role` and `content`; a content of text parts, as chat clients send, is joined by line ends,
-            and none is an empty text.
+        messages: with `role` and `content`, as chat clients send them; see `messages` for what they may have, and
+            `conform` for what is changed so that the template shows all of it.
         special: special tokens by their names in the tokenizer's config.
         options: see `ChatOptions`.
         runner: where the template is run.
@@ -76,19 +78,22 @@ def render(
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise RequestError(f"a conversation is a list of messages, not {shown(messages)}")
-    plain = [_message(m) for m in messages]
-    if not plain:
+    given = [plain(message) for message in messages]
+    if not given:
         raise RequestError("messages is empty; a conversation needs at least one message")
-    mark = _continued(plain) if options.continue_final_message else ""
-    if options.tools and not shows_tools(template, special, runner):
-        plain = told(plain, options.tools, system=_shows(template, special, "system", runner))
-    text = runner.run(template, _variables(plain, special, options))
+    made, tools = conformed(given, options.tools, template, special, runner)
+    options = replace(options, tools=tools)
     if not options.continue_final_message:
-        return text
-    end = text.rfind(mark)
-    if end < 0:
+        return runner.run(template, _variables(made, special, options))
+    if messages[-1].get("content") is None:
+        raise RequestError("continue_final_message needs a last message with content", param="continue_final_message")
+    content, final = _marked(made[-1]["content"])
+    text = runner.run(template, _variables([*made[:-1], {**made[-1], "content": content}], special, options))
+    before, mark, after = text.rpartition(_MARK.strip())
+    if not mark or final.strip() not in text:
         raise RequestError("the chat template does not show the last message as it is; it cannot be continued")
-    return text[: end + len(mark)]
+    # A template that keeps space at the end keeps the mark's.
+    return before if after.startswith(_MARK[len(mark) :]) else before.rstrip()
 
 
 def shows_tools(template: str, special: Mapping[str, str], runner: Runner = HERE) -> bool:
@@ -99,96 +104,28 @@ def shows_tools(template: str, special: Mapping[str, str], runner: Runner = HERE
         special: special tokens by their names.
         runner: where the template is run.
     """
-    return _shows(template, special, "tool", runner)
-
-
-def _shows(template: str, special: Mapping[str, str], what: str, runner: Runner) -> bool:
-    function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
-    tools = [{"type": "function", "function": function}] if what == "tool" else None
-    messages = [{"role": "user", "content": "?"}]
-    if what == "system":
-        messages.insert(0, {"role": "system", "content": _PROBE})
-
-    def find() -> bool:
-        try:
-            return _PROBE in runner.run(template, _variables(messages, special, ChatOptions(tools=tools)))
-        except RequestError:
-            return what == "tool"  # one that needs other messages is assumed to handle tools itself
-
-    return runner.remembered((template, what), find)
+    try:
+        return traits_of(template, special, runner).tools
+    except RequestError:  # whoever renders a conversation gets it
+        return True
 
 
 def _variables(
     messages: Sequence[Mapping[str, Any]], special: Mapping[str, str], options: ChatOptions
 ) -> dict[str, Any]:
     return {
-        **special,
+        **variables(messages, special),
         "tools": options.tools,
-        "documents": None,
         **options.chat_template_kwargs,
         "messages": messages,
         "add_generation_prompt": options.add_generation_prompt,
     }
 
 
-def _message(message: object) -> dict[str, Any]:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RequestError(f"messages must be mappings with 'role' and 'content', not {_kind(message)}")
-    content = message.get("content")
-    if isinstance(content, list | tuple):
-        content = "\n".join(_part(part) for part in content)
-    elif not isinstance(content, str | None):
-        raise RequestError(f"messages: a content is text or a list of text parts, not {_kind(content)}")
-    calls = message.get("tool_calls")
-    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, Mapping) for call in calls)):
-        raise RequestError(
-            "messages: tool_calls is a list of {'type': 'function', 'function': {'name': ..., 'arguments': ...}}, "
-            f"not {_kind(calls)}"
-        )
-    if calls is not None:  # templates expect the arguments of earlier calls as values, not as JSON text
-        return {**message, "content": content or "", "tool_calls": [_call(call) for call in calls]}
-    return {**message, "content": content or ""}
-
-
-def _call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
-    except (ValueError, RecursionError):
-        return call
-
-
-# Types of parts that clients send for anything but text.
-_MEDIA = {
-    **dict.fromkeys(("image", "image_url", "image_embeds", "image_pil", "input_image"), "an image"),
-    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
-    **dict.fromkeys(("video", "video_url", "input_video"), "a video"),
-    **dict.fromkeys(("file", "input_file"), "a file"),
-}
-
-
-def _part(part: object) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(kind, str) and kind in _MEDIA:
-        raise RequestError(f"messages: a content has {_MEDIA[kind]}, but only text is read here; leave it out")
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
-    if not isinstance(text, str):
-        raise RequestError(f"messages: a part of a content is {{'type': 'text', 'text': ...}}, not {_kind(part)}")
-    return text
-
-
-def _kind(value: object) -> str:
-    """Return a value's kind without its content: errors are logged, and conversations must not be."""
-    return f"one with {shown(list(value))}" if isinstance(value, Mapping) else f"a {type(value).__name__}"
-
-
-def _continued(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text to end with; templates may trim it."""
-    text = str(messages[-1]["content"]).strip()
-    if not text:
-        raise RequestError(
-            "continue_final_message needs a last message with some content", param="continue_final_message"
-        )
-    return text
+def _marked(content: Content) -> tuple[Content, str]:
+    """Return the content of the last message with the mark behind its last text, and that text."""
+    if isinstance(content, str):
+        return content + _MARK, content
+    last = max((i for i, part in enumerate(content) if part["type"] == "text"), default=len(content))
+    final = "".join(part["text"] for part in content[last : last + 1])
+    return [*content[:last], {"type": "text", "text": final + _MARK}, *content[last + 1 :]], final

@@ -19,6 +19,7 @@ from parlay.checkpoints.gguf_parts import first_part
 from parlay.errors import ModelError, nearest
 from parlay.log import logger
 from parlay.text.pre_tokenizers import BOS_FIRST, PATTERNS, SAME_AS, WHOLE_WORDS, splitter
+from parlay.text.template_files import gguf_templates, template_settings
 
 # Kinds of tokens.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -44,8 +45,7 @@ def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
             for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
         }
         config: dict[str, Any] = {key: token for key, token in special.items() if token is not None}
-        if "tokenizer.chat_template" in file:
-            config["chat_template"] = file.text("tokenizer.chat_template")
+        config |= template_settings(gguf_templates(file))
         whole = file.text("tokenizer.huggingface.json", "")
         try:
             return Tokenizer.from_str(whole) if whole else _assemble(file, tokens, config), config

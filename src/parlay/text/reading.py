@@ -13,6 +13,7 @@ from parlay.checkpoints.files import read_json
 from parlay.errors import ModelError, brief
 from parlay.panics import Contained
 from parlay.text.gguf import read_gguf_tokenizer
+from parlay.text.template_files import read_templates, template_settings
 
 # Far beyond any model's. The library has no limits: a larger factor fills the memory with a text of a few letters.
 _GROWTH = 1000  # by what factor a text may grow
@@ -89,9 +90,9 @@ def _growth(part: dict[str, Any]) -> float:
 
 
 def read_texts(model: Path) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return a model's tokenizer, and its `tokenizer_config.json`; of several chat templates, the default one.
+    """Return a model's tokenizer, and its `tokenizer_config.json`, with all chat templates as `chat_templates`.
 
-    The template may be in a `chat_template.jinja`, and all of that in a GGUF file instead.
+    All of that may be in a GGUF file instead. The default template, if there is one, is `chat_template`.
 
     Raises:
         ModelError: there is no `tokenizer.json`, or a file cannot be read or has an unsupported tokenizer.
@@ -101,26 +102,10 @@ def read_texts(model: Path) -> tuple[Tokenizer, dict[str, Any]]:
     tokenizer = read_tokenizer(model / "tokenizer.json")
     config = model / "tokenizer_config.json"
     about = read_json(config) if config.is_file() else {}
-    template = model / "chat_template.jinja"
-    text = _read(template) if template.is_file() else _default(about.pop("chat_template", None))
-    return tokenizer, about if text is None else {**about, "chat_template": text}
+    about.pop("chat_template", None)
+    return tokenizer, {**about, **template_settings(read_templates(model))}
 
 
 def token_text(value: Any) -> str:
     """Return the text of a special token, which `tokenizer_config.json` gives as a string or with attributes."""
     return str(value.get("content") if isinstance(value, dict) else value)
-
-
-def _read(template: Path) -> str:
-    try:
-        return template.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{template} cannot be read: {error}") from None
-
-
-def _default(value: Any) -> str | None:
-    """Return the template under `chat_template`: text, or the default one of several named ones."""
-    if isinstance(value, list):
-        named = [t.get("template") for t in value if isinstance(t, dict) and t.get("name") == "default"]
-        value = named[-1] if named else None
-    return value if isinstance(value, str) else None

@@ -23,7 +23,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from parlay.errors import RequestError, brief
+from parlay.errors import RequestError, TemplateRefusalError, brief
 
 # Far beyond any conversation.
 _TURNS, _SECONDS = 1 << 20, 10.0
@@ -177,10 +177,17 @@ def _check_widths(arguments: tuple[Any, ...]) -> None:
             _check(argument, _WIDTH)
 
 
-def _to_json(value: Any, **options: Any) -> str:
-    return json.dumps(value, **{"ensure_ascii": False, **options})
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter `tojson`, with the arguments that transformers gives it, by position or by name."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(message: str) -> None:
     """The function that templates call to refuse messages."""
-    raise RequestError(f"the chat template refuses these messages: {brief(str(message))}")
+    raise TemplateRefusalError(f"the chat template refuses these messages: {brief(str(message))}")

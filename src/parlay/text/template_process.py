@@ -9,13 +9,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
 from parlay import env
-from parlay.errors import RequestError
+from parlay.errors import RequestError, TemplateRefusalError
 from parlay.text.template_runner import Runner
 
 # Those of parlay's own models, which end.
@@ -46,24 +46,24 @@ class TemplateProcess(Runner):
         self._started: list[subprocess.Popen[bytes]] = []  # one, or none
         self._end = weakref.finalize(self, _end, self._started)
 
-    def run(self, template: str, variables: Mapping[str, Any]) -> str:
-        """Return the text that a template makes, as `Runner.run`.
+    def run_each(self, template: str, many: Sequence[Mapping[str, Any]]) -> list[str | TemplateRefusalError]:
+        """Return the texts that a template makes, as `Runner.run_each`; together they have the time of one.
 
         Raises:
-            RequestError: it refuses, does not end, needs too much memory, or its input is no plain data.
+            RequestError: it does not end, needs too much memory, or its input is no plain data.
         """
         if sha256(template.encode(errors="surrogatepass")).hexdigest() in _SHIPPED:
-            return super().run(template, variables)
+            return super().run_each(template, many)
         try:
-            asked = json.dumps([template, variables, self._seconds], default=_plain).encode()
+            asked = json.dumps([template, many, self._seconds], default=_plain).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the chat template is given plain data alone: {error}") from None
         with self._lock:  # a call that waited here while it was closed starts no further process
             answer = self._ask(asked)
-        text, trouble = json.loads(answer)
+        found, trouble = json.loads(answer)
         if trouble is not None:
             raise RequestError(str(trouble))
-        return str(text)
+        return [TemplateRefusalError(why) if text is None else str(text) for text, why in found]
 
     def close(self) -> None:
         """End the process at once; calls that wait for it, and later ones, get an error."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import process_time
 from typing import BinaryIO
 
-from parlay.errors import RequestError
+from parlay.errors import RequestError, TemplateRefusalError
 from parlay.text.template_process import LENGTH
 from parlay.text.template_runner import Runner
 
@@ -17,14 +17,22 @@ _SPARE = 2  # seconds of processor time beyond those that its parent waits
 
 
 def serve(asked: BinaryIO, answers: BinaryIO) -> None:
-    """Answer each `[template, variables, seconds]` by `[text, null]` or `[null, what is wrong]`."""
+    """Answer each `[template, list of variables, seconds]`.
+
+    By `[found, null]`, where each of `found` is `[text, null]` or `[null, why it is refused]`; or by `[null, what is
+    wrong]` with the template.
+    """
     runner = Runner()
     _limit_memory()
     while len(header := asked.read(LENGTH)) == LENGTH:
-        template, variables, seconds = json.loads(asked.read(int.from_bytes(header, "little")))
+        template, many, seconds = json.loads(asked.read(int.from_bytes(header, "little")))
         _limit_time(seconds)
         try:
-            answer = json.dumps([runner.run(template, variables), None]).encode()
+            found = [
+                [None, str(one)] if isinstance(one, TemplateRefusalError) else [one, None]
+                for one in runner.run_each(template, many)
+            ]
+            answer = json.dumps([found, None]).encode()
         except RequestError as error:
             answer = json.dumps([None, str(error)]).encode()
         except MemoryError:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from io import StringIO
 from operator import index
@@ -14,6 +15,7 @@ from parlay.panics import Contained
 from parlay.text.chat import ChatOptions, render, shows_tools
 from parlay.text.pieces import DECODING, Pieces
 from parlay.text.reading import read_texts, token_text
+from parlay.text.template_files import DEFAULT, choose
 from parlay.text.template_process import TemplateProcess
 from parlay.text.token_bytes import raw_bytes, text_within
 from parlay.types.output import Logprob
@@ -34,7 +36,7 @@ class TextCodec:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read `tokenizer.json` and, if present, `tokenizer_config.json` and `chat_template.jinja` in a directory.
+        """Read `tokenizer.json` and, if present, `tokenizer_config.json` and chat templates in a directory.
 
         All of that may be in one GGUF file instead.
 
@@ -45,7 +47,7 @@ class TextCodec:
         self._texts: dict[int, str] = {}  # of single tokens
         self._bytes: dict[int, bytes] = {}
         self.tokenizer, self._config = read_texts(path)
-        self._template: str | None = self._config.get("chat_template")
+        self._templates: dict[str, str] = self._config.get("chat_templates", {})
         self._own, self._given = TemplateProcess(), TemplateProcess()  # for the model's template, and for requests'
         # A thread that waits for each, so that calls that wait block no other thread.
         self._threads = {one: ThreadPoolExecutor(1, "parlay-template") for one in (self._own, self._given)}
@@ -54,7 +56,8 @@ class TextCodec:
     def ready(cls, path: Path) -> "TextCodec":
         """Return a codec whose chat template has run once, so that no request waits for its process to start."""
         codec = cls(path)
-        codec.shows_tools()
+        with suppress(RequestError):  # requests get it
+            codec.shows_tools()
         return codec
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -145,7 +148,7 @@ class TextCodec:
     @property
     def chats(self) -> bool:
         """Whether there is a chat template."""
-        return self._template is not None
+        return bool(self._templates)
 
     @property
     def prefers_chat(self) -> bool:
@@ -154,12 +157,29 @@ class TextCodec:
 
     @property
     def template(self) -> str | None:
-        """The chat template, in Jinja's language."""
-        return self._template
+        """The default chat template, in Jinja's language."""
+        return self._templates.get(DEFAULT)
+
+    @property
+    def template_names(self) -> frozenset[str]:
+        """The names of the model's own chat templates, any of which `ChatOptions.chat_template` may be."""
+        return frozenset(self._templates)
+
+    def template_for(self, given: str | None, *, tools: bool) -> str | None:
+        """Return the chat template of a conversation; None if there is none.
+
+        Args:
+            given: a template, or the name of one of the model's own.
+            tools: whether there are descriptions of functions.
+
+        Raises:
+            RequestError: the model has several, and none for this.
+        """
+        return choose(self._templates, given, tools=tools)
 
     def shows_tools(self, template: str | None = None) -> bool:
-        """Whether a chat template, by default the model's own, passes tools to the model."""
-        own = template or self._template
+        """Whether a chat template, by default the model's own for tools, passes tools to the model."""
+        own = self.template_for(template, tools=True)
         return own is not None and shows_tools(own, self._special, self._runner(template))
 
     @cached_property
@@ -173,7 +193,7 @@ class TextCodec:
             RequestError: there is no chat template, or the template refuses the messages.
         """
         options = options or ChatOptions()
-        template = options.chat_template or self._template
+        template = self.template_for(options.chat_template, tools=bool(options.tools))
         if template is None:
             raise RequestError(
                 "this model has no chat template; "
@@ -193,7 +213,8 @@ class TextCodec:
 
     def _runner(self, given: str | None) -> TemplateProcess:
         """Return where to run a template: one from a request that does not end delays only others from requests."""
-        return self._own if given is None or given == self._template else self._given
+        own = given is None or given in self._templates or given in self._templates.values()
+        return self._own if own else self._given
 
     def close(self) -> None:
         """End the processes that run chat templates, for good."""

@@ -82,7 +82,7 @@ class TokenizerView:
         Args:
             conversation: messages with `role` and `content`.
             tools: descriptions of functions.
-            chat_template: a template in place of the model's own.
+            chat_template: a template in place of the model's own, or the name of one of its own.
             add_generation_prompt: end with what begins an answer.
             continue_final_message: end within the last message.
             tokenize: give token ids.

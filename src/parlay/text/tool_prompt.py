@@ -1,4 +1,4 @@
-"""Describing functions to a model whose chat template does not: in the system message.
+"""Functions, calls and results as text, for chat templates that have no place for them.
 
 The form is the one that most models have been trained on, that of Hermes: descriptions between `<tools>` tags, calls
 between `<tool_call>` tags, results between `<tool_response>` tags.
@@ -7,6 +7,8 @@ between `<tool_call>` tags, results between `<tool_response>` tags.
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from parlay.text.messages import Message, arguments_of, text_of
 
 _WORDS = """You can call functions. Each line between these tags describes one:
 <tools>
@@ -18,48 +20,54 @@ To call a function, write a JSON object with its name and arguments between tags
 </tool_call>
 The function's result then comes between <tool_response> tags. Where no function is needed, answer in words."""
 
-Message = dict[str, Any]
 
-
-def told(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, system: bool) -> list[Message]:
-    """Return a conversation whose messages describe its functions, calls and results in their text.
+def described(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return a conversation whose system message describes functions, too.
 
     Args:
-        messages: with text as content.
+        messages: in the form of `messages`.
         tools: as chat clients describe them.
-        system: whether the template shows a system message; otherwise the user's first one has the description.
     """
-    words = _WORDS.format(tools="\n".join(json.dumps(tool.get("function", tool)) for tool in tools))
-    plain: list[Message] = []
-    before = ""
+    words = _WORDS.format(tools="\n".join(_json(tool.get("function", tool)) for tool in tools))
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": words}, *messages]
+    both = f"{text_of(messages[0]['content'])}\n\n{words}"
+    return [{**messages[0], "content": both}, *messages[1:]]
+
+
+def in_text(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation whose calls and results are part of its texts.
+
+    A result is the user's. Messages of one role in a row become one, since many templates want roles to alternate.
+    """
+    made: list[Message] = []
+    before = False
     for message in messages:
-        one = _plain(message)
-        if message["role"] == before == "tool":
-            plain[-1]["content"] += "\n" + one["content"]  # results of one turn; templates expect alternating roles
+        one = _in_text(message)
+        changed = one is not message
+        if made and made[-1]["role"] == one["role"] and (changed or before):
+            texts = [text_of(both["content"]) for both in (made[-1], one)]
+            made[-1] = {**made[-1], **one, "content": "\n".join(filter(None, texts))}
         else:
-            plain.append(one)
-        before = message["role"]
-    role = "system" if system else "user"
-    first = next((i for i, message in enumerate(plain) if message["role"] == role), None)
-    if first is None or (system and first):
-        return [{"role": role, "content": words}, *plain]
-    content = plain[first]["content"]
-    both = f"{content}\n\n{words}" if system else f"{words}\n\n{content}"
-    return [*plain[:first], {**plain[first], "content": both}, *plain[first + 1 :]]
+            made.append(one)
+        before = changed
+    return made
 
 
-def _plain(message: Message) -> Message:
-    """Return a message whose calls or results are text."""
+def _in_text(message: Message) -> Message:
     content = message["content"]
     if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
+        return {"role": "user", "content": f"<tool_response>\n{text_of(content)}\n</tool_response>"}
+    if "tool_calls" not in message:
         return message
-    texts = [content] if content else []
-    for call in calls:
-        function = call.get("function", call) if isinstance(call, Mapping) else None
+    texts = [text_of(content)] if content else []
+    for call in message["tool_calls"]:
+        function = call.get("function", call)
         if isinstance(function, Mapping):
-            made = {"name": function.get("name"), "arguments": function.get("arguments")}
-            texts.append(f"<tool_call>\n{json.dumps(made, ensure_ascii=False)}\n</tool_call>")
+            made = {"name": function.get("name"), "arguments": arguments_of(function.get("arguments"))}
+            texts.append(f"<tool_call>\n{_json(made)}\n</tool_call>")
     return {**{k: v for k, v in message.items() if k != "tool_calls"}, "content": "\n".join(texts)}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -18,7 +18,13 @@ from parlay.errors import ConfigError, brief, shown
 from parlay.train.trainee import Trainee
 
 _DIGESTS = {"target_weights": "target", "texts": "set of data"}  # of a run's identity, and what they stand for
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from parlay.text.gguf import (
 )
 from parlay.text.pre_tokenizers import PATTERNS, SAME_AS, WHOLE_WORDS, splitter
 from parlay.text.reading import read_texts, token_text
+from parlay.text.template_files import DEFAULT
 
 # What tells one way to cut texts from another.
 PROBES = (
@@ -77,8 +78,11 @@ def vocabulary(config: ModelConfig, arch: str) -> dict[str, Value]:
     keys |= _byte_level(path, tokenizer, spec) if letters else _sentence_piece(tokenizer, spec)
     keys |= _tokens(config.vocab_size, own, spec, letters)
     keys = {f"tokenizer.ggml.{key}": value for key, value in keys.items() if value != []}
-    if "chat_template" in about:
-        keys["tokenizer.chat_template"] = about["chat_template"]
+    templates = about.get("chat_templates", {})
+    for name, template in templates.items():
+        keys["tokenizer.chat_template" + ("" if name == DEFAULT else f".{name}")] = template
+    if names := sorted(templates.keys() - {DEFAULT}):
+        keys["tokenizer.chat_templates"] = names
     if not _says_all(config, tokenizer, {"general.architecture": arch, **keys}):
         logger.warning(
             "%s: its tokenizer does more than a GGUF file's keys can say; parlay reads all of it from the file, "

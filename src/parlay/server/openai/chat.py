@@ -19,7 +19,7 @@ from parlay.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from parlay.server.openai.prompts import chat_prompt, predicted
 from parlay.server.openai.reasoning import ReasoningReader
 from parlay.server.openai.tool_readers import Piece, Reader, reader_of
-from parlay.server.openai.tools import Tools, read_tools
+from parlay.server.openai.tools import Tools, read_tools, tools_shown
 from parlay.server.style import Style
 from parlay.text.chat import ChatOptions
 from parlay.types.output import RequestOutput
@@ -69,7 +69,8 @@ def read_chat(front: Front, body: dict[str, Any]) -> Read:
     asked, sampling, warnings = parse(ChatFields, body, sampling=True, strict=front.config.strict_fields)
     check_model(asked.model, front.engine.model_names)
     # Before anything reads it: it is run to see what a template does.
-    if asked.chat_template is not None and not front.config.trust_request_chat_template:
+    given = asked.chat_template not in (None, *front.engine.codec.template_names)
+    if given and not front.config.trust_request_chat_template:
         raise ApiError(
             400, "this server runs no chat template of a client's; leave it out, or start it with "
             "--trust-request-chat-template", param="chat_template",
@@ -91,7 +92,7 @@ def read_chat(front: Front, body: dict[str, Any]) -> Read:
         # The next message is begun by default, unless the last one is to be continued.
         add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
         continue_final_message=asked.continue_final_message,
-        tools=None if tools.mode == "none" else asked.tools,
+        tools=tools_shown(asked, tools),
         chat_template_kwargs=style.variables,
     )
     return ChatShape(front, asked, params, tools, style, (*warnings, *style.warnings)), asked.messages, options

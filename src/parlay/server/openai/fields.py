@@ -151,7 +151,7 @@ class ChatFields(Asked):
         tool_choice: `none`, `auto`, `required`, or `{"type": "function", "function": {"name"}}`.
         parallel_tool_calls: whether `required` may give several calls.
         modalities: `["text"]`.
-        chat_template: a template in place of the model's own, where the server allows it.
+        chat_template: the name of one of the model's own, or where the server allows it another template.
         add_generation_prompt: end the prompt with what begins an answer.
         continue_final_message: go on with the last message.
         chat_template_kwargs: further variables that the template reads.

@@ -36,7 +36,11 @@ def _add(messages: list[Message], item: dict[str, Any], where: str) -> None:
             role = _ROLES.get(str(item.get("role")))
             if role is None:
                 raise _wrong(where, f"a role is {', '.join(_ROLES)}, not {shown(item.get('role'))}")
-            messages.append({"role": role, "content": _content(item.get("content"), f"{where}.content")})
+            content = _content(item.get("content"), f"{where}.content")
+            if role == "assistant" and messages and _only_reasons(messages[-1]):
+                messages[-1] = {**messages[-1], "content": content}
+            else:
+                messages.append({"role": role, "content": content})
         case "function_call":
             _add_call(messages, item, where)
         case "function_call_output":
@@ -45,8 +49,8 @@ def _add(messages: list[Message], item: dict[str, Any], where: str) -> None:
                 raise _wrong(where, f"no function call has the call_id {shown(called)}; give the call before it")
             content = _content(item.get("output"), f"{where}.output")
             messages.append({"role": "tool", "tool_call_id": called, "content": content})
-        case "reasoning":  # templates show none of earlier answers
-            pass
+        case "reasoning":
+            _add_reasoning(messages, item)
         case "item_reference":
             raise _wrong(where, "items are not kept by their ids; give the item itself, or previous_response_id")
         case kind:
@@ -62,6 +66,27 @@ def _add_call(messages: list[Message], item: dict[str, Any], where: str) -> None
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     messages[-1] = {**messages[-1], "tool_calls": [*messages[-1].get("tool_calls", ()), call]}
+
+
+def _add_reasoning(messages: list[Message], item: dict[str, Any]) -> None:
+    """Add reasoning to the message that it led to, which follows, or whose calls it stands between.
+
+    It is in the item's content, or else its summary. What is encrypted is of another server.
+    """
+    parts = [*(item.get("content") or ()), *([] if item.get("content") else item.get("summary") or ())]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if not texts:
+        return
+    last = messages[-1] if messages else {}
+    if not (_only_reasons(last) or "tool_calls" in last):
+        messages.append({"role": "assistant", "content": ""})
+    before = messages[-1].get("reasoning_content")
+    text = "\n".join([*([before] if before else []), *texts])
+    messages[-1] = {**messages[-1], "reasoning_content": text}
+
+
+def _only_reasons(message: Message) -> bool:
+    return "reasoning_content" in message and not message["content"] and "tool_calls" not in message
 
 
 def _content(content: Any, where: str) -> str | list[dict[str, Any]]:

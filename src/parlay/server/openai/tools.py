@@ -91,6 +91,16 @@ def read_tools(asked: ChatFields) -> Tools:
     return Tools(parameters, "named", name, several)
 
 
+def tools_shown(asked: ChatFields, tools: Tools) -> list[dict[str, Any]] | None:
+    """Return the descriptions of functions that the prompt has.
+
+    With `none` they are those of a conversation that has calls already: so the prompt begins as the one before, which
+    is cached, and its calls are shown as they were.
+    """
+    called = any(message.get("tool_calls") for message in asked.messages)
+    return asked.tools if tools.mode != "none" or called else None
+
+
 def _moved(schema: Any, root: str) -> Any:
     """Return a schema whose references to itself lead to its new place."""
     if isinstance(schema, list):
