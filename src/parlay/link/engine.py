@@ -18,7 +18,7 @@ from parlay.link.base import Link
 from parlay.link.protocol import Abort, Add, Delta, Outputs, PromptScores, Ready, plain_params
 from parlay.link.stream import Stream
 from parlay.sampling.seeds import mix
-from parlay.text.chat import ChatOptions
+from parlay.text.chat import ChatOptions, pieces
 from parlay.text.tokenizer import TextCodec, check_prompt, encode_prediction
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
@@ -161,7 +161,8 @@ class AsyncEngine(ABC):
         """
         more = {name: options.pop(name) for name in _REQUEST_OPTIONS if name in options}
         asked, codec = ChatOptions.parse(options), self.codec
-        text = await codec.beside(asked.chat_template, lambda: codec.chat(messages, asked))
+        count = pieces(messages, asked.tools)
+        text = await codec.beside(asked.chat_template, lambda: codec.chat(messages, asked), count)
         prompt = {"prompt": text, "prompt_token_ids": self.codec.encode(text, add_special_tokens=False)}
         outputs = self.generate(prompt, sampling_params, **more)
         try:
