@@ -18,6 +18,7 @@ from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, json_re
 from parlay.server.failures import as_api_error
 from parlay.server.front import Front
 from parlay.server.openai.choice import usage
+from parlay.server.openai.events import Events
 from parlay.server.openai.outputs import merge, while_wanted
 from parlay.server.remote.backend import Metrics
 from parlay.types.output import RequestOutput
@@ -27,11 +28,6 @@ from parlay.types.prompt import Prompt
 # The engine enforces the timeout itself; this is for an engine that does not answer at all, and for a client that
 # takes an answer slowly.
 _GRACE = 10.0
-_EVENT_STREAM = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would keep events until it has some kilobytes
-)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -165,9 +161,8 @@ class Answer(Response):
         return json_response(self._shape.warn(self._shape.complete(outputs, partial(self._took, outputs))))
 
     async def _events(self, account: Account, send: Send) -> None:
-        # No head before the first output: a request that the engine refuses still gets its own status.
-        started = begun = False
-        async with aclosing(self._outputs(account)) as growing:
+        begun = False
+        async with Events(send) as events, aclosing(self._outputs(account)) as growing:
             async for number, output in growing:
                 more = (
                     {"usage": self._usage(account) if self._continuous_usage else None} if self._include_usage else {}
@@ -175,15 +170,9 @@ class Answer(Response):
                 chunks = [chunk | more for chunk in self._shape.events(number, output)]
                 if chunks and not begun:
                     chunks[0], begun = self._shape.warn(chunks[0]), True
-                body = b"".join(map(self._shape.encode, chunks))
-                if not started:
-                    await send({"type": "http.response.start", "status": 200, "headers": list(_EVENT_STREAM)})
-                    started = True
-                if body:
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-        took = self._took([account.outputs[i] for i in sorted(account.outputs)])
-        end = self._shape.last(took, asked=self._include_usage)
-        await send({"type": "http.response.body", "body": end})
+                await events.write(b"".join(map(self._shape.encode, chunks)))
+            took = self._took([account.outputs[i] for i in sorted(account.outputs)])
+            await events.write(self._shape.last(took, asked=self._include_usage), more=False)
 
     async def _outputs(self, account: Account) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Yield what is new of the prompts' outputs, with their numbers; the account always has the newest.
