@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from parlay import __version__
 from parlay.config import ServerConfig
+from parlay.config.origins import pattern
 from parlay.errors import ParlayError
 from parlay.link.engine import AsyncEngine
 from parlay.server.errors import ApiError, ClientLeftError, json_response
@@ -84,7 +85,8 @@ def create_app(
     if config.allowed_origins:
         guarded = CORSMiddleware(
             guarded,
-            allow_origins=config.allowed_origins,
+            allow_origins=["*"] if "*" in config.allowed_origins else [],
+            allow_origin_regex=pattern(config.allowed_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],  # OpenAI's own client sends a dozen
             expose_headers=["X-Request-Id", "Retry-After"],
