@@ -36,8 +36,8 @@ class ServerConfig:
             is too much busier than another.
         request_timeout: seconds after which a completion is aborted.
         shutdown_timeout: seconds that open requests have to finish after SIGTERM.
-        engine_timeout: seconds without a word from the engine, while requests are open, after which it is killed and
-            started anew; more than its longest step takes.
+        engine_timeout: seconds without a message from the engine, while requests are open or it loads (then at least
+            60), after which it is killed and started anew; more than its longest step takes.
         body_timeout: seconds within which a request's head, and then its body, must arrive; and within which a client
             must take something of its answer.
         keep_alive: seconds that an idle connection is kept.
