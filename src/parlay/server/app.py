@@ -18,6 +18,7 @@ from parlay.errors import ParlayError
 from parlay.link.engine import AsyncEngine
 from parlay.server.errors import ApiError, ClientLeftError, json_response
 from parlay.server.failures import as_api_error
+from parlay.server.framing import Framing
 from parlay.server.front import Front
 from parlay.server.gate import Gate
 from parlay.server.guard import OPEN, Guard
@@ -91,7 +92,7 @@ def create_app(
             allow_headers=["*"],  # OpenAI's own client sends a dozen
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    return guarded
+    return Framing(guarded)
 
 
 async def _told(request: Request, error: Exception) -> Response:
