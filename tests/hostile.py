@@ -341,3 +341,20 @@ CONNECTIONS: dict[str, tuple[Callable[[int], set[int]], set[int]]] = {
     "heads and bodies byte by byte": (slow, {0, 200, 408}),
     "streams that nobody reads": (unread, {200}),
 }
+
+
+# What ECMA-48 terminals obey, and what Unicode turns around or hides; their numbers are those of the standards.
+TERMINAL = {
+    "clear the screen": "\x1b[2J\x1b[31mOWNED\x07",
+    "a forged line": "\r\n12:00:00  200  POST  /v1/completions  fake",
+    "a title": "\x1b]0;title\x07",
+    "an eight-bit introducer": "\x9b31m",
+    "backspaces": "secret\x08\x08\x08\x08\x08\x08",
+    "delete": "\x7f",
+    "right to left": "\u202ecod.exe",
+    "an isolate": "\u2066x\u2069",
+    "line and paragraph separators": "a\u2028b\u2029c",
+    "a zero-width space": "pass\u200bword",
+    "a tag": "\U000e0041",
+    "half a pair": "\ud800",
+}

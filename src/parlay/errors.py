@@ -92,6 +92,18 @@ def brief(text: str) -> str:
     return text if len(text) <= _LONG else text[:_LONG] + "..."
 
 
+def visible(text: str, keep: str = "") -> str:
+    """Return a text for a terminal: whatever moves its cursor, colours it or turns its direction is escaped.
+
+    Args:
+        text: of anyone.
+        keep: control characters that stay, such as the ends of lines.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the known name closest to `name`, or the list of known names."""
     names = sorted(set(known))

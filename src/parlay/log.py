@@ -1,26 +1,39 @@
 """The project's logger."""
 
 import logging
-from collections import deque
+from collections import OrderedDict
 
 from parlay import env
+from parlay.errors import visible
+
+_KEPT = 100  # messages
 
 logger = logging.getLogger("parlay")
 
 
 class _Once(logging.Filter):
-    """Drops what was said lately: a command may start many engines, which all find the same."""
+    """Drops a repeated warning: a command may start many engines, which all find the same. Errors are counted."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._lately: deque[str] = deque(maxlen=100)
+        self._times: OrderedDict[str, int] = OrderedDict()  # of the messages seen last
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        if message in self._lately:
-            return False
-        self._lately.append(message)
-        return True
+        record.times = self._times[message] = self._times.pop(message, 0) + 1
+        if len(self._times) > _KEPT:
+            self._times.popitem(last=False)
+        return record.times == 1 or record.levelno >= logging.ERROR
+
+
+class _Visible(logging.Formatter):
+    """Formats a record for a terminal, which must not obey what a client or a file has put into a message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        times = getattr(record, "times", 1)
+        again = f" ({times} times by now)" if times > 1 else ""
+        message, newline, rest = super().format(record).partition("\n")
+        return visible(f"{message}{again}{newline}{rest}", keep="\n\t")
 
 
 def configure() -> None:
@@ -32,4 +45,5 @@ def configure() -> None:
     if not logger.handlers:
         handler = RichHandler(console=Console(stderr=True), show_path=False)
         handler.addFilter(_Once())
+        handler.setFormatter(_Visible("%(message)s"))
         logger.addHandler(handler)

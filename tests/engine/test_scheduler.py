@@ -317,6 +317,35 @@ def test_the_lowest_priority_is_preempted_first() -> None:
     assert rig.scheduler._waiting == [middle, low], "and now it waits behind those of a higher one"
 
 
+class Counted(int):
+    """A priority that counts how often one is compared."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int(self) < int(other)
+
+    def __le__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int(self) <= int(other)
+
+
+def test_a_long_queue_is_sorted_without_being_looked_through() -> None:
+    """Arrivals go behind those of their priority, preempted ones before them; each finds its place in log n looks."""
+    rig, rng = Rig(blocks=6, max_num_seqs=2, max_num_batched_tokens=64), random.Random(5)
+    Counted.compared, count = 0, 2000
+    added = [rig.add(1, priority=Counted(rng.randrange(3))) for _ in range(count)]
+    assert rig.scheduler._waiting == sorted(added, key=lambda r: int(r.priority)), "which is stable"
+    assert Counted.compared < count * 12
+    first = rig.scheduler._waiting[rng.randrange(count)]
+    rig.scheduler._waiting.remove(first)
+    rig.scheduler._running.append(first)
+    rig.scheduler.preempt(first)
+    places = [r for r in rig.scheduler._waiting if r.priority == first.priority]
+    assert places[0] is first
+
+
 def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
     """Whoever was preempted would take the blocks away again, a chunk at a time."""
     rig = Rig(blocks=4, max_num_batched_tokens=5)

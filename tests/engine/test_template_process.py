@@ -109,7 +109,7 @@ def test_an_event_loop_goes_on_while_a_template_does_not_end(tmp_path: Path) -> 
 
     async def main() -> None:
         async with AsyncLLM(str(model), max_model_len=64) as engine:
-            engine.codec._own._seconds = PATIENCE
+            engine.codec._runners["own"]._seconds = PATIENCE
             chat = engine.chat([{"role": "user", "content": "hi"}])
             asked = asyncio.ensure_future(anext(chat))
             turns = 0
@@ -165,7 +165,7 @@ class Streaming:
     def __init__(self) -> None:
         self.tokens = 0
         self.codec = TextCodec(find_model("tiny-code"))
-        self.codec._given = TemplateProcess(PATIENCE)
+        self.codec._runners["given"] = TemplateProcess(PATIENCE)
         self._over = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._stream()), daemon=True)
         self._thread.start()

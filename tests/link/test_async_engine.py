@@ -11,7 +11,7 @@ from parlay import EngineDeadError, ParlayError, RequestError, RequestOutput, Sa
 from parlay.config import EngineConfig
 from parlay.engine.memory import Memory
 from parlay.link.engine import AsyncEngine, State
-from parlay.link.protocol import Abort, Add, Command, Delta, Failure, Outputs, Ready, plain_metrics
+from parlay.link.protocol import Abort, Add, Command, Delta, Failure, Outputs, Ready, ReportError, plain_metrics
 from parlay.sampling.seeds import mix
 from parlay.text.tokenizer import TextCodec
 from parlay.types.output import RequestMetrics
@@ -183,3 +183,49 @@ def test_a_reader_whose_loop_is_gone_is_left(engine: Played) -> None:
     assert engine.wire.commands[1:] == [Abort(0)]
     assert not engine._streams
     del stream
+
+
+def test_whatever_goes_wrong_while_sending_leaves_nothing_open(engine: Played) -> None:
+    def broken(command: Command) -> None:
+        raise OSError("the wire is cut")
+
+    async def main() -> None:
+        engine.wire.send = broken  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="cut"):
+            await anext(engine.generate([1, 2], SHORT))
+        assert not engine._streams
+
+    asyncio.run(main())
+
+
+def test_a_fault_of_this_side_is_one_request_s(engine: Played, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        (_, first), (_, second) = await begun(engine, [1], SHORT), await begun(engine, [2], SHORT)
+
+        def broken(*news: Any) -> bool:
+            raise ZeroDivisionError
+
+        engine._streams[0].add = broken  # type: ignore[method-assign]
+        metrics = plain_metrics(RequestMetrics(emitted=1))
+        deltas = [Delta(key, 7, 0, [97], "a", ["target"], None, "stop", None, metrics) for key in (0, 1)]
+        engine._take_outputs(Outputs(deltas, [], []))
+        with pytest.raises(ParlayError, match="could not be taken"):
+            await first
+        assert (await second).outputs[0].text == "a"
+        assert engine.wire.commands[-1] == Abort(0)
+        assert not engine._streams.get(0)
+
+    asyncio.run(main())
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("index", [1, -1, 1 << 40])
+def test_a_completion_that_there_is_not_contradicts(engine: Played, index: int) -> None:
+    async def main() -> None:
+        _, first = await begun(engine, [1], SHORT)
+        with pytest.raises(ReportError):
+            engine.tell(0, [97], index=index)
+        engine.tell(0, [98], "stop")
+        assert (await first).outputs[0].text == "b"
+
+    asyncio.run(main())

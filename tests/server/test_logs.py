@@ -1,12 +1,23 @@
 """The log as people read it, and the engine's speed in it."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
+from hostile import TERMINAL
+from serving import Live
 
-from parlay.server.logs import Speed, log_text, report_speed, text_of
+from parlay.server.logs import Speed, log_line, log_text, report_speed, text_of
 from parlay.types.stats import GuessStats, StatsSnapshot
+
+
+class NoEngine:
+    """An engine that is not needed."""
+
+    model_name, model_names = "none", ("none",)
+    numerics_id, max_model_len, state = "none", 8, "ready"
+
 
 REQUEST = {
     "time": 1.0, "status": 200, "method": "POST", "path": "/v1/completions", "seconds": 0.123, "prompt_tokens": 7,
@@ -23,6 +34,42 @@ def test_a_request_is_a_line() -> None:
 def test_an_event_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     log_text({"time": 1.0, "event": "speed", "tokens_per_second": 3.5, "running": 2})
     assert capsys.readouterr().err.endswith(" speed: tokens per second 3.5, running 2\n")
+
+
+@pytest.mark.parametrize("name", ["path", "method", "error", "warnings", "log"])
+@pytest.mark.parametrize("text", TERMINAL.values(), ids=TERMINAL)
+def test_a_client_writes_no_line_and_no_escape(text: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its path, by a template that raises, by its prompt."""
+    if "\ud800" in text:
+        text = text.replace("\ud800", "\ufffd")  # as the server decodes it
+    facts = {**REQUEST, name: [{"prompt": text}] if name == "log" else [text] if name == "warnings" else text}
+    log_text(facts)
+    log_line(facts)
+    people, programs, rest = capsys.readouterr().err.split("\n")
+    assert rest == ""
+    assert people.isprintable()
+    assert programs.isprintable()
+    assert json.loads(programs) == facts
+
+
+def test_an_event_writes_none_either() -> None:
+    assert text_of({"event": "ready", "model": "a\x1b[2J"}).endswith("ready: model a\\x1b[2J")
+
+
+def test_a_path_is_one_column() -> None:
+    forged = {**REQUEST, "path": "/x  0.01 s  7 + 9 tokens"}
+    assert text_of(forged).split("  ")[3] == "/x%20%200.01%20s%20%207%20+%209%20tokens"
+
+
+def test_the_paths_that_a_client_asks_for() -> None:
+    paths = "/%0a12:00:00%20%20200%20%20POST%20%20fake", "/%1b[2J%1b[31mOWNED%07", "/%c2%9b31m", "/%e2%80%ae", "/%ff"
+    with Live(NoEngine()) as live:
+        for path in paths:
+            assert live.http.get(path).status_code == 404
+    assert len(live.log) == len(paths)
+    for facts in live.log:
+        assert text_of(facts).isprintable()
+        assert text_of(facts).count("  ") == 5
 
 
 def counters(steps: int, emitted: int, drafted: int = 0, accepted: int = 0) -> StatsSnapshot:

@@ -13,7 +13,7 @@ from parlay.cli.bench_serving import add_plot_flag
 from parlay.cli.flags import add_flags, given
 from parlay.cli.report import Columns, progress, report, table
 from parlay.config import build
-from parlay.errors import ConfigError
+from parlay.errors import ConfigError, visible
 
 _LATENCY: Columns = {
     "measure": ("ms", "{}"),
@@ -86,7 +86,7 @@ def _run(options: argparse.Namespace) -> int:
     if row["speculation"] is not None:
         table([row["speculation"]], _SPECULATION)
     for error, count in row["errors"].items():
-        print(f"{count} x {error}", file=sys.stderr)
+        print(f"{count} x {visible(error)}", file=sys.stderr)
     if row["late"]:
         print(
             f"{row['late']} of {row['requests']} requests left over {1e3 * LATE:g} ms late: the client's machine "

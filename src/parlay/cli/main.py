@@ -28,7 +28,7 @@ from parlay.cli import (
 )
 from parlay.cli.flags import Parser, normalise
 from parlay.cli.settings import apply_settings
-from parlay.errors import ParlayError
+from parlay.errors import ParlayError, visible
 
 _HERE = Path(__file__).parent
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.filterwarnings("default", category=DeprecationWarning, module=r"parlay\.cli\.")
             return int(options.run(options))
     except ParlayError as error:
-        print(f"parlay: {error}", file=sys.stderr)
+        print("parlay:", visible(str(error), keep="\n"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _say(otherwise: Any, message: Any, category: Any, filename: str, *more: Any, **options: Any) -> None:
     """Show a warning about the command line as one sentence, others as they are shown otherwise."""
     if _HERE in Path(filename).parents:
-        print(f"parlay: {message}", file=sys.stderr)
+        print("parlay:", visible(str(message), keep="\n"), file=sys.stderr)
     else:
         otherwise(message, category, filename, *more, **options)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from parlay.config.origins import parse_origin
 from parlay.config.strict import build
 from parlay.errors import ConfigError, shown
 
@@ -26,7 +27,8 @@ class ServerConfig:
         api_key_file: a file with a key a line, each after a name of its own for the logs or alone; lines that begin
             with # are left out.
         allowed_origins: a web page's origin that browsers may call this server from, such as `https://example.org`,
-            or `*`; by default none but the server's own.
+            or `*`; by default none but the server's own. `http://localhost:*` is any port, `https://*.example.org`
+            any subdomain, `vscode-webview://*` any page of that scheme. The hosts are names of the server, too.
         shared_cache: let clients with different keys share the prefix cache and compiled grammars; the time an answer
             takes then shows whether someone else sent the same.
         data_parallel_size: replicas of the engine, each with a process, the weights and a cache of its own, which
@@ -34,8 +36,8 @@ class ServerConfig:
             is too much busier than another.
         request_timeout: seconds after which a completion is aborted.
         shutdown_timeout: seconds that open requests have to finish after SIGTERM.
-        engine_timeout: seconds without a word from the engine, while requests are open, after which it is killed and
-            started anew; more than its longest step takes.
+        engine_timeout: seconds without a message from the engine, while requests are open or it loads (then at least
+            60), after which it is killed and started anew; more than its longest step takes.
         body_timeout: seconds within which a request's head, and then its body, must arrive; and within which a client
             must take something of its answer.
         keep_alive: seconds that an idle connection is kept.
@@ -120,6 +122,7 @@ class ServerConfig:
             raise ConfigError(f"log_interval must be a number of seconds from 0 on, not {shown(self.log_interval)}")
         if self.response_store < 0:
             raise ConfigError(f"response_store must be 0 bytes or more, not {shown(self.response_store)}")
+        object.__setattr__(self, "allowed_origins", tuple(map(parse_origin, self.allowed_origins)))
         for key in self.api_key:
             check_key(key)
 

@@ -6,8 +6,10 @@ makes them.
 """
 
 import itertools
+from bisect import insort_left, insort_right
 from collections import deque
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 from parlay.config import EngineConfig
 from parlay.drafting.drafting import Drafting
@@ -19,6 +21,8 @@ from parlay.kv.pool import BlockPool
 from parlay.sampling.live import LiveProcessor, Output
 from parlay.types.output import FinishReason, Rejected
 from parlay.types.plan import Plan, Span, SpanError, StepOutput, Verdict
+
+_priority = attrgetter("priority")
 
 
 class Scheduler:
@@ -48,7 +52,7 @@ class Scheduler:
         self.emitted = 0
         self.stats = stats or EngineStats()
         self._plan_ids = itertools.count()
-        self._waiting: list[Request] = []
+        self._waiting: list[Request] = []  # by priority, those of one in order of arrival, preempted ones before them
         self._running: list[Request] = []  # in order of admission
         self._under_way: dict[int, Request] = {}  # by id: those in plans that are not committed
         self._notes = deque[tuple[Plan, Notes]]()  # these plans, in order
@@ -72,8 +76,7 @@ class Scheduler:
             output = Output(request.tokens, len(request.prompt_tokens))
             self.processors[request.request_id] = LiveProcessor(request.processor, output)
         self.drafting.add(request)
-        place = sum(r.priority <= request.priority for r in self._waiting)
-        self._waiting.insert(place, request)
+        insort_right(self._waiting, request, key=_priority)
 
     def finish(self, request: Request, reason: FinishReason, now: float) -> None:
         """End a request and free all that it holds; its blocks only after a plan under way, which writes to them."""
@@ -182,8 +185,7 @@ class Scheduler:
         request.counts.preemptions += 1
         self.stats.preemptions += 1
         self._running.remove(request)
-        place = sum(r.priority < request.priority for r in self._waiting)
-        self._waiting.insert(place, request)
+        insort_left(self._waiting, request, key=_priority)
 
     def _admit(self, rows: dict[Request, Rows], now: float) -> None:
         """Start waiting requests while there are rows and free blocks, without preempting others."""

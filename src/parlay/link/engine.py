@@ -13,12 +13,13 @@ from threading import Lock
 from typing import Any, Literal
 
 from parlay.config import EngineConfig
-from parlay.errors import ParlayError, RequestError
+from parlay.errors import EngineFaultError, ParlayError
 from parlay.link.base import Link
-from parlay.link.protocol import Abort, Add, Delta, Outputs, PromptScores, Ready, plain_params
+from parlay.link.protocol import Abort, Add, Delta, Outputs, PromptScores, Ready, ReportError, plain_params
 from parlay.link.stream import Stream
+from parlay.log import logger
 from parlay.sampling.seeds import mix
-from parlay.text.chat import ChatOptions
+from parlay.text.chat import ChatOptions, pieces
 from parlay.text.tokenizer import TextCodec, check_prompt, encode_prediction
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
@@ -161,7 +162,8 @@ class AsyncEngine(ABC):
         """
         more = {name: options.pop(name) for name in _REQUEST_OPTIONS if name in options}
         asked, codec = ChatOptions.parse(options), self.codec
-        text = await codec.beside(asked.chat_template, lambda: codec.chat(messages, asked))
+        count = pieces(messages, asked.tools)
+        text = await codec.beside(asked.chat_template, lambda: codec.chat(messages, asked), count)
         prompt = {"prompt": text, "prompt_token_ids": self.codec.encode(text, add_special_tokens=False)}
         outputs = self.generate(prompt, sampling_params, **more)
         try:
@@ -195,7 +197,7 @@ class AsyncEngine(ABC):
             self._streams[key] = stream  # first: a thread may answer before this one goes on
             try:
                 self._link.send(add)
-            except RequestError:
+            except BaseException:  # nobody would ever end the stream
                 del self._streams[key]
                 raise
 
@@ -215,16 +217,32 @@ class AsyncEngine(ABC):
     # ------------------------------------------------------------------------------- what comes, in the link's thread
 
     def _take_outputs(self, outputs: Outputs) -> None:
-        """Pass the engine's outputs to the streams of their requests."""
+        """Pass the engine's outputs to the streams of their requests.
+
+        Raises:
+            ReportError: they are of something that was not sent.
+        """
         news: dict[int, list[Delta | PromptScores]] = {}
         told: list[Delta | PromptScores] = [*outputs.prompts, *outputs.deltas]
         for one in told:
             news.setdefault(one.key, []).append(one)
         for key, own in news.items():
             stream = self._streams.get(key)
-            if stream is not None and not stream.add(*own):
-                self._leave(key, stream)
+            if stream is not None:
+                self._pass_on(key, stream, own)
         for failure in outputs.failures:
             stream = None if failure.key is None else self._streams.get(failure.key)
             if stream is not None:
                 stream.fail(failure.error())
+
+    def _pass_on(self, key: int, stream: Stream, news: Sequence[Delta | PromptScores]) -> None:
+        """Give news to a stream; a fault of this side's is no other request's."""
+        try:
+            if not stream.add(*news):
+                self._leave(key, stream)
+        except ReportError:
+            raise
+        except Exception:
+            logger.exception("a request's output could not be taken")
+            self._leave(key, stream)
+            stream.fail(EngineFaultError("the request's output could not be taken; the log says why"))

@@ -161,8 +161,17 @@ class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stats: StatsSnapshot | None = None
 
 
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The engine's process runs, whatever it is loading."""
+
+
 Command = Add | Abort | Stop
-Report = Loading | Ready | Failure | Outputs
+Report = Loading | Alive | Ready | Failure | Outputs
+
+
+class ReportError(ValueError):
+    """A report contradicts what was sent to the engine."""
+
 
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -8,7 +8,7 @@ from asyncio import AbstractEventLoop, Event, get_running_loop
 from threading import Lock
 
 from parlay.errors import ParlayError
-from parlay.link.protocol import Delta, PromptScores
+from parlay.link.protocol import Delta, PromptScores, ReportError
 from parlay.text.tokenizer import TextCodec, logprob_tables
 from parlay.types.output import CompletionOutput, FinishReason, Logprob, Rejected, RequestMetrics, RequestOutput
 from parlay.types.params import SamplingParams
@@ -67,14 +67,13 @@ class Stream:
         """Take what is new; False if it can never be read.
 
         Raises:
-            IndexError: of a completion that was not asked for.
+            ReportError: it is of a completion that there is not.
         """
+        deltas = [one for one in news if isinstance(one, Delta)]
+        if not all(0 <= one.index < len(self._completions) for one in deltas):
+            raise ReportError("the engine reported on a completion that there is not")
         with self._lock:
-            for one in news:
-                if isinstance(one, Delta):
-                    self._completions[one.index]
-                    if one.finish_reason is not None:
-                        self._unfinished.discard(one.index)
+            self._unfinished -= {one.index for one in deltas if one.finish_reason is not None}
             self._news += news
             self.ended = self.ended or not self._unfinished
             return self._wake()

@@ -13,16 +13,18 @@ from starlette.types import ASGIApp
 
 from parlay import __version__
 from parlay.config import ServerConfig
+from parlay.config.origins import pattern
 from parlay.errors import ParlayError
 from parlay.link.engine import AsyncEngine
 from parlay.server.errors import ApiError, ClientLeftError, json_response
 from parlay.server.failures import as_api_error
+from parlay.server.framing import Framing
+from parlay.server.front import Front
 from parlay.server.gate import Gate
 from parlay.server.guard import OPEN, Guard
 from parlay.server.keys import Keys
 from parlay.server.logs import Log, log_line
 from parlay.server.openai import documents, documents_answers
-from parlay.server.openai.answer import Front
 from parlay.server.openai.chat import chat
 from parlay.server.openai.completions import complete
 from parlay.server.openai.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields, check_model
@@ -84,12 +86,13 @@ def create_app(
     if config.allowed_origins:
         guarded = CORSMiddleware(
             guarded,
-            allow_origins=config.allowed_origins,
+            allow_origins=["*"] if "*" in config.allowed_origins else [],
+            allow_origin_regex=pattern(config.allowed_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],  # OpenAI's own client sends a dozen
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    return guarded
+    return Framing(guarded)
 
 
 async def _told(request: Request, error: Exception) -> Response:
@@ -104,21 +107,21 @@ async def _told(request: Request, error: Exception) -> Response:
 def _add_completions(app: FastAPI, front: Front) -> None:
     @app.post("/v1/completions", summary="Complete prompts", openapi_extra=documents.body_of(CompletionFields))
     async def completions(request: Request) -> Response:
-        return await complete(front, request)
+        return await complete(front.of(request))
 
     @app.post("/v1/chat/completions", summary="Answer a conversation", openapi_extra=documents.body_of(ChatFields))
     async def chat_completions(request: Request) -> Response:
-        return await chat(front, request)
+        return await chat(front.of(request))
 
     _add_responses(app, front)
 
     @app.post("/tokenize", summary="Text to token ids", openapi_extra=documents.body_of(TokenizeFields))
     async def to_tokens(request: Request) -> Response:
-        return await tokenize(front, request)
+        return await tokenize(front.of(request))
 
     @app.post("/detokenize", summary="Token ids to text", openapi_extra=documents.body_of(DetokenizeFields))
     async def to_text(request: Request) -> Response:
-        return await detokenize(front, request)
+        return await detokenize(front.of(request))
 
 
 def _add_responses(app: FastAPI, front: Front) -> None:
@@ -130,7 +133,7 @@ def _add_responses(app: FastAPI, front: Front) -> None:
         "/v1/responses", summary="Answer, and go on from there", openapi_extra=documents.body_of(ResponseFields)
     )
     async def responses(request: Request) -> Response:
-        return await respond(front, store, request)
+        return await respond(front.of(request), store)
 
     @app.get("/v1/responses/{name}", summary="A stored response", openapi_extra=stored)
     async def response(name: str, request: Request) -> Response:

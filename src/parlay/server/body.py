@@ -5,36 +5,39 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 
 from parlay.server.errors import ApiError, ClientLeftError
-from parlay.server.threads import run_in_thread
+from parlay.server.front import Front
 
 T = TypeVar("T")
 
 
-async def read_json(request: Request, max_depth: int, make: Callable[[dict[str, Any]], T]) -> T:
+async def read_json(front: Front, make: Callable[[dict[str, Any]], T], *, completes: bool = True) -> T:
     """Return what `make` makes of the object that the body is; without the fields that are null, which OpenAI's
     clients send.
 
     Args:
-        request: whose body.
-        max_depth: of objects and lists in each other.
+        front: of one request.
         make: makes the result; its time is proportional to the body's length.
+        completes: admit the request as one that asks for completions, before its body is decoded.
 
     Raises:
-        ApiError: it is no JSON, no object, or nested too deeply.
+        ApiError: it is no JSON, no object, or nested too deeply; or there is no room for the request.
         ClientLeftError: the client disconnected before it was complete.
         Exception: anything that `make` raises.
     """
+    request, max_depth = front.request, front.config.max_json_depth
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):  # a form could be sent by any web page
         raise ApiError(415, "the body must be JSON; send it with the header Content-Type: application/json")
     try:
-        body = await request.body()
+        body = b"".join([chunk async for chunk in request.stream()])  # not kept by the request
     except ClientDisconnect:
         raise ClientLeftError from None
-    return await run_in_thread(len(body), lambda: make(_decode(body, max_depth)))
+    if completes:
+        front.account.seat = front.account.held.enter_context(front.gate.admit(front.account.client.name))
+    return await front.run(len(body), lambda: make(_decode(body, max_depth)))
 
 
 def _decode(body: bytes, max_depth: int) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """Python's garbage collection, in processes whose users notice pauses: it stops every thread while it lasts."""
 
+import ctypes
 import gc
+
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # the interpreter is released meanwhile
 
 
 def leave_out_what_is_loaded() -> None:
@@ -12,3 +15,9 @@ def leave_out_what_is_loaded() -> None:
 def search_seldom() -> None:
     """Collect less often: a request's log-probabilities may be a million objects, and none of them garbage."""
     gc.set_threshold(20_000, 20, 20)
+
+
+def give_memory_back() -> None:
+    """Give free memory back to the system, where the C library can (glibc); after what has taken much of it."""
+    if _TRIM is not None:
+        _TRIM(0)

@@ -2,13 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
 from parlay.server.errors import ApiError
 
-T = TypeVar("T")
 _ENDS = "the server is shutting down; ask another one"
 
 
@@ -34,13 +32,25 @@ class Gate:
         self.open = 0
         self.closing = False
         self.cut = asyncio.Event()
-        self._shut = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
 
     @contextmanager
-    def admit(self, key: str, count: int) -> Iterator[None]:
-        """Reserve `count` completions for a request.
+    def admit(self, key: str) -> Iterator["Seat"]:
+        """Count a request as one open completion while it is prepared; its seat is then widened to as many as it has.
+
+        Raises:
+            ApiError: there is no room now.
+        """
+        seat = Seat(self, key)
+        seat.widen(1)
+        try:
+            yield seat
+        finally:
+            self._count(key, -seat.count)
+
+    def take(self, key: str, count: int, more: int) -> None:
+        """Open `more` completions of a request that has `count` then.
 
         Raises:
             ApiError: there is no room now, or never will be.
@@ -48,48 +58,51 @@ class Gate:
         room = min(self._most, self._most_per_key)
         if count > room:
             raise ApiError(400, f"the request asks for {count} completions and may for {room}; lower n or split it")
-        if self.closing:
+        if self.closing and more == count:  # a request that is prepared already goes on
             raise ApiError(503, _ENDS)
-        if self.open + count > self._most:
+        if self.open + more > self._most:
             raise ApiError(429, "the server has as many requests as it takes; retry a little later")
-        if self._per_key[key] + count > self._most_per_key:
+        if self._per_key[key] + more > self._most_per_key:
             raise ApiError(429, f"this key has its {self._most_per_key} completions open; wait for one of them")
-        self.open += count
-        self._per_key[key] += count
-        self._empty.clear()
-        try:
-            yield
-        finally:
-            self.open -= count
-            self._per_key[key] -= count
-            if not self._per_key[key]:
-                del self._per_key[key]
-            if not self.open:
-                self._empty.set()
+        self._count(key, more)
 
-    async def outside(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work` for a request not yet admitted; refuse it once the gate is closing.
-
-        Raises:
-            ApiError: it is.
-            Exception: anything that `work` raises.
-        """
-        made, shut = asyncio.ensure_future(work), asyncio.ensure_future(self._shut.wait())
-        try:
-            await asyncio.wait({made, shut}, return_when=asyncio.FIRST_COMPLETED)
-            if not made.done():
-                raise ApiError(503, _ENDS)
-            return made.result()
-        finally:
-            shut.cancel()
-            made.cancel()
+    def _count(self, key: str, more: int) -> None:
+        self.open += more
+        self._per_key[key] += more
+        if not self._per_key[key]:
+            del self._per_key[key]
+        if self.open:
+            self._empty.clear()
+        else:
+            self._empty.set()
 
     async def close(self, timeout: float) -> None:
         """Admit no more requests, wait for open ones, and after `timeout` seconds end them."""
         self.closing = True
-        self._shut.set()
         try:
             async with asyncio.timeout(timeout):
                 await self._empty.wait()
         except TimeoutError:
             self.cut.set()
+
+
+class Seat:
+    """A request's completions among those that are open.
+
+    Attributes:
+        count: how many.
+    """
+
+    def __init__(self, gate: Gate, key: str) -> None:
+        """Begin with none."""
+        self._gate, self._key = gate, key
+        self.count = 0
+
+    def widen(self, count: int) -> None:
+        """Open as many completions as a request turns out to have.
+
+        Raises:
+            ApiError: there is no room now, or never will be.
+        """
+        self._gate.take(self._key, count, count - self.count)
+        self.count = count

@@ -6,33 +6,23 @@ Pure ASGI: nothing is buffered and no tasks are started.
 import asyncio
 import re
 import time
-from typing import Any
 from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parlay.config import ServerConfig
+from parlay.server.account import Account
 from parlay.server.browsers import check_page
-from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError
+from parlay.server.budget import Budget
+from parlay.server.errors import ApiError, ClientLeftError
 from parlay.server.failures import as_api_error
-from parlay.server.keys import ANYONE, Keys
+from parlay.server.keys import Keys
 from parlay.server.logs import Log, log_line
 from parlay.server.remote.backend import Metrics, Observation
 
 OPEN = frozenset({"/", "/docs", "/health", "/ready"})  # without a key
+_BODIES, _LEAST_BODIES = 16, 64 << 20  # the limit of all bodies together: times that of one, and at least, bytes
 _DRAINED = 32  # times the limit: a client that is still sending would not read why its body is refused
-
-
-class Account:
-    """The facts about one request, for its line in the log; in the scope's state under `account`."""
-
-    def __init__(self) -> None:
-        self.request_id = ""
-        self.client = ANYONE
-        self.arrival = time.perf_counter()
-        self.facts: dict[str, Any] = {}  # for the log
-        self.outputs: dict[int, Any] = {}  # the newest of each prompt
-        self.status = CLIENT_LEFT
 
 
 class Guard:
@@ -47,6 +37,7 @@ class Guard:
         self._config = config
         self._keys = keys
         self._metrics = metrics
+        self._budget = Budget(max(_BODIES * config.max_body_bytes, _LEAST_BODIES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -77,13 +68,14 @@ class Guard:
             if not self._keys:
                 check_page(scope["method"], headers, self._config)
             self._identify(scope["path"], headers.get(b"authorization"), account)
-            await self._app(inner, _Body(receive, headers, self._config), tell)
+            await self._app(inner, _Body(receive, headers, self._config, self._budget, account), tell)
         except Exception as error:
             if not began:
                 answer = as_api_error(error)
                 account.facts["error"] = str(answer)
                 await answer.response()(scope, receive, tell)
         finally:
+            account.held.close()
             self._close(scope, account)
 
     def _identify(self, path: str, authorization: str | None, account: Account) -> None:
@@ -121,8 +113,13 @@ class Guard:
 class _Body:
     """A request's `receive` that counts bytes and watches the clock until the body is complete."""
 
-    def __init__(self, receive: Receive, headers: dict[bytes, str], config: ServerConfig) -> None:
+    def __init__(
+        self, receive: Receive, headers: dict[bytes, str], config: ServerConfig, budget: Budget, account: Account
+    ) -> None:
         self._receive = receive
+        self._budget, self._key = budget, account.client.name
+        self._kept = 0
+        account.body.callback(lambda: budget.give(self._key, self._kept))
         self._most = config.max_body_bytes
         self._seconds = config.body_timeout
         self._deadline: float | None = None
@@ -141,6 +138,13 @@ class _Body:
         if self._too_large or self._count > self._most:
             await self._drain(message)
             raise self._refusal()
+        try:
+            count = len(message.get("body", b""))
+            self._budget.take(self._key, count)
+            self._kept += count
+        except ApiError:
+            await self._drain(message)
+            raise
         return message
 
     async def _next(self) -> Message:

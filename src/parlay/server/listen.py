@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import signal
 import socket
 import sys
@@ -16,14 +15,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from parlay.config import ServerConfig
 from parlay.errors import ConfigError
-from parlay.log import logger
+from parlay.server.files import OUT_OF_FILES, room_for, too_few_files
 from parlay.server.gate import Gate
 
 _MOST_HEAD = 64 << 10  # bytes
 _MOST_READ = 16 << 10  # bytes taken from a connection at once: parsed as many chunks, more would delay others
 _ACCEPTED = 64  # connections accepted at once, for the same reason
 _QUEUED = 2048  # connections that wait to be accepted
-_OWN_FILES = 256  # descriptors for everything but connections
 
 
 class Server(uvicorn.Server):
@@ -118,22 +116,11 @@ def bind(config: ServerConfig) -> list[socket.socket]:
 
 
 def _not_there(config: ServerConfig, error: OSError) -> ConfigError:
+    if error.errno in OUT_OF_FILES:
+        return too_few_files()
     return ConfigError(
         f"{config.host}:{config.port} cannot be listened on ({error.strerror}); choose another --host or --port"
     )
-
-
-def _room(connections: int) -> int:
-    """Return how many of the wanted connections the process may have, its limit on open files raised for them."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _OWN_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return connections
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    if limit < wanted:
-        logger.warning("%d open files are allowed: fewer than max_connections=%d are taken", limit, connections)
-    return max(1, limit - _OWN_FILES)
 
 
 def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
@@ -141,7 +128,7 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
 
     On the number of connections, and on the time for a request's head and for taking an answer.
     """
-    most = _room(config.max_connections)
+    most = room_for(config.max_connections)
 
     class Protocol(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -1,6 +1,7 @@
 """The server's log: a line of JSON for each event, or a line for people."""
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from parlay.errors import visible
 from parlay.types.stats import StatsSnapshot
 
 Log = Callable[[dict[str, Any]], None]  # takes the facts of one event
@@ -15,7 +17,7 @@ Log = Callable[[dict[str, Any]], None]  # takes the facts of one event
 
 def log_line(facts: dict[str, Any]) -> None:
     """Write one line of JSON to stderr."""
-    sys.stderr.write(msgspec.json.encode(facts).decode() + "\n")
+    sys.stderr.write(json_of(facts) + "\n")
 
 
 def log_text(facts: dict[str, Any]) -> None:
@@ -23,13 +25,24 @@ def log_text(facts: dict[str, Any]) -> None:
     sys.stderr.write(text_of(facts) + "\n")
 
 
+def json_of(facts: dict[str, Any]) -> str:
+    """Return a line of JSON in which even what JSON allows is escaped if a terminal would obey it, such as U+009B."""
+    text = msgspec.json.encode(facts).decode()
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
 def text_of(facts: dict[str, Any]) -> str:
-    """Return a line that says what happened, the most important first."""
+    """Return a line that says what happened, the most important first; clients' control characters are escaped."""
+    return visible(_line(facts))
+
+
+def _line(facts: dict[str, Any]) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(facts.get("time")))
     if "event" in facts:
         rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items() if key not in _HEAD)
         return f"{at} {facts['event']}: {rest}"
-    parts = [at, str(facts.get("status")), str(facts.get("method")), str(facts.get("path"))]
+    parts = [at, str(facts.get("status")), str(facts.get("method"))]
+    parts.append(str(facts.get("path")).replace(" ", "%20"))  # a path is one column
     parts.append(f"{facts.get('seconds', 0):.2f} s")
     if facts.get("completion_tokens"):
         parts.append(f"{facts['prompt_tokens']} + {facts['completion_tokens']} tokens")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from parlay.server.openai.answer import Front
+from parlay.server.front import Front
 from parlay.server.openai.fields import ChatFields
 from parlay.server.openai.reasoning import Marks, marks_of
 from parlay.server.openai.tool_formats import FORMATS, ToolFormat, format_of

@@ -17,6 +17,7 @@ from parlay.text.template_traits import traits_of, variables
 HERE = Runner()
 _OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
 _MARK = "CONTINUED_FROM_HERE "  # where the last message ends
+_LISTS = ("content", "tool_calls")  # of a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,12 @@ class ChatOptions:
             ConfigError: an unknown option, one of the wrong type, or two that contradict each other.
         """
         return build(cls, values, "chat option")
+
+
+def pieces(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> int:
+    """Return how many messages there are, parts and calls in them, and tools: a template's time grows with these."""
+    lists = (message.get(name) for message in messages if isinstance(message, Mapping) for name in _LISTS)
+    return len(messages) + sum(len(one) for one in lists if isinstance(one, list)) + len(tools or ())
 
 
 def render(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from parlay.errors import ContextLengthError, RequestError, about, brief
 from parlay.panics import Contained
-from parlay.text.chat import ChatOptions, render, shows_tools
+from parlay.text.chat import ChatOptions, pieces, render, shows_tools
 from parlay.text.pieces import DECODING, Pieces
 from parlay.text.reading import read_texts, token_text
 from parlay.text.template_files import DEFAULT, choose
@@ -23,6 +23,7 @@ from parlay.types.plan import TokenLogprobs
 
 _LONG = 1024  # characters or tokens
 _ENCODING = Contained("its library panics")
+_MANY = 200  # messages, parts, calls and tools
 _ASSETS = Path(__file__).parents[1] / "assets"
 
 T = TypeVar("T")
@@ -48,9 +49,10 @@ class TextCodec:
         self._bytes: dict[int, bytes] = {}
         self.tokenizer, self._config = read_texts(path)
         self._templates: dict[str, str] = self._config.get("chat_templates", {})
-        self._own, self._given = TemplateProcess(), TemplateProcess()  # for the model's template, and for requests'
+        # For the model's templates, for the same with many pieces, and for requests' templates.
+        self._runners = {lane: TemplateProcess() for lane in ("own", "many", "given")}
         # A thread that waits for each, so that calls that wait block no other thread.
-        self._threads = {one: ThreadPoolExecutor(1, "parlay-template") for one in (self._own, self._given)}
+        self._threads = {lane: ThreadPoolExecutor(1, "parlay-template") for lane in self._runners}
 
     @classmethod
     def ready(cls, path: Path) -> "TextCodec":
@@ -180,7 +182,7 @@ class TextCodec:
     def shows_tools(self, template: str | None = None) -> bool:
         """Whether a chat template, by default the model's own for tools, passes tools to the model."""
         own = self.template_for(template, tools=True)
-        return own is not None and shows_tools(own, self._special, self._runner(template))
+        return own is not None and shows_tools(own, self._special, self._runners[self.lane(template)])
 
     @cached_property
     def _special(self) -> dict[str, str]:
@@ -200,26 +202,35 @@ class TextCodec:
                 "give one as chat_template, or use generate with a prompt of your own",
                 param="chat_template",
             )
-        return render(template, messages, self._special, options, self._runner(options.chat_template))
+        runner = self._runners[self.lane(options.chat_template, pieces(messages, options.tools))]
+        return render(template, messages, self._special, options, runner)
 
-    async def beside(self, template: str | None, work: Callable[[], T]) -> T:
+    async def beside(self, template: str | None, work: Callable[[], T], count: int = 0) -> T:
         """Return the result of `work`, which runs a chat template, without blocking the event loop.
 
         Args:
             template: as in `ChatOptions`.
-            work: runs in a thread; calls for requests' templates run one after another.
+            work: runs in a thread; calls of one lane run one after another.
+            count: the `pieces` that the template is given.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads[self._runner(template)], work)
+        return await asyncio.get_running_loop().run_in_executor(self._threads[self.lane(template, count)], work)
 
-    def _runner(self, given: str | None) -> TemplateProcess:
-        """Return where to run a template: one from a request that does not end delays only others from requests."""
+    def lane(self, given: str | None, count: int = 0) -> str:
+        """Return where a template is run: what takes long, or does not end, delays only others of its kind.
+
+        Args:
+            given: a request's template, or the name of one of the model's own; None for the model's own.
+            count: the `pieces` that it is given.
+        """
         own = given is None or given in self._templates or given in self._templates.values()
-        return self._own if own else self._given
+        if not own:
+            return "given"
+        return "own" if count <= _MANY else "many"
 
     def close(self) -> None:
         """End the processes that run chat templates, for good."""
-        self._own.close()
-        self._given.close()
+        for one in self._runners.values():
+            one.close()
 
 
 class Detokenizer:

@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from asyncio import timeout
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,17 +12,15 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from parlay.config import ServerConfig
-from parlay.link.engine import AsyncEngine
 from parlay.server.acceptance import request_metrics
+from parlay.server.account import Account
 from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, json_response
 from parlay.server.failures import as_api_error
-from parlay.server.gate import Gate
-from parlay.server.guard import Account
+from parlay.server.front import Front
 from parlay.server.openai.choice import usage
+from parlay.server.openai.events import Events
 from parlay.server.openai.outputs import merge, while_wanted
 from parlay.server.remote.backend import Metrics
-from parlay.server.threads import run_in_thread
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
@@ -31,46 +28,7 @@ from parlay.types.prompt import Prompt
 # The engine enforces the timeout itself; this is for an engine that does not answer at all, and for a client that
 # takes an answer slowly.
 _GRACE = 10.0
-_EVENT_STREAM = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would keep events until it has some kilobytes
-)
 _encode = msgspec.json.Encoder().encode
-
-
-@dataclass(frozen=True, slots=True)
-class Front:
-    """The parts that every endpoint uses.
-
-    Attributes:
-        engine: computes.
-        config: the server's options.
-        gate: admits requests.
-        methods: speculative methods that the engine has loaded.
-        metrics: counts, if given.
-    """
-
-    engine: AsyncEngine
-    config: ServerConfig
-    gate: Gate
-    methods: tuple[str, ...] = ()
-    metrics: Metrics | None = None
-
-    @staticmethod
-    def now() -> int:
-        """Return the time in seconds since 1970."""
-        return int(time.time())
-
-    def check_ready(self) -> None:
-        """Refuse requests that the engine would not accept.
-
-        Raises:
-            ApiError: it is not ready.
-        """
-        state = self.engine.state
-        if state != "ready":
-            raise ApiError(503, f"the engine is {state}; retry a little later")
 
 
 class Shape(ABC):
@@ -171,10 +129,12 @@ class Answer(Response):
 
         try:
             front.check_ready()
-            with front.gate.admit(account.client.name, len(self._prompts) * self._params.candidates):
-                work = self._events(account, tell) if self._stream else self._whole(account, scope, receive, tell)
-                async with timeout(front.config.request_timeout + _GRACE):
-                    await while_wanted(work, receive, front.gate.cut)
+            assert account.seat is not None
+            account.seat.widen(len(self._prompts) * self._params.candidates)
+            account.body.close()  # it has become prompts and parameters
+            work = self._events(account, tell) if self._stream else self._whole(account, scope, receive, tell)
+            async with timeout(front.config.request_timeout + _GRACE):
+                await while_wanted(work, receive, front.gate.cut)
         except ClientLeftError:
             account.status = CLIENT_LEFT
         except Exception as error:
@@ -194,16 +154,15 @@ class Answer(Response):
                 pass
         outputs = [account.outputs[i] for i in range(len(self._prompts))]
         size = sum(len(o.prompt_token_ids) + sum(len(one.token_ids) for one in o.outputs) for o in outputs)
-        answer = await run_in_thread(size, partial(self._answer, outputs))
+        answer = await self._front.threads.run(account.client.name, size, partial(self._answer, outputs))
         await answer(scope, receive, send)
 
     def _answer(self, outputs: list[RequestOutput]) -> Response:
         return json_response(self._shape.warn(self._shape.complete(outputs, partial(self._took, outputs))))
 
     async def _events(self, account: Account, send: Send) -> None:
-        # No head before the first output: a request that the engine refuses still gets its own status.
-        started = begun = False
-        async with aclosing(self._outputs(account)) as growing:
+        begun = False
+        async with Events(send) as events, aclosing(self._outputs(account)) as growing:
             async for number, output in growing:
                 more = (
                     {"usage": self._usage(account) if self._continuous_usage else None} if self._include_usage else {}
@@ -211,15 +170,9 @@ class Answer(Response):
                 chunks = [chunk | more for chunk in self._shape.events(number, output)]
                 if chunks and not begun:
                     chunks[0], begun = self._shape.warn(chunks[0]), True
-                body = b"".join(map(self._shape.encode, chunks))
-                if not started:
-                    await send({"type": "http.response.start", "status": 200, "headers": list(_EVENT_STREAM)})
-                    started = True
-                if body:
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-        took = self._took([account.outputs[i] for i in sorted(account.outputs)])
-        end = self._shape.last(took, asked=self._include_usage)
-        await send({"type": "http.response.body", "body": end})
+                await events.write(b"".join(map(self._shape.encode, chunks)))
+            took = self._took([account.outputs[i] for i in sorted(account.outputs)])
+            await events.write(self._shape.last(took, asked=self._include_usage), more=False)
 
     async def _outputs(self, account: Account) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Yield what is new of the prompts' outputs, with their numbers; the account always has the newest.

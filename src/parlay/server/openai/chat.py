@@ -6,12 +6,11 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from starlette.requests import Request
-
 from parlay.errors import shown
 from parlay.server.body import read_json
 from parlay.server.errors import ApiError
-from parlay.server.openai.answer import Answer, Front, Shape
+from parlay.server.front import Front
+from parlay.server.openai.answer import Answer, Shape
 from parlay.server.openai.choice import Choice, News
 from parlay.server.openai.completions import check_stream
 from parlay.server.openai.fields import ChatFields, check_model, make_params, parse
@@ -29,7 +28,7 @@ from parlay.types.prompt import Prompt
 Read = tuple["ChatShape", list[dict[str, Any]], ChatOptions]
 
 
-async def chat(front: Front, request: Request) -> Answer:
+async def chat(front: Front) -> Answer:
     """Answer a request.
 
     Raises:
@@ -40,10 +39,10 @@ async def chat(front: Front, request: Request) -> Answer:
         brings = isinstance(body.get("chat_template"), str) and front.config.trust_request_chat_template
         return body if brings else read_chat(front, body)
 
-    found = await read_json(request, front.config.max_json_depth, read)
+    found = await read_json(front, read)
     if isinstance(found, dict):  # its template is run to see what it does
         work = partial(read_chat, front, found)
-        found = await front.gate.outside(front.engine.codec.beside(found["chat_template"], work))
+        found = await front.beside(found["chat_template"], 0, work)
     shape, messages, options = found
     prompt = await chat_prompt(front, messages, options)
     shape.begin(prompt)

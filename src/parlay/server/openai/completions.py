@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from starlette.requests import Request
-
 from parlay.server.body import read_json
 from parlay.server.errors import ApiError
-from parlay.server.openai.answer import Answer, Front, Shape
+from parlay.server.front import Front
+from parlay.server.openai.answer import Answer, Shape
 from parlay.server.openai.choice import Choice, News
 from parlay.server.openai.fields import CompletionFields, check_model, make_params, parse
 from parlay.server.openai.logprobs import Offsets, completion_logprobs, prompt_logprobs, prompt_offsets
@@ -20,13 +19,13 @@ from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
 
 
-async def complete(front: Front, request: Request) -> Answer:
+async def complete(front: Front) -> Answer:
     """Answer a request.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    shape, prompts = await read_json(request, front.config.max_json_depth, partial(_read, front))
+    shape, prompts = await read_json(front, partial(_read, front))
     asked = shape.asked
     return Answer(
         front,

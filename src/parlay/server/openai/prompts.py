@@ -3,12 +3,11 @@
 from typing import Any
 
 from parlay.config import ServerConfig
-from parlay.errors import about
+from parlay.errors import ContextLengthError, about
 from parlay.server.errors import ApiError
-from parlay.server.openai.answer import Front
+from parlay.server.front import Front
 from parlay.server.openai.fields import Asked, check_prediction, check_prompt, check_text
-from parlay.server.threads import run_in_thread
-from parlay.text.chat import ChatOptions
+from parlay.text.chat import ChatOptions, pieces
 from parlay.text.tokenizer import TextCodec
 from parlay.types.prompt import Prompt
 
@@ -54,13 +53,29 @@ async def chat_prompt(front: Front, messages: list[dict[str, Any]], options: Cha
         RequestError: there is no template, or it refuses the messages; or the prompt is too long.
     """
     codec, config = front.engine.codec, front.config
-    work = codec.beside(options.chat_template, lambda: codec.chat(messages, options))
+    count = pieces(messages, options.tools)
     with about("messages"):
-        text = await front.gate.outside(work)
+        check_pieces(count, front.engine.max_model_len)
+        text = await front.beside(options.chat_template, count, lambda: codec.chat(messages, options))
         check_text(text, codec.most_characters, front.engine.max_model_len)
-        tokens = await run_in_thread(len(text), lambda: codec.encode(text, add_special_tokens=False))
+        tokens = await front.run(len(text), lambda: codec.encode(text, add_special_tokens=False))
     check_prompt(len(tokens), config)
     return {"prompt": text, "prompt_token_ids": tokens}
+
+
+def check_pieces(count: int, max_model_len: int) -> None:
+    """Refuse a conversation of more messages, parts, calls and tools than the model takes tokens.
+
+    Each is at least a token in a template that shows it, and templates take long over many.
+
+    Raises:
+        ContextLengthError: there are more.
+    """
+    if count > max_model_len:
+        raise ContextLengthError(
+            f"the conversation has {count} messages, parts and tools, but this model's maximum context length is "
+            f"{max_model_len} tokens; shorten it"
+        )
 
 
 def predicted(asked: Asked, codec: TextCodec, config: ServerConfig) -> list[int] | None:

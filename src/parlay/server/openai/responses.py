@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from parlay.server.body import read_json
 from parlay.server.errors import ApiError, json_response
-from parlay.server.openai.answer import Answer, Front, Shape
+from parlay.server.front import Front
+from parlay.server.openai.answer import Answer, Shape
 from parlay.server.openai.chat import ChatShape, read_chat
 from parlay.server.openai.fields import check_model
 from parlay.server.openai.prompts import chat_prompt
@@ -26,18 +27,18 @@ from parlay.types.output import RequestOutput
 _encode = msgspec.json.Encoder().encode
 
 
-async def respond(front: Front, store: ResponseStore, request: Request) -> Answer:
+async def respond(front: Front, store: ResponseStore) -> Answer:
     """Answer a request.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    owner = _owner(request)
+    owner = front.account.client.owner
 
     def read(body: dict[str, Any]) -> tuple[ResponseShape, list[Message], ChatOptions]:
         return _read(front, store, owner, body)
 
-    shape, messages, options = await read_json(request, front.config.max_json_depth, read)
+    shape, messages, options = await read_json(front, read)
     prompt = await chat_prompt(front, messages, options)
     shape.chat.begin(prompt)
     return Answer(front, [prompt], shape.chat.params, shape, stream=shape.asked.stream)

@@ -4,28 +4,27 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from parlay.errors import RequestError, shown
 from parlay.server.body import read_json
 from parlay.server.errors import json_response
-from parlay.server.openai.answer import Front, warned
+from parlay.server.front import Front
+from parlay.server.openai.answer import warned
 from parlay.server.openai.fields import DetokenizeFields, TokenizeFields, check_model, parse
 from parlay.server.openai.prompts import chat_prompt
-from parlay.server.threads import run_in_thread
 from parlay.text.chat import ChatOptions
 from parlay.text.tokenizer import TextCodec
 
 
-async def tokenize(front: Front, request: Request) -> Response:
+async def tokenize(front: Front) -> Response:
     """Return the token ids of a text or a conversation.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
     read = partial(parse, TokenizeFields, strict=front.config.strict_fields)
-    asked, _, warnings = await read_json(request, front.config.max_json_depth, read)
+    asked, _, warnings = await read_json(front, read, completes=False)
     check_model(asked.model, front.engine.model_names)
     codec = front.engine.codec
     if asked.messages is not None:
@@ -44,19 +43,19 @@ async def tokenize(front: Front, request: Request) -> Response:
             body["token_strs"] = [codec.token_text(token) for token in tokens]
         return json_response(warned(body, warnings))
 
-    return await run_in_thread(len(text), answer)
+    return await front.run(len(text), answer)
 
 
-async def detokenize(front: Front, request: Request) -> Response:
+async def detokenize(front: Front) -> Response:
     """Return the text of token ids.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
     read = partial(parse, DetokenizeFields, strict=front.config.strict_fields)
-    asked, _, warnings = await read_json(request, front.config.max_json_depth, read)
+    asked, _, warnings = await read_json(front, read, completes=False)
     check_model(asked.model, front.engine.model_names)
-    return await run_in_thread(len(asked.tokens), lambda: _text(asked.tokens, front.engine.codec, warnings))
+    return await front.run(len(asked.tokens), lambda: _text(asked.tokens, front.engine.codec, warnings))
 
 
 def _text(tokens: Sequence[int], codec: TextCodec, warnings: tuple[str, ...]) -> Response:

@@ -65,8 +65,8 @@ class EngineClient(AsyncEngine):
             speculative_config: as in `LLM`.
             data_parallel_size: engines, each with a process, the weights and a cache; threads and memory are divided
                 among them, and so are memory nodes with their processors, where there are several.
-            engine_timeout: seconds without a message, while requests are open, after which the process counts as hung
-                and is replaced; longer than the longest step.
+            engine_timeout: seconds without a message, while requests are open or it loads (then at least 60), after
+                which the process counts as hung and is replaced; longer than the longest step.
             on_progress: called with how far the (first engine's) weights are loaded, after a restart too.
             **options: as in `LLM`.
 

@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
-from threading import Thread
+from threading import Event, Thread
 
 import zmq
 
 from parlay import env, log
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ParlayError
-from parlay.link.protocol import Failure, Loading, encode
+from parlay.link.protocol import Alive, Failure, Loading, encode
 from parlay.log import logger
 from parlay.parallel.numa import stay_on
 from parlay.server.garbage import leave_out_what_is_loaded
 from parlay.types.progress import Progress
 
 COMMANDS, REPORTS = "commands", "reports"  # the sockets' files
+PULSE = 1.0  # seconds between two signs of life of a process that loads
 MESSAGES = 8  # most messages under way to the front, on either side
 
 
@@ -43,7 +44,8 @@ def main(
         signal.signal(name, signal.SIG_IGN)
     env.adopt(variables)
     stay_on(processors)  # so do all threads and ranks that are started from here on
-    Thread(target=_die_with_parent, args=(folder,), name="parlay-watch", daemon=True).start()
+    loaded = Event()
+    Thread(target=_watch, args=(folder, loaded), name="parlay-watch", daemon=True).start()
     context = zmq.Context()
     commands, reports = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     commands.setsockopt(zmq.RCVHWM, 0)
@@ -68,17 +70,28 @@ def main(
             reports.send(encode(Failure.of(error, "the engine could not start")))
             return
         reports.send(encode(introduce(engine)))
+        loaded.set()
         leave_out_what_is_loaded()
         with SocketDoor(commands, reports) as door:
             EngineServer(engine, door).run()
     finally:
+        loaded.set()
         context.destroy(linger=1000)
 
 
-def _die_with_parent(folder: str) -> None:
-    """End the process when its parent does, in any state, and clean up: nothing else will."""
+def _watch(folder: str, loaded: Event) -> None:
+    """Tell the front that the process runs until it is `loaded`, which may take long in one piece.
+
+    End the process when its parent ends, in any state, and clean up: nothing else will.
+    """
     parent = parent_process()
     assert parent is not None
+    with zmq.Context() as context, context.socket(zmq.PUSH) as reports:  # a thread needs a socket of its own
+        reports.setsockopt(zmq.LINGER, 0)
+        reports.connect(f"ipc://{folder}/{REPORTS}")
+        while not loaded.is_set() and not wait([parent.sentinel], PULSE):
+            with suppress(zmq.Again):
+                reports.send(encode(Alive()), zmq.NOBLOCK)
     wait([parent.sentinel])
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

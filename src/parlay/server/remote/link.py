@@ -3,16 +3,19 @@
 import asyncio
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import mkdtemp
 
+import msgspec
 import zmq
 
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ConfigError
-from parlay.link.protocol import Command, Report, decode_report, encode
+from parlay.link.protocol import Command, Report, ReportError, decode_report, encode
 from parlay.log import logger
+from parlay.server.files import OUT_OF_FILES, too_few_files
 from parlay.server.remote.engine_process import COMMANDS, MESSAGES, REPORTS, main
 
 
@@ -47,7 +50,8 @@ class EngineLink:
             on_end: called once when the process has ended, in any way, after its last report.
 
         Raises:
-            ConfigError: the folder for temporary files has too long a name for a socket.
+            ConfigError: the folder for temporary files has too long a name for a socket, or the process may open too
+                few files.
         """
         self._loop = asyncio.get_running_loop()
         self._on_report, self._on_end = on_report, on_end
@@ -66,8 +70,10 @@ class EngineLink:
                 daemon=True,
             )
             self._process.start()
-        except BaseException:
+        except BaseException as error:
             self._clean()
+            if isinstance(error, OSError | zmq.ZMQError) and error.errno in OUT_OF_FILES:
+                raise too_few_files() from None
             raise
         self.pid, self.exit_code = self._process.pid, self._process.exitcode
         self._loop.add_reader(self._reports.FD, self._read)
@@ -81,18 +87,21 @@ class EngineLink:
         try:
             socket.bind(f"ipc://{path}")
         except zmq.ZMQError as error:
+            if error.errno in OUT_OF_FILES:
+                raise too_few_files() from None
             raise ConfigError(f"{path} cannot be a socket ({error}); set TMPDIR to another, shorter folder") from None
         return socket
 
     def send(self, command: Command) -> None:
-        """Queue a command.
+        """Queue a command; one for a process that is gone is dropped, and `on_end` follows.
 
         Raises:
             RequestError: it cannot be encoded.
         """
         data = encode(command)
         if not self._ended.done():
-            self._commands.send(data, zmq.NOBLOCK)
+            with suppress(zmq.Again):  # there is no limit, so nobody is there: the process has died just now
+                self._commands.send(data, zmq.NOBLOCK)
 
     async def ended(self, seconds: float) -> None:
         """Wait for the process to end by itself; after `seconds` it is killed."""
@@ -124,9 +133,11 @@ class EngineLink:
                 return
             try:
                 self._on_report(decode_report(data))
-            except Exception:
+            except (msgspec.MsgspecError, ReportError):
                 logger.exception("the engine's process sent a report that makes no sense, and is killed")
                 self.kill()
+            except Exception:  # it is not the engine that failed
+                logger.exception("a report of the engine's process could not be taken")
 
     def _end(self) -> None:
         self._read()

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from parlay.errors import EngineDeadError, ParlayError
+from parlay.errors import EngineDeadError
 from parlay.link.engine import State
-from parlay.link.protocol import Add, Command, Loading, Outputs, Ready, Report, Stop
+from parlay.link.protocol import Add, Alive, Command, Loading, Outputs, Ready, Report, Stop
 from parlay.link.stream import Stream
 from parlay.log import logger
 from parlay.server.remote.link import EngineLink
@@ -20,6 +20,7 @@ from parlay.types.stats import StatsSnapshot
 
 DIED = "the engine died and is being restarted; send the request again"
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 30.0  # seconds before a restart; doubled after each that fails
+_START = 60.0  # least seconds without a message after which a process that starts counts as hung
 _STEADY, _GRACE = 60.0, 5.0  # seconds after which an engine counts as healthy; for the process to end by itself
 
 
@@ -76,6 +77,7 @@ class Replica:
         self._delay, self._up_since = _FIRST_DELAY, 0.0
         self._served = False  # when it was retired
         self._patience = Watchdog(engine_timeout, lambda: self.load > 0, self._give_up)
+        self._start_patience = Watchdog(max(engine_timeout, _START), lambda: self._starting, self._give_up)
 
     @property
     def pid(self) -> int | None:
@@ -86,6 +88,10 @@ class Replica:
     def load(self) -> int:
         """How many completions it has to finish."""
         return sum(stream.unfinished for stream in self.open.values())
+
+    @property
+    def _starting(self) -> bool:
+        return self._came_up is not None and not self._came_up.done()
 
     async def start(self) -> None:
         """Start the process and wait until its engine is loaded. To be called once.
@@ -151,7 +157,11 @@ class Replica:
         """Start a process and wait until it is ready or has failed."""
         self._came_up = asyncio.get_running_loop().create_future()
         self._link = self._calls.link(self._take, self._ended)
-        await self._came_up
+        self._start_patience.begin()
+        try:
+            await self._came_up
+        finally:
+            self._start_patience.end()
         if self._link is None:
             raise EngineDeadError(
                 f"{self._name}'s process died as soon as it had started; see what it wrote to stderr"
@@ -162,7 +172,7 @@ class Replica:
         link, self._link, self.facts = self._link, None, None
         # Its counters are kept until the next one's first report; its open requests are lost.
         self.stats = replace(self.stats, running=0, waiting=0, blocks_used=0)
-        if self._came_up is not None and not self._came_up.done():
+        if self._came_up is not None and self._starting:
             how = "" if link is None else f" (exit code {link.exit_code})"
             self._came_up.set_exception(
                 EngineDeadError(f"{self._name}'s process died while it started{how}; see what it wrote to stderr")
@@ -205,14 +215,15 @@ class Replica:
     def _take(self, report: Report) -> None:
         """Pass the engine's reports on."""
         self._patience.hear()
+        self._start_patience.hear()
         if isinstance(report, Outputs):
             if report.stats is not None:
                 self.stats = report.stats
             self._calls.outputs(report)
         elif isinstance(report, Loading):
             self._calls.progress(report.progress)
-        elif self._came_up is None or self._came_up.done():
-            pass  # the waiter is gone
+        elif isinstance(report, Alive) or self._came_up is None or not self._starting:
+            pass  # it was heard, or the waiter is gone
         elif isinstance(report, Ready):
             self._meet(report, self._came_up)
         else:
@@ -222,7 +233,7 @@ class Replica:
         """The engine is loaded, and serves unless a check fails."""
         try:
             self._calls.ready(self, facts)
-        except ParlayError as error:
+        except Exception as error:  # whoever waits must not wait for ever
             came_up.set_exception(error)
             assert self._link is not None
             self._link.kill()

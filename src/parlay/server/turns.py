@@ -1,0 +1,72 @@
+"""Turns at a scarce worker: one for each key after another, however much one of them has waiting."""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Turns:
+    """A semaphore that is fair among keys (round-robin), not among calls. Used on one event loop.
+
+    A key that has many calls waiting gets one turn, then every other key that waits gets one.
+    """
+
+    def __init__(self, places: int = 1) -> None:
+        """Begin with all places free; there are as many as calls may run at once."""
+        self._free = places
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by key, the next one first
+
+    async def run(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `work`, begun when it is the key's turn.
+
+        A call that is cancelled while it waits never begins. One that has begun keeps its place until it has ended:
+        a thread cannot be stopped.
+
+        Raises:
+            Exception: anything that `work` raises.
+        """
+        await self._turn(key)
+        task = asyncio.ensure_future(work())
+        task.add_done_callback(self._done)
+        await asyncio.wait((task,))  # which, cancelled, leaves the task alone
+        return task.result()
+
+    async def _turn(self, key: str) -> None:
+        if self._free and not self._waiting:
+            self._free -= 1
+            return
+        called = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(called)
+        try:
+            await called
+        except asyncio.CancelledError:
+            if called.done() and not called.cancelled():  # called and cancelled at once
+                self._leave()
+            else:
+                self._forget(key, called)
+            raise
+
+    def _done(self, task: "asyncio.Future[object]") -> None:
+        if not task.cancelled():
+            task.exception()  # nobody may be left to take it
+        self._leave()
+
+    def _leave(self) -> None:
+        """Give a free place to the next key."""
+        self._free += 1
+        while self._free and self._waiting:
+            key, calls = self._waiting.popitem(last=False)
+            called = calls.popleft()
+            if calls:
+                self._waiting[key] = calls  # behind all other keys
+            self._free -= 1
+            called.set_result(None)
+
+    def _forget(self, key: str, called: "asyncio.Future[None]") -> None:
+        calls = self._waiting[key]
+        calls.remove(called)
+        if not calls:
+            del self._waiting[key]
