@@ -7,7 +7,7 @@ parser, with masks computed on demand, so that compiling costs little and both c
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from parlay.sampling.schema import check_schema
 from parlay.types.structured import StructuredOutputsParams
 
 if TYPE_CHECKING:  # most engines never need it
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 _KEPT = 64  # compiled grammars
 _SPARE = 4  # matchers of each that are made in advance
@@ -140,25 +140,16 @@ class Compiled:
 
     def _made(self, asked: StructuredOutputsParams | None = None) -> "LLMatcher":
         """Return a new matcher; the first one makes the notation, and is checked."""
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher
 
         found: list[Any] = []  # the matcher, and what is wrong with it
-        # Steps of the lexer (about 14 a microsecond) and items of the parser, to begin with and for each token.
-        limits = LLParserLimits(
-            initial_lexer_fuel=1_000_000,
-            step_lexer_fuel=500_000,
-            step_max_items=50_000,
-            max_items_in_row=4_000,
-            max_grammar_size=100_000,
-            verbose_errors=False,
-        )
 
         def work() -> None:
             try:
                 with _COMPILING:
                     if asked is not None:
                         self._text = _grammar(asked)
-                    matcher = LLMatcher(self._tokenizer, self._text, log_level=0, limits=limits)
+                    matcher = LLMatcher(self._tokenizer, self._text, log_level=0, limits=_limits())
                     found.append(matcher)
                     found.append(matcher.get_error() or (_dead_end(matcher.deep_copy()) if asked is not None else ""))
             except Exception as error:  # the library raises bare Exception
@@ -328,14 +319,52 @@ def _grammar(asked: StructuredOutputsParams) -> str:
 
     if asked.json is not None or asked.json_object:
         schema = json.loads(str(asked.json)) if asked.json is not None else {"type": "object"}
-        check_schema(schema)
-        flexible = not asked.disable_any_whitespace
-        return str(LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": flexible}))
+        return _json_grammar(check_schema(schema), asked.space)
     if asked.choice is not None:
         return str(LLMatcher.grammar_from_regex("|".join(_literal(option) for option in asked.choice)))
     if asked.regex is not None:
         return str(LLMatcher.grammar_from_regex(asked.regex))
     return str(LLMatcher.grammar_from_lark(any_to_lark(str(asked.grammar))))
+
+
+def _json_grammar(schema: dict[str, Any], space: Mapping[str, Any]) -> str:
+    from llguidance import LLMatcher
+
+    # As text, which may have any number.
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema, ensure_ascii=False), overrides=dict(space)))
+
+
+def fault(schema: dict[str, Any]) -> str:
+    """Return why a JSON schema cannot be compiled, whatever the tokenizer; empty if it can."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    found: list[str] = []
+
+    def work() -> None:
+        try:
+            with _COMPILING:
+                grammar = _json_grammar(schema, {})
+                matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=_limits())
+                found.append(matcher.get_error() or _dead_end(matcher))
+        except Exception as error:  # the library raises bare Exception
+            found.append(str(error))
+
+    _on_a_deep_stack(work)
+    return _one_line(found[0])
+
+
+def _limits() -> "LLParserLimits":
+    from llguidance import LLParserLimits
+
+    # Steps of the lexer (about 14 a microsecond) and items of the parser, to begin with and for each token.
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=500_000,
+        step_max_items=50_000,
+        max_items_in_row=4_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
 
 
 def _literal(text: str) -> str:
