@@ -243,9 +243,8 @@ class _Reduction:
     def _annotation(self, schema: Mapping[str, Any], made: dict[str, Any], key: str, value: Any, at: Path) -> None:
         if key == "$schema" and (not isinstance(value, str) or not value.rstrip("#").endswith(_DRAFTS)):
             return
-        if key in ("$schema", "$id", "$anchor", "id") and isinstance(value, str):
-            made[key] = value
-        elif key == "discriminator" and "oneOf" in schema:
+        named = key in ("$schema", "$id", "$anchor", "id") and isinstance(value, str)
+        if named or (key == "discriminator" and "oneOf" in schema):  # these the compiler reads
             made[key] = value
         elif key not in _ABOUT and not key.startswith("x-") and self._compared < _COMPARED:
             self._compared += 1

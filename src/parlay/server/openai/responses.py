@@ -1,7 +1,8 @@
 """`/v1/responses`: OpenAI's newer form of a conversation, answered with chat completions' code."""
 
+import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 from uuid import uuid4
@@ -15,6 +16,7 @@ from parlay.server.errors import ApiError, json_response
 from parlay.server.openai.answer import Answer, Front, Shape
 from parlay.server.openai.chat import ChatShape, read_chat
 from parlay.server.openai.fields import check_model
+from parlay.server.openai.forms import RESPONSES, needs_compiling
 from parlay.server.openai.prompts import chat_prompt
 from parlay.server.openai.responses_fields import ResponseFields, chat_fields, read_response
 from parlay.server.openai.responses_input import Message, messages_of
@@ -34,10 +36,13 @@ async def respond(front: Front, store: ResponseStore, request: Request) -> Answe
     """
     owner = _owner(request)
 
-    def read(body: dict[str, Any]) -> tuple[ResponseShape, list[Message], ChatOptions]:
-        return _read(front, store, owner, body)
+    def read(body: dict[str, Any]) -> dict[str, Any] | tuple[ResponseShape, list[Message], ChatOptions]:
+        return body if needs_compiling(body) else _read(front, store, owner, body)
 
-    shape, messages, options = await read_json(request, front.config.max_json_depth, read)
+    found = await read_json(request, front.config.max_json_depth, read)
+    if isinstance(found, dict):
+        found = await asyncio.to_thread(_read, front, store, owner, found)
+    shape, messages, options = found
     prompt = await chat_prompt(front, messages, options)
     shape.chat.begin(prompt)
     return Answer(front, [prompt], shape.chat.params, shape, stream=shape.asked.stream)
@@ -77,7 +82,10 @@ def _read(
         before = store.get(asked.previous_response_id, owner, "previous_response_id").messages()
     conversation = messages_of(asked.input, before)
     told = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
-    shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]})
+    strict = frozenset(str(tool.get("name")) for tool in asked.tools if tool.get("strict") is True)
+    format = (asked.text or {}).get("format") or {}
+    names = replace(RESPONSES, strict=strict, strict_format=format.get("strict") is True)
+    shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]}, names)
     warnings = (*warnings, *shape.warnings)
     return ResponseShape(front, asked, shape, store, owner, conversation, warnings), messages, options
 

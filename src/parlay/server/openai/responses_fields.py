@@ -209,7 +209,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
-    if isinstance(choice, str):
+    if isinstance(choice, str) or choice.get("type") == "allowed_tools":
         return choice
     if choice.get("type") != "function":
         raise ApiError(
