@@ -34,7 +34,7 @@ _UNENFORCED = {
     "x-guidance",  # the compiler's own options, which are not a client's to set
 }
 # Whatever they say, nothing is constrained.
-_NEUTRAL = (None, True, {})
+_NEUTRAL: tuple[Any, ...] = (None, True, {})
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "not": (None, False),
     "uniqueItems": (None, False),
@@ -116,8 +116,8 @@ class Reduced:
         self.doubts = [doubt for doubt in self.doubts if doubt.where is not where or key not in doubt.options[0]]
         self.dropped.append(Dropped("/".join((*at, key))))
 
-    def settle(self, fault: Callable[[dict[str, Any]], str]) -> None:
-        """Drop those constraints which the compiler refuses.
+    def settle(self, fault: Callable[[dict[str, Any]], str]) -> str:
+        """Drop those constraints which the compiler refuses; return what is wrong even without them, empty if nothing.
 
         Args:
             fault: compiles a schema, and returns what is wrong with it; empty if nothing.
@@ -149,15 +149,15 @@ class Reduced:
             doubt.choose(len(doubt.options) - 1)
             self.dropped.append(Dropped(doubt.path))
 
-        if not self.doubts or not refused():
-            return
+        trouble = fault(self.schema)
+        if not self.doubts or not trouble:
+            return trouble
         for doubt in self.doubts:
             doubt.choose(len(doubt.options) - 1)
-        if refused():  # something else is wrong, of which the compiler speaks
-            for doubt in self.doubts:
-                doubt.choose(0)
-            return
+        if trouble := fault(self.schema):
+            return trouble
         keep(self.doubts)
+        return ""
 
 
 def reduce(schema: Mapping[str, Any]) -> Reduced:
@@ -201,6 +201,7 @@ class _Reduction:
         self._found.dropped.append(Dropped("/".join(at), why))
 
     def _doubt(self, where: dict[str, Any], at: Path, *options: dict[str, Any]) -> None:
+        where.update(options[0])
         self._found.doubts.append(_Doubt(where, "/".join(at), list(options)))
 
     def _part(self, schema: Any, at: Path) -> Any:
@@ -212,7 +213,7 @@ class _Reduction:
             self._drop(at, "is no schema")
             return True
         made: dict[str, Any] = {}
-        for key, value in schema.items():
+        for key, value in sorted(schema.items(), key=lambda item: item[0] in _UNENFORCED):  # these build on the others
             self._keyword(schema, made, key, value, (*at, _escaped(key)))
         self._doubtful(made, at)
         return _nullable(made) if schema.get("nullable") is True else made
@@ -254,9 +255,8 @@ class _Reduction:
     def _rewrite(self, schema: Mapping[str, Any], made: dict[str, Any], key: str, value: Any, at: Path) -> None:
         """Put a keyword that the compiler does not know into words that it does; drop it otherwise."""
         alone = not {"$ref", "allOf", "anyOf", "oneOf", "if"} & schema.keys()
-        if key == "not" and value in (True, {}):  # nothing is valid
-            made["enum"] = []
-            self._doubt(made, at, {"enum": []}, {})
+        if key == "not" and value in (True, {}):  # nothing is valid; see `_doubtful`
+            made["not"] = True
         elif key == "unevaluatedProperties" and value is False and alone:
             if "additionalProperties" not in schema:
                 made["additionalProperties"] = False
@@ -316,6 +316,11 @@ class _Reduction:
         return False
 
     def _doubtful(self, made: dict[str, Any], at: Path) -> None:
+        if made.pop("not", False):
+            before: dict[str, Any] = {"allOf": made["allOf"]} if "allOf" in made else {}
+            self._doubt(made, (*at, "not"), {"allOf": [*made.get("allOf", []), False]}, before)
+        if "oneOf" not in made:
+            made.pop("discriminator", None)
         for key in sorted(_BOUNDS & made.keys()):
             if isinstance(made[key], float) or abs(made[key]) > _SURE:
                 self._doubt(made, (*at, key), {key: made[key]}, {})
@@ -324,7 +329,7 @@ class _Reduction:
                 self._doubt(made, (*at, key), {key: made[key]}, {})
         if "oneOf" in made:
             before = {key: made[key] for key in ("oneOf", "allOf", "discriminator") if key in made}
-            either = {"anyOf": made["oneOf"]}
+            either: dict[str, Any] = {"anyOf": made["oneOf"]}
             if "allOf" in made or "anyOf" in made:
                 either = {"allOf": [*made.get("allOf", []), either]}
             if self._tagged(made["oneOf"]):
@@ -356,7 +361,8 @@ def _nullable(made: dict[str, Any]) -> dict[str, Any]:
         made["type"] = kinds if "null" in kinds else [*kinds, "null"]
     if not {"$ref", "allOf", "anyOf", "oneOf", "const"} & made.keys():
         return made
-    return {"anyOf": [made, {"type": "null"}]}
+    outside = {key: made.pop(key) for key in ("$schema", "$id", "id", "$defs", "definitions") if key in made}
+    return {**outside, "anyOf": [made, {"type": "null"}]}
 
 
 def _fitting(key: str, value: Any) -> tuple[Any] | None:

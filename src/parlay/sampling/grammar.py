@@ -8,7 +8,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -330,8 +330,8 @@ def _grammar(asked: StructuredOutputsParams) -> str:
 def _json_grammar(schema: dict[str, Any], space: Mapping[str, Any]) -> str:
     from llguidance import LLMatcher
 
-    # As text, which may have any number.
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema, ensure_ascii=False), overrides=dict(space)))
+    text = json.dumps(schema, ensure_ascii=False)  # which may have any number
+    return str(LLMatcher.grammar_from_json_schema(text, overrides=cast(Any, dict(space))))
 
 
 def fault(schema: dict[str, Any]) -> str:

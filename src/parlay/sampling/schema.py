@@ -36,7 +36,8 @@ def served_schema(
             dropped. None leaves them in.
 
     Raises:
-        RequestError: the schema is out of bounds, or every value of it would contain a further one without end.
+        RequestError: the schema is out of bounds, or has no value, or every value of it would contain a further one
+            without end.
     """
     if any(len(at) > _DEEPEST + 1 for at, _ in parts(schema)):
         raise RequestError(f"the JSON schema is nested more than {_DEEPEST} levels deep; write a flatter one")
@@ -54,8 +55,8 @@ def served_schema(
             reduced.forget(part, "minProperties", at)
     if not _has_an_end(reduced.schema):
         raise RequestError("no value of the JSON schema ever ends: it requires itself; make a property optional")
-    if fault is not None:
-        reduced.settle(fault)
+    if fault is not None and (trouble := reduced.settle(fault)):
+        raise RequestError(f"the JSON schema cannot be served: {trouble}")
     return reduced.schema, dropped
 
 

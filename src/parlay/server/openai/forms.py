@@ -104,10 +104,10 @@ def form_of(
         form = Form({"grammar": made.grammar("start: calls", rules, _COMPACT)}, style)
     else:
         assert wanted is not None
-        schema, strict = wanted
-        schema = {"type": "object"} if schema is None else made.schema(schema, names.format, strict, names.form)
+        sent, strict = wanted
+        schema = {"type": "object"} if sent is None else made.schema(sent, names.format, strict, names.form)
         if tools.mode == "auto":
-            form = _either(made, schema, style, tokenizer, any_object=wanted[0] is None)
+            form = _either(made, schema, style, tokenizer, any_object=sent is None)
         else:
             form = Form({"json": schema, "whitespace_pattern": SPACE}, style)
     return replace(form, warnings=made.told())
