@@ -89,8 +89,8 @@ WRITTEN = [
     ("hermes", SPECIAL, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>', [OSLO]),
     ("hermes", PLAIN, '<tool_call>{"name":"now","arguments":{}}</tool_call>\n'
      '<tool_call>{"name":"now","arguments":{}}</tool_call>', [("now", {})] * 2),
-    ("qwen3_xml", PLAIN, "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n"
-     "2\n</parameter>\n</function>\n</tool_call>", [TWO]),
+    ("qwen3_xml", PLAIN, "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n"
+     "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>", [TWO]),
     ("qwen3_xml", PLAIN, "<tool_call>\n<function=now>\n</function>\n</tool_call>", [("now", {})]),
     ("llama3_json", PLAIN, '{"name": "get_weather", "parameters": {"city": "Oslo"}}', [OSLO]),
     ("llama3_json", PLAIN, '{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}', [("now", {})] * 2),
@@ -158,7 +158,8 @@ def test_a_forced_call_comes_before_the_schema(name: str) -> None:
         ({"properties": {"x": {"const": {"$ref": "#/foo"}}}}, {"x": {"$ref": "#/foo"}}),
         ({"properties": {"x": {"enum": [{"$ref": "#"}]}}}, {"x": {"$ref": "#"}}),
         ({"properties": {"$ref": {"type": "string"}}}, {"$ref": "#/a"}),
-        ({"$id": "https://a.org/b", "$defs": {"X": {"const": 3}}, "properties": {"x": {"$ref": "#/$defs/X"}}}, {"x": 3}),
+        ({"$id": "https://a.org/b", "$defs": {"X": {"const": 3}}, "properties": {"x": {"$ref": "#/$defs/X"}}},
+         {"x": 3}),
         ({"$id": "b.json", "definitions": {"X": {"const": 3}}, "properties": {"x": {"$ref": "#/definitions/X"}}},
          {"x": 3}),
         ({"$defs": {"X": {"$anchor": "here", "const": 3}}, "properties": {"x": {"$ref": "#here"}}}, {"x": 3}),
