@@ -270,6 +270,39 @@ def test_space_in_answers_is_bounded() -> None:
         assert not permitted(made, '{"answer": "x"' + "\n" * 5 + "}")
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "json_object", "schema": ANSWER},  # llama.cpp, Together
+        {"type": "json_schema", "schema": ANSWER},  # llama.cpp
+        {"type": "json_schema", "json_schema": {"schema": ANSWER, "strict": None}},
+    ],
+)
+def test_where_the_schema_may_stand(wanted: dict[str, Any]) -> None:
+    made = form(response_format=wanted)
+    assert permitted(made, '{"answer": "x"}')
+    assert not permitted(made, '{"other": "x"}')
+
+
+@pytest.mark.parametrize(
+    "schema", [{"properties": {"x": {}}}, {"description": "d"}, {"anyOf": [{}, {"type": "null"}]}]
+)
+def test_arguments_are_an_object(schema: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    named = form(tools=tools, tool_choice={"type": "function", "function": {"name": "f"}})
+    assert permitted(named, '{"x":1}')
+    assert not permitted(named, "1")
+
+
+def test_a_format_that_cannot_call_says_so() -> None:
+    tools = [{"type": "function", "function": {"name": "get-weather"}}]
+    made = form("pythonic", tools=tools, response_format=by(ANSWER))
+    assert made.warnings == (
+        "response_format: no tool can be called beside it, since their names are no identifiers",
+    )
+    assert permitted(made, '{"answer": "x"}')
+
+
 def test_very_many_functions() -> None:
     big = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(200)}}
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": big}} for i in range(40)]

@@ -11,8 +11,10 @@ Sources: JSON Schema draft 2020-12 and the drafts before; for `nullable` OpenAPI
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from time import monotonic
 from typing import Any
 
+from parlay.errors import RequestError
 from parlay.sampling.patterns import without_assertions
 from parlay.sampling.pointer import resolve
 
@@ -56,6 +58,7 @@ _ABOUT = {  # keywords that no answer can break; those of references are the com
 _SURE = 1e15  # numbers below are never too large for the compiler
 _COMPARED, _ALIKE = 32, 0.86  # unknown keywords that are compared with known ones, and how alike misspelt ones are
 _ATTEMPTS = 48  # of compiling one schema with more or less of it
+_PATIENCE = 3.0  # seconds for all of them
 
 Path = tuple[str, ...]
 
@@ -117,16 +120,20 @@ class Reduced:
         self.dropped.append(Dropped("/".join((*at, key))))
 
     def settle(self, fault: Callable[[dict[str, Any]], str]) -> str:
-        """Drop those constraints which the compiler refuses; return what is wrong even without them, empty if nothing.
+        """Drop the constraints which the compiler refuses; return what is wrong even without them, or nothing.
 
         Args:
             fault: compiles a schema, and returns what is wrong with it; empty if nothing.
         """
-        left = _ATTEMPTS
+        left, end = _ATTEMPTS, monotonic() + _PATIENCE
 
         def refused() -> bool:
             nonlocal left
             left -= 1
+            if monotonic() > end:
+                raise RequestError(
+                    "it takes too long to see which constraints can be enforced; write a smaller schema"
+                )
             return left < 0 or bool(fault(self.schema))
 
         def keep(group: list[_Doubt]) -> None:
@@ -213,7 +220,8 @@ class _Reduction:
             self._drop(at, "is no schema")
             return True
         made: dict[str, Any] = {}
-        for key, value in sorted(schema.items(), key=lambda item: item[0] in _UNENFORCED):  # these build on the others
+        # What is rewritten builds on the other keywords.
+        for key, value in sorted(schema.items(), key=lambda item: item[0] in _UNENFORCED):
             self._keyword(schema, made, key, value, (*at, _escaped(key)))
         self._doubtful(made, at)
         return _nullable(made) if schema.get("nullable") is True else made
@@ -361,7 +369,9 @@ def _nullable(made: dict[str, Any]) -> dict[str, Any]:
         made["type"] = kinds if "null" in kinds else [*kinds, "null"]
     if not {"$ref", "allOf", "anyOf", "oneOf", "const"} & made.keys():
         return made
-    outside = {key: made.pop(key) for key in ("$schema", "$id", "id", "$defs", "definitions") if key in made}
+    outside: dict[str, Any] = {
+        key: made.pop(key) for key in ("$schema", "$id", "id", "$defs", "definitions") if key in made
+    }
     return {**outside, "anyOf": [made, {"type": "null"}]}
 
 

@@ -1,11 +1,13 @@
 """JSON schemas of bounded size that have a finite value, reduced to what is enforced."""
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from parlay.errors import RequestError
 from parlay.sampling.enforceable import Dropped, parts, reduce
 from parlay.sampling.pointer import resolve
+from parlay.types.structured import LONGEST
 
 _DEEPEST = 64  # levels of nesting
 _MOST_TARGETS = 300  # of references, for a search that is quadratic in their number
@@ -55,6 +57,9 @@ def served_schema(
             reduced.forget(part, "minProperties", at)
     if not _has_an_end(reduced.schema):
         raise RequestError("no value of the JSON schema ever ends: it requires itself; make a property optional")
+    size = len(json.dumps(reduced.schema, ensure_ascii=False))
+    if size > LONGEST:
+        raise RequestError(f"the JSON schema has {size} characters and may have {LONGEST}; write a smaller one")
     if fault is not None and (trouble := reduced.settle(fault)):
         raise RequestError(f"the JSON schema cannot be served: {trouble}")
     return reduced.schema, dropped

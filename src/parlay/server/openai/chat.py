@@ -203,6 +203,10 @@ class ChatShape(Shape):
             body["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return body
 
+    def named(self, error: ApiError) -> ApiError:
+        """Return an error of the engine in the words of the request."""
+        return self.form.named(error)
+
     def closing(self) -> dict[str, Any]:
         """Return a chunk without choices."""
         return {**self.head, "choices": []}

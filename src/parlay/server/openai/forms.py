@@ -19,6 +19,7 @@ from parlay.types.json_schema import closed
 
 # Small models never stop writing space where they may; this is what printers of JSON write, as llama.cpp has it too.
 SPACE = r" |\r?\n[ \t]{0,20}"
+_OWN = "structured_outputs"
 _COMPACT = {"whitespace_flexible": False}
 _MOST_NAMED = 8  # keywords, in warnings
 _MANY = 1 << 15  # characters of functions' schemas, above which compiling takes long
@@ -57,6 +58,7 @@ class Form:
         alone: whether an answer is either calls or none at all.
         special: whether calls have special tokens, which answers have to show.
         warnings: for the client.
+        source: the field that it comes from.
     """
 
     structured: dict[str, Any] | None
@@ -64,6 +66,13 @@ class Form:
     alone: bool = False
     special: bool = False
     warnings: tuple[str, ...] = ()
+    source: str = _OWN
+
+    def named(self, error: ApiError) -> ApiError:
+        """Return an error of the engine about the form with the name of the field that it comes from."""
+        if error.param != _OWN or self.source == _OWN:
+            return error
+        return ApiError(error.status, str(error).replace(_OWN, self.source), param=self.source, code=error.code)
 
 
 def needs_compiling(body: Mapping[str, Any]) -> bool:
@@ -110,7 +119,7 @@ def form_of(
             form = _either(made, schema, style, tokenizer, any_object=sent is None)
         else:
             form = Form({"json": schema, "whitespace_pattern": SPACE}, style)
-    return replace(form, warnings=made.told())
+    return replace(form, warnings=made.told(), source="tools" if must else names.form)
 
 
 def _wanted(response_format: dict[str, Any] | None, names: Names) -> tuple[dict[str, Any] | None, bool] | None:
@@ -118,15 +127,18 @@ def _wanted(response_format: dict[str, Any] | None, names: Names) -> tuple[dict[
     kind = (response_format or {"type": "text"}).get("type")
     if response_format is None or kind == "text":
         return None
-    if kind == "json_object":
-        return None, False
     described = response_format.get("json_schema")
-    if kind != "json_schema" or not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
+    if "schema" in response_format and described is None:  # as llama.cpp and Together have it
+        described = response_format
+    if kind == "json_object" and described is None:
+        return None, False
+    schema = described.get("schema") if isinstance(described, dict) else None
+    if kind not in ("json_object", "json_schema") or not isinstance(schema, dict):
         raise ApiError(
             400, "response_format is {'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', "
             "'json_schema': {'name': ..., 'schema': {...}}}", param=names.form,
         )  # fmt: skip
-    return described["schema"], names.strict_format or described.get("strict") is True
+    return schema, names.strict_format or (described or {}).get("strict") is True
 
 
 def _either(
@@ -150,6 +162,9 @@ def _either(
     bare = style.bare if any_object or _never_has(schema, "name") else None
     rules = (bare or style.grammar)(made.enforced(), mark, made.tools.several)
     if not rules:
+        made.dropped.append(
+            f"{made.names.format}: no tool can be called beside it, since their names are no identifiers"
+        )
         return Form({"json": schema, "whitespace_pattern": SPACE}, style, alone=True)
     space = {"whitespace_pattern": SPACE}
     answer = f"start: calls | answer\nanswer: %json {_line({**schema, 'x-guidance': space})}"
@@ -183,7 +198,8 @@ class _Making:
         """Return the schema of a function's arguments, as far as it is enforced."""
         number = list(self.tools.given).index(name)
         where = self.names.parameters.format(number)
-        return self.schema(self.tools.parameters[name], where, name in self.strict, "tools")
+        schema = {"type": "object", **self.tools.parameters[name]}  # which arguments are, said or not
+        return self.schema(schema, where, name in self.strict, "tools")
 
     def enforced(self) -> dict[str, Any]:
         """Return the schemas of all functions' arguments; any object where there are very many."""

@@ -163,6 +163,10 @@ class ResponseShape(Shape):
                 self._take(choice["delta"], choice["finish_reason"])
         return self._response(self._status)
 
+    def named(self, error: ApiError) -> ApiError:
+        """Return an error of the engine in the words of the request."""
+        return self.chat.named(error)
+
     def closing(self) -> dict[str, Any]:
         """Return the response that the last event has, but for its usage."""
         return self._response(self._status)
