@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from parlay import RequestError
 from parlay.checkpoints.find import find_model
-from parlay.sampling.grammar import Grammars, fault
+from parlay.sampling.compiling import fault
+from parlay.sampling.grammar import Grammars
 from parlay.sampling.patterns import without_assertions
 from parlay.sampling.schema import check_schema, served_schema
 from parlay.text.tokenizer import TextCodec

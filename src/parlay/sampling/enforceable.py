@@ -8,15 +8,13 @@ not know are rewritten into those that it does.
 Sources: JSON Schema draft 2020-12 and the drafts before; for `nullable` OpenAPI 3.0.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from time import monotonic
 from typing import Any
 
-from parlay.errors import RequestError
 from parlay.sampling.patterns import without_assertions
 from parlay.sampling.pointer import resolve
+from parlay.sampling.reduced import Doubt, Dropped, Path, Reduced
 
 # Of the values of keywords: subschemas, lists of them, and those by name.
 ONE = {"additionalItems", "additionalProperties", "items"}
@@ -38,6 +36,8 @@ _UNENFORCED = {
 # Whatever they say, nothing is constrained.
 _NEUTRAL: tuple[Any, ...] = (None, True, {})
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "contains": (None,),
+    "if": (None,),
     "not": (None, False),
     "uniqueItems": (None, False),
     "dependencies": (None, {}),
@@ -57,114 +57,6 @@ _ABOUT = {  # keywords that no answer can break; those of references are the com
 }
 _SURE = 1e15  # numbers below are never too large for the compiler
 _COMPARED, _ALIKE = 32, 0.86  # unknown keywords that are compared with known ones, and how alike misspelt ones are
-_ATTEMPTS = 48  # of compiling one schema with more or less of it
-_PATIENCE = 3.0  # seconds for all of them
-
-Path = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """A keyword that is not enforced.
-
-    Attributes:
-        path: where it stands, as a JSON pointer that begins with `#`.
-        why: what is the matter with it.
-    """
-
-    path: str
-    why: str = "is not enforced"
-
-    def __str__(self) -> str:
-        return f"{self.path} {self.why}"
-
-
-@dataclass(slots=True)
-class _Doubt:
-    """A constraint that the compiler may refuse, and what may take its place.
-
-    Attributes:
-        where: the reduced schema or mapping that has it.
-        options: keys and values, one option after another; the last is without the constraint.
-    """
-
-    where: dict[str, Any]
-    path: str
-    options: list[dict[str, Any]]
-    at: int = 0
-
-    def choose(self, at: int) -> None:
-        for key in self.options[self.at]:
-            self.where.pop(key, None)
-        self.at = at
-        self.where.update(self.options[at])
-
-
-@dataclass(slots=True)
-class Reduced:
-    """A schema without what is not enforced.
-
-    Attributes:
-        schema: the rest; the given one is not altered.
-        dropped: what was.
-    """
-
-    schema: dict[str, Any]
-    dropped: list[Dropped] = field(default_factory=list)
-    doubts: list[_Doubt] = field(default_factory=list)
-
-    def forget(self, where: Any, key: str, at: Path) -> None:
-        """Drop one more keyword, which stands in a part of the reduced schema."""
-        del where[key]
-        self.doubts = [doubt for doubt in self.doubts if doubt.where is not where or key not in doubt.options[0]]
-        self.dropped.append(Dropped("/".join((*at, key))))
-
-    def settle(self, fault: Callable[[dict[str, Any]], str]) -> str:
-        """Drop the constraints which the compiler refuses; return what is wrong even without them, or nothing.
-
-        Args:
-            fault: compiles a schema, and returns what is wrong with it; empty if nothing.
-        """
-        left, end = _ATTEMPTS, monotonic() + _PATIENCE
-
-        def refused() -> bool:
-            nonlocal left
-            left -= 1
-            if monotonic() > end:
-                raise RequestError(
-                    "it takes too long to see which constraints can be enforced; write a smaller schema"
-                )
-            return left < 0 or bool(fault(self.schema))
-
-        def keep(group: list[_Doubt]) -> None:
-            for doubt in group:
-                doubt.choose(0)
-            if not refused():
-                return
-            for doubt in group:
-                doubt.choose(len(doubt.options) - 1)
-            if len(group) > 1:
-                keep(group[: len(group) // 2])
-                keep(group[len(group) // 2 :])
-                return
-            (doubt,) = group
-            for at in range(1, len(doubt.options) - 1):
-                doubt.choose(at)
-                if not refused():
-                    self.dropped.append(Dropped(doubt.path, "is enforced in part"))
-                    return
-            doubt.choose(len(doubt.options) - 1)
-            self.dropped.append(Dropped(doubt.path))
-
-        trouble = fault(self.schema)
-        if not self.doubts or not trouble:
-            return trouble
-        for doubt in self.doubts:
-            doubt.choose(len(doubt.options) - 1)
-        if trouble := fault(self.schema):
-            return trouble
-        keep(self.doubts)
-        return ""
 
 
 def reduce(schema: Mapping[str, Any]) -> Reduced:
@@ -209,7 +101,7 @@ class _Reduction:
 
     def _doubt(self, where: dict[str, Any], at: Path, *options: dict[str, Any]) -> None:
         where.update(options[0])
-        self._found.doubts.append(_Doubt(where, "/".join(at), list(options)))
+        self._found.doubts.append(Doubt(where, "/".join(at), list(options)))
 
     def _part(self, schema: Any, at: Path) -> Any:
         """Return a subschema without what is not enforced."""

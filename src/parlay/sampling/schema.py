@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from parlay.errors import RequestError
-from parlay.sampling.enforceable import Dropped, parts, reduce
+from parlay.sampling.enforceable import parts, reduce
 from parlay.sampling.pointer import resolve
+from parlay.sampling.reduced import Dropped
 from parlay.types.structured import LONGEST
 
 _DEEPEST = 64  # levels of nesting

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from parlay.errors import RequestError
-from parlay.sampling.grammar import fault
+from parlay.sampling.compiling import fault
 from parlay.sampling.schema import served_schema
 from parlay.server.errors import ApiError
 from parlay.server.openai.fields import ChatFields
@@ -130,9 +130,9 @@ def _wanted(response_format: dict[str, Any] | None, names: Names) -> tuple[dict[
     described = response_format.get("json_schema")
     if "schema" in response_format and described is None:  # as llama.cpp and Together have it
         described = response_format
-    if kind == "json_object" and described is None:
-        return None, False
     schema = described.get("schema") if isinstance(described, dict) else None
+    if kind == "json_object" and schema is None:
+        return None, False
     if kind not in ("json_object", "json_schema") or not isinstance(schema, dict):
         raise ApiError(
             400, "response_format is {'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', "
