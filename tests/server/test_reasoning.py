@@ -3,17 +3,22 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
+from parlay.checkpoints.find import find_model
 from parlay.server.openai.reasoning import MARKS, Marks, ReasoningReader, marks_of
 
-THINK = MARKS["qwen3"]
+THINK, R1, GRANITE = MARKS["qwen3"], MARKS["deepseek_r1"], MARKS["granite"]
 assert THINK is not None
+assert R1 is not None
+assert GRANITE is not None
+TOKENIZER = Tokenizer.from_file(str(find_model("tiny-code") / "tokenizer.json"))
 
 
-def split(marks: Marks, prompt: str, pieces: list[str]) -> tuple[str, str, int]:
-    reader = ReasoningReader(marks, prompt)
-    parts = [reader.feed(piece, i == len(pieces) - 1, tokens=1) for i, piece in enumerate(pieces)]
-    return "".join(r for r, _ in parts), "".join(a for _, a in parts), reader.tokens
+def split(marks: Marks, prompt: str, pieces: list[str]) -> tuple[str, str]:
+    reader = ReasoningReader(marks, prompt, TOKENIZER)
+    parts = [reader.feed(piece, i == len(pieces) - 1) for i, piece in enumerate(pieces)]
+    return "".join(r for r, _ in parts), "".join(a for _, a in parts)
 
 
 @pytest.mark.parametrize(
@@ -35,12 +40,57 @@ def test_any_cut_gives_the_same_parts(
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
     pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    assert split(THINK, prompt, pieces)[:2] == (reasoning, text)
+    assert split(THINK, prompt, pieces) == (reasoning, text)
 
 
-def test_tokens_of_reasoning_are_counted() -> None:
-    assert split(THINK, "", ["<think>", "a", "b", "</think>", "c", "d"])[2] in (3, 4)
-    assert split(THINK, "", ["c", "d"])[2] == 0
+# Of vLLM's parser of that name: what stands before the last mark is reasoning, and all of an answer without it.
+@pytest.mark.parametrize(
+    ("prompt", "answer", "reasoning", "text"),
+    [
+        ("?", "abc</think>\n\ndef", "abc", "def"),
+        ("?", "<think>abc</think>def", "abc", "def"),
+        ("?<think>", "abc</think>def", "abc", "def"),
+        ("?", "abc", "abc", ""),
+        ("?", "<th", "<th", ""),
+        ("?</think>", "def", "", "def"),  # as DeepSeek-V3.1's template ends a prompt without reasoning
+    ],
+)
+@pytest.mark.parametrize("step", [1, 3, 100])
+def test_an_answer_without_the_first_mark(prompt: str, answer: str, reasoning: str, text: str, step: int) -> None:
+    assert split(R1, prompt, [answer[i : i + step] for i in range(0, len(answer), step)]) == (reasoning, text)
+
+
+LONG = "so it goes on, " * 200
+
+
+@pytest.mark.parametrize(
+    ("marks", "prompt", "answer"),
+    [
+        (THINK, "", "<think>a b c</think>\n\nd e f <think>g</think>"),
+        (THINK, "<think>\n", f"{LONG}</think>{LONG}"),
+        (THINK, "", "<think>\N{PARTY POPPER}</think>\N{PARTY POPPER}"),
+        (THINK, "", "no reasoning at all"),
+        (THINK, "", "<think>cut off </thi"),
+        (THINK, "", "<thin"),
+        (R1, "", f"{LONG}</think>x"),
+        (R1, "</think>", "x y z"),
+        (GRANITE, "", f"Here is my thought process: {LONG} Here is my response: 42 and more"),
+    ],
+)
+@given(data=st.data())
+def test_tokens_of_reasoning_are_those_up_to_its_end(
+    marks: Marks, prompt: str, answer: str, data: st.DataObject
+) -> None:
+    tokens = TOKENIZER.encode(answer).ids
+    known = [0, *data.draw(st.lists(st.integers(0, len(tokens)), max_size=5).map(sorted)), len(tokens)]
+    texts = [TOKENIZER.decode(tokens[:k], skip_special_tokens=False) for k in known]
+    texts = [text.rstrip("\N{REPLACEMENT CHARACTER}") for text in texts]
+    reader = ReasoningReader(marks, prompt, TOKENIZER)
+    for i in range(1, len(known)):
+        reader.feed(texts[i][len(texts[i - 1]) :], i + 1 == len(known), tokens[known[i - 1] : known[i]])
+    begun = prompt.strip() == marks.begin or answer.startswith(marks.begin) or (marks is R1 and not prompt)
+    ends = [k for k in range(len(tokens) + 1) if marks.end in TOKENIZER.decode(tokens[:k])][:1] if begun else []
+    assert reader.tokens == (ends[0] if ends else len(tokens) if begun else 0)
 
 
 def test_marks_by_name_and_by_template() -> None:

@@ -169,6 +169,88 @@ def test_responses_stream_free_calls_too(live: Live) -> None:
     assert "".join(deltas) == whole[1]["arguments"]
 
 
+SHORT = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 4}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+BRIEF = {"type": "function", "function": {"name": "weather", "parameters": SHORT}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("wanted", ["<", "{"])
+def test_calls_and_response_format_together(live: Live, engine: AsyncLLM, wanted: str, stream: bool) -> None:
+    """The model may do either; a bias on the first characters decides for it."""
+    vocabulary = engine.codec.tokenizer.get_vocab()
+    bias = {str(number): 50 for token, number in vocabulary.items() if token.startswith(wanted)}
+    form = {
+        "name": "a",
+        "schema": {"type": "object", "properties": {"b": {"enum": ["<tool_call>"]}}, "required": ["b"]},
+    }
+    body = {"tools": [BRIEF], "parallel_tool_calls": False, "logit_bias": bias, "temperature": 0}
+    chat = {"messages": [ASKED], "response_format": {"type": "json_schema", "json_schema": form}, "max_tokens": 80}
+    if stream:
+        chunks = [chunk["choices"][0] for chunk in events(live, "/v1/chat/completions", **body, **chat)]
+        text = "".join(one["delta"].get("content") or "" for one in chunks)
+        calls = [call["function"] for one in chunks for call in one["delta"].get("tool_calls", ())]
+        arguments, finish = "".join(call["arguments"] for call in calls), chunks[-1]["finish_reason"]
+    else:
+        (choice,) = ask(live, **body, **chat)["choices"]
+        text, calls = choice["message"]["content"] or "", choice["message"].get("tool_calls", [])
+        arguments, finish = "".join(call["function"]["arguments"] for call in calls), choice["finish_reason"]
+    tool = {"type": "function", **BRIEF["function"]}  # type: ignore[dict-item]
+    asked = {**body, "input": ASKED["content"], "tools": [tool], "text": {"format": {"type": "json_schema", **form}}}
+    asked |= {"max_output_tokens": 80, "store": False}
+    if stream:
+        output = events(live, "/v1/responses", **asked)[-1]["response"]["output"]
+    else:
+        output = live.post("/v1/responses", asked).json()["output"]
+    if wanted == "<":
+        assert (text, finish) == ("", "tool_calls")
+        assert list(json.loads(arguments)) == ["city"]
+        assert [item["type"] for item in output] == ["function_call"]
+    else:
+        assert (json.loads(text), calls, finish) == ({"b": "<tool_call>"}, [], "stop")
+        assert [item["type"] for item in output] == ["message"]
+
+
+def test_one_call_is_enough_if_they_are_not_parallel(live: Live) -> None:
+    one = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    free = {"structured_outputs": {"choice": [f"{one}\n{one}"]}, "max_tokens": 200}
+    body = {"messages": [ASKED], "tools": [WEATHER], **free}
+    (both,) = ask(live, **body)["choices"]
+    assert len(both["message"]["tool_calls"]) == 2
+    (single,) = ask(live, **body, parallel_tool_calls=False)["choices"]
+    (call,) = single["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "Oslo"}'
+    assert single["message"]["content"] is None
+    assert single["finish_reason"] == "tool_calls"
+    chunks = events(live, "/v1/chat/completions", **body, parallel_tool_calls=False)
+    numbers = {call["index"] for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())}
+    assert numbers == {0}
+
+
+def test_what_is_not_enforced_is_told(live: Live) -> None:
+    schema = {"type": "object", "properties": {"a": {"uniqueItems": True, "enum": [1]}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    answer = ask(live, messages=[ASKED], response_format=form, max_tokens=40)
+    assert answer["warnings"] == ["response_format: #/properties/a/uniqueItems is not enforced"]
+    tool = {"type": "function", "name": "f", "parameters": schema}
+    body = {"input": "x", "tools": [tool], "tool_choice": "required", "max_output_tokens": 40, "store": False}
+    told = live.post("/v1/responses", body).json()["warnings"]
+    assert told[-1] == "tools[0].parameters: #/properties/a/uniqueItems is not enforced"
+    refused = live.post("/v1/responses", {**body, "tools": [{**tool, "strict": True}]})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("tools[0].parameters: #/properties/a/uniqueItems")
+    text = {"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": True}}
+    refused = live.post("/v1/responses", {"input": "x", "text": text})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text")
+    offline = live.post("/v1/chat/completions", {"messages": [ASKED], "structured_outputs": {"json": schema}})
+    assert offline.status_code == 400
+    assert "#/properties/a/uniqueItems is not enforced" in offline.json()["error"]["message"]
+
+
 def test_objects_have_the_properties_that_are_listed(live: Live) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer", "enum": [1, 2]}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

@@ -4,7 +4,6 @@ The grammars are llguidance's (https://github.com/guidance-ai/llguidance): a der
 parser, with masks computed on demand, so that compiling costs little and both can be limited.
 """
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -15,9 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from parlay.errors import RequestError
-from parlay.panics import Contained
+from parlay.sampling.compiling import COMPILING, dead_end, limits, notation, on_a_deep_stack, one_line
 from parlay.sampling.processors import Processor
-from parlay.sampling.schema import check_schema
 from parlay.types.structured import StructuredOutputsParams
 
 if TYPE_CHECKING:  # most engines never need it
@@ -26,9 +24,6 @@ if TYPE_CHECKING:  # most engines never need it
 _KEPT = 64  # compiled grammars
 _SPARE = 4  # matchers of each that are made in advance
 _MOST_FORCED = 64  # tokens drafted at once because nothing else is permitted
-_STACK = 1 << 29  # bytes of address space: the compiler recurses along rules and references
-_COMPILING = Contained("its library panics")
-_STACK_LOCK = threading.Lock()
 
 
 class Grammars:
@@ -89,7 +84,7 @@ class Grammars:
             from llguidance import LLTokenizer
 
             try:
-                with _COMPILING:
+                with COMPILING:
                     self._tokenizer = LLTokenizer(self._file(), n_vocab=self._vocab_size, eos_token=list(self._ends))
             except ValueError as error:
                 raise RequestError(f"structured_outputs does not know this tokenizer's kind: {error}") from None
@@ -140,33 +135,24 @@ class Compiled:
 
     def _made(self, asked: StructuredOutputsParams | None = None) -> "LLMatcher":
         """Return a new matcher; the first one makes the notation, and is checked."""
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher
 
         found: list[Any] = []  # the matcher, and what is wrong with it
-        # Steps of the lexer (about 14 a microsecond) and items of the parser, to begin with and for each token.
-        limits = LLParserLimits(
-            initial_lexer_fuel=1_000_000,
-            step_lexer_fuel=500_000,
-            step_max_items=50_000,
-            max_items_in_row=4_000,
-            max_grammar_size=100_000,
-            verbose_errors=False,
-        )
 
         def work() -> None:
             try:
-                with _COMPILING:
+                with COMPILING:
                     if asked is not None:
-                        self._text = _grammar(asked)
-                    matcher = LLMatcher(self._tokenizer, self._text, log_level=0, limits=limits)
+                        self._text = notation(asked)
+                    matcher = LLMatcher(self._tokenizer, self._text, log_level=0, limits=limits())
                     found.append(matcher)
-                    found.append(matcher.get_error() or (_dead_end(matcher.deep_copy()) if asked is not None else ""))
+                    found.append(matcher.get_error() or (dead_end(matcher.deep_copy()) if asked is not None else ""))
             except Exception as error:  # the library raises bare Exception
                 found[:] = [None, str(error)]
 
-        _on_a_deep_stack(work)
+        on_a_deep_stack(work)
         if trouble := found[1]:
-            raise RequestError(f"structured_outputs cannot serve this {self._what}: {_one_line(trouble)}")
+            raise RequestError(f"structured_outputs cannot serve this {self._what}: {one_line(trouble)}")
         matcher: LLMatcher = found[0]
         return matcher
 
@@ -318,59 +304,4 @@ class _Track:
 
     @property
     def trouble(self) -> str:
-        return _one_line(self.matcher.get_error()) or "a token was emitted that the form does not permit"
-
-
-def _grammar(asked: StructuredOutputsParams) -> str:
-    """Return the asked form in the library's own notation."""
-    from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    if asked.json is not None or asked.json_object:
-        schema = json.loads(str(asked.json)) if asked.json is not None else {"type": "object"}
-        check_schema(schema)
-        flexible = not asked.disable_any_whitespace
-        return str(LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": flexible}))
-    if asked.choice is not None:
-        return str(LLMatcher.grammar_from_regex("|".join(_literal(option) for option in asked.choice)))
-    if asked.regex is not None:
-        return str(LLMatcher.grammar_from_regex(asked.regex))
-    return str(LLMatcher.grammar_from_lark(any_to_lark(str(asked.grammar))))
-
-
-def _literal(text: str) -> str:
-    """Return a regular expression of just this text."""
-    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
-
-
-def _dead_end(matcher: "LLMatcher") -> str:
-    """Return why no text matches the grammar, as far as its beginning shows; otherwise an empty text."""
-    if forced := matcher.compute_ff_tokens():
-        matcher.consume_tokens(forced)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-    return str(matcher.get_error())
-
-
-def _on_a_deep_stack(work: Callable[[], None]) -> None:
-    with _STACK_LOCK:
-        before = threading.stack_size(_STACK)
-        try:
-            thread = threading.Thread(target=work, daemon=True)
-            thread.start()
-        except RuntimeError:
-            raise RequestError(
-                "structured_outputs cannot be compiled: the system gives no further thread; try again later"
-            ) from None
-        finally:
-            threading.stack_size(before)
-    thread.join()
-
-
-def _one_line(trouble: str) -> str:
-    """Return the line of a library's message that states the error, without advice that a request cannot follow."""
-    lines = trouble.strip().splitlines() or [""]
-    line = next((one for one in lines if one.startswith("error: ")), lines[0])
-    line = line.split(". Enable ")[0].split("; try ")[0].split("; consider ")[0]
-    known = {"NoExtensionBias": "no text has this form", "NoExtension": "no text has this form"}
-    return known.get(line, line)[:300]
+        return one_line(self.matcher.get_error()) or "a token was emitted that the form does not permit"

@@ -27,6 +27,7 @@ class StructuredOutputsParams:
         choice: the answer is one of these strings.
         grammar: a grammar in EBNF, with rules such as `root ::= "yes" | "no"`, or in Lark's notation.
         disable_any_whitespace: JSON is written without white space between its parts.
+        whitespace_pattern: a regular expression of the white space between two parts of JSON, which may be left out.
         disable_additional_properties: objects have no properties but those that the schema lists, unless it says
             `additionalProperties`.
 
@@ -41,6 +42,7 @@ class StructuredOutputsParams:
     grammar: str | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
@@ -52,6 +54,11 @@ class StructuredOutputsParams:
             raise RequestError(f"structured_outputs takes just one of {', '.join(_FORMATS)}; {asked} was given")
         if self.disable_any_whitespace and not given[0].startswith("json"):
             raise RequestError(f"disable_any_whitespace is about JSON; leave it out beside {given[0]}")
+        if self.whitespace_pattern is not None:
+            _check_text("whitespace_pattern", self.whitespace_pattern)
+            if self.disable_any_whitespace or not given[0].startswith("json"):
+                beside = "disable_any_whitespace" if self.disable_any_whitespace else given[0]
+                raise RequestError(f"whitespace_pattern is about space in JSON; leave it out beside {beside}")
         if self.disable_additional_properties and self.json is None:
             raise RequestError(
                 f"disable_additional_properties is about a JSON schema; leave it out beside {given[0]}"
@@ -71,6 +78,13 @@ class StructuredOutputsParams:
     def form(self) -> str:
         """Which form is asked for."""
         return next(name for name in _FORMATS if getattr(self, name) not in (None, False))
+
+    @property
+    def space(self) -> dict[str, Any]:
+        """The white space of JSON, as llguidance's options."""
+        if self.whitespace_pattern is not None:
+            return {"whitespace_pattern": self.whitespace_pattern}
+        return {"whitespace_flexible": not self.disable_any_whitespace}
 
     @classmethod
     def parse(cls, value: "StructuredOutputsParams | Mapping[str, Any]") -> "StructuredOutputsParams":

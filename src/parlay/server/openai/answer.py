@@ -70,6 +70,10 @@ class Shape(ABC):
         """Return the events that end a stream; with the usage, if that was asked for."""
         return (self.encode({**self.closing(), **took}) if asked else b"") + b"data: [DONE]\n\n"
 
+    def named(self, error: ApiError) -> ApiError:
+        """Return an error of the engine in the words of the request."""
+        return error
+
     def failure(self, told: ApiError) -> bytes:
         """Return the event that ends a stream after an error; OpenAI's clients raise it."""
         return _event(told.body)
@@ -138,7 +142,7 @@ class Answer(Response):
         except ClientLeftError:
             account.status = CLIENT_LEFT
         except Exception as error:
-            told = as_api_error(error)
+            told = self._shape.named(as_api_error(error))
             account.facts["error"] = str(told)
             if not began:
                 await told.response()(scope, receive, send)

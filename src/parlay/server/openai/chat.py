@@ -14,12 +14,14 @@ from parlay.server.openai.answer import Answer, Shape
 from parlay.server.openai.choice import Choice, News
 from parlay.server.openai.completions import check_stream
 from parlay.server.openai.fields import ChatFields, check_model, make_params, parse
+from parlay.server.openai.forms import CHAT, Form, Names, form_of, needs_compiling
 from parlay.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from parlay.server.openai.prompts import chat_prompt, predicted
 from parlay.server.openai.reasoning import ReasoningReader
 from parlay.server.openai.tool_readers import Piece, Reader, reader_of
 from parlay.server.openai.tools import Tools, read_tools, tools_shown
 from parlay.server.style import Style
+from parlay.server.threads import LONG
 from parlay.text.chat import ChatOptions
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
@@ -37,12 +39,16 @@ async def chat(front: Front) -> Answer:
 
     def read(body: dict[str, Any]) -> dict[str, Any] | Read:
         brings = isinstance(body.get("chat_template"), str) and front.config.trust_request_chat_template
-        return body if brings else read_chat(front, body)
+        return body if brings or needs_compiling(body) else read_chat(front, body)
 
     found = await read_json(front, read)
-    if isinstance(found, dict):  # its template is run to see what it does
+    if isinstance(found, dict):
         work = partial(read_chat, front, found)
-        found = await front.beside(found["chat_template"], 0, work)
+        template = found.get("chat_template")
+        if isinstance(template, str) and front.config.trust_request_chat_template:  # it is run to see what it does
+            found = await front.beside(template, 0, work)
+        else:
+            found = await front.run(LONG, work)
     shape, messages, options = found
     prompt = await chat_prompt(front, messages, options)
     shape.begin(prompt)
@@ -59,8 +65,13 @@ async def chat(front: Front) -> Answer:
     )
 
 
-def read_chat(front: Front, body: dict[str, Any]) -> Read:
+def read_chat(front: Front, body: dict[str, Any], names: Names = CHAT) -> Read:
     """Return the answer's format, the messages, and the options of the prompt.
+
+    Args:
+        front: the parts of the server.
+        body: of the request.
+        names: what the client calls the fields that are named in messages.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
@@ -79,9 +90,11 @@ def read_chat(front: Front, body: dict[str, Any]) -> Read:
     for name, wanted in wishes.items():
         if tools.mode != "none" and wanted:
             raise ApiError(400, f"{name} is about text; leave it or tools out", param=name)
-    sampling = _sampling(asked, sampling, tools, front)
     style = Style.of(front, asked, tools)
-    if style.special:
+    form = form_of(asked, tools, style.form, front.engine.codec.tokenizer, sampling.get("structured_outputs"), names)
+    sampling = _sampling(asked, sampling, front)
+    sampling["structured_outputs"] = form.structured
+    if style.special or form.special:
         sampling.setdefault("skip_special_tokens", False)
     sampling["prediction"] = predicted(asked, front.engine.codec, front.config)
     params = make_params({**front.engine.sampling_defaults, **sampling}, front.config)
@@ -94,10 +107,11 @@ def read_chat(front: Front, body: dict[str, Any]) -> Read:
         tools=tools_shown(asked, tools),
         chat_template_kwargs=style.variables,
     )
-    return ChatShape(front, asked, params, tools, style, (*warnings, *style.warnings)), asked.messages, options
+    warnings = (*warnings, *style.warnings, *form.warnings)
+    return ChatShape(front, asked, params, tools, style, form, warnings), asked.messages, options
 
 
-def _sampling(asked: ChatFields, given: dict[str, Any], tools: Tools, front: Front) -> dict[str, Any]:
+def _sampling(asked: ChatFields, given: dict[str, Any], front: Front) -> dict[str, Any]:
     """Return the engine's parameters."""
     values = dict(given)
     most = asked.max_completion_tokens
@@ -112,41 +126,7 @@ def _sampling(asked: ChatFields, given: dict[str, Any], tools: Tools, front: Fro
                 param="top_logprobs",
             )  # fmt: skip
         values["logprobs"] = top
-    forms = {
-        "response_format": _form(asked),
-        "tool_choice": None
-        if tools.schema is None
-        else {
-            "json": tools.schema,
-            "disable_any_whitespace": True,
-            "disable_additional_properties": asked.disable_additional_properties,
-        },
-        "structured_outputs": values.get("structured_outputs"),
-    }
-    wanted = {name: form for name, form in forms.items() if form is not None}
-    if len(wanted) > 1:
-        raise ApiError(
-            400, f"{' and '.join(wanted)} each decide the answer's form; give one", param=next(iter(wanted))
-        )
-    if wanted:
-        (values["structured_outputs"],) = wanted.values()
     return values
-
-
-def _form(asked: ChatFields) -> dict[str, Any] | None:
-    response_format = asked.response_format
-    kind = (response_format or {"type": "text"}).get("type")
-    if response_format is None or kind == "text":
-        return None
-    if kind == "json_object":
-        return {"json_object": True}
-    described = response_format.get("json_schema")
-    if kind != "json_schema" or not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
-        raise ApiError(
-            400, "response_format is {'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', "
-            "'json_schema': {'name': ..., 'schema': {...}}}", param="response_format",
-        )  # fmt: skip
-    return {"json": described["schema"], "disable_additional_properties": asked.disable_additional_properties}
 
 
 @dataclass(slots=True)
@@ -158,6 +138,7 @@ class ChatShape(Shape):
     params: SamplingParams
     tools: Tools
     style: Style
+    form: Form
     warnings: tuple[str, ...]
     prompt: str = ""
     head: dict[str, Any] = field(init=False)
@@ -222,6 +203,10 @@ class ChatShape(Shape):
             body["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return body
 
+    def named(self, error: ApiError) -> ApiError:
+        """Return an error of the engine in the words of the request."""
+        return self.form.named(error)
+
     def closing(self) -> dict[str, Any]:
         """Return a chunk without choices."""
         return {**self.head, "choices": []}
@@ -236,10 +221,12 @@ class ChatShape(Shape):
                     sources=self.asked.return_sources or self.params.return_rejected,
                     skip_special_tokens=self.params.skip_special_tokens,
                 )
-                self.readers[one.index] = reader_of(self.tools, self.style.form)
-                marks = self.style.marks
+                self.readers[one.index] = reader_of(self.tools, self.form.calls, alone=self.form.alone)
+                marks, codec = self.style.marks, self.front.engine.codec
                 forced = self.params.structured_outputs is not None  # which begins with the answer at once
-                self.thoughts[one.index] = None if marks is None or forced else ReasoningReader(marks, self.prompt)
+                self.thoughts[one.index] = (
+                    None if marks is None or forced else ReasoningReader(marks, self.prompt, codec.tokenizer)
+                )
             state = self.choices[one.index]
             if not state.finished and ((news := state.update(one)) or first):
                 yield one.index, news, first
@@ -249,7 +236,7 @@ class ChatShape(Shape):
         reader, thoughts, finished = self.readers[index], self.thoughts[index], news.finish is not None
         reasoning, text = "", news.text
         if thoughts is not None:
-            reasoning, text = thoughts.feed(text, finished, len(news.tokens))
+            reasoning, text = thoughts.feed(text, finished, news.tokens)
             reasoning = reasoning if self.asked.include_reasoning else ""
         if reader is None:
             return reasoning, [text] if text else []

@@ -148,8 +148,9 @@ class ChatFields(Asked):
         response_format: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema":
             {"name": ..., "schema": ...}}`.
         tools: functions that the model may call, as `{"type": "function", "function": {"name", "parameters"}}`.
-        tool_choice: `none`, `auto`, `required`, or `{"type": "function", "function": {"name"}}`.
-        parallel_tool_calls: whether `required` may give several calls.
+        tool_choice: `none`, `auto`, `required`, `{"type": "function", "function": {"name"}}`, or `{"type":
+            "allowed_tools", "allowed_tools": {"mode", "tools"}}`.
+        parallel_tool_calls: whether there may be several calls.
         modalities: `["text"]`.
         chat_template: the name of one of the model's own, or where the server allows it another template.
         add_generation_prompt: end the prompt with what begins an answer.

@@ -1,7 +1,8 @@
 """`/v1/responses`: OpenAI's newer form of a conversation, answered with chat completions' code."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 from uuid import uuid4
@@ -16,11 +17,13 @@ from parlay.server.front import Front
 from parlay.server.openai.answer import Answer, Shape
 from parlay.server.openai.chat import ChatShape, read_chat
 from parlay.server.openai.fields import check_model
+from parlay.server.openai.forms import RESPONSES, needs_compiling
 from parlay.server.openai.prompts import chat_prompt
 from parlay.server.openai.responses_fields import ResponseFields, chat_fields, read_response
 from parlay.server.openai.responses_input import Message, messages_of
 from parlay.server.openai.responses_store import ResponseStore, Stored
 from parlay.server.openai.responses_stream import Event, Output
+from parlay.server.threads import LONG
 from parlay.text.chat import ChatOptions
 from parlay.types.output import RequestOutput
 
@@ -35,10 +38,13 @@ async def respond(front: Front, store: ResponseStore) -> Answer:
     """
     owner = front.account.client.owner
 
-    def read(body: dict[str, Any]) -> tuple[ResponseShape, list[Message], ChatOptions]:
-        return _read(front, store, owner, body)
+    def read(body: dict[str, Any]) -> dict[str, Any] | tuple[ResponseShape, list[Message], ChatOptions]:
+        return body if needs_compiling(body) else _read(front, store, owner, body)
 
-    shape, messages, options = await read_json(front, read)
+    found = await read_json(front, read)
+    if isinstance(found, dict):
+        found = await front.run(LONG, partial(_read, front, store, owner, found))
+    shape, messages, options = found
     prompt = await chat_prompt(front, messages, options)
     shape.chat.begin(prompt)
     return Answer(front, [prompt], shape.chat.params, shape, stream=shape.asked.stream)
@@ -78,7 +84,10 @@ def _read(
         before = store.get(asked.previous_response_id, owner, "previous_response_id").messages()
     conversation = messages_of(asked.input, before)
     told = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
-    shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]})
+    strict = frozenset(str(tool.get("name")) for tool in asked.tools if tool.get("strict") is True)
+    format = (asked.text or {}).get("format") or {}
+    names = replace(RESPONSES, strict=strict, strict_format=format.get("strict") is True)
+    shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]}, names)
     warnings = (*warnings, *shape.warnings)
     return ResponseShape(front, asked, shape, store, owner, conversation, warnings), messages, options
 
@@ -155,6 +164,10 @@ class ResponseShape(Shape):
             for choice in chunk["choices"]:
                 self._take(choice["delta"], choice["finish_reason"])
         return self._response(self._status)
+
+    def named(self, error: ApiError) -> ApiError:
+        """Return an error of the engine in the words of the request."""
+        return self.chat.named(error)
 
     def closing(self) -> dict[str, Any]:
         """Return the response that the last event has, but for its usage."""

@@ -50,8 +50,9 @@ class ResponseFields:
         text: `{"format": ...}`, which is `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema",
             "name": ..., "schema": ...}`.
         tools: functions that the model may call, as `{"type": "function", "name", "parameters"}`.
-        tool_choice: `none`, `auto`, `required`, or `{"type": "function", "name": ...}`.
-        parallel_tool_calls: whether `required` may give several calls.
+        tool_choice: `none`, `auto`, `required`, `{"type": "function", "name": ...}`, or `{"type": "allowed_tools",
+            "mode": ..., "tools": [...]}`.
+        parallel_tool_calls: whether there may be several calls.
         disable_additional_properties: objects of a schema and of tools have no properties but those that are listed,
             unless it says `additionalProperties`.
         chat_template_kwargs: further variables that the template reads.
@@ -209,12 +210,14 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
-    if isinstance(choice, str):
+    if isinstance(choice, str) or choice.get("type") == "allowed_tools":
         return choice
     if choice.get("type") != "function":
         raise ApiError(
-            400, f"tool_choice is none, auto, required or {{'type': 'function', 'name': ...}}, not of type "
-            f"{shown(choice.get('type'))}", param="tool_choice", code="unsupported_value",
+            400, "tool_choice is none, auto, required, {'type': 'function', 'name': ...} or "
+            f"{{'type': 'allowed_tools', 'mode': ..., 'tools': [...]}}, not of type "
+            f"{shown(choice.get('type'))}", param="tool_choice",
+            code="unsupported_value",
         )  # fmt: skip
     return {"type": "function", "function": {"name": choice.get("name")}}
 

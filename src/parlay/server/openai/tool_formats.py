@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, get_args
 
 from parlay.config.server import ToolParser
+from parlay.server.openai import tool_grammars as rules
 from parlay.server.openai.tool_scanner import Scanner, Wait
 
 Parameters = Mapping[str, Any]  # JSON schemas by function
@@ -39,6 +40,8 @@ class ToolFormat:
         calls: reads the calls behind a mark.
         whole: reads those that an answer consists of.
         special: whether marks are special tokens, which must be asked for.
+        grammar: rules of the calls; see `tool_grammars`.
+        bare: rules of calls without a mark, where the model writes such.
     """
 
     marks: tuple[str, ...]
@@ -46,17 +49,26 @@ class ToolFormat:
     calls: Search
     whole: Search
     special: bool = False
+    grammar: rules.Rules = rules.tagged
+    bare: rules.Rules | None = None
 
-    def search(self, answer: Scanner, parameters: Parameters) -> Wait[None]:
+    def search(self, answer: Scanner, parameters: Parameters, *, alone: bool = False) -> Wait[None]:
         """Find the calls in an answer while it grows; the space around them is no text.
 
         Args:
             answer: as it grows.
             parameters: of the functions that there are.
+            alone: whether an answer is either calls or none at all.
         """
         begin = yield from answer.space(0)
         if (yield from answer.char(begin)) in tuple(self.openers):
             yield from self.whole(answer, begin, parameters)
+        if alone and not answer.called and not (yield from answer.starts_any(self.marks, begin)):
+            while not answer.ended:
+                answer.say(answer.text.end)
+                yield
+            answer.say(answer.text.end)
+            return
         at = solid = answer.done  # behind the last character that is no space
         bare = answer.called > 0  # nothing but space has come since a call
         while True:
@@ -300,10 +312,12 @@ def _python_calls(text: str) -> list[tuple[str, str]]:
 _llama = partial(_several, between=";")
 FORMATS = {
     "hermes": ToolFormat(("<tool_call>",), "{[", _tagged, _json),
-    "qwen3_xml": ToolFormat(("<tool_call>",), "{[", _xml, _json),
-    "llama3_json": ToolFormat(("<|python_tag|>",), "{[", _llama, _llama, special=True),
-    "mistral": ToolFormat(("[TOOL_CALLS]",), "{[", _mistral, _json, special=True),
-    "pythonic": ToolFormat((), "[<", _pythonic, _pythonic, special=True),
+    "qwen3_xml": ToolFormat(("<tool_call>",), "{[", _xml, _json, grammar=rules.xml),
+    "llama3_json": ToolFormat(
+        ("<|python_tag|>",), "{[", _llama, _llama, special=True, grammar=rules.llama, bare=rules.llama_bare
+    ),
+    "mistral": ToolFormat(("[TOOL_CALLS]",), "{[", _mistral, _json, special=True, grammar=rules.mistral),
+    "pythonic": ToolFormat((), "[<", _pythonic, _pythonic, special=True, grammar=rules.python),
 }
 assert {*FORMATS, "auto"} == {*get_args(ToolParser)}
 

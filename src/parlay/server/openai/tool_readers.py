@@ -44,16 +44,19 @@ class NamedReader(Reader):
 class FreeReader(Reader):
     """The answer is text, and calls where there are some; a possible call is held back."""
 
-    def __init__(self, tools: Tools, form: ToolFormat) -> None:
+    def __init__(self, tools: Tools, form: ToolFormat, *, alone: bool = False) -> None:
         """Begin with nothing shown.
 
         Args:
             tools: what may be called.
             form: how calls are written.
+            alone: whether an answer is either calls or none at all.
         """
         super().__init__(tools)
+        self._alone = alone
+        self._begun = 0  # calls, shown or not
         self._answer = Scanner(tools.parameters)
-        self._search = form.search(self._answer, tools.parameters)
+        self._search = form.search(self._answer, tools.parameters, alone=alone)
 
     def feed(self, text: str, finished: bool) -> list[Piece]:
         """Give text up to where a call may begin, and calls as they grow."""
@@ -62,6 +65,11 @@ class FreeReader(Reader):
         next(self._search, None)
         pieces: list[Piece] = []
         for kind, new in self._answer.take():
+            self._begun += kind == "name"
+            if self._begun > 1 and not self.tools.several:  # one call is wanted: what follows is left out
+                continue
+            if kind == "text" and self._alone and self._begun:  # between calls, or one that was cut off
+                continue
             last = pieces[-1] if pieces else None
             if kind == "name":
                 pieces.append(self._call(new, ""))
@@ -92,10 +100,10 @@ class ForcedReader(FreeReader):
         return pieces
 
 
-def reader_of(tools: Tools, form: ToolFormat) -> Reader | None:
-    """Return the reader of calls in one answer; None if there can be none."""
+def reader_of(tools: Tools, form: ToolFormat, *, alone: bool = False) -> Reader | None:
+    """Return the reader of calls in one answer; None if there can be none. See `FreeReader`."""
     if tools.mode == "named":
         return NamedReader(tools)
     if tools.mode == "required":
         return ForcedReader(tools)
-    return None if tools.mode == "none" else FreeReader(tools, form)
+    return None if tools.mode == "none" else FreeReader(tools, form, alone=alone)

@@ -93,6 +93,13 @@ class Scanner:
             yield
         return self.text.cut(at, at + len(mark)) == mark
 
+    def starts_any(self, marks: tuple[str, ...], at: int) -> Wait[bool]:
+        """Return whether one of some marks stands there."""
+        for mark in marks:
+            if (yield from self.starts(mark, at)):
+                return True
+        return False
+
     def first(self, marks: tuple[str, ...], at: int) -> tuple[int, str]:
         """Return where the first of some marks stands, and which; without any, where one may yet begin."""
         found = self.text.first(marks, at)

@@ -1,13 +1,18 @@
-"""Functions that a model may call, as a request describes them, and the JSON schema of a call that is forced."""
+"""Functions that a model may call, as a request describes them."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from parlay.errors import nearest, shown
 from parlay.server.errors import ApiError
 from parlay.server.openai.fields import ChatFields
 
+_CHOICES = (
+    "tool_choice is none, auto, required, {'type': 'function', 'function': {'name': ...}} or "
+    "{'type': 'allowed_tools', 'allowed_tools': {'mode': ..., 'tools': [...]}}"
+)
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -20,36 +25,16 @@ class Tools:
         mode: whether and how calls are made.
         named: the function to call, where there is no choice.
         several: whether there may be more than one call.
+        given: the names of all functions, in the request's order; those that may be called are among them.
+        strict: those whose arguments have to be as their schema says, or else the request is refused.
     """
 
     parameters: dict[str, Any]
     mode: Literal["none", "auto", "required", "named"]
     named: str = ""
     several: bool = True
-
-    @property
-    def schema(self) -> dict[str, Any] | None:
-        """The schema of a forced answer; None for a free one."""
-        if self.mode == "named":
-            return dict(self.parameters[self.named])
-        if self.mode != "required":
-            return None
-        calls = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for name in self.parameters
-        ]
-        return {
-            "type": "array",
-            "items": {"anyOf": calls},
-            "minItems": 1,
-            **({} if self.several else {"maxItems": 1}),
-            "$defs": {name: _moved(schema, f"#/$defs/{name}") for name, schema in self.parameters.items()},
-        }
+    given: tuple[str, ...] = ()
+    strict: frozenset[str] = frozenset()
 
 
 NO_TOOLS = Tools({}, "none")
@@ -62,6 +47,7 @@ def read_tools(asked: ChatFields) -> Tools:
         ApiError: it is malformed.
     """
     parameters: dict[str, Any] = {}
+    strict: list[str] = []
     for tool in asked.tools or ():
         function = tool.get("function")
         if tool.get("type", "function") != "function" or not isinstance(function, dict):
@@ -74,21 +60,34 @@ def read_tools(asked: ChatFields) -> Tools:
         if not isinstance(schema, dict):
             raise _wrong("tools", f"the parameters of {name!r} must be a JSON schema, not {shown(schema)}")
         parameters[name] = schema
-    choice = asked.tool_choice if asked.tool_choice is not None else ("auto" if parameters else "none")
-    several = asked.parallel_tool_calls
-    if choice == "none":
+        if function.get("strict") is True:
+            strict.append(name)
+    choice = asked.tool_choice if asked.tool_choice is not None else "auto"
+    known = Tools(parameters, "auto", "", asked.parallel_tool_calls, tuple(parameters), frozenset(strict))
+    if choice == "none" or (choice == "auto" and not parameters):
         return NO_TOOLS
     if not parameters:
         raise _wrong("tool_choice", "tool_choice needs tools; give some or leave it out")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        known, choice = _allowed(known, choice)
     if isinstance(choice, str):
         if choice not in ("auto", "required"):
-            raise _wrong("tool_choice", f"tool_choice is none, auto, required or a function, not {shown(choice)}")
-        return Tools(parameters, choice, several=several)  # type: ignore[arg-type]
-    function = choice.get("function")
+            raise _wrong("tool_choice", f"{_CHOICES}, not {shown(choice)}")
+        return replace(known, mode=choice)  # type: ignore[arg-type]
+    return replace(known, mode="named", named=_named(choice, parameters))
+
+
+def _named(choice: dict[str, Any], parameters: Mapping[str, Any]) -> str:
+    """Return the name in `{"type": "function", "function": {"name": ...}}`; in responses it stands outside."""
+    if choice.get("type", "function") != "function":
+        raise _wrong("tool_choice", f"{_CHOICES}, not of type {shown(choice.get('type'))}")
+    function = choice.get("function", choice)
     name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or name not in parameters:
+    if not isinstance(name, str):
+        raise _wrong("tool_choice", f"tool_choice names no function; {_CHOICES}")
+    if name not in parameters:
         raise _wrong("tool_choice", f"there is no function {shown(name)} among the tools{nearest(name, parameters)}")
-    return Tools(parameters, "named", name, several)
+    return name
 
 
 def tools_shown(asked: ChatFields, tools: Tools) -> list[dict[str, Any]] | None:
@@ -101,18 +100,16 @@ def tools_shown(asked: ChatFields, tools: Tools) -> list[dict[str, Any]] | None:
     return asked.tools if tools.mode != "none" or called else None
 
 
-def _moved(schema: Any, root: str) -> Any:
-    """Return a schema whose references to itself lead to its new place."""
-    if isinstance(schema, list):
-        return [_moved(inner, root) for inner in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: root + value[1:]
-        if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else _moved(value, root)
-        for key, value in schema.items()
-    }
+def _allowed(known: Tools, choice: dict[str, Any]) -> tuple[Tools, str]:
+    """Return the tools that may be called, and whether one must be."""
+    described = choice.get("allowed_tools", choice)  # in responses it stands outside
+    mode, listed = (described.get("mode"), described.get("tools")) if isinstance(described, dict) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
+        raise _wrong("tool_choice", "allowed_tools has a mode, auto or required, and a list of tools, not empty")
+    if not all(isinstance(one, dict) for one in listed):
+        raise _wrong("tool_choice", "the tools of allowed_tools are of the form {'type': 'function', ...}")
+    names = {_named(one, known.parameters) for one in listed}
+    return replace(known, parameters={name: known.parameters[name] for name in known.given if name in names}), mode
 
 
 def _wrong(param: str, message: str) -> ApiError:

@@ -1,0 +1,121 @@
+"""Forms of answers in the compiler's notation, and its limits; nothing here needs a model."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from parlay.errors import RequestError
+from parlay.panics import Contained
+from parlay.sampling.schema import check_schema
+from parlay.types.structured import StructuredOutputsParams
+
+if TYPE_CHECKING:  # most processes never need it
+    from llguidance import LLMatcher, LLParserLimits
+
+COMPILING = Contained("its library panics")
+_STACK = 1 << 29  # bytes of address space: the compiler recurses along rules and references
+_STACK_LOCK = threading.Lock()
+
+
+def notation(asked: StructuredOutputsParams) -> str:
+    """Return the asked form in the library's own notation.
+
+    Raises:
+        RequestError: a schema has constraints that are not enforced, or is out of bounds.
+    """
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if asked.json is not None or asked.json_object:
+        schema = json.loads(str(asked.json)) if asked.json is not None else {"type": "object"}
+        return _jsonnotation(check_schema(schema), asked.space)
+    if asked.choice is not None:
+        return str(LLMatcher.grammar_from_regex("|".join(_literal(option) for option in asked.choice)))
+    if asked.regex is not None:
+        return str(LLMatcher.grammar_from_regex(asked.regex))
+    return str(LLMatcher.grammar_from_lark(any_to_lark(str(asked.grammar))))
+
+
+def _jsonnotation(schema: dict[str, Any], space: Mapping[str, Any]) -> str:
+    from llguidance import LLMatcher
+
+    text = json.dumps(schema, ensure_ascii=False)  # which may have any number
+    return str(LLMatcher.grammar_from_json_schema(text, overrides=cast(Any, dict(space))))
+
+
+def fault(schema: dict[str, Any]) -> str:
+    """Return why a JSON schema cannot be compiled, whatever the tokenizer; empty if it can."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    found: list[str] = []
+
+    def work() -> None:
+        try:
+            with COMPILING:
+                grammar = _jsonnotation(schema, {})
+                matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits())
+                found.append(matcher.get_error() or dead_end(matcher))
+        except Exception as error:  # the library raises bare Exception
+            found.append(str(error))
+
+    on_a_deep_stack(work)
+    return one_line(found[0])
+
+
+def limits() -> "LLParserLimits":
+    """Return the compiler's limits."""
+    from llguidance import LLParserLimits
+
+    # Steps of the lexer (about 14 a microsecond) and items of the parser, to begin with and for each token.
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=500_000,
+        step_max_items=50_000,
+        max_items_in_row=4_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+def _literal(text: str) -> str:
+    """Return a regular expression of just this text."""
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def dead_end(matcher: "LLMatcher") -> str:
+    """Return why no text matches the grammar, as far as its beginning shows; otherwise an empty text."""
+    if forced := matcher.compute_ff_tokens():
+        matcher.consume_tokens(forced)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return str(matcher.get_error())
+
+
+def on_a_deep_stack(work: Callable[[], None]) -> None:
+    """Do some work in a thread with much room for recursion.
+
+    Raises:
+        RequestError: the system gives no further thread.
+    """
+    with _STACK_LOCK:
+        before = threading.stack_size(_STACK)
+        try:
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+        except RuntimeError:
+            raise RequestError(
+                "structured_outputs cannot be compiled: the system gives no further thread; try again later"
+            ) from None
+        finally:
+            threading.stack_size(before)
+    thread.join()
+
+
+def one_line(trouble: str) -> str:
+    """Return the line of a library's message that states the error, without advice that a request cannot follow."""
+    lines = trouble.strip().splitlines() or [""]
+    line = next((one for one in lines if one.startswith("error: ")), lines[0])
+    line = line.split(". Enable ")[0].split("; try ")[0].split("; consider ")[0]
+    known = {"NoExtensionBias": "no text has this form", "NoExtension": "no text has this form"}
+    return known.get(line, line)[:300]

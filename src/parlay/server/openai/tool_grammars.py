@@ -1,0 +1,131 @@
+"""The formats of tool calls as grammars, in llguidance's form of Lark's notation.
+
+Each function here gives the rules of `calls`, one or several. The arguments of function number i in JSON are the rule
+`a{i}`, which is not among them.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Mark = Callable[[str], str]  # a mark as a grammar has it: its text, or a special token
+Rules = Callable[[Mapping[str, Any], Mark, bool], list[str]]
+
+_OPEN, _CLOSE, _PYTHON_TAG = "<tool_call>", "</tool_call>", "<|python_tag|>"
+SPACE = "S: /[ \\n]{0,2}/"  # between parts, for which there is no single habit
+_PYTHON = (
+    'value: STRING | NUMBER | "True" | "False" | "None" | list | dict',
+    'list: "[" [value ("," S value)*] "]"',
+    'dict: "{" [pair ("," S pair)*] "}"',
+    'pair: STRING ":" S value',
+    r"""STRING: /"([^"\\\n]|\\["'\\nrt])*"|'([^'\\\n]|\\["'\\nrt])*'/""",
+    r"NUMBER: /-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/",
+    "IDENTIFIER: /[a-z][a-zA-Z0-9_]*_?/",
+)
+
+
+def literal(text: str) -> str:
+    """Return a text as a grammar has it."""
+    return json.dumps(text)
+
+
+def forced(names: Sequence[str], several: bool) -> list[str]:
+    """Return the rules of a list of calls in JSON, without white space."""
+    heads = [literal(f'{{"name":"{name}","arguments":') for name in names]
+    calls = [f"{head} a{i} {literal('}')}" for i, head in enumerate(heads)]
+    listed = _repeated("call", several, literal(","), "[", "]")
+    return [f"calls: {listed}", f"call: {' | '.join(calls)}"]
+
+
+def tagged(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
+    """Return the rules of `<tool_call>{"name": ..., "arguments": ...}</tool_call>`."""
+    one = f"{mark(_OPEN)} S call S {mark(_CLOSE)}"
+    return [f"calls: {_repeated('one', several, 'S')}", f"one: {one}", *_objects(parameters), SPACE]
+
+
+def llama(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
+    """Return the rules of `<|python_tag|>{"name": ..., "parameters": ...}; ...`."""
+    calls = _repeated("call", several, '";" S')
+    return [f"calls: {mark(_PYTHON_TAG)} {calls}", *_objects(parameters, "parameters"), SPACE]
+
+
+def llama_bare(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
+    """Return the rules of `llama` without its mark."""
+    calls = _repeated("call", several, '";" S')
+    return [f"calls: {calls}", *_objects(parameters, "parameters"), SPACE]
+
+
+def mistral(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
+    """Return the rules of `[TOOL_CALLS][{"name": ..., "arguments": ...}]` and of `[TOOL_CALLS]NAME[ARGS]{...}`."""
+    begin, then = mark("[TOOL_CALLS]"), mark("[ARGS]")
+    listed = _repeated("call", several, '"," S', "[", "]")
+    rules = [f"calls: {begin} S {listed}", *_objects(parameters), SPACE]
+    if then != literal("[ARGS]"):  # older vocabularies do not have it
+        calls = [f"{begin} {literal(name)} {then} a{i}" for i, name in enumerate(parameters)]
+        rules[0] += f" | {_repeated('named', several, 'S')}"
+        rules.append(f"named: {' | '.join(calls)}")
+    return rules
+
+
+def xml(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
+    """Return the rules of `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
+    rules = [
+        f"calls: {_repeated('one', several, 'S')}",
+        f"one: {mark(_OPEN)} S function S {mark(_CLOSE)}",
+        'text[suffix="</parameter>"]: /(?s:.*)/',
+        r"KEY: /[^<>\n]{1,64}/",
+        'any: "<parameter=" KEY ">" text S',
+        SPACE,
+    ]
+    functions = []
+    for i, (name, schema) in enumerate(parameters.items()):
+        pairs = [f"p{i}_{j}" + ("" if needed else "?") for j, (_, needed) in enumerate(_properties(schema))]
+        rules += [
+            f"p{i}_{j}: {literal(f'<parameter={key}>')} text S" for j, (key, _) in enumerate(_properties(schema))
+        ]
+        pairs = pairs if pairs or _closed(schema) else ["any*"]
+        functions.append(f'{literal(f"<function={name}>")} S {" ".join(pairs)} "</function>"')
+    return [*rules, f"function: {' | '.join(functions)}"]
+
+
+def python(parameters: Mapping[str, Any], mark: Mark, several: bool) -> list[str]:
+    """Return the rules of `[f(a=1), g(b="x")]`; values are any that Python can read."""
+    rules, calls = list(_PYTHON), []
+    for i, (name, schema) in enumerate(parameters.items()):
+        if not name.isidentifier():  # it cannot be called in this format
+            continue
+        listed = [(key, needed) for key, needed in _properties(schema) if key.isidentifier()]
+        for j, (key, needed) in enumerate(listed):  # properties from the j-th on, first ones and later ones
+            last = j + 1 == len(listed)
+            first, later = ("", "") if last else (f" | f{i}_{j + 1}", f" | l{i}_{j + 1}")
+            pair = f"{literal(key + '=')} value" + ("" if last else f" l{i}_{j + 1}")
+            rules.append(f"f{i}_{j}: {pair}" + ("" if needed else first or ' | ""'))
+            rules.append(f'l{i}_{j}: "," S {pair}' + ("" if needed else later or ' | ""'))
+        free = "" if _closed(schema) else '[IDENTIFIER "=" value ("," S IDENTIFIER "=" value)*]'
+        inner = f"f{i}_0" if listed else free
+        calls.append(f'{literal(name + "(")} {inner} ")"')
+    one = _repeated("call", several, '"," S', "[", "]")
+    return [*rules, f"calls: {one}", f"call: {' | '.join(calls)}", SPACE] if calls else []
+
+
+def _properties(schema: Any) -> list[tuple[str, bool]]:
+    """Return the names of the properties and whether they are required."""
+    properties, required = schema.get("properties"), schema.get("required") or ()
+    return [(name, name in required) for name in properties] if isinstance(properties, dict) else []
+
+
+def _closed(schema: Any) -> bool:
+    return schema.get("additionalProperties") is False
+
+
+def _repeated(one: str, several: bool, between: str, begin: str = "", end: str = "") -> str:
+    listed = f"{one} ({between} {one})*" if several else one
+    return " ".join(filter(None, (begin and literal(begin), listed, end and literal(end))))
+
+
+def _objects(parameters: Mapping[str, Any], key: str = "arguments") -> list[str]:
+    calls = [
+        " S ".join([*map(literal, ("{", '"name":', f'"{name}",', f'"{key}":')), f"a{i}", literal("}")])
+        for i, name in enumerate(parameters)
+    ]
+    return [f"call: {' | '.join(calls)}"]
