@@ -174,7 +174,7 @@ def test_an_unknown_parameter() -> None:
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": float("inf")}, "temperature must be between"),
         ({"temperature": "hot"}, "temperature must be a number"),
-        ({"top_p": 0.0}, "above 0.*set temperature to 0"),
+        ({"top_p": -0.1}, "top_p must be between 0 and 1"),
         ({"top_p": 1.1}, "top_p must be between 0 and 1"),
         ({"top_k": -2}, "top_k must be at least -1"),
         ({"top_k": 1.5}, "top_k must be an integer"),

@@ -300,8 +300,11 @@ def test_responses_are_of_the_key_that_made_them(engine: AsyncLLM) -> None:
 
 
 def test_refusals_and_names(live: Live) -> None:
-    refused = live.post("/v1/responses", {"input": "x", "tools": [{"type": "web_search"}]})
+    search = {"type": "web_search"}
+    refused = live.post("/v1/responses", {"input": "x", "tools": [{"name": "f"}]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+    refused = live.post("/v1/responses", {"input": "x", "tools": [search], "tool_choice": search})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
     assert live.post("/v1/responses", {"input": "x", "model": "large"}).status_code == 404
     assert live.post("/v1/responses", {"input": "x", "temperature": -1}).json()["error"]["param"] == "temperature"
     assert live.post("/v1/responses", {"input": "x" * 5000}).json()["error"]["code"] == "context_length_exceeded"

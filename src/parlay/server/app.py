@@ -123,7 +123,9 @@ def _add_completions(app: FastAPI, front: Front) -> None:
 
 def _add_responses(app: FastAPI, front: Front) -> None:
     store = ResponseStore(front.config.response_store)
-    stored = documents.fact_of("Response", e404="no such response of this key")
+    stored = documents.fact_of(
+        "Response", streamed=True, e400="a parameter is malformed", e404="no such response of this key"
+    )
     deleted = documents.fact_of("Deleted", e404="no such response of this key")
 
     @app.post(

@@ -14,7 +14,7 @@ from parlay.server.errors import ApiError
 from parlay.server.openai.answer import Answer, Front, Shape
 from parlay.server.openai.choice import Choice, News
 from parlay.server.openai.completions import check_stream
-from parlay.server.openai.fields import ChatFields, check_model, make_params, parse
+from parlay.server.openai.fields import SAMPLING, ChatFields, check_model, make_params, parse
 from parlay.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from parlay.server.openai.prompts import chat_prompt, predicted
 from parlay.server.openai.reasoning import ReasoningReader
@@ -36,15 +36,8 @@ async def chat(front: Front, request: Request) -> Answer:
         ApiError, RequestError: something in the body cannot be served.
     """
 
-    def read(body: dict[str, Any]) -> dict[str, Any] | Read:
-        brings = isinstance(body.get("chat_template"), str) and front.config.trust_request_chat_template
-        return body if brings else read_chat(front, body)
-
-    found = await read_json(request, front.config.max_json_depth, read)
-    if isinstance(found, dict):  # its template is run to see what it does
-        work = partial(read_chat, front, found)
-        found = await front.gate.outside(front.engine.codec.beside(found["chat_template"], work))
-    shape, messages, options = found
+    found = await read_json(request, front.config.max_json_depth, partial(read_or_body, front))
+    shape, messages, options = await read_beside(front, found)
     prompt = await chat_prompt(front, messages, options)
     shape.begin(prompt)
     asked = shape.asked
@@ -60,13 +53,31 @@ async def chat(front: Front, request: Request) -> Answer:
     )
 
 
+def read_or_body(front: Front, body: dict[str, Any]) -> dict[str, Any] | Read:
+    """Return what `read_chat` does; the body itself if it brings a template, which is run to see what it does."""
+    brings = isinstance(body.get("chat_template"), str) and front.config.trust_request_chat_template
+    return body if brings else read_chat(front, body)
+
+
+async def read_beside(front: Front, found: dict[str, Any] | Read) -> Read:
+    """Return what `read_chat` makes of a body that `read_or_body` left as it is.
+
+    Raises:
+        ApiError, RequestError: something in it cannot be served.
+    """
+    if not isinstance(found, dict):
+        return found
+    work = partial(read_chat, front, found)
+    return await front.gate.outside(front.engine.codec.beside(found["chat_template"], work))
+
+
 def read_chat(front: Front, body: dict[str, Any]) -> Read:
     """Return the answer's format, the messages, and the options of the prompt.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    asked, sampling, warnings = parse(ChatFields, body, sampling=True, strict=front.config.strict_fields)
+    asked, sampling, warnings = parse(ChatFields, body, sampling=SAMPLING, strict=front.config.strict_fields)
     check_model(asked.model, front.engine.model_names)
     # Before anything reads it: it is run to see what a template does.
     if asked.chat_template is not None and not front.config.trust_request_chat_template:
@@ -200,7 +211,8 @@ class ChatShape(Shape):
             # Text that is held back makes no event; what comes beside it does.
             if delta or news.finish or news.logprobs or (news.tokens and self.asked.return_token_ids):
                 choice = self._choice(index, output, news, first=first)
-                yield {**self.head, "choices": [{**choice, "delta": delta}]}
+                ids = self._prompt_ids(output) if first else {}
+                yield {**self.head, **ids, "choices": [{**choice, "delta": delta}]}
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return all choices."""
@@ -217,7 +229,7 @@ class ChatShape(Shape):
                 message["content"] = text or None
                 message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in calls]
             choices.append({**self._choice(index, output, news, first=True), "message": message})
-        body = {**self.head, "choices": choices}
+        body = {**self.head, **self._prompt_ids(output), "choices": choices}
         if output.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return body
@@ -253,6 +265,10 @@ class ChatShape(Shape):
         if reader is None:
             return reasoning, [text] if text else []
         return reasoning, reader.feed(text, finished)
+
+    def _prompt_ids(self, output: RequestOutput) -> dict[str, Any]:
+        """Return the prompt's token ids where vLLM's clients read them."""
+        return {"prompt_token_ids": output.prompt_token_ids} if self.asked.return_token_ids else {}
 
     def _choice(self, index: int, output: RequestOutput, news: News, *, first: bool) -> dict[str, Any]:
         reader = self.readers[index]
