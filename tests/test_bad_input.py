@@ -99,7 +99,7 @@ def test_bad_options(corrupt: str, options: dict[str, Any], match: str) -> None:
         ({"method": "none", "k": 3}, "unknown none option 'k'"),
         ("{", "not valid JSON"),
         ("3", "must be a mapping"),
-        (["ngram"], "must be a mapping"),
+        ([3], "must be a mapping"),
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ from parlay.checkpoints.find import find_model
 from parlay.checkpoints.generation import sampling_defaults
 from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig, SpeculativeConfig
-from parlay.config.speculative import plain
+from parlay.config.speculative import AUTO, plain
 from parlay.config.verification import DRAWN
 from parlay.drafting.prediction import Follower, Prediction
 from parlay.drafting.remembered import CostFile
@@ -146,6 +146,7 @@ class Engine:
         ranks.wait((*arithmetic(kernels.name, trust.bits), identity))
 
         self.methods = method_names(methods)
+        self._automatic = speculative.automatic
         self.sampling_defaults = sampling_defaults(path, config.generation_config)
         self.memory = Memory(here.weights, num_blocks, config.block_size, here.bytes_per_token)
         self.vocab_size = model_config.vocab_size
@@ -216,6 +217,9 @@ class Engine:
         if prediction is not None:
             params = replace(params, prediction=None)  # plans carry parameters, and need no text
         wish = params.speculative
+        if isinstance(wish, SpeculationOverride) and wish.method == AUTO and self._automatic:
+            wish = replace(wish, method=None)  # what the engine does of itself
+            params = replace(params, speculative=wish)
         if isinstance(wish, SpeculationOverride) and wish.method not in (None, *self.methods):
             raise RequestError(
                 f"the speculative method {wish.method!r} is not loaded{nearest(str(wish.method), self.methods)}; "

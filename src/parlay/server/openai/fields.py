@@ -322,7 +322,7 @@ def _settled(body: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any
         if _is_unlimited(found.get(name)):
             del found[name]
     if _is_unlimited(found.get("max_tokens")):
-        found["max_tokens"] = None
+        found["max_tokens"] = found.get("max_completion_tokens")
     if isinstance(options := found.get("stream_options"), dict):
         found["stream_options"] = {name: value for name, value in options.items() if value is not None}
     if isinstance(found.get("structured_outputs"), bool):  # OpenRouter's name of a model's ability

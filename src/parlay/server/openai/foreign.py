@@ -66,7 +66,7 @@ def _thinks(value: Any) -> Any:
 def _effort(value: Any) -> Any:
     """Return the effort of OpenRouter's and Responses' `reasoning`."""
     if not isinstance(value, dict):
-        return value
+        return value if isinstance(value, str) else None
     return "none" if value.get("enabled") is False else value.get("effort")
 
 
@@ -243,8 +243,8 @@ FOREIGN: dict[str, Foreign] = {
     **_all("logprob_token_ids", "the most likely tokens are reported; use logprobs", []),
     **_all("return_tokens_as_token_ids", "tokens are given as text; use return_token_ids", []),
     **_all("watermark watermarking", "nothing is hidden in answers", []),
-    **_all("repetition_detection stop_regex t_max_predict_ms max_time",
-        "only stop, stop_token_ids and max_tokens end an answer", [0, -1]),
+    **_all("repetition_detection stop_regex", "only stop, stop_token_ids and max_tokens end an answer", []),
+    **_all("t_max_predict_ms max_time", "only stop, stop_token_ids and max_tokens end an answer", [0, -1]),
     **_all("typical_p typical typ_p tfs tfs_z", _SAMPLER, [1]),
     **_all("top_a top_n_sigma nsigma xtc_probability dynatemp_range mirostat mirostat_mode smoothing_factor skew",
         _SAMPLER, [0, -1]),

@@ -33,7 +33,7 @@ class _Told:
         return tuple(found)
 
 
-_UNKNOWN = "unknown {} ignored"
+_UNKNOWN, _NEUTRAL = "unknown {} ignored", "of other servers, at values that change nothing, {} ignored"
 
 
 def translated(
@@ -79,7 +79,7 @@ def translated(
         elif strict or not entry.ignores(value):
             raise _refused(name, value, entry)
         else:
-            told.add(entry.why, name)
+            told.add(entry.why if entry.only is None else _NEUTRAL, name)
     return found, told.sentences()
 
 
