@@ -66,7 +66,9 @@ def _whole(value: Any, hint: Any) -> Any:
         return int(value)
     if isinstance(value, list) and any(get_origin(member) in (list, tuple) for member in members):
         (inner, *_) = next(get_args(member) for member in members if get_origin(member) in (list, tuple))
-        return [_whole(one, inner) for one in value] if float in map(type, value) or list in map(type, value) else value
+        return (
+            [_whole(one, inner) for one in value] if float in map(type, value) or list in map(type, value) else value
+        )
     return value
 
 

@@ -294,7 +294,8 @@ ELSEWHERE: dict[str, Mapping[str, Foreign]] = {
         **_all(
             "reasoning_effort verbosity reasoning include_reasoning chat_template chat_template_kwargs", _TEMPLATED
         ),
-        **_all("add_generation_prompt parallel_tool_calls disable_additional_properties max_tool_calls", _TEMPLATED),
+        **_all("add_generation_prompt parallel_tool_calls disable_additional_properties", _TEMPLATED),
+        **_all("max_tool_calls include text", _RESPONSES),
         **_all("thinking think enable_thinking", _TEMPLATED),
         **_all("messages input instructions documents", _CHAT, []),
         **_all("tools", _CHAT, []),
