@@ -300,8 +300,8 @@ def check_prompt(ids: Iterable[int], vocab_size: int, max_model_len: int) -> tup
     if len(tokens) >= max_model_len:
         raise ContextLengthError(
             # Clients know this sentence, and shorten the conversation.
-            f"This model's maximum context length is {max_model_len} tokens, but the prompt has {len(tokens)} tokens, "
-            "which leaves no room for output; shorten it"
+            f"This model's maximum context length is {max_model_len} tokens, but the prompt has {len(tokens)} "
+            "tokens, which leaves no room for output; shorten it"
         )
     for token in tokens:
         if not 0 <= token < vocab_size:

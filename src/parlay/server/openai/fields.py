@@ -398,8 +398,8 @@ def check_text(text: str, most_characters: int, most_tokens: int) -> None:
     """
     if len(text) > most_characters * most_tokens:
         raise ContextLengthError(
-            f"This model's maximum context length is {most_tokens} tokens, but the prompt has {len(text)} characters, "
-            "more than so many tokens stand for; shorten it"
+            f"This model's maximum context length is {most_tokens} tokens, but the prompt has {len(text)} "
+            "characters, more than so many tokens stand for; shorten it"
         )
 
 
@@ -412,8 +412,8 @@ def check_prompt(tokens: int, config: ServerConfig) -> None:
     most = config.max_prompt_tokens
     if most is not None and tokens > most:
         raise ContextLengthError(
-            f"the prompt has {tokens} tokens, which exceeds the maximum number of tokens allowed: this server's maximum "
-            f"prompt length is {most}; shorten it",
+            f"the prompt has {tokens} tokens, which exceeds the maximum number of tokens allowed: this server's "
+            f"maximum prompt length is {most}; shorten it",
             param="prompt",
         )
 

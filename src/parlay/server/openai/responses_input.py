@@ -1,7 +1,7 @@
 """From the items of a response's input and output to the messages of a conversation.
 
-Items of tools that OpenAI's servers run, and those of Codex, stand in histories that began elsewhere: they become calls
-and results where they are such, and text otherwise.
+Items of tools that OpenAI's servers run, and those of Codex, stand in histories that began elsewhere: they become
+calls and results where they are such, and text otherwise.
 """
 
 import json
