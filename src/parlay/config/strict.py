@@ -33,7 +33,7 @@ def build(cls: type[T], values: Mapping[str, Any], what: str, also: Iterable[str
     for name, f in known.items():
         if name not in values and f.default is MISSING and f.default_factory is MISSING:
             raise ConfigError(f"{what} {name!r} is needed", param=name)
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     given = {name: _whole(value, hints[name]) for name, value in values.items()}
     try:
         return msgspec.convert({k: v for k, v in given.items() if v is not None or _may_be_null(hints[k])}, cls)

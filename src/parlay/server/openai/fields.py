@@ -285,8 +285,8 @@ def parse(
     """
     own = {f.name for f in fields(cls)}  # type: ignore[arg-type]
     endpoint: str = cls.endpoint  # type: ignore[attr-defined]
-    body, warnings = translated(endpoint, body, own.union(sampling), _others(cls), strict=strict)
-    body = _settled(body, _objects(cls) | _objects(SamplingParams))
+    body, warnings = translated(endpoint, body, own.union(sampling), _others(cls), strict=strict)  # type: ignore[arg-type]
+    body = _settled(body, _objects(cls) | _objects(SamplingParams))  # type: ignore[arg-type]
     try:
         made = build(cls, {name: value for name, value in body.items() if name in own}, "field")
     except ConfigError as error:

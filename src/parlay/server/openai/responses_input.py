@@ -113,11 +113,12 @@ def _call(
         "name": function_name(name, namespace if isinstance(namespace, str) else ""),
         "arguments": arguments,
     }
-    call = {"id": _string(item, "call_id", where), "type": "function", "function": function}
+    made = _string(item, "call_id", where)
+    call = {"id": made, "type": "function", "function": function}
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     messages[-1].setdefault("tool_calls", []).append(call)
-    called.add(call["id"])
+    called.add(made)
 
 
 def _output(messages: list[Message], called: set[str], item: dict[str, Any], content: Any) -> None:

@@ -110,7 +110,8 @@ def _add(made: Functions, tool: Any, outer: Origin) -> None:
             _add(made, one, Origin("", name))
     elif kind in ("function", "custom"):
         # Some clients send the form of chat completions.
-        own = tool.get(kind) if isinstance(tool.get(kind), dict) else tool
+        inner = tool.get(kind)
+        own = inner if isinstance(inner, dict) else tool
         name = own.get("name")
         function = {key: own[key] for key in _SHOWN if own.get(key) is not None}
         if kind == "custom":
@@ -150,7 +151,8 @@ def choice_of(choice: str | dict[str, Any]) -> str | dict[str, Any]:
             400, f"tool_choice is none, auto, required or {{'type': 'function', 'name': ...}}, not of type "
             f"{shown(kind)}", param="tool_choice", code="unsupported_value",
         )  # fmt: skip
-    own = choice.get(kind) if isinstance(choice.get(kind), dict) else choice
+    inner = choice.get(kind)
+    own = inner if isinstance(inner, dict) else choice
     name, namespace = own.get("name"), str(own.get("namespace") or "")
     return {
         "type": "function",
