@@ -318,6 +318,8 @@ def _settled(body: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any
     for name in ("reasoning_effort", "verbosity"):
         if found.get(name) in ("", "default", "auto"):
             del found[name]
+    if found.get("stop") == "":
+        del found["stop"]
     for name in ("max_completion_tokens", "max_output_tokens"):
         if _is_unlimited(found.get(name)):
             del found[name]
@@ -372,13 +374,13 @@ def _beyond(name: str, what: str, most: int) -> ApiError:
 def check_model(asked: str | None, served: Sequence[str]) -> None:
     """Refuse another model than the one that is served, whose names are given.
 
-    Of a path, the file's name and stem are names too.
+    Of a path, the file's name and stem are names too. An empty name counts as left out.
 
     Raises:
         ApiError: it is another.
     """
     files = [Path(one).name for one in served]
-    if asked is not None and asked not in (*served, *files, *(file.removesuffix(".gguf") for file in files)):
+    if asked and asked not in (*served, *files, *(file.removesuffix(".gguf") for file in files)):
         names = " or ".join(map(repr, served))
         raise ApiError(
             404, f"there is no model {shown(asked)} here but {names}", param="model", code="model_not_found"

@@ -77,6 +77,8 @@ def _form(value: Any) -> Any:
         inner = value.get("json_schema")
         schema = inner.get("schema") if isinstance(inner, dict) else value.get("schema", inner)
         return {"json": schema, "disable_additional_properties": True}
+    if kind == "json_object" and value.get("schema"):  # llama.cpp, Together, Fireworks
+        return {"json": value["schema"], "disable_additional_properties": True}
     return {"text": None, "json_object": {"json_object": True}}.get(kind, value) if isinstance(kind, str) else value
 
 
@@ -123,12 +125,23 @@ SAMPLED: dict[str, Renamed] = FORMS | {
     "stop_sequences": Renamed("stop", _filled),  # Anthropic, Cohere
     "stop_sequence": Renamed("stop", _filled),  # KoboldCpp
     "random_seed": Renamed("seed"),  # Mistral
+    "sampling_seed": Renamed("seed"),  # SGLang
+    "sampler_seed": Renamed("seed", lambda value: None if value == -1 else value),  # KoboldCpp, of which -1 is any
+    "bypass_eos": Renamed("ignore_eos"),  # KoboldCpp
     "no_stop_trim": Renamed("include_stop_str_in_output"),  # SGLang
     "do_sample": Renamed("temperature", lambda value: 0 if value is False else None),  # transformers
 }
-_LENGTHS = ("n_predict", "num_predict", "max_new_tokens", "max_generated_tokens", "tokens_to_generate")
+_LENGTHS = (
+    "n_predict",
+    "num_predict",
+    "max_new_tokens",
+    "max_generated_tokens",
+    "tokens_to_generate",
+    "max_tokens_to_sample",
+)
 _SEVERAL = {"n_cmpl": Renamed("n"), "num_return_sequences": Renamed("n")}  # llama.cpp, transformers
-_IDS = {"return_tokens": Renamed("return_token_ids")}  # llama.cpp
+# llama.cpp, SGLang.
+_IDS = {"return_tokens": Renamed("return_token_ids"), "return_prompt_token_ids": Renamed("return_token_ids")}
 
 
 def _lengths(to: str, *more: str) -> dict[str, Renamed]:
@@ -137,6 +150,7 @@ def _lengths(to: str, *more: str) -> dict[str, Renamed]:
 
 _THINKING = {
     "enable_thinking": Renamed("chat_template_kwargs.enable_thinking"),  # DashScope
+    "disable_reasoning": Renamed("chat_template_kwargs.enable_thinking", lambda value: value is not True),  # Cerebras
     "think": Renamed(
         "chat_template_kwargs.enable_thinking", lambda value: value != "false" and bool(value)
     ),  # Ollama
@@ -226,7 +240,8 @@ FOREIGN: dict[str, Foreign] = {
         "the model's chat template says how calls are written"),
     **_all("mode prompt_mode instruction_template instruction_template_str chat_template_str character", _ITS_OWN),
     **_all("bot_name user_bio name1 name2 greeting chat_instruct_command message_delimiters add_bos_token", _ITS_OWN),
-    **_all("samplers sampler_order sampler_priority temperature_last", "parameters are applied in one order"),
+    **_all("samplers sampler_order sampler_priority temperature_last temp_last",
+        "parameters are applied in one order"),
     **_all("repeat_last_n repetition_penalty_range rep_pen_range rep_pen_slope penalty_last_n penalize_nl",
         "repetition_penalty counts prompt and answer as a whole"),
     **_all("xtc_threshold dynatemp_exponent dynatemp_low dynatemp_high dry_base dry_allowed_length", _WEIGHS),
@@ -235,7 +250,7 @@ FOREIGN: dict[str, Foreign] = {
     **_all("temp_exponent search_options search_settings use_default_badwordsids", _WEIGHS),
     # These would change the answer.
     **_all("use_beam_search", _BEAMS, [False]),
-    **_all("num_beams", _BEAMS, [0, 1]),
+    **_all("num_beams beam_width", _BEAMS, [0, 1]),
     **_all("length_penalty", _BEAMS, [1]),
     **_all("diversity_penalty", _BEAMS, [0]),
     **_all("logits_processors custom_logit_processor",
@@ -254,7 +269,7 @@ FOREIGN: dict[str, Foreign] = {
     **_all("exponential_decay_length_penalty", _PENALTY, []),
     **_all("encoder_repetition_penalty", _PENALTY, [0, 1]),
     **_all("guidance_scale cfg_scale", "there is no classifier-free guidance", [0, 1]),
-    **_all("negative_prompt", "there is no classifier-free guidance", []),
+    **_all("negative_prompt negprompt", "there is no classifier-free guidance", []),
     **_all("thinking_token_budget thinking_budget thinking_budget_tokens reasoning_budget reasoning_budget_tokens",
         _BUDGET, [-1]),
     **_all("truncate_prompt_tokens truncate", _CUT, [-1]),
@@ -263,11 +278,13 @@ FOREIGN: dict[str, Foreign] = {
     **_all("max_tokens_second", "answers are as fast as they are", [0]),
     **_all("auto_max_new_tokens", "without max_tokens a chat goes on to the context limit", []),
     **_all("n_indent", "lines are not indented", [0]),
+    **_all("force_words_ids constraints ban_tokens banned_words token_ids_logprob", _BANS, []),
     **_all("bad_words_ids suppress_tokens begin_suppress_tokens custom_token_bans banned_tokens", _BANS, []),
     **_all("banned_strings sequence_bias logit_bias_exp forced_bos_token_id forced_eos_token_id", _BANS, []),
     **_all("guided_whitespace_pattern", "disable_any_whitespace of structured_outputs leaves white space out", []),
     **_all("lora lora_path adapter_id adapter", "adapters are not served", []),
-    **_all("images image_data audio", _TEXT_ONLY, []),
+    **_all("structural_tag guided_decoding", "its parts are those of structured_outputs", []),
+    **_all("images image_data multimodal_data audio", _TEXT_ONLY, []),
     **_all("prompt_embeds input_embeds input_ids", "a prompt is text or token ids; use prompt", []),
     **_all("inputs", "it is called prompt in completions, messages in chat and input in responses", []),
     **_all("parameters", "its entries are fields of the body here", []),

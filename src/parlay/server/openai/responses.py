@@ -104,7 +104,7 @@ def _read(
     functions = functions_of(asked.tools, _added(given))
     chat = chat_fields(asked, functions)
     before: list[Message] = []
-    if asked.previous_response_id is not None:
+    if asked.previous_response_id:
         before = store.get(asked.previous_response_id, owner, "previous_response_id").messages()
     conversation = messages_of(given, before)
     told = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
