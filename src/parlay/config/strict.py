@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -36,7 +36,7 @@ def build(cls: type[T], values: Mapping[str, Any], what: str, also: Iterable[str
     hints = _hints(cls)  # type: ignore[arg-type]
     given = {name: _whole(value, hints[name]) for name, value in values.items()}
     try:
-        return msgspec.convert({k: v for k, v in given.items() if v is not None or _may_be_null(hints[k])}, cls)
+        return msgspec.convert(given, cls)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
@@ -52,11 +52,6 @@ def _hints(cls: type) -> Mapping[str, Any]:
 
 def _members(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _may_be_null(hint: Any) -> bool:
-    """Whether None is a value; where it is not, it counts as left out."""
-    return any(member in (NoneType, Any) for member in _members(hint))
 
 
 def _whole(value: Any, hint: Any) -> Any:

@@ -77,8 +77,9 @@ class Scalar:
         if self.kind is bool or isinstance(value, bool):
             return value if isinstance(value, bool) and self.kind is bool else None
         if self.kind is int:  # JSON does not tell 1.0 from 1
-            whole = isinstance(value, Integral) or (isinstance(value, Real) and float(value).is_integer())
-            return int(value) if whole else None  # type: ignore[call-overload]
+            if isinstance(value, float) and value.is_integer():
+                return int(value)
+            return int(value) if isinstance(value, Integral) else None
         try:
             return float(value) if isinstance(value, Real) else None
         except OverflowError:
