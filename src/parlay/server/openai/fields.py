@@ -1,11 +1,10 @@
 """The fields of requests: which there are, their types, and what they make of the engine's parameters."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -13,7 +12,7 @@ from parlay.config import ServerConfig, build
 from parlay.errors import ConfigError, ContextLengthError, RequestError, shown
 from parlay.server.errors import ApiError
 from parlay.server.openai.foreign import COUNTED, Foreign
-from parlay.server.openai.translate import ignored_keys, translated
+from parlay.server.openai.translate import ignored_keys, objects_of, settled, translated
 from parlay.types.params import SamplingParams
 
 T = TypeVar("T")
@@ -286,7 +285,7 @@ def parse(
     own = {f.name for f in fields(cls)}  # type: ignore[arg-type]
     endpoint: str = cls.endpoint  # type: ignore[attr-defined]
     body, warnings = translated(endpoint, body, own.union(sampling), _others(cls), strict=strict)  # type: ignore[arg-type]
-    body = _settled(body, _objects(cls) | _objects(SamplingParams))  # type: ignore[arg-type]
+    body = settled(body, objects_of(cls) | objects_of(SamplingParams))  # type: ignore[arg-type]
     try:
         made = build(cls, {name: value for name, value in body.items() if name in own}, "field")
     except ConfigError as error:
@@ -294,46 +293,6 @@ def parse(
     if isinstance(made, Asked):
         warnings += made.remarks(strict=strict)
     return made, {name: value for name, value in body.items() if name not in own}, warnings
-
-
-@cache
-def _objects(cls: type) -> frozenset[str]:
-    """Return the fields of a class that are objects in JSON, and nothing else that is no text."""
-    return frozenset(name for name, hint in get_type_hints(cls).items() if _is_object(hint))
-
-
-def _is_object(hint: Any) -> bool:
-    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    kinds = [get_origin(one) or one for one in members if one not in (NoneType, str)]
-    return bool(kinds) and all(
-        kind in (dict, Mapping) or is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
-        for kind in kinds
-    )
-
-
-def _settled(body: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any]:
-    """Return a body without values that stand for nothing: PHP's empty object is a list, and a negative number of
-    tokens is no limit."""
-    found = {name: value for name, value in body.items() if not (name in objects and value == [])}
-    for name in ("reasoning_effort", "verbosity"):
-        if found.get(name) in ("", "default", "auto"):
-            del found[name]
-    if found.get("stop") == "":
-        del found["stop"]
-    for name in ("max_completion_tokens", "max_output_tokens"):
-        if _is_unlimited(found.get(name)):
-            del found[name]
-    if _is_unlimited(found.get("max_tokens")):
-        found["max_tokens"] = found.get("max_completion_tokens")
-    if isinstance(options := found.get("stream_options"), dict):
-        found["stream_options"] = {name: value for name, value in options.items() if value is not None}
-    if isinstance(found.get("structured_outputs"), bool):  # OpenRouter's name of a model's ability
-        del found["structured_outputs"]
-    return found
-
-
-def _is_unlimited(value: Any) -> bool:
-    return type(value) in (int, float) and value == -1
 
 
 def make_params(values: Mapping[str, Any], config: ServerConfig) -> SamplingParams:

@@ -2,9 +2,13 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from difflib import get_close_matches
-from typing import Any
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from parlay.errors import listed, shown
 from parlay.server.errors import ApiError
@@ -141,3 +145,43 @@ def _rename(found: dict[str, Any], name: str, to: str, value: Any, told: _Told) 
         found[outer] = {**given, inner: value}
     else:
         found[to] = value
+
+
+@cache
+def objects_of(cls: type) -> frozenset[str]:
+    """Return the fields of a class that are objects in JSON, and nothing else that is no text."""
+    return frozenset(name for name, hint in get_type_hints(cls).items() if _is_object(hint))
+
+
+def _is_object(hint: Any) -> bool:
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = [get_origin(one) or one for one in members if one not in (NoneType, str)]
+    return bool(kinds) and all(
+        kind in (dict, Mapping) or is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
+        for kind in kinds
+    )
+
+
+def settled(body: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any]:
+    """Return a body without values that stand for nothing: PHP's empty object is a list, and a negative number of
+    tokens is no limit."""
+    found = {name: value for name, value in body.items() if not (name in objects and value == [])}
+    for name in ("reasoning_effort", "verbosity"):
+        if found.get(name) in ("", "default", "auto"):
+            del found[name]
+    if found.get("stop") == "":
+        del found["stop"]
+    for name in ("max_completion_tokens", "max_output_tokens"):
+        if _is_unlimited(found.get(name)):
+            del found[name]
+    if _is_unlimited(found.get("max_tokens")):
+        found["max_tokens"] = found.get("max_completion_tokens")
+    if isinstance(options := found.get("stream_options"), dict):
+        found["stream_options"] = {name: value for name, value in options.items() if value is not None}
+    if isinstance(found.get("structured_outputs"), bool):  # OpenRouter's name of a model's ability
+        del found["structured_outputs"]
+    return found
+
+
+def _is_unlimited(value: Any) -> bool:
+    return type(value) in (int, float) and value == -1
