@@ -206,3 +206,11 @@ def test_a_method_that_is_not_loaded(make_llm: MakeLLM) -> None:
     good, bad = llm.generate([PROMPT, PROMPT], [PARAMS, asked])
     assert isinstance(bad.error, RequestError)
     assert answer(good) == answer(make_llm().generate(PROMPT, PARAMS)[0])
+
+
+def test_a_request_may_name_what_the_engine_does_of_itself(make_llm: MakeLLM) -> None:
+    asked = dataclasses.replace(PARAMS, speculative={"method": "auto"})
+    automatic = make_llm("auto")
+    assert answer(automatic.generate(PROMPT, asked)[0]) == answer(automatic.generate(PROMPT, PARAMS)[0])
+    with pytest.raises(RequestError, match="'auto' is not loaded"):
+        make_llm("ngram", 3).generate(PROMPT, asked)

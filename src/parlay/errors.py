@@ -75,6 +75,7 @@ def about(param: str) -> Iterator[None]:
 
 
 _LONG = 200  # characters of a value that a message shows
+_MOST_NAMES = 10  # that a message lists
 
 
 def shown(value: object) -> str:
@@ -105,9 +106,15 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return `" (did you mean 'x'?)"` for the known name closest to `name`, or the list of known names."""
+    """Return `" (did you mean 'x'?)"` for the known name closest to `name`, or a list of known names."""
     names = sorted(set(known))
     close = get_close_matches(name, names, n=1) if isinstance(name, str) and len(name) <= _LONG else []
     if close:
         return f" (did you mean {close[0]!r}?)"
-    return f" (known: {', '.join(names)})" if names else ""
+    return f" (known: {listed(names)})" if names else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message: the first of them where there are many."""
+    ordered = sorted(set(names))
+    return ", ".join(ordered[:_MOST_NAMES]) + (", ..." if len(ordered) > _MOST_NAMES else "")

@@ -23,15 +23,15 @@ def make(served: Served, key: str = "any", **options: Any) -> openai.OpenAI:
     ("asked", "param", "words"),
     [
         ({"temperature": -1}, "temperature", "between 0"),
-        ({"max_tokens": -1}, "max_tokens", "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens", "max_tokens"),
         ({"n": 99}, "n", "limit of 16"),
         ({"logit_bias": {"1": 1000}}, "logit_bias", "between -100"),
         ({"stop": ["x"] * 100}, "stop", "100 entries"),
-        ({"suffix": "x"}, "suffix", "leave suffix out"),
+        ({"suffix": "x"}, "suffix", "its end only; leave it out"),
         ({"extra_body": {"top_kk": 1}}, "top_kk", "did you mean 'top_k'"),
         ({"extra_body": {"speculative": {"method": "none of them"}}}, None, "not loaded"),
         ({"prompt": ""}, "prompt", "empty"),
-        ({"prompt": "x " * 4000}, "prompt", "longer|shorten|limit"),
+        ({"prompt": "x " * 4000}, "prompt", "maximum context length is 2048 tokens"),
         ({"prompt": [5000]}, "prompt", "not an id"),
     ],
 )
@@ -43,6 +43,15 @@ def test_bad_requests(client: openai.OpenAI, asked: dict[str, Any], param: str |
             assert refused.value.param == param
         assert refused.value.type == "invalid_request_error"
         assert refused.value.request_id
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+def test_litellm_knows_a_conversation_that_is_too_long(server: Served, provider: str) -> None:
+    """Its callers then shorten it."""
+    litellm = pytest.importorskip("litellm")
+    messages = [{"role": "user", "content": "hello " * 3000}]
+    with pytest.raises(litellm.ContextWindowExceededError):
+        litellm.completion(f"{provider}/tiny-code", messages, api_base=server.url + "/v1", api_key="any")
 
 
 def test_other_refusals(client: openai.OpenAI) -> None:

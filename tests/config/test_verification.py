@@ -77,7 +77,6 @@ def test_the_words_of_vllm(words: dict[str, Any], meant: str) -> None:
         ({"verification": "exact"}, "verification must be coupled, rejection, block or typical, not 'exact'"),
         ({"verification": ""}, "verification must be coupled"),
         ({"verification": 1}, "verification"),
-        ({"verification": None}, "verification"),
         ({"posterior_threshold": 0.1}, "posterior_threshold is for verification='typical'; leave it out"),
         ({"posterior_alpha": 0.1, "verification": "block"}, "posterior_alpha is for verification='typical'"),
         (

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from serving import Live, live_and_guessing
+from serving import Live, events_of, live_and_guessing
 
 from parlay import LLM, RequestOutput, SamplingParams
 
@@ -272,6 +272,27 @@ def test_tokenize_and_back(live: Live, offline: LLM) -> None:
     assert live.post("/detokenize", {"tokens": made["tokens"]}).json() == {"prompt": PROMPT}
     chat = live.post("/tokenize", {"messages": MESSAGES}).json()
     assert tuple(chat["tokens"]) == offline_chat(offline, SamplingParams(max_tokens=1)).prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"tools": [WEATHER]},
+        {"tools": [WEATHER], "tool_choice": "none"},
+        {"chat_template_kwargs": {"a": 1}},
+        {"messages": [*MESSAGES, {"role": "assistant", "content": "def"}], "continue_final_message": True},
+    ],
+)
+def test_a_chat_is_counted_as_it_is_answered(live: Live, more: dict[str, Any]) -> None:
+    """The prompt's ids stand where vLLM's clients read them: beside the choices, streamed in the first chunk."""
+    body = {"messages": MESSAGES, "max_tokens": 1, "return_token_ids": True, **more}
+    whole = live.post("/v1/chat/completions", body).json()
+    first, *rest = events_of(live.post("/v1/chat/completions", {**body, "stream": True}))
+    counted = live.post("/tokenize", {name: body[name] for name in body if name != "return_token_ids"}).json()
+    assert counted["tokens"] == whole["prompt_token_ids"] == first["prompt_token_ids"]
+    assert counted["count"] == whole["usage"]["prompt_tokens"]
+    assert not any("prompt_token_ids" in event for event in rest)
 
 
 @pytest.mark.parametrize("continuous", [False, True])

@@ -300,8 +300,11 @@ def test_responses_are_of_the_key_that_made_them(engine: AsyncLLM) -> None:
 
 
 def test_refusals_and_names(live: Live) -> None:
-    refused = live.post("/v1/responses", {"input": "x", "tools": [{"type": "web_search"}]})
+    search = {"type": "web_search"}
+    refused = live.post("/v1/responses", {"input": "x", "tools": [{"name": "f"}]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+    refused = live.post("/v1/responses", {"input": "x", "tools": [search], "tool_choice": search})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
     assert live.post("/v1/responses", {"input": "x", "model": "large"}).status_code == 404
     assert live.post("/v1/responses", {"input": "x", "temperature": -1}).json()["error"]["param"] == "temperature"
     assert live.post("/v1/responses", {"input": "x" * 5000}).json()["error"]["code"] == "context_length_exceeded"
@@ -321,3 +324,63 @@ def test_a_stream_that_fails_says_so(engine: AsyncLLM) -> None:
         assert "took longer" in last["response"]["error"]["message"]
         gone = server.http.get(f"/v1/responses/{last['response']['id']}")
         assert gone.status_code == 404
+
+
+PATCH: dict[str, Any] = {"type": "custom", "name": "apply_patch", "description": "Edits."}
+SPACE: dict[str, Any] = {"type": "namespace", "name": "crm", "description": "d", "tools": [TOOL]}
+
+
+def test_tools_of_other_kinds(live: Live, client: openai.OpenAI) -> None:
+    """Codex's: a custom tool, a namespace, and one that runs elsewhere; calls have the form of their own tools."""
+    tools: Any = [PATCH, SPACE, {"type": "web_search"}]
+    more: dict[str, Any] = {"model": "small", "tools": tools, "max_output_tokens": 100, **SAMPLED, "extra_body": MORE}
+    one, two = named(), named()
+    choice: Any = {"type": "custom", "name": "apply_patch"}
+    made = client.responses.create(input="x", tool_choice=choice, **more, extra_headers=one)
+    assert made.model_extra is not None
+    assert made.model_extra["warnings"] == ["tools that this server does not run were left out: 'web_search'"]
+    (call,) = made.output
+    assert call.type == "custom_tool_call"
+    prompt, answer = said(live, one)
+    assert "crm__weather" in prompt
+    assert "web_search" not in prompt
+    if made.status == "completed":
+        assert json.loads(answer) == {"input": call.input}
+    choice = {"type": "function", "name": "weather", "namespace": "crm"}
+    inner = client.responses.create(input="x", tool_choice=choice, **more)
+    (called,) = inner.output
+    assert called.type == "function_call"
+    assert (called.name, called.namespace) == ("weather", "crm")
+    # The client sends both back, one of them by its id, as AI SDK does.
+    news: Any = [
+        {"role": "user", "content": "x"},
+        {"type": "item_reference", "id": call.id},
+        {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "patched"},
+        called.model_dump(mode="json", exclude_none=True),
+        {"type": "function_call_output", "call_id": called.call_id, "output": "rain"},
+    ]
+    client.responses.create(input=news, tool_choice="none", **more, extra_headers=two)
+    prompt, _ = said(live, two)
+    assert "tool: patched" in prompt
+    assert f"[crm__weather {json.dumps(json.loads(called.arguments))}]" in prompt
+    unknown: Any = [{"type": "item_reference", "id": "fc_0"}]
+    with pytest.raises(openai.BadRequestError, match="no item of this id is kept"):
+        client.responses.create(input=unknown, **more)
+
+
+def test_a_stored_response_is_streamed_again(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="small", input="x", max_output_tokens=4)
+    events = list(client.responses.retrieve(made.id, stream=True))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-1] == made.status
+    assert events[-1].response == made  # type: ignore[union-attr]
+    after = list(client.responses.retrieve(made.id, stream=True, starting_after=3))
+    assert [event.sequence_number for event in after] == list(range(4, len(events)))
+    client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id, stream=True)
+    made = client.responses.create(model="small", input="x", max_output_tokens=4)
+    for wrong in ({"stream": "maybe"}, {"stream": "true", "starting_after": "x"}):
+        with pytest.raises(openai.BadRequestError, match=next(reversed(wrong))):
+            client.responses.retrieve(made.id, extra_query=wrong)

@@ -269,8 +269,8 @@ def test_fields_that_nobody_knows(live: Live, engine: AsyncLLM) -> None:
     refused = live.post("/v1/chat/completions", {"messages": [ASKED], "temprature": 0})
     assert refused.status_code == 400
     assert "did you mean 'temperature'" in refused.json()["error"]["message"]
-    elsewhere = live.post("/v1/completions", {"prompt": "a", "tools": []})
-    assert elsewhere.status_code == 400
+    elsewhere = live.post("/v1/completions", {"prompt": "a", "tools": [{"type": "function"}]})
+    assert (elsewhere.status_code, elsewhere.json()["error"]["param"]) == (400, "tools")
     with Live(engine, strict_fields=True) as strict:
         answer = strict.post("/v1/chat/completions", body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_sessions")

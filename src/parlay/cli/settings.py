@@ -93,6 +93,8 @@ def _from_file(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dic
         name = str(key).replace("-", "_")
         if name not in known:
             raise ConfigError(f"{file}: {shown(key)} is no flag of {parser.prog}{_near(name, known)}")
+        if value is None and name != "speculative_config":  # of which null is a value: plain decoding
+            continue
         if name in found:
             raise ConfigError(f"{file} gives {name.replace('_', '-')} twice; leave one out")
         found[name] = value, f"{file}: {key}"

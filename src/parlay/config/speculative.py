@@ -1,6 +1,7 @@
 """How the engine speculates."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -152,12 +153,13 @@ class SpeculativeConfig:
 
     @classmethod
     def _of(cls, value: object) -> "SpeculativeConfig":
-        """Return the config of one mapping."""
+        """Return the config of one mapping, or of a name in a list."""
+        value = from_json(value)
         if not isinstance(value, Mapping):
             raise ConfigError(
                 f"speculative_config must be a mapping such as {_EXAMPLE}, or a list of them, not {shown(value)}"
             )
-        given = in_own_words(renamed(value))
+        given = in_own_words(renamed({key: one for key, one in value.items() if one is not None}))
         method = given.get("method")
         if not isinstance(method, str) and (method is not None or given.get("model") is None):
             raise ConfigError(f"speculative_config needs a 'method', for example {_EXAMPLE}")
@@ -180,10 +182,16 @@ def from_json(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    if value.isidentifier() and value not in _JSON_WORDS:
-        return {"method": value}
+    text = value.strip()
+    if not text:
+        raise ConfigError(f"speculative_config is empty; name a method, for example {_EXAMPLE}, or leave it out")
+    # A name in brackets was vLLM's for a method without a model.
+    name = text[1:-1] if re.fullmatch(r"\[[A-Za-z_]\w*\]", text) else text
+    if name not in _JSON_WORDS and re.fullmatch(r"[A-Za-z][\w .-]*", name):
+        return {"method": name}
     try:
-        return json.loads(value)
+        found = json.loads(text)
+        return from_json(found) if isinstance(found, str) else found
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"speculative_config is not valid JSON: {error}") from None
 

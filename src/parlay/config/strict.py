@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from functools import cache
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -31,14 +33,38 @@ def build(cls: type[T], values: Mapping[str, Any], what: str, also: Iterable[str
     for name, f in known.items():
         if name not in values and f.default is MISSING and f.default_factory is MISSING:
             raise ConfigError(f"{what} {name!r} is needed", param=name)
+    hints = _hints(cls)  # type: ignore[arg-type]
+    given = {name: _whole(value, hints[name]) for name, value in values.items()}
     try:
-        return msgspec.convert(dict(values), cls)
+        return msgspec.convert(given, cls)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
         raise _named(str(error), what) from None
     except UnicodeEncodeError:
         raise ConfigError(f"{what}: a text is not valid Unicode") from None
+
+
+@cache
+def _hints(cls: type) -> Mapping[str, Any]:
+    return get_type_hints(cls)
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _whole(value: Any, hint: Any) -> Any:
+    """Return a value with integers in place of floats such as 8.0, which JSON does not tell apart."""
+    members = _members(hint)
+    if isinstance(value, float) and int in members and float not in members and value.is_integer():
+        return int(value)
+    if isinstance(value, list) and any(get_origin(member) in (list, tuple) for member in members):
+        (inner, *_) = next(get_args(member) for member in members if get_origin(member) in (list, tuple))
+        return (
+            [_whole(one, inner) for one in value] if float in map(type, value) or list in map(type, value) else value
+        )
+    return value
 
 
 def _named(message: str, what: str) -> ConfigError:

@@ -24,10 +24,10 @@ from parlay.engine.rank import Assignment, arithmetic
 from parlay.engine.request import Counts, Request
 from parlay.engine.resolve import end_tokens, longest_sequence, make_ranks, text_codec
 from parlay.engine.scheduler import Scheduler
-from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names
+from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names, settle_wish
 from parlay.engine.stats import EngineStats
 from parlay.engine.step import Worker, drive
-from parlay.errors import EngineFaultError, RequestError, about, brief, nearest
+from parlay.errors import EngineFaultError, RequestError, about, brief
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.kv.pool import BlockPool
@@ -56,7 +56,7 @@ from parlay.sampling.processors import prepare
 from parlay.sampling.seeds import mix
 from parlay.text.tokenizer import Detokenizer, check_prompt, encode_prediction, logprob_tables
 from parlay.types.output import CompletionOutput, Logprob
-from parlay.types.params import SamplingParams, SpeculationOverride
+from parlay.types.params import SamplingParams
 from parlay.types.place import check_place
 from parlay.types.plan import SpanError, TokenLogprobs
 from parlay.types.processor import RowProcessor
@@ -146,6 +146,7 @@ class Engine:
         ranks.wait((*arithmetic(kernels.name, trust.bits), identity))
 
         self.methods = method_names(methods)
+        self._automatic = speculative.automatic
         self.sampling_defaults = sampling_defaults(path, config.generation_config)
         self.memory = Memory(here.weights, num_blocks, config.block_size, here.bytes_per_token)
         self.vocab_size = model_config.vocab_size
@@ -215,13 +216,9 @@ class Engine:
         prediction = self._prediction(params)
         if prediction is not None:
             params = replace(params, prediction=None)  # plans carry parameters, and need no text
-        wish = params.speculative
-        if isinstance(wish, SpeculationOverride) and wish.method not in (None, *self.methods):
-            raise RequestError(
-                f"the speculative method {wish.method!r} is not loaded{nearest(str(wish.method), self.methods)}; "
-                "name it in speculative_config when the engine is started",
-                param="speculative",
-            )
+        wish = settle_wish(params.speculative, self.methods, automatic=self._automatic)
+        if wish is not params.speculative:
+            params = replace(params, speculative=wish)
         form = params.structured_outputs
         assert form is None or isinstance(form, StructuredOutputsParams)
         with about("structured_outputs"):

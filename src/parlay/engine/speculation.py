@@ -1,10 +1,12 @@
 """From a user's speculative config to proposers, and to what decides how much they draft."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 from parlay.config import EngineConfig, SpeculativeConfig
-from parlay.config.speculative import PLAIN, TreeShape
+from parlay.config.speculative import AUTO, PLAIN, TreeShape
 from parlay.config.verification import BLOCK, DRAWN
 from parlay.drafting.controller import Controller
 from parlay.drafting.cost import StepCost
@@ -13,11 +15,12 @@ from parlay.drafting.drafting import Drafting
 from parlay.drafting.hosts import Method
 from parlay.drafting.remembered import CostFile, Costs
 from parlay.engine.timing import timed_passes
-from parlay.errors import ConfigError
+from parlay.errors import ConfigError, RequestError, nearest
 from parlay.log import logger
 from parlay.proposers.base import DeviceProposer, Proposer, TargetInfo
 from parlay.proposers.select import make_proposer, resolve_methods, with_embedded
 from parlay.runner.runner import ModelRunner
+from parlay.types.params import SpeculationOverride
 
 _NODES = 16  # most nodes of a draft with branches, by default
 
@@ -113,6 +116,31 @@ def device_proposer(methods: tuple[Method, ...]) -> DeviceProposer | None:
 def method_names(methods: tuple[Method, ...]) -> tuple[str, ...]:
     """Return what a request may name: plain decoding, then the loaded methods."""
     return (PLAIN, *(method.name for method in methods))
+
+
+def settle_wish(
+    wish: SpeculationOverride | Mapping[str, Any] | None, methods: tuple[str, ...], *, automatic: bool
+) -> SpeculationOverride | None:
+    """Return a request's own wish about speculation, as the engine follows it.
+
+    Args:
+        wish: as the request has it.
+        methods: what a request may name.
+        automatic: whether the engine was started with `auto`, which a request may name too: it changes nothing.
+
+    Raises:
+        RequestError: it names a method that is not loaded.
+    """
+    assert wish is None or isinstance(wish, SpeculationOverride)
+    if wish is None or wish.method in (None, *methods):
+        return wish
+    if wish.method == AUTO and automatic:
+        return replace(wish, method=None)
+    raise RequestError(
+        f"the speculative method {wish.method!r} is not loaded{nearest(str(wish.method), methods)}; "
+        "name it in speculative_config when the engine is started",
+        param="speculative",
+    )
 
 
 def make_drafting(

@@ -126,7 +126,9 @@ def _add_completions(app: FastAPI, front: Front) -> None:
 
 def _add_responses(app: FastAPI, front: Front) -> None:
     store = ResponseStore(front.config.response_store)
-    stored = documents.fact_of("Response", e404="no such response of this key")
+    stored = documents.fact_of(
+        "Response", streamed=True, e400="a parameter is malformed", e404="no such response of this key"
+    )
     deleted = documents.fact_of("Deleted", e404="no such response of this key")
 
     @app.post(
@@ -137,7 +139,7 @@ def _add_responses(app: FastAPI, front: Front) -> None:
 
     @app.get("/v1/responses/{name}", summary="A stored response", openapi_extra=stored)
     async def response(name: str, request: Request) -> Response:
-        return await retrieve(store, request, name)
+        return await retrieve(front.of(request), store, name)
 
     @app.delete("/v1/responses/{name}", summary="Forget a stored response", openapi_extra=deleted)
     async def forget(name: str, request: Request) -> Response:

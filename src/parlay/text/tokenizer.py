@@ -362,8 +362,9 @@ def check_prompt(ids: Iterable[int], vocab_size: int, max_model_len: int) -> tup
         raise RequestError("the prompt is empty; it needs at least one token")
     if len(tokens) >= max_model_len:
         raise ContextLengthError(
-            f"the prompt has {len(tokens)} tokens, which leaves no room for output within "
-            f"max_model_len={max_model_len}; shorten it"
+            # Clients know this sentence, and shorten the conversation.
+            f"This model's maximum context length is {max_model_len} tokens, but the prompt has {len(tokens)} "
+            "tokens, which leaves no room for output; shorten it"
         )
     for token in tokens:
         if not 0 <= token < vocab_size:

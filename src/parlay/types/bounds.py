@@ -76,7 +76,9 @@ class Scalar:
         """Return a value as a plain number of this kind; None if it is none."""
         if self.kind is bool or isinstance(value, bool):
             return value if isinstance(value, bool) and self.kind is bool else None
-        if self.kind is int:
+        if self.kind is int:  # JSON does not tell 1.0 from 1
+            if isinstance(value, float) and value.is_integer():
+                return int(value)
             return int(value) if isinstance(value, Integral) else None
         try:
             return float(value) if isinstance(value, Real) else None

@@ -62,6 +62,7 @@ class SpeculationOverride:
             return value
         if not isinstance(value, Mapping):
             raise RequestError(f"speculative must be a mapping such as {{'enabled': False}}, not {shown(value)}")
+        value = {key: one for key, one in value.items() if one is not None}
         known = {f.name for f in fields(cls)}
         for key in value:
             if key not in known:
@@ -135,7 +136,7 @@ class SamplingParams:
         repetition_penalty: divides positive logits and multiplies negative ones of tokens that prompt or output
             have; above 1 discourages, 1 does nothing.
         temperature: 0 is greedy, and so is anything below 1e-5; otherwise logits are divided by it.
-        top_p: keep the smallest set of most likely tokens whose probability reaches this.
+        top_p: keep the smallest set of most likely tokens whose probability reaches this; 0 keeps one, and is greedy.
         top_k: keep this many of the most likely tokens; 0 or -1 keeps all.
         min_p: keep tokens at least this likely relative to the most likely one.
         seed: 64-bit seed of the request's noise; None derives one from the engine's seed and arrival order.
@@ -175,9 +176,7 @@ class SamplingParams:
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
     temperature: Annotated[float, Meta(ge=0, le=HOTTEST)] = 1.0
-    top_p: Annotated[
-        float, Meta(gt=0, le=1, extra={"instead": "for the most likely token alone set temperature to 0"})
-    ] = 1.0
+    top_p: Probability = 1.0
     top_k: Annotated[int, Meta(ge=-1)] = 0
     min_p: Probability = 0.0
     seed: Annotated[int, Meta(ge=-(1 << 63), extra_json_schema={"maximum": (1 << 64) - 1})] | None = None
@@ -202,7 +201,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         check_scalars(self)
         made: dict[str, Any] = {
-            "temperature": self.temperature if self.temperature >= COLDEST else 0.0,
+            "temperature": self.temperature if self.temperature >= COLDEST and self.top_p > 0 else 0.0,
             "top_k": min(self.top_k, MOST_KEPT),
         }
         for name, read in _READ.items():
@@ -311,6 +310,8 @@ def _some_ids(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _id(name: str, value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():  # JSON does not tell 1.0 from 1
+        value = int(value)
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise RequestError(f"{name} must be an integer, not {shown(value)}")
     if value < 0:

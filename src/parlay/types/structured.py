@@ -99,6 +99,7 @@ class StructuredOutputsParams:
             raise RequestError(
                 f"structured_outputs must be a mapping such as {{'regex': '[0-9]+'}}, not {shown(value)}"
             )
+        value = {key: one for key, one in value.items() if one is not None}
         known = {f.name for f in fields(cls)}
         for key in value:
             if key not in known:

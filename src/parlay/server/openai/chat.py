@@ -13,7 +13,7 @@ from parlay.server.front import Front
 from parlay.server.openai.answer import Answer, Shape
 from parlay.server.openai.choice import Choice, News
 from parlay.server.openai.completions import check_stream
-from parlay.server.openai.fields import ChatFields, check_model, make_params, parse
+from parlay.server.openai.fields import SAMPLING, ChatFields, check_model, make_params, parse
 from parlay.server.openai.forms import CHAT, Form, Names, form_of, needs_compiling
 from parlay.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from parlay.server.openai.prompts import chat_prompt, predicted
@@ -37,19 +37,8 @@ async def chat(front: Front) -> Answer:
         ApiError, RequestError: something in the body cannot be served.
     """
 
-    def read(body: dict[str, Any]) -> dict[str, Any] | Read:
-        brings = isinstance(body.get("chat_template"), str) and front.config.trust_request_chat_template
-        return body if brings or needs_compiling(body) else read_chat(front, body)
-
-    found = await read_json(front, read)
-    if isinstance(found, dict):
-        work = partial(read_chat, front, found)
-        template = found.get("chat_template")
-        if isinstance(template, str) and front.config.trust_request_chat_template:  # it is run to see what it does
-            found = await front.beside(template, 0, work)
-        else:
-            found = await front.run(LONG, work)
-    shape, messages, options = found
+    found = await read_json(front, partial(read_or_body, front))
+    shape, messages, options = await read_beside(front, found)
     prompt = await chat_prompt(front, messages, options)
     shape.begin(prompt)
     asked = shape.asked
@@ -65,6 +54,30 @@ async def chat(front: Front) -> Answer:
     )
 
 
+def read_or_body(front: Front, body: dict[str, Any]) -> dict[str, Any] | Read:
+    """Return what `read_chat` does; the body itself if that takes a while, for which see `read_beside`."""
+    return body if _brings(front, body) or needs_compiling(body) else read_chat(front, body)
+
+
+async def read_beside(front: Front, found: dict[str, Any] | Read) -> Read:
+    """Return what `read_chat` makes of a body that `read_or_body` left as it is.
+
+    Raises:
+        ApiError, RequestError: something in it cannot be served.
+    """
+    if not isinstance(found, dict):
+        return found
+    work = partial(read_chat, front, found)
+    if _brings(front, found):
+        return await front.beside(found["chat_template"], 0, work)
+    return await front.run(LONG, work)
+
+
+def _brings(front: Front, body: dict[str, Any]) -> bool:
+    """Whether a body brings a chat template, which is run to see what it does."""
+    return isinstance(body.get("chat_template"), str) and front.config.trust_request_chat_template
+
+
 def read_chat(front: Front, body: dict[str, Any], names: Names = CHAT) -> Read:
     """Return the answer's format, the messages, and the options of the prompt.
 
@@ -76,7 +89,7 @@ def read_chat(front: Front, body: dict[str, Any], names: Names = CHAT) -> Read:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    asked, sampling, warnings = parse(ChatFields, body, sampling=True, strict=front.config.strict_fields)
+    asked, sampling, warnings = parse(ChatFields, body, sampling=SAMPLING, strict=front.config.strict_fields)
     check_model(asked.model, front.engine.model_names)
     # Before anything reads it: it is run to see what a template does.
     given = asked.chat_template not in (None, *front.engine.codec.template_names)
@@ -181,7 +194,8 @@ class ChatShape(Shape):
             # Text that is held back makes no event; what comes beside it does.
             if delta or news.finish or news.logprobs or (news.tokens and self.asked.return_token_ids):
                 choice = self._choice(index, output, news, first=first)
-                yield {**self.head, "choices": [{**choice, "delta": delta}]}
+                ids = self._prompt_ids(output) if first else {}
+                yield {**self.head, **ids, "choices": [{**choice, "delta": delta}]}
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return all choices."""
@@ -198,7 +212,7 @@ class ChatShape(Shape):
                 message["content"] = text or None
                 message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in calls]
             choices.append({**self._choice(index, output, news, first=True), "message": message})
-        body = {**self.head, "choices": choices}
+        body = {**self.head, **self._prompt_ids(output), "choices": choices}
         if output.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return body
@@ -246,6 +260,10 @@ class ChatShape(Shape):
         """Whether the last token ended the answer and is no part of it; entries beside ids are one for each id."""
         ended = news.finish == "stop" and not isinstance(news.stop, str)
         return ended and not self.params.include_stop_str_in_output and not self.asked.return_token_ids
+
+    def _prompt_ids(self, output: RequestOutput) -> dict[str, Any]:
+        """Return the prompt's token ids where vLLM's clients read them."""
+        return {"prompt_token_ids": output.prompt_token_ids} if self.asked.return_token_ids else {}
 
     def _choice(self, index: int, output: RequestOutput, news: News, *, first: bool) -> dict[str, Any]:
         reader = self.readers[index]

@@ -11,7 +11,7 @@ from parlay.server.errors import ApiError
 from parlay.server.front import Front
 from parlay.server.openai.answer import Answer, Shape
 from parlay.server.openai.choice import Choice, News
-from parlay.server.openai.fields import CompletionFields, check_model, make_params, parse
+from parlay.server.openai.fields import SAMPLING, CompletionFields, check_model, make_params, parse
 from parlay.server.openai.logprobs import Offsets, completion_logprobs, prompt_logprobs, prompt_offsets
 from parlay.server.openai.prompts import completion_prompts, predicted
 from parlay.types.output import RequestOutput
@@ -41,11 +41,13 @@ async def complete(front: Front) -> Answer:
 
 
 def _read(front: Front, body: dict[str, Any]) -> tuple["CompletionShape", list[Prompt]]:
-    asked, sampling, warnings = parse(CompletionFields, body, sampling=True, strict=front.config.strict_fields)
+    asked, sampling, warnings = parse(CompletionFields, body, sampling=SAMPLING, strict=front.config.strict_fields)
     check_model(asked.model, front.engine.model_names)
-    without_output = asked.echo and sampling.get("max_tokens") == 0 and type(sampling["max_tokens"]) is int
+    without_output = asked.echo and sampling.get("max_tokens") == 0 and type(sampling["max_tokens"]) is not bool
     if without_output:
         sampling["max_tokens"] = 1  # the least that the engine computes
+    if sampling.get("logprobs") is False:  # as chat completions have it
+        del sampling["logprobs"]
     scored = "prompt_logprobs" in sampling
     if asked.echo and "logprobs" in sampling:
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
@@ -54,7 +56,10 @@ def _read(front: Front, body: dict[str, Any]) -> tuple["CompletionShape", list[P
     check_stream(asked.stream, params, scored=scored)
     if asked.prompt is None:
         raise ApiError(400, "the field prompt is needed", param="prompt")
-    prompts = completion_prompts(asked.prompt, front.engine.codec, front.config, front.engine.max_model_len)
+    codec, longest = front.engine.codec, front.engine.max_model_len
+    prompts = completion_prompts(
+        asked.prompt, codec, front.config, longest, add_special_tokens=asked.add_special_tokens
+    )
     return CompletionShape(front, asked, params, without_output, scored, warnings), prompts
 
 

@@ -62,6 +62,11 @@ _NEEDED: dict[type, dict[str, dict[str, Any]]] = {
     DetokenizeFields: {"tokens": _IDS},
 }
 
+_REPLAYED = [
+    {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
+    {"name": "starting_after", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": 999_999_999}},
+]
+
 ERROR = {
     "type": "object",
     "properties": {
@@ -89,7 +94,8 @@ def schemas(*, strict: bool = False) -> dict[str, Any]:
         [*(_in_json(hints[name]) for name in names), *classes], ref_template=_REF
     )
     sampling = dict(zip(names, made, strict=False))
-    sampling["max_tokens"] = {"type": "integer", "minimum": 0}  # with 0 a prompt is scored, or echoed
+    # With 0 a prompt is scored, or echoed; -1 is no limit.
+    sampling["max_tokens"] = {"type": "integer", "minimum": -1}
     for part in (StructuredOutputsParams, SpeculationOverride):
         schema, helps = found[part.__name__], attribute_docs(part)
         schema.pop("description")
@@ -152,10 +158,11 @@ def body_of(cls: type) -> dict[str, Any]:
     }
 
 
-def fact_of(name: str, **more: str) -> dict[str, Any]:
+def fact_of(name: str, *, streamed: bool = False, **more: str) -> dict[str, Any]:
     """Return the description of a route without a body: its answer, and errors besides a missing key."""
     errors = {status.removeprefix("e"): text for status, text in more.items()}
-    return {"responses": answer_of(name) | refusals({"401": "no key", **errors})}
+    found = {"responses": answer_of(name, streamed=streamed) | refusals({"401": "no key", **errors})}
+    return {**found, "parameters": _REPLAYED} if streamed else found
 
 
 def refusals(reasons: dict[str, str]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         created_at=_COUNT,
         status={"enum": ["completed", "incomplete"]},
         model=_TEXT,
-        output=_list(_object(type={"enum": ["message", "function_call", "reasoning"]}, id=_TEXT)),
+        output=_list(_object(type={"enum": ["message", "function_call", "custom_tool_call", "reasoning"]}, id=_TEXT)),
         usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
     ),
     "Deleted": _object(id=_TEXT, object={"const": "response"}, deleted={"const": True}),

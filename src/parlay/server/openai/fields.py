@@ -1,15 +1,18 @@
 """The fields of requests: which there are, their types, and what they make of the engine's parameters."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
 from parlay.config import ServerConfig, build
-from parlay.errors import ConfigError, ContextLengthError, RequestError, nearest, shown
+from parlay.errors import ConfigError, ContextLengthError, RequestError, shown
 from parlay.server.errors import ApiError
+from parlay.server.openai.foreign import COUNTED, Foreign
+from parlay.server.openai.translate import ignored_keys, objects_of, settled, translated
 from parlay.types.params import SamplingParams
 
 T = TypeVar("T")
@@ -17,20 +20,6 @@ T = TypeVar("T")
 # Functions cannot be sent, and a prediction has OpenAI's form.
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors", "prediction"}
 
-# What vLLM's clients called the parts of structured_outputs before 0.12.
-GUIDED = {f"guided_{part}": part for part in ("json", "regex", "choice", "grammar")}
-
-REFUSED = {
-    "suffix": "text is completed at its end only; leave suffix out",
-    "functions": "functions is the older form; describe them as tools",
-    "function_call": "function_call is the older form; use tool_choice",
-    "audio": "the model reads and writes text; leave audio out",
-    "web_search_options": "the model searches nothing; leave web_search_options out",
-    "use_beam_search": "beam search is not served; best_of samples several and gives the most likely",
-    "logits_processors": "functions cannot be sent; use logit_bias, allowed_token_ids or bad_words",
-}
-
-_NAMED = 8  # fields, in a warning
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 
 
@@ -71,13 +60,13 @@ class Asked:
         safety_identifier: a label.
         prompt_cache_key: a label.
         metadata: labels.
-        store: answers are never stored.
+        store: answers of `/v1/responses` alone are stored.
         service_tier: there is one for all.
     """
 
     model: str | None = None
     stream: bool = False
-    stream_options: dict[str, bool] | None = None
+    stream_options: dict[str, Any] | None = None
     return_sources: bool = False
     return_token_ids: bool = False
     return_metrics: bool = False
@@ -90,27 +79,37 @@ class Asked:
     service_tier: str | None = None
 
     def __post_init__(self) -> None:
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options and not self.stream:
             raise ConfigError(
                 "stream_options is about streamed answers; leave it out or set stream to true", param="stream_options"
             )
         for name, wanted in (self.stream_options or {}).items():
-            if name not in _STREAM_OPTIONS:
+            if name in _STREAM_OPTIONS and not isinstance(wanted, bool):
                 raise ConfigError(
-                    f"unknown key {shown(name)} in stream_options{nearest(name, _STREAM_OPTIONS)}",
-                    param="stream_options",
-                )
-            if wanted and name == "include_obfuscation":
-                raise ConfigError(
-                    "stream_options: chunks are never padded; leave include_obfuscation out", param="stream_options"
+                    f"{name} in stream_options must be true or false, not {shown(wanted)}", param="stream_options"
                 )
         if self.return_metrics and self.stream and not self.include_usage:
             raise ConfigError(
                 "return_metrics comes with the usage; set include_usage in stream_options to true",
                 param="return_metrics",
             )
+
+    def remarks(self, *, strict: bool) -> tuple[str, ...]:
+        """Return what the client should be told of its fields.
+
+        Args:
+            strict: whether unknown keys are refused.
+
+        Raises:
+            ApiError: a key of an object is unknown and looks like a misspelling, or all of those are refused.
+        """
+        options = self.stream_options or {}
+        told = [ignored_keys("stream_options", options, _STREAM_OPTIONS, strict=strict)]
+        if options.get("include_obfuscation"):
+            told.append("include_obfuscation: ignored, since chunks are never padded")
         if self.store:
-            raise ConfigError("store is not served, since no answer is kept; leave it out", param="store")
+            told.append("store: ignored, since answers of /v1/responses alone are stored")
+        return tuple(filter(None, told))
 
     @property
     def include_usage(self) -> bool:
@@ -130,10 +129,14 @@ class CompletionFields(Asked):
     Attributes:
         prompt: text, token ids, or a list of either.
         echo: begin the text with the prompt.
+        add_special_tokens: those that the tokenizer itself adds to a text, such as one for its beginning.
     """
+
+    endpoint: ClassVar[str] = "completions"
 
     prompt: Any = None
     echo: bool = False
+    add_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +166,8 @@ class ChatFields(Asked):
             their schema lists, unless it says `additionalProperties`.
     """
 
+    endpoint: ClassVar[str] = "chat"
+
     messages: list[dict[str, Any]] = field(default_factory=list)
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -176,16 +181,18 @@ class ChatFields(Asked):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     include_reasoning: bool = True
     disable_additional_properties: bool = True
 
     def __post_init__(self) -> None:
         Asked.__post_init__(self)
-        if self.modalities not in (None, ["text"]):
+        if self.tool_choice == "auto" and not self.tools:  # clients send it without tools too
+            object.__setattr__(self, "tool_choice", None)
+        if self.modalities not in (None, [], ["text"]):
             raise ConfigError("modalities: the model writes text only; leave it out", param="modalities")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ConfigError("top_logprobs needs logprobs; set logprobs to true", param="top_logprobs")
 
 
@@ -196,17 +203,33 @@ class TokenizeFields:
     Attributes:
         model: whose tokenizer.
         prompt: text; or give messages.
-        messages: a conversation, put through the chat template.
+        messages: a conversation, put through the chat template as chat completions do.
         add_special_tokens: those that the tokenizer itself adds; None adds them to a prompt and not to messages.
         add_generation_prompt: end a conversation with what begins an answer.
+        continue_final_message: go on with the last message.
+        tools: functions that the template shows.
+        tool_choice: as in chat completions; with `none` the template gets no tools.
+        chat_template: a template in place of the model's own, where the server allows it.
+        chat_template_kwargs: further variables that the template reads.
+        reasoning_effort: a variable that the template reads.
+        verbosity: a variable that the template reads.
         return_token_strs: give each token's text too.
     """
+
+    endpoint: ClassVar[str] = "tokenize"
 
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
     return_token_strs: bool = False
 
     def __post_init__(self) -> None:
@@ -223,74 +246,54 @@ class DetokenizeFields:
         tokens: token ids.
     """
 
+    endpoint: ClassVar[str] = "detokenize"
+
     tokens: list[int]
     model: str | None = None
 
 
-KNOWN = SAMPLING | {
-    f.name for cls in (CompletionFields, ChatFields, TokenizeFields, DetokenizeFields) for f in fields(cls)
-}
+_BODIES = (CompletionFields, ChatFields, TokenizeFields, DetokenizeFields)
+KNOWN = SAMPLING | {f.name for cls in _BODIES for f in fields(cls)}
+
+
+@cache
+def _others(cls: type) -> Mapping[str, Foreign]:
+    """Return the fields of other endpoints that a class lacks: their defaults change nothing."""
+    if cls in (TokenizeFields, DetokenizeFields):
+        return dict.fromkeys(KNOWN, COUNTED)
+    found: dict[str, Foreign] = {}
+    for other in (SamplingParams, *_BODIES):
+        for f in fields(other):
+            default = [f.default_factory()] if f.default_factory is not MISSING else [f.default]
+            found.setdefault(f.name, Foreign("it is a field of another endpoint", tuple(default)))
+    return found
 
 
 def parse(
-    cls: type[T], body: Mapping[str, Any], *, sampling: bool = False, strict: bool = False
+    cls: type[T], body: Mapping[str, Any], *, sampling: Collection[str] = (), strict: bool = False
 ) -> tuple[T, dict[str, Any], tuple[str, ...]]:
     """Return a body's own fields; apart, its sampling parameters; and what the client should be told.
 
-    An unknown field is left out, with a warning: clients send some that other servers have. One that is nearly a
-    known name is refused, since it is probably a typing error.
-
     Args:
-        cls: one of the above.
+        cls: one of the above, or another with an `endpoint`.
         body: what the client sent.
-        sampling: whether it may have sampling parameters.
+        sampling: the sampling parameters that it may have.
         strict: refuse all unknown fields.
 
     Raises:
-        ApiError: an unknown field, one that is not served, or one of the wrong type.
+        ApiError: a field is refused, or of the wrong type.
     """
     own = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-    if sampling:
-        body = _modern(body)
-    known = own | SAMPLING if sampling else own
-    ignored = []
-    for name in body:
-        if name in known:
-            continue
-        if sampling and name in REFUSED:
-            raise ApiError(400, REFUSED[name], param=name, code="unsupported_parameter")
-        if strict or name in KNOWN or "did you mean" in nearest(name, known):
-            raise ApiError(
-                400, f"unknown field {shown(name)}{nearest(name, known)}", param=name, code="unknown_parameter"
-            )
-        ignored.append(name)
+    endpoint: str = cls.endpoint  # type: ignore[attr-defined]
+    body, warnings = translated(endpoint, body, own.union(sampling), _others(cls), strict=strict)  # type: ignore[arg-type]
+    body = settled(body, objects_of(cls) | objects_of(SamplingParams))  # type: ignore[arg-type]
     try:
         made = build(cls, {name: value for name, value in body.items() if name in own}, "field")
     except ConfigError as error:
         raise ApiError(400, str(error), param=error.param) from None
-    warnings = (_ignored(ignored),) if ignored else ()
-    return made, {name: value for name, value in body.items() if name in known - own}, warnings
-
-
-def _ignored(names: list[str]) -> str:
-    some = ", ".join(shown(name) for name in names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-    return f"unknown {'field was' if len(names) == 1 else 'fields were'} ignored: {some}"
-
-
-def _modern(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a body with the older names of structured outputs replaced.
-
-    Raises:
-        ApiError: there are several.
-    """
-    given = [name for name in body if name in GUIDED]
-    if not given:
-        return body
-    name = given[0]
-    if len(given) > 1 or "structured_outputs" in body:
-        raise ApiError(400, f"{name} is part of structured_outputs, which has one form; give one", param=name)
-    rest = {key: value for key, value in body.items() if key != name}
-    return {**rest, "structured_outputs": {GUIDED[name]: body[name]}}
+    if isinstance(made, Asked):
+        warnings += made.remarks(strict=strict)
+    return made, {name: value for name, value in body.items() if name not in own}, warnings
 
 
 def make_params(values: Mapping[str, Any], config: ServerConfig) -> SamplingParams:
@@ -331,13 +334,13 @@ def _beyond(name: str, what: str, most: int) -> ApiError:
 def check_model(asked: str | None, served: Sequence[str]) -> None:
     """Refuse another model than the one that is served, whose names are given.
 
-    Of a path, the file's name and stem are names too.
+    Of a path, the file's name and stem are names too. An empty name counts as left out.
 
     Raises:
         ApiError: it is another.
     """
     files = [Path(one).name for one in served]
-    if asked is not None and asked not in (*served, *files, *(file.removesuffix(".gguf") for file in files)):
+    if asked and asked not in (*served, *files, *(file.removesuffix(".gguf") for file in files)):
         names = " or ".join(map(repr, served))
         raise ApiError(
             404, f"there is no model {shown(asked)} here but {names}", param="model", code="model_not_found"
@@ -357,8 +360,8 @@ def check_text(text: str, most_characters: int, most_tokens: int) -> None:
     """
     if len(text) > most_characters * most_tokens:
         raise ContextLengthError(
-            f"the prompt has {len(text)} characters, more than any {most_tokens} tokens of this model stand for; "
-            "shorten it"
+            f"This model's maximum context length is {most_tokens} tokens, but the prompt has {len(text)} "
+            "characters, more than so many tokens stand for; shorten it"
         )
 
 
@@ -368,7 +371,13 @@ def check_prompt(tokens: int, config: ServerConfig) -> None:
     Raises:
         RequestError: it is.
     """
-    _check_length("prompt", tokens, config)
+    most = config.max_prompt_tokens
+    if most is not None and tokens > most:
+        raise ContextLengthError(
+            f"the prompt has {tokens} tokens, which exceeds the maximum number of tokens allowed: this server's "
+            f"maximum prompt length is {most}; shorten it",
+            param="prompt",
+        )
 
 
 def check_prediction(tokens: int, config: ServerConfig) -> None:
@@ -377,10 +386,6 @@ def check_prediction(tokens: int, config: ServerConfig) -> None:
     Raises:
         RequestError: it is.
     """
-    _check_length("prediction", tokens, config)
-
-
-def _check_length(name: str, tokens: int, config: ServerConfig) -> None:
-    if config.max_prompt_tokens is not None and tokens > config.max_prompt_tokens:
-        most = config.max_prompt_tokens
-        raise RequestError(f"{name} has {tokens} tokens and may have {most}; shorten it", param=name)
+    most = config.max_prompt_tokens
+    if most is not None and tokens > most:
+        raise RequestError(f"prediction has {tokens} tokens and may have {most}; shorten it", param="prediction")

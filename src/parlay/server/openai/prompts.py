@@ -12,7 +12,9 @@ from parlay.text.tokenizer import TextCodec
 from parlay.types.prompt import Prompt
 
 
-def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig, max_model_len: int) -> list[Prompt]:
+def completion_prompts(
+    value: Any, codec: TextCodec, config: ServerConfig, max_model_len: int, *, add_special_tokens: bool = True
+) -> list[Prompt]:
     """Return the prompts of `/v1/completions`: one text, one list of token ids, or a list of either.
 
     Many short ones take as long as a long one, so this is done where the body is read.
@@ -21,7 +23,7 @@ def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig, max_m
         ApiError: it is something else, or there are too many.
         RequestError: one is too long, or no text.
     """
-    many = [value] if isinstance(value, str) or _is_ids(value) else value
+    many = [value] if isinstance(value, str) or _ids(value) is not None else value
     if not isinstance(many, list) or not many:
         raise ApiError(400, "prompt must be text, a list of token ids, or a list of those", param="prompt")
     if len(many) > config.max_prompts:
@@ -34,11 +36,11 @@ def completion_prompts(value: Any, codec: TextCodec, config: ServerConfig, max_m
         if isinstance(one, str):
             with about("prompt"):
                 check_text(one, codec.most_characters, max_model_len)
-                tokens = codec.encode(one)
+                tokens = codec.encode(one, add_special_tokens=add_special_tokens)
             prompts.append({"prompt": one, "prompt_token_ids": tokens})
-        elif _is_ids(one):
-            tokens = one
-            prompts.append({"prompt_token_ids": one})
+        elif (ids := _ids(one)) is not None:
+            tokens = ids
+            prompts.append({"prompt_token_ids": tokens})
         else:
             raise ApiError(400, "prompt must hold texts or lists of token ids, none of them empty", param="prompt")
         check_prompt(len(tokens), config)
@@ -93,5 +95,11 @@ def predicted(asked: Asked, codec: TextCodec, config: ServerConfig) -> list[int]
     return tokens
 
 
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and set(map(type, value)) == {int}
+def _ids(value: Any) -> list[int] | None:
+    """Return a list of token ids; None if it is none. JSON does not tell 1.0 from 1."""
+    kinds = set(map(type, value)) if isinstance(value, list) else set()
+    if kinds == {int}:
+        return list(value)
+    if kinds and kinds <= {int, float} and all(float(token).is_integer() for token in value):
+        return [int(token) for token in value]
+    return None

@@ -1,5 +1,6 @@
 """`/v1/responses`: OpenAI's newer form of a conversation, answered with chat completions' code."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from parlay.errors import shown
 from parlay.server.body import read_json
 from parlay.server.errors import ApiError, json_response
 from parlay.server.front import Front
@@ -23,6 +25,7 @@ from parlay.server.openai.responses_fields import ResponseFields, chat_fields, r
 from parlay.server.openai.responses_input import Message, messages_of
 from parlay.server.openai.responses_store import ResponseStore, Stored
 from parlay.server.openai.responses_stream import Event, Output
+from parlay.server.openai.responses_tools import Functions, functions_of
 from parlay.server.threads import LONG
 from parlay.text.chat import ChatOptions
 from parlay.types.output import RequestOutput
@@ -50,13 +53,39 @@ async def respond(front: Front, store: ResponseStore) -> Answer:
     return Answer(front, [prompt], shape.chat.params, shape, stream=shape.asked.stream)
 
 
-async def retrieve(store: ResponseStore, request: Request, name: str) -> Response:
-    """Return a stored response.
+async def retrieve(front: Front, store: ResponseStore, name: str) -> Response:
+    """Return a stored response; with `stream=true` as the events of a stream, from `starting_after` on.
 
     Raises:
-        ApiError: there is none.
+        ApiError: there is none, or a parameter is malformed.
     """
-    return Response(store.get(name, _owner(request)).body, media_type="application/json")
+    request = front.request
+    body = store.get(name, _owner(request)).body
+    wanted, after = request.query_params.get("stream", "false"), request.query_params.get("starting_after", "-1")
+    if wanted.lower() not in ("true", "false", "1", "0", ""):
+        raise ApiError(400, f"stream is true or false, not {shown(wanted)}", param="stream")
+    if wanted.lower() not in ("true", "1"):
+        return Response(body, media_type="application/json")
+    if re.fullmatch(r"-?\d{1,9}", after, re.ASCII) is None:
+        raise ApiError(400, f"starting_after is a number, not {shown(after)}", param="starting_after")
+    return await front.run(len(body), lambda: _replayed(body, int(after)))
+
+
+def _replayed(body: bytes, after: int) -> Response:
+    """Return the events of a stored response whose numbers are above `after`."""
+    response = msgspec.json.decode(body)
+    begun = {**response, "status": "in_progress", "output": [], "usage": None, "completed_at": None}
+    made = Output()
+    events: list[Event] = [{"type": f"response.{state}", "response": begun} for state in ("created", "in_progress")]
+    events += chain.from_iterable(map(made.replay, response["output"]))
+    events.append({"type": f"response.{response['status']}", "response": response})
+    numbered = ({**event, "sequence_number": number} for number, event in enumerate(events))
+    content = b"".join(_event(event) for event in numbered if event["sequence_number"] > after)
+    return Response(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+def _event(event: Event) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), _encode(event))
 
 
 async def delete(store: ResponseStore, request: Request, name: str) -> Response:
@@ -78,18 +107,36 @@ def _read(
 ) -> tuple["ResponseShape", list[Message], ChatOptions]:
     asked, sampling, warnings = read_response(body, strict=front.config.strict_fields)
     check_model(asked.model, front.engine.model_names)
-    chat = chat_fields(asked)
+    given = _referred(asked.input, store, owner)
+    functions = functions_of(asked.tools, _added(given))
+    chat = chat_fields(asked, functions)
     before: list[Message] = []
-    if asked.previous_response_id is not None:
+    if asked.previous_response_id:
         before = store.get(asked.previous_response_id, owner, "previous_response_id").messages()
-    conversation = messages_of(asked.input, before)
+    conversation = messages_of(given, before)
     told = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
-    strict = frozenset(str(tool.get("name")) for tool in asked.tools if tool.get("strict") is True)
     format = (asked.text or {}).get("format") or {}
-    names = replace(RESPONSES, strict=strict, strict_format=format.get("strict") is True)
+    names = replace(RESPONSES, strict=frozenset(functions.strict), strict_format=format.get("strict") is True)
     shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]}, names)
-    warnings = (*warnings, *shape.warnings)
-    return ResponseShape(front, asked, shape, store, owner, conversation, warnings), messages, options
+    warnings = (*warnings, *functions.warnings, *shape.warnings)
+    shaped = ResponseShape(front, asked, shape, store, owner, conversation, functions, warnings)
+    return shaped, messages, options
+
+
+def _referred(given: str | list[dict[str, Any]], store: ResponseStore, owner: str) -> str | list[dict[str, Any]]:
+    """Return an input with items in place of references to those that are stored."""
+    if isinstance(given, str):
+        return given
+    names = [item.get("id") if item.get("type") == "item_reference" else None for item in given]
+    found = [store.item(name, owner) if isinstance(name, str) else None for name in names]
+    return [item if kept is None else kept for item, kept in zip(given, found, strict=True)]
+
+
+def _added(given: str | list[dict[str, Any]]) -> list[Any]:
+    """Return the tools that the items of an input add."""
+    items = [] if isinstance(given, str) else given
+    lists = [item.get("tools") for item in items if item.get("type") in ("additional_tools", "tool_search_output")]
+    return [tool for tools in lists if isinstance(tools, list) for tool in tools]
 
 
 @dataclass(slots=True)
@@ -102,14 +149,16 @@ class ResponseShape(Shape):
     store: ResponseStore
     owner: str
     conversation: list[Message]
+    functions: Functions
     warnings: tuple[str, ...]
-    output: Output = field(default_factory=Output)
+    output: Output = field(init=False)
     head: dict[str, Any] = field(init=False)
     sent: int = 0  # events
     finish: str | None = None
 
     def __post_init__(self) -> None:
         asked, params = self.asked, self.chat.params
+        self.output = Output(self.functions.origins)
         form = (asked.text or {}).get("format") or {"type": "text"}
         self.head = {
             "id": f"resp_{uuid4().hex}",
@@ -124,12 +173,12 @@ class ResponseShape(Shape):
             "max_tool_calls": asked.max_tool_calls,
             "parallel_tool_calls": asked.parallel_tool_calls,
             "tool_choice": asked.tool_choice,
-            "tools": [{"description": None, "parameters": None, "strict": False, **tool} for tool in asked.tools],
+            "tools": [_shown(tool) for tool in asked.tools],
             "text": {"format": form},
             "temperature": params.temperature,
             "top_p": params.top_p,
             "top_logprobs": 0,
-            "truncation": "disabled",
+            "truncation": asked.truncation,
             "background": False,
             "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
@@ -179,7 +228,7 @@ class ResponseShape(Shape):
 
     def encode(self, chunk: Event) -> bytes:
         """Return an event as the stream has it."""
-        return b"event: %b\ndata: %b\n\n" % (str(chunk["type"]).encode(), _encode(chunk))
+        return _event(chunk)
 
     def last(self, took: dict[str, Any], *, asked: bool) -> bytes:
         """Return the event that ends a stream."""
@@ -223,13 +272,20 @@ class ResponseShape(Shape):
         response |= {"completed_at": self.front.now(), **took, "usage": _usage(took["usage"])}
         if self.asked.store:
             conversation = messages_of(self.output.items, self.conversation)
-            stored = Stored(self.owner, _encode(response), _encode(conversation))
+            items = tuple(item["id"] for item in self.output.items)
+            stored = Stored(self.owner, _encode(response), _encode(conversation), items)
             response["store"] = self.store.put(response["id"], stored)
         return response
 
     def _numbered(self, event: Event) -> Event:
         self.sent += 1
         return {**event, "sequence_number": self.sent - 1}
+
+
+def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool with all that OpenAI's clients expect of it."""
+    missing = {"description": None, "parameters": None, "strict": False} if tool.get("type") == "function" else {}
+    return {**missing, **tool}
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:

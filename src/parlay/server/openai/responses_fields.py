@@ -1,37 +1,28 @@
 """The fields of `/v1/responses`, and the same request as `/v1/chat/completions` has it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
-from parlay.errors import brief, nearest, shown
+from parlay.errors import listed, shown
 from parlay.server.errors import ApiError
 from parlay.server.openai.fields import SAMPLING, parse
+from parlay.server.openai.responses_tools import Functions, choice_of
+from parlay.server.openai.translate import ignored_keys
 
 # Sampling parameters that mean something else there, or nothing.
-_NOT_HERE = {
-    "n": "a response is one answer; leave n out",
-    "best_of": "a response is one answer; leave best_of out",
-    "max_tokens": "max_tokens is called max_output_tokens here",
-    "logprobs": "log-probabilities come with chat completions only; leave logprobs out",
-    "prompt_logprobs": "log-probabilities come with chat completions only; leave prompt_logprobs out",
-    "return_rejected": "rejected tokens come with chat completions only; leave return_rejected out",
-}
-_REFUSED = {
-    "conversation": "no conversations are kept by name; give previous_response_id, or all items as input",
-    "prompt": "no prompts are kept by name; give instructions and input",
-    "context_management": "nothing is left out of a conversation; leave context_management out",
-    "moderation": "nothing is moderated; leave moderation out",
-}
+_NOT_HERE = frozenset({"n", "best_of", "max_tokens", "logprobs", "prompt_logprobs", "return_rejected"})
 _REASONING = ("effort", "summary", "generate_summary")
 _TEXT = ("format", "verbosity")
 _FORM = (
     "text is {'format': FORMAT}, FORMAT being {'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', "
 )
 _FORM += "'name': ..., 'schema': {...}}"
-_INCLUDABLE = "reasoning.encrypted_content"  # agents ask for it of every model; there is none
+_ENCRYPTED = "reasoning.encrypted_content"  # agents ask for it of every model; there is none
+_LOGPROBS = "message.output_text.logprobs"  # all else that may be included is of tools that OpenAI runs
+_STREAM_OPTIONS = ("include_obfuscation", "include_usage")
 
-RESPONSE_SAMPLING = SAMPLING - _NOT_HERE.keys()
+RESPONSE_SAMPLING = SAMPLING - _NOT_HERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +40,8 @@ class ResponseFields:
         max_output_tokens: of the answer.
         text: `{"format": ...}`, which is `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema",
             "name": ..., "schema": ...}`.
-        tools: functions that the model may call, as `{"type": "function", "name", "parameters"}`.
+        tools: functions that the model may call, as `{"type": "function", "name", "parameters"}`; of the types
+            `custom` and `namespace` too. Tools that OpenAI runs are left out.
         tool_choice: `none`, `auto`, `required`, `{"type": "function", "name": ...}`, or `{"type": "allowed_tools",
             "mode": ..., "tools": [...]}`.
         parallel_tool_calls: whether there may be several calls.
@@ -58,7 +50,7 @@ class ResponseFields:
         chat_template_kwargs: further variables that the template reads.
         metadata: labels.
         reasoning: `{"effort": ...}`, a variable that the template reads; the rest changes nothing.
-        truncation: `disabled`; a conversation that is too long is refused.
+        truncation: a conversation that is too long is refused in any case.
         include: nothing more is given.
         background: false; who asks waits.
         max_tool_calls: of tools that the server runs, which are none.
@@ -70,13 +62,15 @@ class ResponseFields:
         prompt_cache_retention: a label.
     """
 
+    endpoint: ClassVar[str] = "responses"
+
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool = True
     model: str | None = None
     stream: bool = False
-    stream_options: dict[str, bool] | None = None
+    stream_options: dict[str, Any] | None = None
     max_output_tokens: int | None = None
     text: dict[str, Any] | None = None
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -110,28 +104,24 @@ def read_response(
     Raises:
         ApiError: something in it is not served, or malformed.
     """
-    for name, message in (_REFUSED | _NOT_HERE).items():
-        if name in body:
-            raise ApiError(400, message, param=name, code="unsupported_parameter")
-    asked, sampling, warnings = parse(ResponseFields, body, sampling=True, strict=strict)
+    asked, sampling, warnings = parse(ResponseFields, body, sampling=RESPONSE_SAMPLING, strict=strict)
     _check(asked)
-    inner = {"reasoning": _REASONING, "text": _TEXT}
-    told = [_ignored(name, getattr(asked, name) or {}, known, strict=strict) for name, known in inner.items()]
-    return asked, sampling, (*warnings, *filter(None, told))
+    inner = {"reasoning": _REASONING, "text": _TEXT, "stream_options": _STREAM_OPTIONS}
+    told = [ignored_keys(name, getattr(asked, name) or {}, known, strict=strict) for name, known in inner.items()]
+    return asked, sampling, (*warnings, *filter(None, (*told, *_without_effect(asked))))
 
 
-def _ignored(field: str, given: Mapping[str, Any], known: Sequence[str], *, strict: bool) -> str:
-    """Return a warning about unknown keys; empty without any.
-
-    Raises:
-        ApiError: one is nearly a known key, or unknown ones are refused.
-    """
-    unknown = [key for key in given if key not in known]
-    for key in unknown:
-        hint = nearest(key, known)
-        if strict or "did you mean" in hint:
-            raise ApiError(400, f"unknown key {shown(key)} in {field}{hint}", param=field, code="unknown_parameter")
-    return f"unknown keys of {field} were ignored: {brief(', '.join(map(shown, unknown)))}" if unknown else ""
+def _without_effect(asked: ResponseFields) -> list[str]:
+    """Return what the client should be told of values that are accepted."""
+    told = []
+    if asked.truncation != "disabled":
+        told.append(f"truncation={shown(asked.truncation)}: ignored, since nothing is left out of a conversation")
+    more = [name for name in asked.include if name != _ENCRYPTED]
+    if more:
+        told.append(f"include: {listed(more)} ignored, since there is no such thing")
+    if (asked.stream_options or {}).get("include_obfuscation"):
+        told.append("include_obfuscation: ignored, since events are never padded")
+    return told
 
 
 def _check(asked: ResponseFields) -> None:
@@ -143,34 +133,30 @@ def _check(asked: ResponseFields) -> None:
         "background": "an answer is computed while its client waits; leave background out"
         if asked.background
         else None,
-        "truncation": "nothing is left out of a conversation; set truncation to 'disabled' and shorten the input"
-        if asked.truncation != "disabled"
+        "truncation": f"truncation is 'auto' or 'disabled', not {shown(asked.truncation)}"
+        if asked.truncation not in ("auto", "disabled")
         else None,
         "top_logprobs": "log-probabilities come with chat completions only; leave top_logprobs out"
         if asked.top_logprobs
         else None,
-        "include": f"include may have {_INCLUDABLE!r} at most, of which there is none; leave it out"
-        if set(asked.include) - {_INCLUDABLE}
+        "include": f"log-probabilities come with chat completions only; leave {_LOGPROBS!r} out"
+        if _LOGPROBS in asked.include
+        else None,
+        "stream_options": "stream_options is about streamed answers; leave it out or set stream to true"
+        if asked.stream_options and not asked.stream
         else None,
     }
     for name, message in wrong.items():
         if message is not None:
             raise ApiError(400, message, param=name)
-    if asked.stream_options is not None and not asked.stream:
-        raise ApiError(
-            400, "stream_options is about streamed answers; leave it out or set stream to true",
-            param="stream_options",
-        )  # fmt: skip
-    for name, wanted in (asked.stream_options or {}).items():
-        if name != "include_obfuscation" or wanted:
-            raise ApiError(
-                400, "stream_options may have include_obfuscation alone, and that false; leave it out",
-                param="stream_options",
-            )  # fmt: skip
 
 
-def chat_fields(asked: ResponseFields) -> dict[str, Any]:
+def chat_fields(asked: ResponseFields, functions: Functions) -> dict[str, Any]:
     """Return the body of chat completions that asks for the same, without its messages and sampling parameters.
+
+    Args:
+        asked: the response's fields.
+        functions: what its tools are in chat completions.
 
     Raises:
         ApiError: tools or form are malformed.
@@ -184,10 +170,10 @@ def chat_fields(asked: ResponseFields) -> dict[str, Any]:
         found["chat_template_kwargs"] = asked.chat_template_kwargs
     if not asked.disable_additional_properties:
         found["disable_additional_properties"] = False
-    if asked.tools:
-        found["tools"] = [_tool(tool) for tool in asked.tools]
-    if asked.tools or asked.tool_choice not in ("auto", "none"):  # agents send "auto" without tools too
-        found["tool_choice"] = _choice(asked.tool_choice)
+    if functions.tools:
+        found["tools"] = functions.tools
+    if functions.tools or asked.tool_choice not in ("auto", "none"):  # agents send "auto" without tools too
+        found["tool_choice"] = choice_of(asked.tool_choice)
     wishes = {
         "reasoning_effort": (asked.reasoning or {}).get("effort"),
         "verbosity": (asked.text or {}).get("verbosity"),
@@ -195,31 +181,6 @@ def chat_fields(asked: ResponseFields) -> dict[str, Any]:
     found |= {name: value for name, value in wishes.items() if value is not None}
     form = _form(asked.text or {})
     return found if form is None else {**found, "response_format": form}
-
-
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a function with what its template may show; `strict` is about the server."""
-    if tool.get("type") != "function":
-        raise ApiError(
-            400, f"this server runs no tools, {shown(tool.get('type'))} neither; describe functions of your own, as "
-            "{'type': 'function', 'name': ..., 'parameters': ...}", param="tools", code="unsupported_value",
-        )  # fmt: skip
-    named = ("name", "description", "parameters")
-    function = {name: tool[name] for name in named if tool.get(name) is not None}
-    return {"type": "function", "function": function}
-
-
-def _choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
-    if isinstance(choice, str) or choice.get("type") == "allowed_tools":
-        return choice
-    if choice.get("type") != "function":
-        raise ApiError(
-            400, "tool_choice is none, auto, required, {'type': 'function', 'name': ...} or "
-            f"{{'type': 'allowed_tools', 'mode': ..., 'tools': [...]}}, not of type "
-            f"{shown(choice.get('type'))}", param="tool_choice",
-            code="unsupported_value",
-        )  # fmt: skip
-    return {"type": "function", "function": {"name": choice.get("name")}}
 
 
 def _form(text: dict[str, Any]) -> dict[str, Any] | None:
@@ -234,5 +195,5 @@ def _form(text: dict[str, Any]) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": form.get("name"), "schema": form["schema"]}}
 
 
-assert set(_NOT_HERE) <= SAMPLING
+assert _NOT_HERE <= SAMPLING
 assert not SAMPLING & {f.name for f in fields(ResponseFields)}

@@ -11,6 +11,7 @@ from parlay.errors import shown
 from parlay.server.errors import ApiError
 
 _OVERHEAD = 1024  # bytes of an entry besides its texts, generously
+_OVERHEAD_OF_ITEM = 256  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +22,18 @@ class Stored:
         owner: whose it is.
         body: as sent to the client, in JSON.
         conversation: its messages, the answer's included and the instructions not, in JSON.
+        items: ids of its output's items.
     """
 
     owner: str
     body: bytes
     conversation: bytes
+    items: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
         """Bytes of its texts, with overhead."""
-        return len(self.body) + len(self.conversation) + _OVERHEAD
+        return len(self.body) + len(self.conversation) + _OVERHEAD + _OVERHEAD_OF_ITEM * len(self.items)
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the conversation."""
@@ -44,7 +47,8 @@ class ResponseStore:
         """Begin empty; never keep more than `most` bytes."""
         self._most = most
         self._held: dict[str, OrderedDict[str, Stored]] = {}  # by owner
-        self._sizes: Counter[str] = Counter()  # likewise
+        self._items: dict[tuple[str, str], str] = {}  # responses by owner and item
+        self._sizes: Counter[str] = Counter()  # by owner
         self._lock = Lock()
 
     @property
@@ -61,6 +65,7 @@ class ResponseStore:
             return False
         with self._lock:
             self._held.setdefault(stored.owner, OrderedDict())[name] = stored
+            self._items.update({(stored.owner, item): name for item in stored.items})
             self._sizes[stored.owner] += stored.size
             while self.size > self._most:
                 greatest = max(self._sizes, key=self._sizes.__getitem__)
@@ -76,6 +81,14 @@ class ResponseStore:
         with self._lock:
             return self._find(name, owner, param)
 
+    def item(self, item: str, owner: str) -> dict[str, Any] | None:
+        """Return an item of a response's output; None if no response of `owner` has it."""
+        with self._lock:
+            name = self._items.get((owner, item))
+            body = None if name is None else self._held[owner][name].body
+        output = [] if body is None else msgspec.json.decode(body)["output"]
+        return next((dict(one) for one in output if one["id"] == item), None)
+
     def delete(self, name: str, owner: str) -> None:
         """Forget a response of `owner`.
 
@@ -87,7 +100,10 @@ class ResponseStore:
             self._forget(owner, name)
 
     def _forget(self, owner: str, name: str) -> None:
-        self._sizes[owner] -= self._held[owner].pop(name).size
+        stored = self._held[owner].pop(name)
+        self._sizes[owner] -= stored.size
+        for item in stored.items:
+            del self._items[owner, item]
         if not self._held[owner]:
             del self._held[owner], self._sizes[owner]
 

@@ -1,7 +1,10 @@
 """The output of a response while it grows: its items, and the events that tell of them."""
 
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
+
+from parlay.server.openai.responses_tools import Origin, input_of
 
 Event = dict[str, Any]
 Item = dict[str, Any]
@@ -11,7 +14,12 @@ _PARTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "message": ("output_text", {"annotations": [], "logprobs": []}, "response.output_text"),
     "reasoning": ("reasoning_text", {}, "response.reasoning_text"),
 }
-_PREFIX = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+# What calls have in place of text, and how events about it begin.
+_CALLS = {
+    "function_call": ("arguments", "response.function_call_arguments"),
+    "custom_tool_call": ("input", "response.custom_tool_call_input"),
+}
+_PREFIX = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
 class Output:
@@ -21,8 +29,10 @@ class Output:
         items: those that are closed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, origins: Mapping[str, Origin] | None = None) -> None:
+        """Begin empty; `origins` are of the functions that stand for tools of other kinds."""
         self.items: list[Item] = []
+        self._origins = origins or {}
         self._open: Item | None = None  # without its text
         self._parts: list[str] = []  # its text
 
@@ -42,34 +52,61 @@ class Output:
         """Begin a call, or add to the arguments of the one that is open; in the form that chat's chunks have."""
         function, events = call["function"], []
         if "id" in call:
-            events = self._begin("function_call", {"call_id": call["id"], "name": function["name"]})
+            origin = self._origins.get(function["name"], Origin(function["name"]))
+            space = {"namespace": origin.namespace} if origin.namespace else {}
+            kind = "custom_tool_call" if origin.custom else "function_call"
+            events = self._begin(kind, {"call_id": call["id"], "name": origin.name, **space})
         arguments = function.get("arguments", "")
         if arguments:
             self._parts.append(arguments)
-            events.append({"type": "response.function_call_arguments.delta", **self._at, "delta": arguments})
+            if self._open is not None and self._open["type"] == "function_call":  # an input is known at its end
+                events.append({"type": "response.function_call_arguments.delta", **self._at, "delta": arguments})
         return events
+
+    def replay(self, item: Item) -> list[Event]:
+        """Take an item that is complete."""
+        kind = item["type"]
+        where = "content" if kind in _PARTS else _CALLS[kind][0]
+        more = {key: value for key, value in item.items() if key not in ("id", "type", "status", where)}
+        events = self._begin(kind, more, item["id"])
+        text = item[where][0]["text"] if kind in _PARTS else item[where]
+        if kind in _PARTS:
+            events += self.write(text, kind)
+        elif text:
+            self._parts.append(text)
+            events.append({"type": f"{_CALLS[kind][1]}.delta", **self._at, "delta": text})
+        return [*events, *self._closed(item["status"], text)]
 
     def close(self, status: str = "completed") -> list[Event]:
         """End the item that is open, if one is."""
         if self._open is None:
             return []
-        kind, events = self._open["type"], []
+        text, before = self._text, []
+        if self._open["type"] == "custom_tool_call":
+            text = input_of(text)
+            before = [{"type": "response.custom_tool_call_input.delta", **self._at, "delta": text}] if text else []
+        return [*before, *self._closed(status, text)]
+
+    def _closed(self, status: str, text: str) -> list[Event]:
+        assert self._open is not None
+        kind = self._open["type"]
+        self._parts = [text]
         if kind in _PARTS:
             part, more, about = _PARTS[kind]
             content = {"content_index": 0}
             extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-            events = [
-                {"type": f"{about}.done", **self._at, **content, "text": self._text, **extra},
+            events: list[Event] = [
+                {"type": f"{about}.done", **self._at, **content, "text": text, **extra},
                 {
                     "type": "response.content_part.done",
                     **self._at,
                     **content,
-                    "part": {"type": part, "text": self._text, **more},
+                    "part": {"type": part, "text": text, **more},
                 },
             ]
         else:
-            done = {"arguments": self._text, "name": self._open["name"]}
-            events = [{"type": "response.function_call_arguments.done", **self._at, **done}]
+            name, about = _CALLS[kind]
+            events = [{"type": f"{about}.done", **self._at, name: text, "name": self._open["name"]}]
         item = self._shown(status)
         events.append({"type": "response.output_item.done", "output_index": len(self.items), "item": item})
         self.items.append(item)
@@ -91,9 +128,9 @@ class Output:
         assert self._open is not None
         return {"item_id": self._open["id"], "output_index": len(self.items)}
 
-    def _begin(self, kind: str, more: dict[str, Any]) -> list[Event]:
+    def _begin(self, kind: str, more: dict[str, Any], name: str = "") -> list[Event]:
         events = self.close()
-        self._open = {"id": f"{_PREFIX[kind]}_{uuid4().hex}", "type": kind, **more}
+        self._open = {"id": name or f"{_PREFIX[kind]}_{uuid4().hex}", "type": kind, **more}
         item = self._shown("in_progress")
         if kind in _PARTS:
             item["content"] = []
@@ -108,6 +145,6 @@ class Output:
         assert self._open is not None
         shown = {**self._open, "status": status}
         if self._open["type"] not in _PARTS:
-            return {**shown, "arguments": self._text}
+            return {**shown, _CALLS[self._open["type"]][0]: self._text}
         part, more, _ = _PARTS[self._open["type"]]
         return {**shown, "content": [{"type": part, "text": self._text, **more}]}

@@ -11,10 +11,16 @@ from parlay.server.body import read_json
 from parlay.server.errors import json_response
 from parlay.server.front import Front
 from parlay.server.openai.answer import warned
+from parlay.server.openai.chat import Read, read_beside, read_or_body
 from parlay.server.openai.fields import DetokenizeFields, TokenizeFields, check_model, parse
 from parlay.server.openai.prompts import chat_prompt
-from parlay.text.chat import ChatOptions
 from parlay.text.tokenizer import TextCodec
+
+# What chat completions make the prompt of.
+_TEMPLATED = (
+    "messages", "tools", "tool_choice", "add_generation_prompt", "continue_final_message", "chat_template",
+    "chat_template_kwargs", "reasoning_effort", "verbosity",
+)  # fmt: skip
 
 
 async def tokenize(front: Front) -> Response:
@@ -23,13 +29,20 @@ async def tokenize(front: Front) -> Response:
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    read = partial(parse, TokenizeFields, strict=front.config.strict_fields)
-    asked, _, warnings = await read_json(front, read, completes=False)
-    check_model(asked.model, front.engine.model_names)
+
+    def read(body: dict[str, Any]) -> tuple[TokenizeFields, dict[str, Any] | Read | None, tuple[str, ...]]:
+        asked, _, warnings = parse(TokenizeFields, body, strict=front.config.strict_fields)
+        check_model(asked.model, front.engine.model_names)
+        wanted = {name: getattr(asked, name) for name in _TEMPLATED}
+        chat = {name: value for name, value in wanted.items() if value is not None}
+        return asked, None if asked.messages is None else read_or_body(front, chat), warnings
+
+    asked, found, warnings = await read_json(front, read, completes=False)
     codec = front.engine.codec
-    if asked.messages is not None:
-        options = ChatOptions(add_generation_prompt=asked.add_generation_prompt)
-        prompt = await chat_prompt(front, asked.messages, options)
+    if found is not None:
+        shape, messages, options = await read_beside(front, found)
+        warnings = (*warnings, *shape.warnings)
+        prompt = await chat_prompt(front, messages, options)
         assert isinstance(prompt, dict)
         text = prompt["prompt"]
     else:

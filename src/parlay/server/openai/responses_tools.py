@@ -1,0 +1,193 @@
+"""The tools of a response as functions of chat completions, and what these functions stand for."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from parlay.errors import listed, shown
+from parlay.server.errors import ApiError
+
+_LONGEST = 64  # characters of a function's name
+_HASHED = 8  # of them that tell longer names apart
+_ESCAPE = 6  # characters of the longest escape in JSON, which may be cut off
+INPUT = "input"  # the one argument of a custom tool's function
+_INPUT = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
+_SHOWN = ("name", "description", "parameters")  # `strict` and the rest are about the server
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a function stands for.
+
+    Attributes:
+        name: the tool's.
+        namespace: that it is part of; empty for none.
+        custom: whether its calls have a text as input in place of arguments.
+    """
+
+    name: str
+    namespace: str = ""
+    custom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """The tools of one response.
+
+    Attributes:
+        tools: functions, as chat completions have them.
+        origins: of those that are no plain functions, by name.
+        left_out: types of the tools that this server cannot run.
+        strict: names of the functions whose schema has to be enforced as a whole.
+    """
+
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    strict: set[str] = field(default_factory=set)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the client should be told."""
+        if not self.left_out:
+            return ()
+        return (f"tools that this server does not run were left out: {listed(map(shown, self.left_out))}",)
+
+
+def function_name(name: str, namespace: str = "") -> str:
+    """Return what a namespace's tool is called as a function: the same for the same two in every request."""
+    whole = name
+    if namespace:
+        whole = namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
+        whole = re.sub(r"[^\w-]", "_", whole, flags=re.ASCII)
+    if len(whole) <= _LONGEST or not namespace:
+        return whole
+    return f"{whole[: _LONGEST - _HASHED - 1]}_{sha256(whole.encode()).hexdigest()[:_HASHED]}"
+
+
+def functions_of(given: Iterable[Any], found_later: Iterable[Any] = ()) -> Functions:
+    """Return a response's tools as functions.
+
+    Args:
+        given: its tools.
+        found_later: those that items of its input add, which may repeat others.
+
+    Raises:
+        ApiError: a tool has no type or no name.
+    """
+    made = Functions()
+    for tool in given:
+        _add(made, tool, Origin(""))
+    named = {tool["function"]["name"] for tool in made.tools}
+    for tool in found_later:
+        more = Functions()
+        _add(more, tool, Origin(""))
+        new = [one for one in more.tools if one["function"]["name"] not in named]
+        named |= {one["function"]["name"] for one in new}
+        made.tools.extend(new)
+        made.origins.update(more.origins)
+        made.left_out.extend(more.left_out)
+        made.strict.update(more.strict)
+    return made
+
+
+def _add(made: Functions, tool: Any, outer: Origin) -> None:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if not isinstance(kind, str):
+        raise _wrong(
+            f"a tool has a type, such as {{'type': 'function', 'name': ..., 'parameters': ...}}: {shown(tool)}"
+        )
+    if kind == "namespace":
+        name, inner = tool.get("name"), tool.get("tools")
+        if not isinstance(name, str) or not isinstance(inner, list):
+            raise _wrong(f"a namespace is {{'type': 'namespace', 'name': ..., 'tools': [...]}}, not {shown(tool)}")
+        for one in inner:
+            _add(made, one, Origin("", name))
+    elif kind in ("function", "custom"):
+        # Some clients send the form of chat completions.
+        inner = tool.get(kind)
+        own = inner if isinstance(inner, dict) else tool
+        name = own.get("name")
+        function = {key: own[key] for key in _SHOWN if own.get(key) is not None}
+        if kind == "custom":
+            function |= {"description": _described(own), "parameters": _INPUT}
+        if isinstance(name, str):
+            function["name"] = function_name(name, outer.namespace)
+            if kind == "custom" or outer.namespace:
+                made.origins[function["name"]] = Origin(name, outer.namespace, kind == "custom")
+            if own.get("strict") is True:
+                made.strict.add(function["name"])
+        made.tools.append({"type": "function", "function": function})
+    elif kind not in made.left_out:
+        made.left_out.append(kind)
+
+
+def _described(tool: Mapping[str, Any]) -> str:
+    """Return a custom tool's description, with the form that its input has."""
+    said, form = str(tool.get("description") or ""), tool.get("format")
+    if not isinstance(form, dict) or not isinstance(form.get("definition"), str):
+        return said
+    return f"{said}\n\nThe input has this form ({form.get('syntax')}):\n{form['definition']}".strip()
+
+
+def choice_of(choice: str | dict[str, Any]) -> str | dict[str, Any]:
+    """Return a `tool_choice` as chat completions have it.
+
+    Raises:
+        ApiError: it is for a tool that this server does not run.
+    """
+    if isinstance(choice, str):
+        return choice
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        tools = choice.get("tools")
+        named = [choice_of(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else tools
+        return {"type": kind, kind: {"mode": choice.get("mode"), "tools": named}}
+    if kind not in ("function", "custom"):
+        raise ApiError(
+            400, "tool_choice is none, auto, required, {'type': 'function', 'name': ...} or "
+            f"{{'type': 'allowed_tools', 'mode': ..., 'tools': [...]}}, not of type {shown(kind)}",
+            param="tool_choice", code="unsupported_value",
+        )  # fmt: skip
+    inner = choice.get(kind)
+    own = inner if isinstance(inner, dict) else choice
+    name, namespace = own.get("name"), str(own.get("namespace") or "")
+    return {
+        "type": "function",
+        "function": {"name": function_name(name, namespace) if isinstance(name, str) else name},
+    }
+
+
+def input_of(arguments: str) -> str:
+    """Return the input of a custom tool from its function's arguments, as far as they go where they were cut off.
+
+    What has another form is the input itself.
+    """
+    try:
+        found = json.loads(arguments, strict=False)  # models write line ends as they are
+    except ValueError:
+        return _beginning(arguments)
+    text = found.get(INPUT) if isinstance(found, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def _beginning(arguments: str) -> str:
+    begun = re.match(rf'\s*{{\s*"{INPUT}"\s*:\s*(".*)', arguments, re.DOTALL)
+    for end in range(len(begun[1]), max(0, len(begun[1]) - _ESCAPE), -1) if begun else ():
+        try:
+            return str(json.loads(begun[1][:end] + '"', strict=False))  # type: ignore[index]
+        except ValueError:
+            continue
+    return arguments
+
+
+def _wrong(message: str) -> ApiError:
+    return ApiError(400, message, param="tools", code="unsupported_value")
