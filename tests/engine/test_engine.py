@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from parlay import LLM, CompletionOutput, RequestError, SamplingParams
 from parlay.proposers.base import HostProposer
-from parlay.sampling.seeds import mix
+from parlay.sampling.seeds import arrival_seed, mix
 from parlay.types.draft import Draft
 
 PROMPT = tuple(range(40, 52)) * 2
@@ -236,12 +237,23 @@ def tokens_of(llm: LLM, params: list[SamplingParams], prompt: Any = PROMPT) -> l
 
 def test_without_a_seed_arrival_order_decides(make_llm: MakeLLM) -> None:
     free = SamplingParams(temperature=1.0, max_tokens=8)
-    fixed = [SamplingParams(temperature=1.0, max_tokens=8, seed=mix(5, i)) for i in (1, 2, 3)]
+    fixed = [SamplingParams(temperature=1.0, max_tokens=8, seed=arrival_seed(5, i)) for i in range(3)]
     first = tokens_of(make_llm(seed=5), [free] * 3)
     assert first == tokens_of(make_llm(seed=5), [free] * 3) == tokens_of(make_llm(), fixed)
     assert len(set(first)) == 3
     assert first == tokens_of(make_llm("ngram", 3, seed=5), [free] * 3)
     assert first != tokens_of(make_llm(seed=6), [free] * 3)
+
+
+@pytest.mark.parametrize("seed", [0, 42, (1 << 64) - 1])
+def test_unseeded_requests_repeat_no_completion_of_the_engine_s_seed(make_llm: MakeLLM, seed: int) -> None:
+    """As `LLM(seed=42)` beside requests of `seed=42`, or a server's default beside `"seed": 0, "n": 5`."""
+    free = SamplingParams(temperature=1.0, max_tokens=32, ignore_eos=True)
+    llm = make_llm(seed=seed % (1 << 63))
+    unseeded = tokens_of(llm, [free] * 5)
+    seeded = llm.generate(PROMPT, replace(free, seed=seed % (1 << 63), n=5))[0]
+    assert not {*unseeded} & {c.token_ids for c in seeded.outputs}
+    assert not {arrival_seed(seed, i) for i in range(1000)} & {mix(seed, i) for i in range(1000)}
 
 
 def test_a_refused_request_does_not_shift_the_others(make_llm: MakeLLM) -> None:
