@@ -163,8 +163,42 @@ def _check_metrics(answer: CompletionOutput) -> None:
     assert m.drafts <= m.steps <= m.emitted
     # Every step adds the target's token, but for a last one that a drafted token ended.
     assert m.emitted - m.accepted in (m.steps, m.steps - 1)
+    unfollowed = answer.sources[-1] != "target"
+    assert m.emitted - m.accepted == m.steps - unfollowed
+    assert m.mean_acceptance_length == (1 + (m.accepted - unfollowed) / m.drafts if m.drafts else 1)
     assert m.acceptance_length == m.emitted / m.steps
     assert m.arrival <= m.first_token <= m.finished
+
+
+@pytest.mark.parametrize("ends", ["stop token", "max_tokens", "stop string"])
+def test_a_draft_that_ends_a_request_has_no_bonus_token(make_llm: MakeLLM, plain: Plain, ends: str) -> None:
+    """Whatever ended it, what drafts saved is what was emitted beyond one token a step."""
+    (known,) = plain("float32", [Ask(PROMPT, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))])
+    llm = make_llm("draft_model", 4)
+    for length in range(2, 14):
+        changes: dict[str, Any] = {
+            "stop token": {"stop_token_ids": [known.token_ids[length]]},
+            "max_tokens": {"max_tokens": length},
+            "stop string": {"stop": [llm.engine.codec.decode(list(known.token_ids[length : length + 2]))]},
+        }[ends]
+        params = SamplingParams(**{"temperature": 0, "max_tokens": 24, "ignore_eos": True, **changes})
+        _check_metrics(run(llm, [Ask(PROMPT, params)])[0])
+    stats = llm.engine.stats
+    assert (stats.guesses.unfollowed > 0) is (ends != "max_tokens")  # drafts leave room for the bonus token
+    assert stats.emitted == stats.turns + stats.guesses.saved
+
+
+def test_only_prompts_that_look_into_the_cache_are_its_queries(make_llm: MakeLLM) -> None:
+    params = SamplingParams(max_tokens=2)
+    llm = make_llm()
+    run(llm, [Ask(PROMPT, params)])
+    run(llm, [Ask(PROMPT, SamplingParams(max_tokens=2, prompt_logprobs=1))])  # it computes every row
+    run(llm, [Ask(PROMPT[:9], params)])
+    stats = llm.engine.stats
+    assert (stats.prompt_tokens, stats.queried_tokens) == (2 * len(PROMPT) + 9, len(PROMPT) + 9)
+    llm = make_llm(enable_prefix_caching=False)
+    run(llm, [Ask(PROMPT, params)])
+    assert (llm.engine.stats.prompt_tokens, llm.engine.stats.queried_tokens) == (len(PROMPT), 0)
 
 
 @pytest.mark.parametrize("method", [None, "ngram", "draft_model"])
@@ -182,6 +216,7 @@ def test_metrics(make_llm: MakeLLM, method: str | None) -> None:
         assert any(len(a.metrics.accepted_per_position) > 1 for a in answers)
     stats = llm.engine.stats
     assert stats.emitted == sum(len(a.token_ids) for a in answers)
+    assert stats.emitted == stats.turns + stats.guesses.saved
     assert 0 < stats.steps <= max(sum(a.metrics.steps for a in answers), 1)
     assert min(stats.forward, stats.verify, stats.propose, stats.schedule) > 0
     stats.reset()
