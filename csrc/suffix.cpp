@@ -58,7 +58,8 @@ void ChildTable::grow() {
 
 // ------------------------------------------------------------------------------------------------------- SuffixTrie
 
-SuffixTrie::SuffixTrie(uint32_t depth, bool latest) : depth_(depth), latest_(latest), nodes_(2), sequences_(1) {
+SuffixTrie::SuffixTrie(uint32_t depth, bool latest) : depth_(depth), latest_(latest), nodes_(2) {
+  sequences_.emplace_back(&memory_);
   if (depth < 1) throw std::invalid_argument("a suffix trie is at least one token deep");
 }
 
@@ -66,13 +67,13 @@ uint32_t SuffixTrie::begin() {
   uint32_t number;
   if (free_sequences_.empty()) {
     number = uint32_t(sequences_.size());
-    sequences_.emplace_back();
+    sequences_.emplace_back(&memory_);
   } else {
     number = free_sequences_.back();
     free_sequences_.pop_back();
   }
   Sequence& sequence = sequences_[number];
-  sequence = {};
+  sequence = Sequence(&memory_);
   sequence.cursors.assign(depth_, 0);
   sequence.growing = sequence.used = true;
   return number;
@@ -117,8 +118,10 @@ void SuffixTrie::renew_places(const Sequence& sequence) {
 }
 
 void SuffixTrie::end(uint32_t sequence) {
-  sequences_[sequence].growing = false;
-  sequences_[sequence].cursors = {};
+  Sequence& ended = sequences_[sequence];
+  ended.growing = false;
+  ended.cursors = Sequence(&memory_).cursors;
+  ended.tokens.shrink_to_fit();
 }
 
 // The cursor of a string of a growing sequence; null where there is none.
@@ -157,7 +160,7 @@ uint32_t SuffixTrie::make_leaf(uint32_t parent, int32_t token, uint32_t owner, u
 void SuffixTrie::grow_leaf(uint32_t leaf, uint32_t length) {
   const uint32_t owner = nodes_[leaf].owner, start = nodes_[leaf].start;
   nodes_[leaf].owner = 0;
-  const std::vector<int32_t>& tokens = sequences_[owner].tokens;
+  const std::pmr::vector<int32_t>& tokens = sequences_[owner].tokens;
   if (length == depth_ || start + length == tokens.size()) return;
   const uint32_t below = make_leaf(leaf, tokens[start + length], owner, start);
   if (uint32_t* at = cursor(owner, start)) *at = below;
@@ -172,13 +175,13 @@ bool SuffixTrie::remove(uint32_t number, size_t count) {
   for (; count > 0 && sequence.removed < size; --count) remove_from(number, sequence.removed++);
   if (sequence.removed < size) return false;
   tokens_ -= size;
-  sequence = {};
+  sequence = Sequence(&memory_);
   free_sequences_.push_back(number);
   return true;
 }
 
 void SuffixTrie::remove_from(uint32_t number, uint32_t start) {
-  const std::vector<int32_t>& tokens = sequences_[number].tokens;
+  const std::pmr::vector<int32_t>& tokens = sequences_[number].tokens;
   const size_t end = std::min<size_t>(tokens.size(), size_t(start) + depth_);
   uint32_t node = kRoot;
   for (size_t i = start; i < end; ++i) {
@@ -304,7 +307,7 @@ void SuffixTrie::follow(uint32_t node, uint32_t match, const Limits& limits, Gue
     const Node& from = nodes_[node];
     int32_t token;
     if (from.owner != 0) {
-      const std::vector<int32_t>& tokens = sequences_[from.owner].tokens;
+      const std::pmr::vector<int32_t>& tokens = sequences_[from.owner].tokens;
       const size_t next = from.start + match + guess.tokens.size();
       if (next >= tokens.size()) break;
       token = tokens[next];
@@ -344,7 +347,7 @@ Branches SuffixTrie::grow(const Guess& best, const Limits& limits) const {
     const Node& from = nodes_[node];
     if (length >= deepest) return;
     if (from.owner != 0) {
-      const std::vector<int32_t>& tokens = sequences_[from.owner].tokens;
+      const std::pmr::vector<int32_t>& tokens = sequences_[from.owner].tokens;
       if (from.start + length < tokens.size()) add(prob, node, tokens[from.start + length]);
       return;
     }
@@ -398,7 +401,7 @@ uint32_t SuffixTrie::find(const int32_t* tokens, size_t length) const {
   uint32_t node = kRoot;
   for (size_t i = 0; i < length; ++i) {
     if (nodes_[node].owner != 0) {
-      const std::vector<int32_t>& own = sequences_[nodes_[node].owner].tokens;
+      const std::pmr::vector<int32_t>& own = sequences_[nodes_[node].owner].tokens;
       const size_t at = nodes_[node].start;
       const bool same = at + length <= own.size() && std::equal(tokens + i, tokens + length, own.begin() + at + i);
       return same ? node : 0;

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <vector>
 
 namespace parlay {
@@ -65,6 +66,7 @@ class SuffixTrie {
  public:
   // Strings of up to `depth` tokens are counted. `lookup` finds the first place of a string, or the `latest`.
   explicit SuffixTrie(uint32_t depth, bool latest = false);
+  SuffixTrie(const SuffixTrie&) = delete;
 
   // Begins an empty sequence and returns its number.
   uint32_t begin();
@@ -108,14 +110,16 @@ class SuffixTrie {
   };
 
   struct Sequence {
-    std::vector<int32_t> tokens;
-    std::vector<uint32_t> cursors;  // the node of the string that begins at `start`, at index start % depth
+    explicit Sequence(std::pmr::memory_resource* memory) : tokens(memory), cursors(memory) {}
+    std::pmr::vector<int32_t> tokens;
+    std::pmr::vector<uint32_t> cursors;  // the node of the string that begins at `start`, at index start % depth
     uint32_t removed = 0;           // strings that begin before are not counted any more
     bool growing = false;
     bool used = false;
   };
 
   static constexpr uint32_t kRoot = 1;
+  static constexpr size_t kLargestTogether = 1 << 16;  // bytes
 
   void push(uint32_t number, int32_t token);
   void renew_places(const Sequence& sequence);
@@ -134,6 +138,9 @@ class SuffixTrie {
 
   uint32_t depth_;
   bool latest_;
+  // A trie may live long. Its many small blocks lie together: scattered among large blocks of others that come and go
+  // they would keep those from being used again.
+  std::pmr::unsynchronized_pool_resource memory_{std::pmr::pool_options{0, kLargestTogether}};
   std::vector<Node> nodes_;  // 0 is nothing, 1 the root
   std::vector<uint32_t> free_nodes_;
   std::vector<Sequence> sequences_;  // 0 is nothing

@@ -1,7 +1,9 @@
 """The offline interface: prompts in, completions out."""
 
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from numbers import Integral
 from os import PathLike, fspath
 from typing import Any
@@ -10,6 +12,7 @@ from parlay.bar import loading_bar
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
 from parlay.config.speculative import DEFAULT, Speculation
 from parlay.engine.engine import Engine
+from parlay.engine.exclusive import Exclusive
 from parlay.engine.request import Request, best
 from parlay.errors import ConfigError, RequestError, shown
 from parlay.metrics import Metric, metrics_of
@@ -22,6 +25,9 @@ from parlay.types.prompt import Messages, Prompt, content_of, text_of
 
 class LLM:
     """A target model, ready to complete prompts.
+
+    Threads may share it: their calls run at the same time, in one batch. Only unseeded requests depend on which
+    thread comes first, since their seeds follow the order of arrival.
 
     Example:
         >>> llm = LLM("tiny-code", speculative_config={"method": "ngram", "num_speculative_tokens": 5})
@@ -52,6 +58,8 @@ class LLM:
         speculative = SpeculativeConfig.parse(speculative_config)
         with loading_bar(show=config.use_tqdm_on_load and sys.stderr.isatty()) as tell:
             self.engine = Engine(config, speculative, tell)
+        self._alone = Exclusive()  # for whatever uses the engine
+        self._left = deque[list[Request]]()  # requests of iterators that were left
 
     @property
     def model_name(self) -> str:
@@ -83,7 +91,7 @@ class LLM:
 
     def get_metrics(self) -> list[Metric]:
         """Return the engine's counters since its start, under vLLM's names."""
-        return metrics_of(self.engine.snapshot())
+        return metrics_of(self._alone.run(self.engine.snapshot))
 
     def generate(
         self,
@@ -163,34 +171,56 @@ class LLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Return an iterator over what one prompt's completions have, after every step that emitted something.
 
+        Between two outputs other calls may run, of this thread or another; an iterator that is left or dropped aborts
+        its request.
+
         Raises:
             RequestError: the prompt cannot be served, or `best_of` asks for completions that only the end decides.
         """
         params = sampling_params or SamplingParams.parse(self.sampling_defaults)
         if params.candidates > params.n:
-            self.engine.refuse()
+            self._alone.run(self.engine.refuse)
             raise RequestError("best_of above n cannot be streamed; leave it out, or use generate")
-        requests = self.submit(prompt, params)
-        return self._follow(prompt, requests)
+        outputs = self._follow(prompt, self.submit(prompt, params))
+        next(outputs)  # what has begun ends when it is dropped
+        return (output for output in outputs if output is not None)
 
-    def _follow(self, prompt: Prompt, requests: list[Request]) -> Iterator[RequestOutput]:
+    def _follow(self, prompt: Prompt, requests: list[Request]) -> Iterator[RequestOutput | None]:
         shown = 0
-        try:
-            while True:
-                # Another stream's steps may have moved these requests too.
-                emitted = sum(len(r.sources) for r in requests)
-                finished = all(r.finish_reason is not None for r in requests)
-                failed = next((r.error for r in requests if r.error is not None), None)
-                if failed is not None:
-                    raise failed
-                if emitted > shown or finished:
-                    yield self.output(prompt, requests)
-                if finished:
-                    return
+
+        def news() -> RequestOutput | None:
+            nonlocal shown
+            # Steps of other calls may have moved these requests too.
+            emitted = sum(len(r.sources) for r in requests)
+            failed = next((r.error for r in requests if r.error is not None), None)
+            if failed is not None:
+                raise failed
+            if emitted > shown or all(r.finish_reason is not None for r in requests):
                 shown = emitted
-                self.engine.step()
+                return self._output(prompt, requests)
+            self._step()
+            return None
+
+        try:
+            yield None
+            while True:
+                output = self._alone.run(news)
+                yield output
+                if output is not None and output.finished:
+                    return
         finally:
-            for request in requests:
+            # It may be dropped at any moment, in the middle of a step too.
+            self._left.append(requests)
+            self._alone.run_if_free(self._abort_left)
+
+    def _step(self) -> list[Request]:
+        """Run a step, for all calls; alone."""
+        self._abort_left()
+        return self.engine.step()
+
+    def _abort_left(self) -> None:
+        while self._left:
+            for request in self._left.popleft():
                 self.engine.abort(request)
 
     def _complete(
@@ -211,9 +241,8 @@ class LLM:
             self._run([r for group in groups for r in group], use_tqdm)
         except BaseException:
             # Interrupted or failed: leave nothing behind for the next call.
-            for group in groups:
-                for request in group:
-                    self.engine.abort(request)
+            self._left.append([*chain.from_iterable(groups)])
+            self._alone.run_if_free(self._abort_left)
             raise
         for i, group in enumerate(groups):
             failed = next((r.error for r in group if r.error is not None), None)
@@ -239,15 +268,21 @@ class LLM:
                 raise prompt
             content = content_of(prompt)
         except RequestError:
-            self.engine.refuse()
+            self._alone.run(self.engine.refuse)
             raise
-        return self.engine.add(content, params, **more)
+        return self._alone.run(lambda: self.engine.add(content, params, **more))
 
     def _run(self, requests: list[Request], use_tqdm: bool | None) -> None:
+        def unfinished() -> bool:
+            return any(r.finish_reason is None for r in requests)
+
+        def step() -> list[Request]:
+            return self._step() if unfinished() else []  # another thread may have taken the last one
+
         show = use_tqdm if use_tqdm is not None else len(requests) > 1
         if not show:
-            while any(r.finish_reason is None for r in requests):
-                self.engine.step()
+            while unfinished():
+                self._alone.run(step)
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -264,8 +299,8 @@ class LLM:
         with Progress(*columns, console=console, transient=True, disable=disable) as bar:
             task = bar.add_task("generating", total=len(requests), speed=0.0)
             before = self.engine.stats.emitted
-            while any(r.finish_reason is None for r in requests):
-                if any(r.finish_reason for r in self.engine.step()):
+            while unfinished():
+                if any(r.finish_reason for r in self._alone.run(step)):
                     done = sum(r.finish_reason is not None for r in requests)
                     elapsed = bar.tasks[task].elapsed or 1e-9
                     speed = (self.engine.stats.emitted - before) / elapsed
@@ -275,6 +310,11 @@ class LLM:
         self, prompt: Prompt | RequestError, requests: list[Request], error: RequestError | None = None
     ) -> RequestOutput:
         """Return what submitted requests of one prompt have so far, or why there are none."""
+        return self._alone.run(lambda: self._output(prompt, requests, error))
+
+    def _output(
+        self, prompt: Prompt | RequestError, requests: list[Request], error: RequestError | None = None
+    ) -> RequestOutput:
         return RequestOutput(
             request_id=requests[0].request_id if requests else None,
             prompt=text_of(prompt),

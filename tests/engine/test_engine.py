@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from parlay import LLM, CompletionOutput, RequestError, SamplingParams
 from parlay.proposers.base import HostProposer
-from parlay.sampling.seeds import mix
+from parlay.sampling.seeds import arrival_seed, mix
 from parlay.types.draft import Draft
 
 PROMPT = tuple(range(40, 52)) * 2
@@ -162,8 +163,42 @@ def _check_metrics(answer: CompletionOutput) -> None:
     assert m.drafts <= m.steps <= m.emitted
     # Every step adds the target's token, but for a last one that a drafted token ended.
     assert m.emitted - m.accepted in (m.steps, m.steps - 1)
+    unfollowed = answer.sources[-1] != "target"
+    assert m.emitted - m.accepted == m.steps - unfollowed
+    assert m.mean_acceptance_length == (1 + (m.accepted - unfollowed) / m.drafts if m.drafts else 1)
     assert m.acceptance_length == m.emitted / m.steps
     assert m.arrival <= m.first_token <= m.finished
+
+
+@pytest.mark.parametrize("ends", ["stop token", "max_tokens", "stop string"])
+def test_a_draft_that_ends_a_request_has_no_bonus_token(make_llm: MakeLLM, plain: Plain, ends: str) -> None:
+    """Whatever ended it, what drafts saved is what was emitted beyond one token a step."""
+    (known,) = plain("float32", [Ask(PROMPT, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))])
+    llm = make_llm("draft_model", 4)
+    for length in range(2, 14):
+        changes: dict[str, Any] = {
+            "stop token": {"stop_token_ids": [known.token_ids[length]]},
+            "max_tokens": {"max_tokens": length},
+            "stop string": {"stop": [llm.engine.codec.decode(list(known.token_ids[length : length + 2]))]},
+        }[ends]
+        params = SamplingParams(**{"temperature": 0, "max_tokens": 24, "ignore_eos": True, **changes})
+        _check_metrics(run(llm, [Ask(PROMPT, params)])[0])
+    stats = llm.engine.stats
+    assert (stats.guesses.unfollowed > 0) is (ends != "max_tokens")  # drafts leave room for the bonus token
+    assert stats.emitted == stats.turns + stats.guesses.saved
+
+
+def test_only_prompts_that_look_into_the_cache_are_its_queries(make_llm: MakeLLM) -> None:
+    params = SamplingParams(max_tokens=2)
+    llm = make_llm()
+    run(llm, [Ask(PROMPT, params)])
+    run(llm, [Ask(PROMPT, SamplingParams(max_tokens=2, prompt_logprobs=1))])  # it computes every row
+    run(llm, [Ask(PROMPT[:9], params)])
+    stats = llm.engine.stats
+    assert (stats.prompt_tokens, stats.queried_tokens) == (2 * len(PROMPT) + 9, len(PROMPT) + 9)
+    llm = make_llm(enable_prefix_caching=False)
+    run(llm, [Ask(PROMPT, params)])
+    assert (llm.engine.stats.prompt_tokens, llm.engine.stats.queried_tokens) == (len(PROMPT), 0)
 
 
 @pytest.mark.parametrize("method", [None, "ngram", "draft_model"])
@@ -181,6 +216,7 @@ def test_metrics(make_llm: MakeLLM, method: str | None) -> None:
         assert any(len(a.metrics.accepted_per_position) > 1 for a in answers)
     stats = llm.engine.stats
     assert stats.emitted == sum(len(a.token_ids) for a in answers)
+    assert stats.emitted == stats.turns + stats.guesses.saved
     assert 0 < stats.steps <= max(sum(a.metrics.steps for a in answers), 1)
     assert min(stats.forward, stats.verify, stats.propose, stats.schedule) > 0
     stats.reset()
@@ -236,12 +272,23 @@ def tokens_of(llm: LLM, params: list[SamplingParams], prompt: Any = PROMPT) -> l
 
 def test_without_a_seed_arrival_order_decides(make_llm: MakeLLM) -> None:
     free = SamplingParams(temperature=1.0, max_tokens=8)
-    fixed = [SamplingParams(temperature=1.0, max_tokens=8, seed=mix(5, i)) for i in (1, 2, 3)]
+    fixed = [SamplingParams(temperature=1.0, max_tokens=8, seed=arrival_seed(5, i)) for i in range(3)]
     first = tokens_of(make_llm(seed=5), [free] * 3)
     assert first == tokens_of(make_llm(seed=5), [free] * 3) == tokens_of(make_llm(), fixed)
     assert len(set(first)) == 3
     assert first == tokens_of(make_llm("ngram", 3, seed=5), [free] * 3)
     assert first != tokens_of(make_llm(seed=6), [free] * 3)
+
+
+@pytest.mark.parametrize("seed", [0, 42, (1 << 64) - 1])
+def test_unseeded_requests_repeat_no_completion_of_the_engine_s_seed(make_llm: MakeLLM, seed: int) -> None:
+    """As `LLM(seed=42)` beside requests of `seed=42`, or a server's default beside `"seed": 0, "n": 5`."""
+    free = SamplingParams(temperature=1.0, max_tokens=32, ignore_eos=True)
+    llm = make_llm(seed=seed % (1 << 63))
+    unseeded = tokens_of(llm, [free] * 5)
+    seeded = llm.generate(PROMPT, replace(free, seed=seed % (1 << 63), n=5))[0]
+    assert not {*unseeded} & {c.token_ids for c in seeded.outputs}
+    assert not {arrival_seed(seed, i) for i in range(1000)} & {mix(seed, i) for i in range(1000)}
 
 
 def test_a_refused_request_does_not_shift_the_others(make_llm: MakeLLM) -> None:

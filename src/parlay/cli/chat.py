@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from parlay.cli.serving import SAID_NOTHING, Printer, add_model_flags, make_llm, make_params, summary
 from parlay.errors import ConfigError, RequestError, nearest
-from parlay.sampling.seeds import mix
+from parlay.sampling.seeds import arrival_seed
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
@@ -191,7 +191,9 @@ class Conversation:
         asked = [*self._messages, {"role": "user", "content": text}]
         prompt = self._llm.chat_prompt(asked, chat_template=self._template)
         self._turns += 1
-        seed = mix(self._llm.engine.config.seed, self._turns) if self._params.seed is None else self._params.seed
+        seed = self._params.seed
+        if seed is None:
+            seed = arrival_seed(self._llm.engine.config.seed, self._turns)
         params = replace(self._params, seed=seed)  # known here, so that the answer can be repeated
         answer, output = self._show(self._llm.stream(prompt, params))
         self._messages = [*asked, {"role": "assistant", "content": answer}]

@@ -53,7 +53,7 @@ from parlay.runner.runner import ModelRunner
 from parlay.sampling.grammar import Constraint, Grammars
 from parlay.sampling.live import LiveProcessor
 from parlay.sampling.processors import prepare
-from parlay.sampling.seeds import mix
+from parlay.sampling.seeds import arrival_seed, mix
 from parlay.text.tokenizer import Detokenizer, check_prompt, encode_prediction, logprob_tables
 from parlay.types.output import CompletionOutput, Logprob
 from parlay.types.params import SamplingParams
@@ -224,7 +224,7 @@ class Engine:
         with about("structured_outputs"):
             constraints = [self._grammars.start(form, tenant) if form else None for _ in range(params.candidates)]
         processors = [self._processor(tokens, params, constraint) for constraint in constraints]
-        seed = mix(self.config.seed, ordinal + 1) if params.seed is None else params.seed
+        seed = arrival_seed(self.config.seed, ordinal) if params.seed is None else params.seed
         room = self.max_model_len - len(tokens)
         now = perf_counter()
         requests: list[Request] = []

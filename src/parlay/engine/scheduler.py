@@ -192,7 +192,8 @@ class Scheduler:
         for request in list(self._waiting):
             if not self._left or len(self._running) == self._config.max_num_seqs:
                 return
-            if self._config.enable_prefix_caching and not request.scoring_prompt:
+            looks = self._config.enable_prefix_caching and not request.scoring_prompt
+            if looks:
                 if request.leader is not None and request.leader.computing_prompt:
                     continue  # it will find the prompt's blocks instead of computing them too
                 request.computed = request.table.adopt_prefix(request.tokens)
@@ -206,6 +207,7 @@ class Scheduler:
                 request.counts.admitted = now
                 request.counts.cached_tokens = request.computed
                 self.stats.prompt_tokens += len(request.prompt_tokens)
+                self.stats.queried_tokens += len(request.prompt_tokens) if looks else 0
                 self.stats.cached_tokens += request.computed
                 self.drafting.admit(request)
             self._waiting.remove(request)
@@ -331,12 +333,13 @@ class Scheduler:
                 break
         # Nodes accepted beyond the token that ends the request do not count.
         path = verdict.path[: len(request.tokens) - known]
+        unfollowed = 0 < len(path) == len(request.tokens) - known
         if span.draft.tokens:
-            counts.guesses.add(len(span.draft), range(len(path)))
+            counts.guesses.add(len(span.draft), range(len(path)), unfollowed=unfollowed)
             counts.per_step.append((len(span.draft), len(path)))
         ended = reason is not None or verdict.error is not None
         judged = self.drafting.observe(request, span, verdict, request.tokens[known:], ended=ended)
-        self.stats.judge(span.draft.source, path, judged, request.drafting.why)
+        self.stats.judge(span.draft.source, path, judged, request.drafting.why, unfollowed=unfollowed)
         if request.params.return_rejected:
             at = known - len(request.prompt_tokens) + len(path)
             nodes = enumerate(zip(span.draft.tokens, span.draft.source, strict=True))

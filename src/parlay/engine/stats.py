@@ -63,6 +63,8 @@ class EngineStats(Stats):
         path: Sequence[int],
         judged: Iterable[tuple[float, bool]] = (),
         why: str = "",
+        *,
+        unfollowed: bool = False,
     ) -> None:
         """Count one request's turn.
 
@@ -71,6 +73,7 @@ class EngineStats(Stats):
             path: its accepted nodes, root to leaf.
             judged: of the nodes that the target judged, their probabilities and whether they were accepted.
             why: the reason why there was no draft, if there was none.
+            unfollowed: whether the last accepted node ended the request.
         """
         self.turns += 1
         for prob, accepted in judged:
@@ -84,7 +87,8 @@ class EngineStats(Stats):
             depths: Sequence[int] = range(len(path))
             if len(everybody) > 1:
                 depths = [depth for depth, node in enumerate(path) if sources[node] == source]
-            self.methods.setdefault(source, GuessStats()).add(sources.count(source), depths)
+            last = unfollowed and sources[path[-1]] == source
+            self.methods.setdefault(source, GuessStats()).add(sources.count(source), depths, unfollowed=last)
 
     def reset(self) -> None:
         """Reset all counters."""

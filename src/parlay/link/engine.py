@@ -18,7 +18,7 @@ from parlay.link.base import Link
 from parlay.link.protocol import Abort, Add, Delta, Outputs, PromptScores, Ready, ReportError, plain_params
 from parlay.link.stream import Stream
 from parlay.log import logger
-from parlay.sampling.seeds import mix
+from parlay.sampling.seeds import arrival_seed
 from parlay.text.chat import ChatOptions, pieces
 from parlay.text.tokenizer import TextCodec, check_prompt, encode_prediction
 from parlay.types.output import RequestOutput
@@ -138,7 +138,7 @@ class AsyncEngine(ABC):
             params = replace(params, prediction=await self._predicted(params.prediction))
         stream = Stream(self.codec, text_of(prompt), tokens, params, deltas=deltas)
         if params.seed is None:
-            params = replace(params, seed=mix(self._config.seed, ordinal + 1))
+            params = replace(params, seed=arrival_seed(self._config.seed, ordinal))
         add = Add(key, tokens, plain_params(params), priority, tenant, timeout, final_only)
         self._open(key, stream, add)
         try:

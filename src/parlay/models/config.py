@@ -31,7 +31,8 @@ class ModelConfig:
 
     `raw` is that file's content, for what only one family asks; `style` is what came of it. `foreign` is there where
     no family of parlay's but a class of another library computes the model. `storage` says what becomes of matrices
-    when they are read. `renamed` has the files' own names of tensors that a family calls otherwise.
+    when they are read. `renamed` has the files' own names of tensors that a family calls otherwise. `most_tokens` is
+    there where the last rows of a draft model's vocabulary are left out.
     """
 
     path: Path
@@ -54,6 +55,12 @@ class ModelConfig:
     foreign: Foreign | None = None
     storage: Storage = "stored"
     renamed: Mapping[str, str] = field(default_factory=dict)
+    most_tokens: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it has logits for."""
+        return self.vocab_size if self.most_tokens is None else self.most_tokens
 
     def only(self, **served: Any) -> None:
         """Refuse other values of some keys than these; a key that is missing passes.

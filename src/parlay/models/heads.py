@@ -13,6 +13,7 @@ from parlay.models.config import ModelConfig, parse_config
 from parlay.models.style import Style
 
 _MOST = (1 << 31) - 1  # of any size; beyond are only damaged files
+_PADDING, _SHARE = 128, 100  # rows by which padded vocabularies may differ, or this part of them if that is more
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,13 @@ class HeadConfig:
         Args:
             target: the one that it is to draft for.
             hidden: width of the hidden states that the head reads, if known.
-            vocab: how many tokens it knows, if known.
+            vocab: how many tokens it knows, if known; padding aside.
 
         Raises:
             ModelError: the head's sizes are not the target's.
         """
+        if vocab is not None and pads(vocab, target.vocab_size):
+            vocab = None
         for size, of, what in (
             (hidden, target.hidden_size, "hidden states of width"),
             (vocab, target.vocab_size, "a vocabulary of"),
@@ -70,6 +73,11 @@ class HeadConfig:
                     f"the draft head {self.path} needs {what} {size} but the target {target.path} has {of}; "
                     "the head was made for another target"
                 )
+
+
+def pads(size: int, target: int) -> bool:
+    """Whether a vocabulary's size may be that of the target's, padded otherwise."""
+    return abs(size - target) <= max(_PADDING, target // _SHARE)
 
 
 def read_head(name: str, hub: Hub = DEFAULT) -> HeadConfig:

@@ -18,9 +18,11 @@ def records_logits(model: Model) -> bool:
 
 def lent_logits(model: Model, rows: int) -> Callable[[Tensor], Tensor]:
     """Return a function for the logits of at most `rows` states; parlay's own models can be recorded."""
+    tokens = model.config.tokens
     if not isinstance(model, Decoder):
-        return model.logits
-    memory = torch.zeros((rows, model.config.vocab_size))
+        whole = model.config.vocab_size == tokens
+        return model.logits if whole else lambda states: model.logits(states)[:, :tokens].contiguous()
+    memory = torch.zeros((rows, tokens))
     return lambda states: model.logits(states, memory[: len(states)])
 
 

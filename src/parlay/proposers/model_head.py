@@ -14,6 +14,7 @@ from parlay.proposers.lent import lent_logits, records_logits
 from parlay.proposers.places import Places
 from parlay.proposers.recorder import Recorder
 from parlay.proposers.shared import shared
+from parlay.proposers.vocabulary import ids_of
 from parlay.runner.batch import Batch, trimmed
 from parlay.runner.graphs import MOST_ROWS
 from parlay.runner.runner import ModelRunner
@@ -47,12 +48,21 @@ class ModelHead(Head):
         self._recorded, self.tell = group.size == 1, runtime.tell
         if group.rank:  # which does not draft
             return
+        vocab_size = target.config.vocab_size
+        self.ids = ids_of(config.vocab_size, vocab_size)
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
         self._every = torch.arange(MOST_ROWS)
         recorder = Recorder(kernels, self._recorded and runner.recordable())
-        vocab_size, laws, processors = config.vocab_size, runtime.laws, runtime.processors
+        laws, processors = runtime.laws, runtime.processors
         self._expander = Expander(self, kernels, recorder, MOST_LEVELS, vocab_size, laws=laws, processors=processors)
         self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size, newest=newest)
+
+    def embeddable(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Return tokens of the target's with another in place of each one that the model lacks."""
+        if self.ids is None:
+            return tokens
+        most = len(self.ids) - 1
+        return tuple(min(token, most) for token in tokens)
 
     @shared
     def run(self, batch: Batch) -> Tensor:

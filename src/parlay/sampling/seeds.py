@@ -16,6 +16,17 @@ def mix(seed: int, index: int) -> int:
     return z ^ (z >> 31)
 
 
+_ARRIVALS = 1 << 63  # an index that no completion has
+
+
+def arrival_seed(engine_seed: int, ordinal: int) -> int:
+    """Return the seed of the request without one that came as number `ordinal`, from 0 on.
+
+    It is none of `mix(engine_seed, index)`, which a request that was given the engine's seed uses.
+    """
+    return mix(mix(engine_seed, _ARRIVALS), ordinal + 1)
+
+
 def signed(seed: int) -> int:
     """Return the int64 with the same bits, as tensors hold seeds."""
     seed &= _MASK

@@ -70,7 +70,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "parlay:draft_lengths": ("Steps of requests with a draft, by how many draft tokens were verified.", ("length",)),
     "parlay:proposer_faults": ("Requests that a proposer has failed, which went on without it.", ("method",)),
     "parlay:draft_tokens": ("Draft tokens verified, by the proposer.", ("method",)),
-    "parlay:tokens_saved": ("Draft tokens accepted, by the proposer: tokens that took no step.", ("method",)),
+    "parlay:tokens_saved": ("Draft tokens that took no step of their own, by the proposer.", ("method",)),
     "parlay:step_seconds": (
         "Where steps spend their time: draft, forward (target), verify, schedule.",
         ("method", "phase"),
@@ -274,7 +274,7 @@ def _counts(snapshot: Stats, method: str) -> dict[_Key, float]:
         "vllm:prompt_tokens": snapshot.prompt_tokens,
         "vllm:generation_tokens": snapshot.emitted,
         "vllm:num_preemptions": snapshot.preemptions,
-        "vllm:prefix_cache_queries": snapshot.prompt_tokens,
+        "vllm:prefix_cache_queries": snapshot.queried_tokens,
         "vllm:prefix_cache_hits": snapshot.cached_tokens,
         "vllm:spec_decode_num_drafts": guesses.drafts,
         "vllm:spec_decode_num_draft_tokens": guesses.drafted,
@@ -295,6 +295,6 @@ def _counts(snapshot: Stats, method: str) -> dict[_Key, float]:
         **{("parlay:draft_lengths", (str(length),)): n for length, n in sorted(snapshot.lengths.items())},
         **{("parlay:proposer_faults", (name,)): n for name, n in snapshot.faults.items()},
         **{("parlay:draft_tokens", (source,)): m.drafted for source, m in snapshot.methods.items()},
-        **{("parlay:tokens_saved", (source,)): m.accepted for source, m in snapshot.methods.items()},
+        **{("parlay:tokens_saved", (source,)): m.saved for source, m in snapshot.methods.items()},
         **{("parlay:step_seconds", (method, phase)): seconds for phase, seconds in phases.items()},
     }

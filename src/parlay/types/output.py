@@ -53,6 +53,15 @@ class RequestMetrics:
     per_step: tuple[tuple[int, int], ...] = ()
 
     @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens that steps with a draft emitted, per draft; 1 without any draft.
+
+        The bonus is included, which a last step has not where an accepted node ends the request.
+        """
+        unfollowed = 0 < self.emitted < self.steps + self.accepted
+        return 1 + (self.accepted - unfollowed) / self.drafts if self.drafts else 1.0
+
+    @property
     def lossless(self) -> bool:
         """Whether the output has the distribution of plain decoding."""
         return self.verification != "typical"

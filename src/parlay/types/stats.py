@@ -16,16 +16,24 @@ class GuessStats:
         drafted: nodes verified.
         accepted: nodes confirmed.
         accepted_per_position: how often a node at depth 0, 1, ... was confirmed.
+        unfollowed: drafts of which such a node ended the request, so that the target added no bonus token.
     """
 
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+    unfollowed: int = 0
 
-    def add(self, nodes: int, depths: Sequence[int]) -> None:
+    @property
+    def saved(self) -> int:
+        """Tokens that took no step of their own."""
+        return self.accepted - self.unfollowed
+
+    def add(self, nodes: int, depths: Sequence[int], *, unfollowed: bool = False) -> None:
         """Count one draft of `nodes` nodes, of which those at some depths were confirmed."""
         self.drafts += 1
+        self.unfollowed += unfollowed
         self.drafted += nodes
         self.accepted += len(depths)
         counts = self.accepted_per_position
@@ -52,7 +60,8 @@ class Stats:
         methods: by who guessed the nodes.
         preemptions: times that a request lost its blocks.
         prompt_tokens: of the requests that were admitted, each counted once.
-        cached_tokens: those of them found in the prefix cache.
+        queried_tokens: those of them that were looked for in the prefix cache.
+        cached_tokens: and those that were found there.
         finished: requests, by why they ended.
     """
 
@@ -69,6 +78,7 @@ class Stats:
     methods: dict[str, GuessStats] = field(default_factory=dict)
     preemptions: int = 0
     prompt_tokens: int = 0
+    queried_tokens: int = 0
     cached_tokens: int = 0
     finished: dict[str, int] = field(default_factory=Counter)
 
@@ -81,6 +91,7 @@ class Stats:
             drafted=sum(one.drafted for one in made),
             accepted=sum(one.accepted for one in made),
             accepted_per_position=summed(one.accepted_per_position for one in made),
+            unfollowed=sum(one.unfollowed for one in made),
         )
 
 

@@ -180,9 +180,9 @@ def refuse(make_llm: MakeLLM, error: type[Exception], match: str, **config: Any)
 
 
 def test_another_vocabulary_size(make_llm: MakeLLM, tmp_path: Path) -> None:
-    draft = write_llama(tmp_path / "draft", vocab_size=300)
+    draft = write_llama(tmp_path / "draft", vocab_size=400)
     (draft / "model.safetensors").unlink()  # noticed before weights are looked for
-    refuse(make_llm, ModelError, f"300 tokens but .* has {VOCAB}", model=str(draft))
+    refuse(make_llm, ModelError, f"400 tokens but .* has {VOCAB}", model=str(draft))
 
 
 def test_other_ids_for_the_same_tokens(make_llm: MakeLLM, tmp_path: Path) -> None:

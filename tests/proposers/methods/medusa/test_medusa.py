@@ -257,8 +257,8 @@ DAMAGE: dict[str, tuple[Change, str]] = {
         r"needs hidden states of width 32 but the target .* has 64; the head was made for another target",
     ),
     "another vocabulary": (
-        lambda t: t.update(random_medusa(vocab=300)),
-        r"needs a vocabulary of 300 but the target .* has 257; the head was made for another target",
+        lambda t: t.update(random_medusa(vocab=400)),
+        r"needs a vocabulary of 400 but the target .* has 257; the head was made for another target",
     ),
     "a scalar": (lambda t: t.update({"0.0.linear.weight": torch.tensor(1.0)}), "needs hidden states of width 0"),
     "a scalar output": (lambda t: t.update({"0.1.weight": torch.tensor(1.0)}), "needs a vocabulary of 0"),
@@ -281,7 +281,7 @@ def test_damage(weightless: str, tmp_path: Path, damage: str) -> None:
     [
         ({"hidden_size": 32}, {}, "hidden states of width 32"),
         ({"hidden_size": "64"}, {}, "hidden_size must be a whole number of at least 1, not '64'"),
-        ({"vocab_size": 300}, {}, "a vocabulary of 300"),
+        ({"vocab_size": 400}, {}, "a vocabulary of 400"),
         ({"truncated_vocab_size": 50}, {}, r"lacks the tensor 'token_map'"),
         ({"truncated_vocab_size": 50}, {"token_map": torch.zeros(9).long()}, r"'token_map' has shape \[9\]"),
         ({}, {"token_map": torch.zeros(50).long()}, None),

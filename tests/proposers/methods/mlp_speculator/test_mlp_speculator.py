@@ -178,7 +178,7 @@ def test_damage(weightless: str, tmp_path: Path, damage: str) -> None:
         ("n_predict", None, "lacks the key 'n_predict'"),
         ("vocab_size", None, "lacks the key 'vocab_size'"),
         ("emb_dim", 32, "needs hidden states of width 32 but the target .* has 64"),
-        ("vocab_size", 300, "needs a vocabulary of 300 but the target .* has 257; the head was made for another"),
+        ("vocab_size", 400, "needs a vocabulary of 400 but the target .* has 257; the head was made for another"),
         ("n_predict", 0, "n_predict must be a whole number of at least 1, not 0"),
         ("n_predict", True, "n_predict must be a whole number of at least 1, not True"),
         ("n_predict", 10**9, "n_predict must be at most 64"),
@@ -215,7 +215,7 @@ def test_numbers_that_are_none(make_llm: MakeLLM, tmp_path: Path, name: str) -> 
 
 def test_tokens_of_another_vocabulary_in_a_config_alone(weightless: str, tmp_path: Path) -> None:
     """Where config and tensors agree with each other, but not with the target."""
-    config = mlp_config(vocab_size=VOCAB + 1)
+    config = mlp_config(vocab_size=VOCAB + 129)
     path = write_head(tmp_path / "head", config, random_mlp(config))
-    with pytest.raises(ModelError, match="needs a vocabulary of 258"):
+    with pytest.raises(ModelError, match="needs a vocabulary of 386"):
         LLM(weightless, speculative_config={"model": str(path)})

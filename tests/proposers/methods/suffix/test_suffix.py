@@ -1,5 +1,8 @@
 """Suffix decoding: what is drafted, what is learned from whom, and what is forgotten."""
 
+import ctypes
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -204,3 +207,33 @@ def test_a_loop_is_answered_in_long_steps() -> None:
     assert second.outputs[0].token_ids == first.outputs[0].token_ids
     assert second.metrics.acceptance_length > max(4.0, first.metrics.acceptance_length)
     assert set(second.outputs[0].sources) <= {"target", "suffix"}
+
+
+_HEAP = """
+import ctypes, random, torch
+from parlay.kernels._native import SuffixTrie
+
+class Heap(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena 1 2 3 4 5 6 used free 9".split()]
+
+library, draw, trie = ctypes.CDLL(None), random.Random(0), SuffixTrie(24)
+library.mallinfo2.restype = Heap
+before = library.mallinfo2()
+for _ in range(3000):
+    others = [torch.empty(draw.randrange(10_000, 100_000), dtype=torch.uint8) for _ in range(8)]  # as in steps
+    number = trie.begin()
+    trie.append(number, [draw.randrange(4000) for _ in range(draw.choice([2, 5, 12]))])
+    trie.end(number)
+    del others
+after = library.mallinfo2()
+print(after.free - before.free, trie.bytes)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc's figures")
+def test_what_is_remembered_leaves_no_holes() -> None:
+    """Small blocks that stay, scattered among large ones that go, would keep these from being used again."""
+    pytest.importorskip("parlay.kernels._native")
+    holes, held = map(int, subprocess.check_output([sys.executable, "-c", _HEAP]).split())
+    assert held > 1 << 20
+    assert holes < 4 * held

@@ -10,7 +10,6 @@ themselves: after full acceptance, a prefix hit or a pause there is a gap to clo
 Loses when a draft step is not much cheaper than a target step, or when the two models disagree.
 """
 
-import filecmp
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,18 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.errors import ModelError
-from parlay.models.config import ModelConfig
 from parlay.models.select import cache_spec, check_ranks, check_weights, describe_model, stored_kinds
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
 from parlay.proposers.expander import MOST_LEVELS, Start
 from parlay.proposers.heads import Options, shape_of, share_of, storage_of
 from parlay.proposers.model_head import ModelHead
 from parlay.proposers.places import scratch_blocks
+from parlay.proposers.vocabulary import check_vocabulary
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.footprint import weight_bytes
-from parlay.text.reading import read_tokenizer, tokenizer_file
 from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, Verdict
+from parlay.types.storage import Storage
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
@@ -45,8 +43,10 @@ class Proposer(ModelHead):
     def __init__(self, options: Options, target: TargetInfo) -> None:
         self._target = target
         config = describe_model(options.model, replace(target.hub, revision=options.revision))
-        self._config = replace(config, storage="stored" if stored_kinds(config) else storage_of(options, target))
-        _check_vocabulary(self._config, target.config)
+        storage: Storage = "stored" if stored_kinds(config) else storage_of(options, target)
+        check_vocabulary(config, target.config)
+        most = target.config.vocab_size if config.vocab_size > target.config.vocab_size else None
+        self._config = replace(config, storage=storage, most_tokens=most)
         check_weights(self._config)
         self.share = share_of(self.source, options, self._config.path, target)
         check_ranks(self._config, options.draft_tensor_parallel_size)
@@ -80,7 +80,7 @@ class Proposer(ModelHead):
             rows_left -= len(run)
             proposals[i] = Proposal(state=ProposerState(valid + len(run)))
             if run:
-                stretches.append(Stretch(run, valid, span.blocks))
+                stretches.append(Stretch(self.embeddable(run), valid, span.blocks))
                 if span.sample and len(run) == len(gap):
                     row = self._max_rows - rows_left - 1  # the last so far
                     shape = shape_of(span.catch_up, min(length, MOST_LEVELS))
@@ -109,20 +109,3 @@ def _confirmed(ahead: int, path: tuple[int, ...]) -> int:
     while count < min(ahead, len(path)) and path[count] == count:
         count += 1
     return count
-
-
-def _check_vocabulary(draft: ModelConfig, target: ModelConfig) -> None:
-    if draft.vocab_size != target.vocab_size:
-        raise ModelError(
-            f"the draft model {draft.path} has {draft.vocab_size} tokens but the target {target.path} has "
-            f"{target.vocab_size}; a draft model must share the target's vocabulary"
-        )
-    own, other = (tokenizer_file(config.path) for config in (draft, target))
-    if not own.is_file() or not other.is_file() or filecmp.cmp(own, other, shallow=False):
-        return
-    ours, theirs = (read_tokenizer(file).get_vocab() for file in (own, other))
-    if ours != theirs:
-        raise ModelError(
-            f"the draft model {draft.path} gives other ids to tokens than the target {target.path}; "
-            "a draft model must share the target's vocabulary"
-        )

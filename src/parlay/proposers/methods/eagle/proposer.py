@@ -28,6 +28,7 @@ from parlay.proposers.heads import Options
 from parlay.proposers.lent import LentEmbedding, lent_logits, records_logits
 from parlay.proposers.methods.eagle.format import AFTER, BEFORE, EMBEDDING, JOIN, JOIN_BIAS, layer
 from parlay.proposers.paired import PairedProposer
+from parlay.proposers.vocabulary import fitted
 from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
@@ -66,7 +67,7 @@ class Proposer(PairedProposer):
                 own[BEFORE] = (width,)
             shapes |= {layer(i) + name: shape for name, shape in own.items()}
         weights.expect(shapes, (".rotary_emb.inv_freq",))
-        self.weight_bytes = weights.size(shapes, target.dtype) + MOST_ROWS * config.vocab_size * 4
+        self.weight_bytes = weights.size(shapes, target.dtype) + MOST_ROWS * target.config.vocab_size * 4
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group = self._target.dtype, runtime.kernels, runtime.group
@@ -88,7 +89,8 @@ class Proposer(PairedProposer):
         lent = target.embedding if group.size == 1 and isinstance(target, Decoder) else None
         if lent is not None and torch.equal(weights.read(EMBEDDING, dtype), lent.numbers(dtype)):
             return lent
-        return Embedding(runtime.kernels, weights.read_weight(EMBEDDING, dtype), group)
+        own = fitted(weights.read_weight(EMBEDDING, dtype), self._target.config.vocab_size)
+        return Embedding(runtime.kernels, own, group)
 
     def sources(self, hidden: Tensor, tapped: Tensor | None) -> Tensor:
         """Return the state after the final norm, which the head was trained to predict."""

@@ -29,6 +29,7 @@ from parlay.proposers.lent import LentEmbedding, lent_logits, records_logits
 from parlay.proposers.methods.eagle3 import format as form
 from parlay.proposers.paired import PairedProposer
 from parlay.proposers.shared import shared
+from parlay.proposers.vocabulary import fitted, ids_of
 from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
@@ -132,7 +133,8 @@ class Proposer(PairedProposer):
         if self._borrows:
             self._embedding = LentEmbedding(target, group)
         else:
-            self._embedding = Embedding(kernels, weights.read_weight(form.EMBEDDING, dtype), group)
+            own = fitted(weights.read_weight(form.EMBEDDING, dtype), self._target.config.vocab_size)
+            self._embedding = Embedding(kernels, own, group)
         bias = weights.read(form.FUSE_BIAS, dtype) if self._biased else None
         self._fuse = SplitLinear(kernels, weights.read_weight(form.FUSE, dtype), group, bias)
         self._norm_of_all = weights.read(form.NORM_OF_ALL, dtype) if self._input_norm else None
@@ -142,12 +144,17 @@ class Proposer(PairedProposer):
         self._norm = weights.read(form.NORM, dtype)
         self._output: Head | None = None
         if self._own_output:
-            self._output = Head(kernels, weights.read_weight(form.OUTPUT, dtype), group=group)
-            self._logits = torch.zeros((MOST_ROWS, self._vocab))
+            most = self._vocab if self._mapped else min(self._vocab, self._target.config.vocab_size)
+            output = weights.read_weight(form.OUTPUT, dtype)
+            self._output = Head(kernels, fitted(output, most), group=group)
+            self._logits = torch.zeros((MOST_ROWS, most))
         else:
             self._target_logits = lent_logits(target, MOST_ROWS)
         self._normed = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)
-        self.ids = self._read_ids(weights) if self._mapped else None
+        if self._mapped:
+            self.ids = self._read_ids(weights)
+        elif self._own_output:
+            self.ids = ids_of(self._vocab, self._target.config.vocab_size)
         read = [
             Reader(weights, dtype, prefix, {_NORM: self._norm_before(weights, i)} if i else None)
             for i, prefix in enumerate(self._prefixes)

@@ -26,6 +26,7 @@ from parlay.proposers.heads import HeadProposer
 from parlay.proposers.heads import Options as HeadOptions
 from parlay.proposers.methods.medusa.format import BIASED, MAP, read_layout
 from parlay.proposers.shared import shared
+from parlay.proposers.vocabulary import fitted, ids_of
 from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
@@ -107,12 +108,14 @@ class Proposer(HeadProposer):
         choice: dict[str, tuple[int, ...]] = {}
         if layout.outputs:
             self._vocab = head.count("truncated_vocab_size", sum(weights.shape(MAP)) if layout.mapped else vocab)
-            if layout.mapped or self._vocab != vocab:
-                choice[MAP] = (self._vocab,)
             # Whole output layers may come with a reduced vocabulary too; they are cut when they are read.
             stored = next((sum(weights.shape(name)[:1]) for name in layout.outputs if name in weights.names), vocab)
             if stored not in (vocab, self._vocab):
                 head.check_target(target.config, vocab=stored)
+            if layout.mapped or self._vocab != vocab:
+                choice[MAP] = (self._vocab,)
+            else:
+                self._vocab = min(stored, vocab)
             shapes |= dict.fromkeys(layout.outputs, (stored, width))
         weights.expect(shapes | choice)
         own = {name: (self._vocab, width) if name in layout.outputs else shape for name, shape in shapes.items()}
@@ -122,7 +125,10 @@ class Proposer(HeadProposer):
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group, layout = self._target.dtype, runtime.kernels, runtime.group, self._layout
         self.at_once = not layout.outputs
-        self.ids = self._read_map(weights) if layout.mapped and layout.outputs else None
+        if layout.outputs:
+            self.ids = (
+                self._read_map(weights) if layout.mapped else ids_of(self._vocab, self._target.config.vocab_size)
+            )
         self._blocks = [
             [
                 SplitLinear(
@@ -138,8 +144,8 @@ class Proposer(HeadProposer):
         packed: dict[str, Head] = {}
         for name in dict.fromkeys(layout.outputs):
             weight = weights.read_weight(name, dtype)
-            if self.ids is not None and weight.shape[0] != self._vocab:
-                weight = weight.chosen(self.ids)
+            if weight.shape[0] != self._vocab:
+                weight = fitted(weight, self._vocab) if self.ids is None else weight.chosen(self.ids)
             packed[name] = Head(kernels, weight, group=group)
         self._outputs = [packed[name] for name in layout.outputs]
         self._logits_of_target = runtime.target.logits

@@ -24,6 +24,7 @@ from parlay.proposers.expander import Start
 from parlay.proposers.heads import HeadProposer, Options
 from parlay.proposers.methods.mlp_speculator.format import PREFIX, tensor
 from parlay.proposers.shared import shared
+from parlay.proposers.vocabulary import fitted, ids_of
 from parlay.runner.graphs import MOST_ROWS
 from parlay.weights.weight import Weight
 
@@ -58,7 +59,7 @@ class Proposer(HeadProposer):
         if count > _MOST_GUESSES:
             raise ModelError(f"{head.path / 'config.json'}: n_predict must be at most {_MOST_GUESSES}, not {count}")
         inner = head.count("inner_dim", 0, least=0) or width
-        self._vocab, self._inner = vocab, inner
+        self._vocab, self._inner = min(vocab, target.config.vocab_size), inner
         self._scaled = head.flag("scale_input", False)
         self._tied = head.flag("tie_weights", False)
         self._prefix = PREFIX if any(name.startswith(PREFIX) for name in weights.names) else ""
@@ -90,6 +91,8 @@ class Proposer(HeadProposer):
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group, inner = self._target.dtype, runtime.kernels, runtime.group, self._inner
+        vocab = self._target.config.vocab_size
+        self.ids = ids_of(self._vocab, vocab)
         for name in self._copies:
             self._check_copy(weights, name)
         # The embedding's share of a state of unit variance; the older half fades over n_predict nodes.
@@ -112,10 +115,10 @@ class Proposer(HeadProposer):
             stages.append(
                 _Stage(
                     SplitLinear(kernels, matrix("proj", i), group),
-                    Embedding(kernels, Weight.of(part("emb", i) * share), group),
+                    Embedding(kernels, fitted(Weight.of(part("emb", i) * share), vocab), group),
                     part("ln", i),
                     part("ln", i, "bias"),
-                    Head(kernels, matrix("head", i), group=group),
+                    Head(kernels, fitted(matrix("head", i), self._vocab), group=group),
                 )
             )
         self._stages = stages

@@ -1,0 +1,58 @@
+"""Vocabularies of the same tokens that are padded to different sizes, such as Qwen2.5's 151,936 and 152,064 rows.
+
+Tokens beyond the shorter one stand for nothing. A proposer never drafts them, and embeds them as some other token.
+"""
+
+import filecmp
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from parlay.errors import ModelError
+from parlay.models.config import ModelConfig
+from parlay.models.heads import pads
+from parlay.text.reading import read_tokenizer, tokenizer_file
+from parlay.weights.weight import Weight
+
+
+def ids_of(size: int, target: int) -> Tensor | None:
+    """Return the target's ids of a proposer's tokens, `[size]`, where it has fewer; or else None."""
+    return torch.arange(size) if size < target else None
+
+
+def fitted(weight: Weight, rows: int) -> Weight:
+    """Return an embedding `[D, width]` with so many rows: the last ones are left out, or stand there once more."""
+    size = weight.shape[0]
+    if size >= rows:
+        return weight if size == rows else weight.outputs(0, rows)
+    return Weight.stack([weight, weight.outputs(size - (rows - size), size)])
+
+
+def check_vocabulary(draft: ModelConfig, target: ModelConfig) -> None:
+    """Refuse a draft model that means other tokens by the target's ids, apart from padding and added tokens.
+
+    Raises:
+        ModelError: the sizes differ by more than padding, or the tokenizers differ.
+    """
+    if not pads(draft.vocab_size, target.vocab_size):
+        raise ModelError(
+            f"the draft model {draft.path} has {draft.vocab_size} tokens but the target {target.path} has "
+            f"{target.vocab_size}; a draft model must share the target's vocabulary"
+        )
+    files = [tokenizer_file(config.path) for config in (draft, target)]
+    if not all(file.is_file() for file in files) or filecmp.cmp(*files, shallow=False):
+        return
+    ours, theirs = (_texts(read_tokenizer(file)) for file in files)
+    if any(theirs.get(token, text) != text for token, text in ours.items()):
+        raise ModelError(
+            f"the draft model {draft.path} gives other ids to tokens than the target {target.path}; "
+            "a draft model must share the target's vocabulary"
+        )
+
+
+def _texts(tokenizer: Tokenizer) -> dict[int, str]:
+    """Return the tokens that text consists of; a model's fine-tuning renames others."""
+    added = tokenizer.get_added_tokens_decoder()
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    return {token: text for text, token in vocabulary.items() if token not in added}
