@@ -170,12 +170,15 @@ class LLM:
         if params.candidates > params.n:
             self.engine.refuse()
             raise RequestError("best_of above n cannot be streamed; leave it out, or use generate")
-        requests = self.submit(prompt, params)
-        return self._follow(prompt, requests)
+        outputs = self._follow(prompt, params)
+        next(outputs)  # from here on, dropping or closing it ends its requests
+        return outputs
 
-    def _follow(self, prompt: Prompt, requests: list[Request]) -> Iterator[RequestOutput]:
-        shown = 0
+    def _follow(self, prompt: Prompt, params: SamplingParams) -> Iterator[Any]:
+        """Yield nothing once the prompt is queued, then the outputs."""
+        shown, requests = 0, self.submit(prompt, params)
         try:
+            yield None
             while True:
                 # Another stream's steps may have moved these requests too.
                 emitted = sum(len(r.sources) for r in requests)
@@ -190,8 +193,7 @@ class LLM:
                 shown = emitted
                 self.engine.step()
         finally:
-            for request in requests:
-                self.engine.abort(request)
+            self.engine.abort(*requests)
 
     def _complete(
         self, prompts: Sequence[Prompt | RequestError], params: Sequence[SamplingParams], use_tqdm: bool | None
@@ -211,9 +213,7 @@ class LLM:
             self._run([r for group in groups for r in group], use_tqdm)
         except BaseException:
             # Interrupted or failed: leave nothing behind for the next call.
-            for group in groups:
-                for request in group:
-                    self.engine.abort(request)
+            self.engine.abort(*(request for group in groups for request in group))
             raise
         for i, group in enumerate(groups):
             failed = next((r.error for r in group if r.error is not None), None)
