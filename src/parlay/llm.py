@@ -176,8 +176,9 @@ class LLM:
 
     def _follow(self, prompt: Prompt, params: SamplingParams) -> Iterator[Any]:
         """Yield nothing once the prompt is queued, then the outputs."""
-        shown, requests = 0, self.submit(prompt, params)
+        shown, requests = 0, list[Request]()
         try:
+            requests = self.submit(prompt, params)
             yield None
             while True:
                 # Another stream's steps may have moved these requests too.

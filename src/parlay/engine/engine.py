@@ -271,7 +271,8 @@ class Engine:
         except BaseException:
             self.abort(*requests)
             raise
-        return requests
+        else:
+            return requests
 
     def _check_ids(self, name: str, tokens: Iterable[int]) -> None:
         token = max(tokens, default=0)
@@ -367,8 +368,7 @@ class Engine:
     def _mend(self) -> None:
         """Begin anew with what is known for sure, if the last change was not completed."""
         if self._torn:
-            self._worker.reset()
-            self._scheduler.mend(perf_counter())
+            self._scheduler.mend(perf_counter(), processing=self._worker.reset())
             self._torn = False
 
     def snapshot(self) -> StatsSnapshot:

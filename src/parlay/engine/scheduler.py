@@ -364,12 +364,16 @@ class Scheduler:
             return "stop"
         return "length" if known - len(request.prompt_tokens) >= request.max_tokens else None
 
-    def mend(self, now: float) -> None:
+    def mend(self, now: float, *, processing: bool = True) -> None:
         """Begin anew after an exception that came from outside in the middle of anything.
 
         Blocks are nobody's, plans are dropped, and all unfinished requests wait with the tokens that they have; what
         they had computed is found again as far as it is shared. Only those end whose tokens were being committed, or
         whose processors may be out of step with them.
+
+        Args:
+            now: the engine's clock.
+            processing: whether processors were at work.
         """
         running, queued, half = set(self._running), [*self._running, *self._waiting], self._half
         every = list(dict.fromkeys([*queued, *self._under_way.values()]))
@@ -379,7 +383,7 @@ class Scheduler:
         for request in every:
             request.table.drop()
             request.computed = 0
-            broken = request is half or (request in running and request.processor is not None)
+            broken = request is half or (processing and request in running and request.processor is not None)
             if broken and request.finish_reason is None:
                 request.error = EngineFaultError("a step was interrupted in which this request was; send it again")
                 request.finish_reason, request.counts.finished = "abort", now

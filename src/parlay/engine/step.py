@@ -78,6 +78,7 @@ class Worker:
         self._runner, self._unsettled = runner, runner.unsettled
         self._proposer = proposer
         self._stale = False  # whether passes may be under way of which no plan is left
+        self._processing = False  # whether requests' processors are at work, or were when a step ended half-way
         self._failed = 0  # steps in a row in which drafting failed for no request's fault
         self._cold = False  # drafting at the end of the last step evicted the target's weights from the caches
         if proposer is not None:
@@ -97,13 +98,18 @@ class Worker:
         """Forget a plan, if it was started."""
         self._under_way = deque(one for one in self._under_way if one.plan is not plan)
 
-    def reset(self) -> None:
-        """Forget all plans and requests, after an exception that came from outside in the middle of anything."""
+    def reset(self) -> bool:
+        """Forget all plans and requests, after an exception that came from outside in the middle of anything.
+
+        Returns:
+            Whether requests' processors may be out of step with their tokens.
+        """
         self._stale = True
         self._under_way.clear()
         self._laws.clear()
         if self._proposer is not None:
             self._proposer.reset()
+        return self._processing
 
     def execute(self, plan: Plan) -> StepOutput:
         """Start a plan and finish it; no other may be under way."""
@@ -144,6 +150,7 @@ class Worker:
         ]
         logits = self._runner.logits(hidden, rows) if rows else hidden[:0].float()
         forwarded = perf_counter()
+        self._processing = True
         verdicts = self._verify(
             self._kernels,
             spans,
@@ -163,6 +170,7 @@ class Worker:
         cold = self._cold and not any(s.draft.tokens for s in spans)
         if self._proposer is not None:
             proposals = self._propose(self._proposer, spans, verdicts, hidden)
+        self._processing = False
         forward = step.seconds + forwarded - began
         unsettled, self._unsettled = self._unsettled, self._runner.unsettled
         settled = unsettled == self._unsettled and not cold
