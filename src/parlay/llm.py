@@ -181,12 +181,13 @@ class LLM:
         if params.candidates > params.n:
             self._alone.run(self.engine.refuse)
             raise RequestError("best_of above n cannot be streamed; leave it out, or use generate")
-        outputs = self._follow(prompt, self.submit(prompt, params))
-        next(outputs)  # what has begun ends when it is dropped
+        outputs = self._follow(prompt, params)
+        next(outputs)  # from here on, dropping or closing it ends its requests
         return (output for output in outputs if output is not None)
 
-    def _follow(self, prompt: Prompt, requests: list[Request]) -> Iterator[RequestOutput | None]:
-        shown = 0
+    def _follow(self, prompt: Prompt, params: SamplingParams) -> Iterator[RequestOutput | None]:
+        """Yield nothing once the prompt is queued, then an output, or nothing, after every step."""
+        shown, requests = 0, list[Request]()
 
         def news() -> RequestOutput | None:
             nonlocal shown
@@ -202,6 +203,7 @@ class LLM:
             return None
 
         try:
+            requests = self.submit(prompt, params)
             yield None
             while True:
                 output = self._alone.run(news)
@@ -220,8 +222,8 @@ class LLM:
 
     def _abort_left(self) -> None:
         while self._left:
-            for request in self._left.popleft():
-                self.engine.abort(request)
+            self.engine.abort(*self._left[0])
+            self._left.popleft()  # only now, so that an interrupt leaves it for the next call
 
     def _complete(
         self, prompts: Sequence[Prompt | RequestError], params: Sequence[SamplingParams], use_tqdm: bool | None

@@ -73,20 +73,37 @@ def test_others_go_on(make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.Monke
     assert set().union(*(answer.sources for answer in answers)) == {"target", "suffix"}
 
 
-@pytest.mark.parametrize("nth", [1, 5])
-def test_a_device_proposer_raises(make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
-    """Whom it happened to decodes plainly from then on; who comes later has it again."""
+@pytest.mark.parametrize("nth", [{1}, {5}, {2, 3, 5, 6}])
+def test_a_device_proposer_raises_now_and_then(
+    make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch, nth: set[int]
+) -> None:
+    """Which request was the cause is not known, so all lose one draft, and have others in the next step."""
     llm = make_llm("draft_model", 4)
-    real, calls = DraftModel.propose, iter(range(1, 1000))
+    real, calls, failed = DraftModel.propose, iter(range(1, 1000)), []
 
-    def sometimes(self: Any, *args: Any, **more: Any) -> Any:
-        return boom() if next(calls) == nth else real(self, *args, **more)
+    def sometimes(self: Any, spans: Any, *args: Any, **more: Any) -> Any:
+        if next(calls) in nth:
+            failed.append(True)
+            boom()
+        return real(self, spans, *args, **more)
 
+    monkeypatch.setattr(DraftModel, "propose", sometimes)
+    answers = run(llm, half_repeating(0.7))
+    assert_same(answers, plain("float32", half_repeating(0.7)))
+    assert llm.engine.snapshot().faults == {"draft_model": len(nth)} == {"draft_model": len(failed)}
+    assert all(request.metrics.drafts > 1 for request in answers if len(request.token_ids) > 20)
+
+
+def test_a_device_proposer_that_raises_again_and_again(
+    make_llm: MakeLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After three steps whom it happened to decodes plainly; who comes later has it again."""
+    llm = make_llm("draft_model", 4)
     with monkeypatch.context() as patch:
-        patch.setattr(DraftModel, "propose", sometimes)
+        patch.setattr(DraftModel, "propose", boom)
         answers = run(llm, half_repeating(0.7))
     assert_same(answers, plain("float32", half_repeating(0.7)))
-    assert llm.engine.snapshot().faults == {"draft_model": 16}
+    assert llm.engine.snapshot().faults == {"draft_model": 1 + 1 + 16}
     again = run(llm, half_repeating(0.7))
     assert_same(again, plain("float32", half_repeating(0.7)))
     assert sum(answer.metrics.accepted for answer in again) > 0

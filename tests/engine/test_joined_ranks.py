@@ -1,11 +1,17 @@
 """Ranks that join an engine over the network, here from processes of the same machine."""
 
+import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,11 +22,14 @@ from ranks import free_address, joining
 from serving import wait_for
 
 from parlay import ConfigError, RankError, SamplingParams
+from parlay.engine import joined_ranks
+from parlay.engine import joining as joining_module
 from parlay.engine.engine import Engine
-from parlay.engine.joining import admit, connect, listen, parse_address
+from parlay.engine.joining import Entrance, connect, listen, parse_address
 
 KEY = "a key for the ranks of these tests"
 SOON = 20.0
+LOOPBACK = "0100007F"
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +137,7 @@ def turned_round(text: str) -> str:
 
 def test_an_engine_of_another_version(address: str) -> None:
     with listen(parse_address(address)) as server, joining(address) as (process,):
-        connection, _ = admit(server, KEY.encode(), SOON)
+        connection, _ = Entrance(server, KEY.encode()).next(SOON)
         connection.send_bytes(msgspec.msgpack.encode({"model": "tiny-code"}))
         (line,) = refused(process)
         assert line == (
@@ -149,7 +158,7 @@ def test_who_does_not_know_the_key_is_not_admitted(address: str, caplog: pytest.
     place = parse_address(address)
     with listen(place) as server:
         admitted = []
-        thread = threading.Thread(target=lambda: admitted.append(admit(server, b"right", SOON)))
+        thread = threading.Thread(target=lambda: admitted.append(Entrance(server, b"right").next(SOON)))
         thread.start()
         with pytest.raises(ConfigError, match="has another key; set PARLAY_RANK_KEY"):
             connect(place, b"wrong")
@@ -167,7 +176,7 @@ def test_who_does_not_know_the_key_is_not_admitted(address: str, caplog: pytest.
 
 def test_nobody_joins(address: str) -> None:
     with listen(parse_address(address)) as server, pytest.raises(TimeoutError):
-        admit(server, b"key", 0.05)
+        Entrance(server, b"key").next(0.05)
 
 
 def test_an_address_that_is_taken(make_llm: MakeLLM, address: str) -> None:
@@ -198,3 +207,126 @@ def test_what_is_refused(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PARLAY_RANK_KEY", "short")
     with pytest.raises(ConfigError, match="set PARLAY_RANK_KEY to the same 16 characters"):
         make_llm(tensor_parallel_size=2, rank_address="127.0.0.1:29500")
+
+
+def strangers(place: tuple[str, int], count: int, sends: bytes = b"") -> list[socket.socket]:
+    made = [socket.create_connection(place) for _ in range(count)]
+    for one in made:
+        one.sendall(sends)
+    return made
+
+
+@pytest.mark.parametrize(("count", "sends"), [(12, b""), (90, b""), (8, b"\0\0"), (3, b"\0\0\0\x14#")])
+def test_strangers_keep_nobody_out(address: str, count: int, sends: bytes) -> None:
+    """Who says nothing, or begins a message and stops; many at once."""
+    place, began = parse_address(address), monotonic()
+    with listen(place) as server, ThreadPoolExecutor(1) as pool:
+        entrance = Entrance(server, b"right")
+        others = strangers(place, count, sends)
+        admitted = pool.submit(entrance.next, SOON)
+        connection, _ = connect(place, b"right")
+        mine, host = admitted.result()
+        assert (host, monotonic() - began < 4) == ("127.0.0.1", True)
+        for one in (connection, mine, *others):
+            one.close()
+        entrance.close()
+
+
+def test_who_sends_a_byte_now_and_then_is_disconnected_all_the_same(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The time to prove oneself is that of all messages together, here and on the rank's side."""
+    monkeypatch.setattr(joining_module, "_GREETING", 0.3)
+    place = parse_address(address)
+    with listen(place) as server, ThreadPoolExecutor(1) as pool:
+        entrance = Entrance(server, b"right")
+        pool.submit(entrance.next, 2.0)
+        (stranger,) = strangers(place, 1)
+        stranger.recv(100)  # the challenge
+        sent = drip(stranger)
+        assert sent < 30, "it was never disconnected"
+    assert "was not admitted as a rank" in caplog.text
+    with listen(place) as server, ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(connect, place, b"right")
+        accepted, _ = server.accept()
+        assert drip(accepted) < 30
+        with pytest.raises(ConnectionError, match="disconnected"):
+            refused.result()
+
+
+def drip(stranger: socket.socket) -> int:
+    """Send a message byte by byte until the other side has had enough; return how many were taken."""
+    with stranger:
+        for count in range(30):
+            stranger.settimeout(0.05)
+            try:
+                stranger.sendall(b"\0\0\0\xc8" if not count else b"#")
+                if not stranger.recv(1):
+                    return count
+            except TimeoutError:
+                pass
+            except OSError:
+                return count
+    return 30
+
+
+def listening(pid: int) -> set[str]:
+    """Return the addresses, as the kernel writes them, at which a process listens."""
+    sockets = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            sockets.add(file.readlink().name)
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *more = line.split()
+            if state == "0A" and f"socket:[{more[5]}]" in sockets:
+                found.add(local.split(":")[0])
+    return found
+
+
+def test_only_the_address_given_listens_and_only_as_long_as_needed(
+    make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """What others listen at while ranks join; the store has no key, so it goes when all have found each other."""
+    seen = list[set[str]]()
+    before = listening(os.getpid())
+    real = joined_ranks.connect_ranks
+
+    def connect_ranks(*args: Any) -> Any:
+        found = real(*args)
+        seen.append(listening(os.getpid()) - before)
+        return found
+
+    monkeypatch.setattr(joined_ranks, "connect_ranks", connect_ranks)
+    with joining(address, "--once", ranks=2) as processes:
+        llm = make_llm(tensor_parallel_size=3, rank_address=address)
+        assert seen == [{LOOPBACK}]
+        assert llm.engine.ranks._store is None  # type: ignore[attr-defined]
+        for pid in (os.getpid(), *(process.pid for process in processes)):
+            assert listening(pid) - before <= {LOOPBACK}
+        ports = [port for port in (llm.engine.ranks._port,) if is_open(port)]  # type: ignore[attr-defined]
+        assert not ports, "nobody else is to join"
+        llm.engine.close()
+        assert listening(os.getpid()) <= before, "nothing is left"
+        assert [process.wait(SOON) for process in processes] == [0, 0]
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_script_that_simply_ends(models: dict[str, Pair], address: str) -> None:
+    """The threads that exchange tensors have let go of them before the interpreter goes."""
+    script = (
+        "import sys; from parlay import LLM, SamplingParams\n"
+        f"llm = LLM({str(models['float32'].target)!r}, tensor_parallel_size=2, rank_address={address!r})\n"
+        "from parlay.parallel import gloo; real = gloo.Gloo.close\n"
+        "gloo.Gloo.close = lambda self: (real(self), print('closed', flush=True))\n"
+        "llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))\n"
+    )
+    with joining(address, "--once") as (process,):
+        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stdout) == (0, "closed\n"), ended.stderr
+        assert process.wait(SOON) == 0

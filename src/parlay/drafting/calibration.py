@@ -207,23 +207,24 @@ class _Model:
     def refine(self) -> None:
         """Take one Newton step towards the weights that explain the nodes in memory best."""
         odds, depth, accepted = np.array(self._judged).T
-        self._judged.clear()
-        self._every = min(2 * self._every, _EVERY)
         rows = np.zeros((len(odds), len(_PRIOR)))
         rows[:, 0], rows[:, 1] = odds, 1
         rows[np.arange(len(rows)), 1 + depth.astype(int)] = 1
         likely = _sigmoid(rows @ self._weights)
         surprise = abs((accepted - likely).sum()) > _SURPRISE * (likely * (1 - likely)).sum() ** 0.5
-        self._rows = np.concatenate([self._rows, rows])[-_WINDOW:]
-        self._accepted = np.concatenate([self._accepted, accepted])[-_WINDOW:]
         worth = self._worth * (_FORGET if surprise else _DECAY ** (len(rows) / _EVERY))
-        self._worth = np.concatenate([worth, np.ones(len(rows))])[-_WINDOW:]
+        rows = np.concatenate([self._rows, rows])[-_WINDOW:]
+        accepted = np.concatenate([self._accepted, accepted])[-_WINDOW:]
+        worth = np.concatenate([worth, np.ones(len(odds))])[-_WINDOW:]
 
-        likely = _sigmoid(self._rows @ self._weights)
-        gradient = self._rows.T @ (self._worth * (self._accepted - likely)) - _RIDGE * (self._weights - self._prior)
-        curvature = (self._rows.T * (self._worth * likely * (1 - likely))) @ self._rows + np.diag(_RIDGE)
+        likely = _sigmoid(rows @ self._weights)
+        gradient = rows.T @ (worth * (accepted - likely)) - _RIDGE * (self._weights - self._prior)
+        curvature = (rows.T * (worth * likely * (1 - likely))) @ rows + np.diag(_RIDGE)
         move = np.linalg.solve(curvature, gradient)
-        self._weights = self._weights + move * (_STRIDE / max(np.abs(self._rows @ move).max(), _STRIDE))
+        weights = self._weights + move * (_STRIDE / max(np.abs(rows @ move).max(), _STRIDE))
+        # Only now, and all at once: an error or an interrupt before leaves everything as it was.
+        self._rows, self._accepted, self._worth, self._weights = rows, accepted, worth, weights
+        self._every, self._judged = min(2 * self._every, _EVERY), []
         self._unfold()
 
     def _unfold(self) -> None:

@@ -93,6 +93,16 @@ class Device:
         if request.request_id not in self._forgotten:
             self._forgotten.append(request.request_id)
 
+    def restart(self, controller: Controller | None) -> None:
+        """Begin anew with another controller."""
+        self._control, self.next_length, self._next_width = controller, self.length, self._width
+        self._tried, self._saving, self._begun, self._together = None, 0.0, 0, 0
+
+    def reset(self, controller: Controller | None) -> None:
+        """Do that, and keep nothing of any request: neither does the proposer."""
+        self.restart(controller)
+        self._forgotten = []
+
     def forgotten(self) -> tuple[int, ...]:
         """Return the requests whose states the proposer is to drop, each of them once."""
         gone, self._forgotten = tuple(self._forgotten), []
@@ -196,7 +206,7 @@ class Device:
         before, state.layers, state.holding = state.layers.computed, proposal.state, None
         if not state.device:
             return
-        error = proposal.error
+        error, lasting = proposal.error, proposal.lasting
         if error is None and proposal.draft.tokens:
             try:
                 check_draft(proposal.draft, self._vocab_size)
@@ -204,8 +214,8 @@ class Device:
             except ValueError as found:
                 error = found
         if error is not None:
-            state.device = False
-            self._faults.add(self.name, request.request_id, error)
+            state.device = not lasting
+            self._faults.add(self.name, request.request_id, error, lasting=lasting)
         elif self._share_prefixes and before != state.layers.computed:
             request.table.mark_valid(_PROPOSER, before, state.layers.computed)
 

@@ -10,10 +10,12 @@ nodes and adds forced ones. A controller leaves out nodes that are not worth the
 Nodes that were not verified are judged by the tokens that came instead.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from math import expm1, log1p
 from time import perf_counter
+from typing import Any
 
 from parlay.drafting.account import Account
 from parlay.drafting.bounds import own_bound, permitted, within
@@ -21,6 +23,7 @@ from parlay.drafting.calibration import Calibration
 from parlay.drafting.candidates import Candidates
 from parlay.drafting.controller import Controller
 from parlay.drafting.device import Device
+from parlay.drafting.harmless import Mishaps, harmless, requests_of
 from parlay.drafting.hosts import Faults, Host, Method
 from parlay.drafting.measured import measured
 from parlay.drafting.notes import Notes
@@ -31,7 +34,7 @@ from parlay.drafting.trust import Trust
 from parlay.drafting.union import best_of, union
 from parlay.proposers.base import DeviceProposer, HostProposer
 from parlay.types.draft import NO_DRAFT, ROOT
-from parlay.types.plan import CatchUp, Plan, Proposal, Span, StepOutput, Verdict
+from parlay.types.plan import CatchUp, Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
 from parlay.verify.tree import height, in_order, levels, walk
 
 _TIMED = 8  # steps
@@ -77,8 +80,8 @@ class Drafting:
             vocab_size: draft tokens have ids below this; None skips the check.
             clock: in seconds.
         """
-        self.faults = Faults()
-        self.controller = controller
+        self.faults, self._mishaps = Faults(), Mishaps()
+        self.controller, self._first = controller, deepcopy(controller)
         self._tree = self._branches = tree  # in general, and in this step
         hosts = (one for one in methods if isinstance(one.proposer, HostProposer))
         self._hosts = [Host(one, vocab_size, self.faults.add) for one in hosts]
@@ -92,17 +95,43 @@ class Drafting:
         self._longest = max([*self._lengths.values(), predicted_length or DEFAULT_LENGTH])
         self._most_nodes, self._bound = most_nodes, most_nodes(1)
         self._longest_text = longest_text or 1 << 62
-        self._remember = remember
-        self._calibration = Calibration(_PAUSE)
-        self._trust = Trust()
-        self._find = Candidates(self._calibration, self._trust)
-        self._account, self._clock = Account(), clock
+        self._remember, self._clock = remember, clock
         self.step, self._steps = Notes(), 0
+        self._learn()
 
     @property
     def seconds(self) -> float:
         """Seconds that host proposers took since start."""
         return self._account.seconds
+
+    def _learn(self) -> None:
+        """Begin with nothing learnt of acceptance, and of what asking costs and gains."""
+        self._calibration, self._trust, self._account = Calibration(_PAUSE), Trust(), Account()
+        self._find = Candidates(self._calibration, self._trust)
+
+    def restart(self, requests: Iterable[Drafted]) -> None:
+        """Begin anew with these requests, and with what was known at the start: all else may be in any state."""
+        self._learn()
+        self.controller, self.step = deepcopy(self._first), Notes()
+        for host in self._hosts:
+            host.reset()
+        if self._device is not None:
+            self._device.reset(self.controller)
+        for request in requests:
+            state = request.drafting
+            state.clear()
+            state.pending, state.layers, state.holding, state.lucky = NO_DRAFT, ProposerState(), None, False
+            self.admit(request)
+
+    def stumble(self, error: Exception, *given: Any) -> None:
+        """Go on after an error in a method that was given this: without its drafts, and with nothing learnt."""
+        self._mishaps.add(error, self._steps)
+        self._learn()
+        self.controller = deepcopy(self._first)
+        if self._device is not None:
+            self._device.restart(self.controller)
+        for request in requests_of(given):
+            self.reset(request)
 
     # -------------------------------------------------------------------------------------- a request's life
 
@@ -156,12 +185,15 @@ class Drafting:
 
     def limit(self, request: Drafted) -> int:
         """How many nodes a draft may have; 0 or less for none."""
+        if self._mishaps.given_up:
+            return 0
         state = request.drafting
         longest = state.longest if state.prediction is None else within(request, self._longest)
         if self._bound is not None and own_bound(request) is None:
             longest = min(longest, self._bound)
         return min(longest, request.remaining - 1, self._longest_text - len(request.tokens))
 
+    @harmless(lambda: None)
     def prepare(
         self, requests: Sequence[Drafted], emitting: int, rows: int, keys: int, room: int, *, waiting: bool = False
     ) -> None:
@@ -174,11 +206,11 @@ class Drafting:
             keys: number of keys that these read.
             room: most rows for drafts; without a controller each request has an equal share.
             waiting: whether further requests are queued.
-
-        Raises:
-            SpanError: as `draft`.
         """
         self._bound, self._steps = self._most_nodes(emitting), self._steps + 1
+        if self._mishaps.given_up:
+            self.step = Notes(emitting)
+            return
         self._calibration.step = self._steps
         step = self.step = Notes(emitting, offered=bool(requests))
         control, device = self.controller, self._device
@@ -263,6 +295,7 @@ class Drafting:
             self.step.asking = self._clock() - began
             account.spend(self.step.asking, asked)
 
+    @harmless(lambda: NOTHING)
     def draft(self, request: Drafted, end: int, rows: int, next_rows: int) -> Offer:
         """Return the draft of a request that was granted rows.
 
@@ -281,6 +314,7 @@ class Drafting:
             return self._device.offer(request, draft, limit, end, next_rows)
         return Offer(draft, slots=len(draft)) if draft.tokens and end == len(request.tokens) else NOTHING
 
+    @harmless(lambda: _NOTHING)
     def catch_up(self, request: Drafted, offer: Offer, end: int, states: int) -> CatchUp:
         """Return a device proposer's input for a request; `states` as granted."""
         device = self._device
@@ -288,11 +322,13 @@ class Drafting:
             return _NOTHING
         return device.catch_up(request, offer, end, states)
 
+    @harmless(lambda: None)
     def advance(self, request: Drafted, proposal: Proposal) -> None:
         """Take a device proposer's result of a step."""
         if self._device is not None:
             self._device.advance(request, proposal)
 
+    @harmless(list[tuple[float, bool]])
     def observe(
         self, request: Drafted, span: Span, verdict: Verdict, emitted: Sequence[int], *, ended: bool = False
     ) -> list[tuple[float, bool]]:
@@ -341,6 +377,7 @@ class Drafting:
         state.clear()
         return verified
 
+    @harmless(lambda: None)
     def timed(self, plan: Plan, output: StepOutput, seconds: float) -> None:
         """Learn how long a step took, `seconds` in all, and what drafts have saved."""
         step = self.step
@@ -369,7 +406,13 @@ class Drafting:
         limit = min(self.limit(request), room)
         if limit < 1:
             return []
-        return self._find(request, limit, room, self._steps, _LEAST * price, anew=anew, branch=self._branches)
+        try:
+            return self._find(request, limit, room, self._steps, _LEAST * price, anew=anew, branch=self._branches)
+        except SpanError as error:
+            state, cause = request.drafting, error.__cause__
+            self.faults.add("drafting", request.request_id, cause or error)
+            state.longest, state.prediction, state.device = 0, None, False
+            return []
 
     def _best(self, request: Drafted, room: int) -> Candidate:
         """Return one draft: a tree of all candidates, or the one that promises most."""

@@ -54,13 +54,13 @@ class Faults:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
-    def add(self, method: str, request_id: int, error: BaseException) -> None:
-        """Count and log a failure."""
+    def add(self, method: str, request_id: int, error: BaseException, *, lasting: bool = True) -> None:
+        """Count and log a failure; `lasting` if the request has no more drafts of the proposer."""
         self.counts[method] += 1
         what = f"{type(error).__name__}: {brief(str(error))}"
         logger.error(
-            "the proposer %s failed on request %d, which goes on without it (%s)",
-            *(method, request_id, what),
+            "the proposer %s failed on request %d, which goes on without %s (%s)",
+            *(method, request_id, "it" if lasting else "this step's draft", what),
             exc_info=error,
         )
 
@@ -153,6 +153,11 @@ class Host:
                 self._proposer.forget(request_id)
             except Exception as error:
                 self._failed(self.name, request_id, error)
+
+    def reset(self) -> None:
+        """Drop all requests, and whatever the proposer has learnt."""
+        self._turns.clear()
+        self._proposer.reset()
 
     def ask(self, request_id: int, turn: Turn, tokens: Sequence[int], budget: int, step: int, branch: bool) -> Draft:
         """Return its draft of at most `budget` nodes to follow `tokens`; if `branch`, a tree; none in a pause."""

@@ -28,6 +28,7 @@ from parlay.engine.speculation import device_proposer, find_methods, make_drafti
 from parlay.engine.stats import EngineStats
 from parlay.engine.step import Worker, drive
 from parlay.errors import EngineFaultError, RequestError, about, brief
+from parlay.interrupts import Deferred
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
 from parlay.kv.pool import BlockPool
@@ -172,6 +173,7 @@ class Engine:
         drafting = make_drafting(speculative, methods, config, runner, num_blocks, read, file)
         self._scheduler = Scheduler(config, self._pool, drafting, self.stats, processors)
         self._arrivals = self._next_id = 0
+        self._signals, self._torn = Deferred(), False  # whether an exception has ended a change half-way
         logger.info("numerics id: %s", self.numerics_id)
 
     def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
@@ -256,9 +258,19 @@ class Engine:
                 counts=Counts(arrival=now, verification=self._verification),
             )
             self._next_id += 1
-            self._scheduler.add(request)
             requests.append(request)
-        return requests
+        try:
+            with self._signals:
+                self._mend()
+                self._torn = True
+                for request in requests:
+                    self._scheduler.add(request)
+                self._torn = False
+        except BaseException:
+            self.abort(*requests)
+            raise
+        else:
+            return requests
 
     def _check_ids(self, name: str, tokens: Iterable[int]) -> None:
         token = max(tokens, default=0)
@@ -303,8 +315,20 @@ class Engine:
         """Run one step; returns the requests that emitted tokens or finished.
 
         A request that makes the step fail is aborted, its `error` says so, and the step is lost for the others: a
-        later one emits the same tokens for them.
+        later one emits the same tokens for them. Signals wait until the step is done; whatever else ends it half-way,
+        such as an exception that another thread has set, costs the requests in it their blocks, or their answer.
+
+        Raises:
+            RankError: another rank is lost, or waits in a pass that did not end.
         """
+        with self._signals:
+            self._mend()
+            self._torn = True
+            moved = self._step()
+            self._torn = False
+        return moved
+
+    def _step(self) -> list[Request]:
         began = perf_counter()
         emitted, drafting = self._scheduler.emitted, self._scheduler.drafting.seconds
         unfinished = list(self._scheduler.requests)
@@ -333,7 +357,17 @@ class Engine:
         for other in self._scheduler.requests:
             if not self._scheduler.is_under_way(other):
                 self._scheduler.drafting.lose_step(other)
-        self.check()
+        try:
+            self.check()
+        except AssertionError:
+            self._torn = True
+            self._mend()
+
+    def _mend(self) -> None:
+        """Begin anew with what is known for sure, if the last change was not completed."""
+        if self._torn:
+            self._scheduler.mend(perf_counter(), processing=self._worker.reset())
+            self._torn = False
 
     def snapshot(self) -> StatsSnapshot:
         """Return the counters since start, and how full the engine is."""
@@ -347,10 +381,15 @@ class Engine:
             blocks_used=self._pool.num_blocks - self._pool.available,
         )
 
-    def abort(self, request: Request) -> None:
-        """End a request now; harmless if it has ended."""
-        if request.finish_reason is None:
-            self._scheduler.finish(request, "abort", perf_counter())
+    def abort(self, *requests: Request) -> None:
+        """End requests now; harmless for those that have ended."""
+        with self._signals:
+            self._mend()
+            for request in requests:
+                if request.finish_reason is None:
+                    self._torn = True
+                    self._scheduler.finish(request, "abort", perf_counter())
+                    self._torn = False
 
     def close(self) -> None:
         """End the processes of other ranks, if there are any; so does dropping the engine."""

@@ -1,6 +1,8 @@
 """Ranks that join from other machines, as rank 0 sees them."""
 
+import os
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -8,14 +10,15 @@ from socket import socket
 from time import monotonic
 
 import msgspec
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stubs lack it
 
 from parlay import env
-from parlay.engine.joining import admit, listen, parse_address
+from parlay.engine.joining import Entrance, listen, parse_address
 from parlay.engine.rank import Assignment
 from parlay.engine.ranks import Ranks
 from parlay.errors import RankError
 from parlay.log import logger
-from parlay.parallel.gloo import connect_ranks, make_store
+from parlay.parallel.gloo import Gloo, GlooRing, connect_ranks, make_store, reach_store
 
 _JOINING = 600.0  # seconds until all have to be there
 _LOOK = 1.0  # seconds between two looks whether they still may come
@@ -36,10 +39,12 @@ class JoinedRanks(Ranks):
             ConfigError: an environment variable is wrong.
         """
         super().__init__()
-        self._size, self._server, self._key, self._patience = size, server, key, env.rank_timeout()
-        host, port = server.getsockname()[:2]
-        self._address = f"{host}:{port}"
-        self.close = weakref.finalize(self, end, self._server, self._links)
+        self._size, self._key, self._patience = size, key, env.rank_timeout()
+        self._host, self._port = server.getsockname()[:2]
+        self._address = f"{self._host}:{self._port}"
+        self._entrance, self._ways = Entrance(server, key), list[Gloo | GlooRing]()
+        self._store: TCPStore | None = None
+        self.close = weakref.finalize(self, end, os.getpid(), self._entrance, self._links, self._ways)
 
     @classmethod
     def at(cls, size: int, address: str) -> "JoinedRanks":
@@ -63,26 +68,31 @@ class JoinedRanks(Ranks):
             link, host = self._next(rank, until)
             self._links.append(link)
             hosts.append(host)
-        self._server.close()
-        # Kept until all have found each other, and no longer.
-        store = make_store(hosts[0])
+        self._entrance.close()
+        self._store = store = make_store(self._host)
         for rank, link in enumerate(self._links, 1):
             own = replace(first, rank=rank, store=store.port, patience=self._patience)
             try:
                 link.send_bytes(msgspec.msgpack.encode(own))
             except OSError:
                 raise RankError(f"rank {rank} has left while others joined; start the engine again") from None
-        self._store = store
-        exchange, ring, drafts = connect_ranks(store, hosts[0], first.seat, self._patience)
+        own_store = reach_store(hosts[0], store.port)  # which may outlive the one that listens
+        ways = exchange, ring, drafts = connect_ranks(own_store, hosts[0], first.seat, self._patience)
+        self._ways += [way for way in ways if way is not None]
         self.group = first.seat.group(exchange, ring, fast=first.fast)
         self.draft_group = first.seat.draft_group(drafts)
+
+    def wait(self, numerics: Sequence[str]) -> None:
+        """See `Ranks.wait`; from then on, nothing listens here."""
+        super().wait(numerics)
+        self._store = None
 
     def _next(self, rank: int, until: float) -> tuple["Connection[bytes, bytes]", str]:
         """Return a connection to the next rank that joins, and this machine's address on it."""
         while True:
             self._check()
             try:
-                return admit(self._server, self._key, _LOOK)
+                return self._entrance.next(_LOOK)
             except TimeoutError:
                 if monotonic() > until:
                     raise RankError(
@@ -98,9 +108,18 @@ class JoinedRanks(Ranks):
         """
 
 
-def end(server: socket, links: "list[Connection[bytes, bytes]]") -> None:
-    """End this group on all ranks; they may join another."""
-    server.close()
+def end(
+    owner: int,
+    entrance: Entrance,
+    links: "list[Connection[bytes, bytes]]",
+    ways: "list[Gloo | GlooRing]",
+) -> None:
+    """End this group on all ranks; they may join another. A fork has none to end."""
+    if os.getpid() != owner:
+        return
+    entrance.close()
     for link in links:
         with suppress(OSError):
             link.close()
+    for way in ways:
+        way.close()

@@ -4,11 +4,14 @@ What is sent afterwards is data (`parlay.runner.orders`); nothing received is un
 """
 
 import socket
-import struct
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from queue import Empty, SimpleQueue
+from threading import Thread, Timer
+from time import monotonic
 
 from parlay.errors import ConfigError, shown
 from parlay.log import logger
@@ -16,6 +19,8 @@ from parlay.log import logger
 Link = Connection  # to another rank
 
 _GREETING = 5  # seconds that the other side has to prove itself
+_AT_ONCE = 64  # who may be at it; the first of more is sent away, since a rank takes milliseconds
+_LOOK = 0.05  # seconds between two looks who has
 _QUIET, _PROBES = (
     10,
     3,
@@ -47,26 +52,56 @@ def listen(address: tuple[str, int]) -> socket.socket:
         raise ConfigError(f"ranks cannot join at {address[0]}:{address[1]}: {error.strerror}") from None
 
 
-def admit(server: socket.socket, key: bytes, seconds: float) -> tuple[Connection, str]:
-    """Return a connection to the next rank that knows the key, and this machine's address on it.
+class Entrance:
+    """Where ranks join. Many may prove themselves at once, so that nobody who only takes time keeps others out."""
 
-    Raises:
-        TimeoutError: none came within so many seconds.
-    """
-    server.settimeout(seconds)
-    while True:
-        accepted, other = server.accept()
-        host: str = accepted.getsockname()[0]
-        connection = _connection(accepted)
+    def __init__(self, server: socket.socket, key: bytes) -> None:
+        """Admit on `server` whoever knows the key, until it is closed."""
+        self._server, self._key = server, key
+        self._admitted = SimpleQueue[tuple[Connection, str]]()
+        self._greeted = OrderedDict[socket.socket, None]()  # who is proving itself, in the order in which they came
+
+    def next(self, seconds: float) -> tuple[Connection, str]:
+        """Return a connection to the next rank that knows the key, and this machine's address on it.
+
+        Raises:
+            TimeoutError: none came within so many seconds.
+        """
+        until = monotonic() + seconds
+        while True:
+            with suppress(Empty):
+                return self._admitted.get_nowait()
+            left = until - monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._server.settimeout(min(left, _LOOK))
+            with suppress(TimeoutError):
+                accepted, other = self._server.accept()
+                self._greeted[accepted] = None
+                if len(self._greeted) > _AT_ONCE:
+                    _shut(self._greeted.popitem(last=False)[0])
+                Thread(target=self._greet, args=(accepted, other[0]), name="parlay-greeting", daemon=True).start()
+
+    def _greet(self, accepted: socket.socket, other: str) -> None:
+        connection, host = _connection(accepted), accepted.getsockname()[0]
         try:
-            with _greeting(connection):
-                deliver_challenge(connection, key)
-                answer_challenge(connection, key)
+            with _greeting(accepted):
+                deliver_challenge(connection, self._key)
+                answer_challenge(connection, self._key)
         except (AuthenticationError, OSError, EOFError) as error:
-            logger.warning("%s was not admitted as a rank: %s", other[0], error or "it disconnected")
+            logger.warning("%s was not admitted as a rank: %s", other, error or "it disconnected")
             connection.close()
         else:
-            return connection, host
+            self._admitted.put((connection, host))
+        finally:
+            self._greeted.pop(accepted, None)
+            accepted.close()
+
+    def close(self) -> None:
+        """Admit nobody any more."""
+        self._server.close()
+        for accepted in list(self._greeted):
+            _shut(accepted)
 
 
 def connect(address: tuple[str, int], key: bytes) -> tuple[Connection, str]:
@@ -80,7 +115,7 @@ def connect(address: tuple[str, int], key: bytes) -> tuple[Connection, str]:
     host: str = made.getsockname()[0]
     connection = _connection(made)
     try:
-        with _greeting(connection):
+        with made, _greeting(made):
             answer_challenge(connection, key)
             deliver_challenge(connection, key)
     except AuthenticationError:
@@ -95,23 +130,29 @@ def connect(address: tuple[str, int], key: bytes) -> tuple[Connection, str]:
 
 
 def _connection(made: socket.socket) -> Connection:
-    """Return a socket as a connection that sends at once and notices a machine that is gone."""
+    """Return a connection by a socket, which may be closed: it sends at once and notices a machine that is gone."""
     made.settimeout(None)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", _QUIET), ("TCP_KEEPINTVL", _QUIET), ("TCP_KEEPCNT", _PROBES)):
         with suppress(AttributeError):  # not on every system
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return Connection(made.detach())
+    return Connection(made.dup().detach())
 
 
 @contextmanager
-def _greeting(connection: Connection) -> Iterator[None]:
-    """A region in which the other side has to answer soon."""
-    with socket.socket(fileno=connection.fileno()) as borrowed:
-        try:
-            borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _GREETING, 0))
-            yield
-            borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
-        finally:
-            borrowed.detach()
+def _greeting(made: socket.socket) -> Iterator[None]:
+    """A region that the other side has to let pass within some seconds in all, however it divides them."""
+    late = Timer(_GREETING, _shut, (made,))
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+
+
+def _shut(made: socket.socket) -> None:
+    """End a connection that another thread may wait for."""
+    with suppress(OSError):
+        made.shutdown(socket.SHUT_RDWR)

@@ -49,8 +49,10 @@ class LocalRanks(Ranks):
         self._room, self._patience = max(_ROOM, room), env.rank_timeout()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._files: list[int] = []
+        self._ways: list[SharedMemory | SharedRing] = []
         self._closing = threading.Event()
-        self.close = weakref.finalize(self, _close, self._closing, self._links, self._processes, self._files)
+        own = self._closing, self._ways, self._links, self._processes, self._files
+        self.close = weakref.finalize(self, _close, os.getpid(), *own)
 
     def start(self, first: Assignment) -> None:
         """Start the processes of all ranks but this one; they load while this one does.
@@ -97,8 +99,8 @@ class LocalRanks(Ranks):
             )
             there.close()
             here.send_bytes(msgspec.msgpack.encode(own))
-        ways = [way for way in (exchange, ring, among_drafters) if way is not None]
-        watch = _watch, self._processes, ways, self._closing
+        self._ways += [way for way in (exchange, ring, among_drafters) if way is not None]
+        watch = _watch, self._processes, self._ways, self._closing
         threading.Thread(target=watch[0], args=watch[1:], name="parlay-ranks", daemon=True).start()
 
     @property
@@ -139,13 +141,19 @@ def _watch(
 
 
 def _close(
+    owner: int,
     closing: threading.Event,
+    ways: "Sequence[SharedMemory | SharedRing]",
     links: "Sequence[Connection[bytes, bytes]]",
     processes: Sequence["subprocess.Popen[bytes]"],
     files: Sequence[int],
 ) -> None:
-    """End all ranks: those that wait for orders end by themselves."""
+    """End all ranks: those that wait for orders, or for this one, end by themselves. A fork has none to end."""
+    if os.getpid() != owner:
+        return
     closing.set()
+    for way in ways:
+        way.abandon()
     for link in links:
         with suppress(OSError):
             link.close()

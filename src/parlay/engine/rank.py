@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -169,7 +170,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
     from parlay.parallel.gloo import connect_ranks, reach_store
 
     connection, host = connect(address, key)
-    with connection:
+    with ExitStack() as ended, connection:
         try:
             own = msgspec.msgpack.decode(connection.recv_bytes(), type=Assignment)
         except EOFError:
@@ -180,7 +181,11 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
                 "on all machines"
             ) from None
         logger.warning("rank %d of %d of %s", own.rank, own.size, own.model)
-        exchange, ring, drafts = connect_ranks(reach_store(address[0], own.store), host, own.seat, own.patience)
+        store = reach_store(address[0], own.store)
+        ways = exchange, ring, drafts = connect_ranks(store, host, own.seat, own.patience)
+        for way in ways:
+            if way is not None:
+                ended.callback(way.close)
         try:
             path = find_model(model or own.model, Hub(revision=own.revision))
             digest, group = start_digest(path), own.seat.group(exchange, ring, fast=own.fast)

@@ -1,8 +1,10 @@
 """The other ranks of a tensor-parallel engine, as rank 0 sees them: started, given orders, ended."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -13,8 +15,53 @@ from parlay.errors import ConfigError, RankError
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.orders import OnOrder, Order, Refusal, encode, nobody
 
+_ENDED = "rank {} of this engine has ended"
 _LOOK = 2.0
 _STARTING = 600.0  # seconds that a rank may take to load its weights
+
+
+class Told:
+    """Orders to the other ranks, each carried out here within the region of the call that sent it.
+
+    What ends such a region early leaves the others in the middle of a pass, of which nobody knows how far it came. So
+    nothing is sent after that: what they compute would be taken for something else.
+    """
+
+    def __init__(self, links: "Sequence[Connection[bytes, bytes]]") -> None:
+        """Send to so many as there will be `links`."""
+        self._links, self._process = links, os.getpid()
+        self._doing, self._why = False, "this engine was interrupted while its ranks computed together"
+
+    def __call__(self, order: Order, count: int | None = None) -> "Told":
+        """Send an order to the first `count` of the others, or to all; then this rank is in its region.
+
+        Raises:
+            RankError: one has ended, or an earlier region has ended early.
+        """
+        if os.getpid() != self._process:
+            raise RankError("the ranks of this engine belong to the process that started it, not to a fork of that")
+        if self._doing:
+            raise RankError(f"{self._why}; start the engine again")
+        self._doing, data = True, encode(order)
+        for rank, link in enumerate(self._links[:count], 1):
+            try:
+                link.send_bytes(data)
+            except OSError:
+                self._why = _ENDED.format(rank)
+                raise RankError(f"{self._why}; start the engine again") from None
+        return self
+
+    def __enter__(self) -> None:
+        """Begin to carry it out."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let the next order come, if this one is done."""
+        if kind is None:
+            self._doing = False
+        elif isinstance(error, RankError):
+            self._why = str(error).removesuffix("; start the engine again")
 
 
 class Ranks:
@@ -37,6 +84,7 @@ class Ranks:
         self.threads = env.threads()
         self.beside = 1
         self._links: list[Connection[bytes, bytes]] = []
+        self._told = Told(self._links)
         self.close = lambda: None
 
     def start(self, first: Assignment) -> None:
@@ -52,7 +100,7 @@ class Ranks:
     @property
     def on_order(self) -> OnOrder:
         """The function to call with every order for the others."""
-        return self._tell if self._links else nobody
+        return self._told if self._links else nobody
 
     @property
     def looks(self) -> float | None:
@@ -67,12 +115,13 @@ class Ranks:
         """
         for rank, link in enumerate(self._links, 1):
             if link.poll():  # they send nothing, so this is the end
-                raise _ended(rank)
+                raise RankError(f"{_ENDED.format(rank)}; start the engine again")
 
     @property
     def on_call(self) -> OnOrder:
         """The function to call with every order for those that share a proposer's layers."""
-        return self._tell_drafters if self.draft_group.size > 1 else nobody
+        count = self.draft_group.size - 1
+        return (lambda order: self._told(order, count)) if count else nobody
 
     def wait(self, numerics: Sequence[str]) -> None:
         """Wait until all have loaded their share.
@@ -101,26 +150,3 @@ class Ranks:
                 with suppress(OSError):
                     link.send_bytes(encode(Refusal(theirs)))
                 raise ConfigError(other_bits(f"rank {rank}", numerics, ready.numerics))
-
-    def _tell(self, order: Order) -> None:
-        """Send all other ranks the order that this one is about to carry out.
-
-        Raises:
-            RankError: one has ended.
-        """
-        self._send(order, len(self._links))
-
-    def _tell_drafters(self, order: Order) -> None:
-        self._send(order, self.draft_group.size - 1)
-
-    def _send(self, order: Order, count: int) -> None:
-        data = encode(order)
-        for rank, link in enumerate(self._links[:count], 1):
-            try:
-                link.send_bytes(data)
-            except OSError:
-                raise _ended(rank) from None
-
-
-def _ended(rank: int) -> RankError:
-    return RankError(f"rank {rank} of this engine has ended; start the engine again")

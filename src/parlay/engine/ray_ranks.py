@@ -1,17 +1,18 @@
 """Ranks that Ray starts on the machines of its cluster, each as an actor (https://docs.ray.io)."""
 
+import os
 import secrets
 import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from socket import socket
 from typing import Any
 
 from parlay import env, log
 from parlay.engine.joined_ranks import JoinedRanks, end
-from parlay.engine.joining import listen
+from parlay.engine.joining import Entrance, listen
 from parlay.engine.rank import Assignment, join
 from parlay.errors import ConfigError, RankError, brief
+from parlay.parallel.gloo import Gloo, GlooRing
 
 _ROOM = 30.0  # seconds that the cluster may take to find room
 
@@ -70,7 +71,8 @@ class RayRanks(JoinedRanks):
         self._nodes = cluster.util.placement_group_table(self._bundles)["bundles_to_node_id"]
         self.beside = self._sharing(0)
         self.threads = env.threads_of(self.beside)
-        self.close = weakref.finalize(self, _close, cluster, self._bundles, self._actors, self._server, self._links)
+        others = self._entrance, self._links, self._ways
+        self.close = weakref.finalize(self, _close, os.getpid(), cluster, self._bundles, self._actors, *others)
 
     def _sharing(self, rank: int) -> int:
         """Return how many ranks are on the machine of one."""
@@ -85,11 +87,10 @@ class RayRanks(JoinedRanks):
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         actor = self._ray.remote(num_cpus=1, max_restarts=0)(Rank)
-        host, port = self._server.getsockname()[:2]
         for rank in range(1, self._size):
             place = PlacementGroupSchedulingStrategy(self._bundles, placement_group_bundle_index=rank)
             self._actors.append(actor.options(scheduling_strategy=place).remote())
-            self._runs.append(self._actors[-1].run.remote((host, port), self._key, self._sharing(rank)))
+            self._runs.append(self._actors[-1].run.remote((self._host, self._port), self._key, self._sharing(rank)))
         super().start(first)
 
     def _check(self) -> None:
@@ -102,11 +103,17 @@ class RayRanks(JoinedRanks):
 
 
 def _close(
-    ray: Any, bundles: Any, actors: Sequence[Any], server: socket, links: "list[Connection[bytes, bytes]]"
+    owner: int,
+    ray: Any,
+    bundles: Any,
+    actors: Sequence[Any],
+    entrance: Entrance,
+    links: "list[Connection[bytes, bytes]]",
+    ways: "list[Gloo | GlooRing]",
 ) -> None:
-    """End all actors, and give the cluster its processors back."""
-    end(server, links)
-    if ray.is_initialized():
+    """End all actors, and give the cluster its processors back. A fork has none to end."""
+    end(owner, entrance, links, ways)
+    if os.getpid() == owner and ray.is_initialized():
         for actor in actors:
             ray.kill(actor)
         ray.util.remove_placement_group(bundles)

@@ -17,6 +17,7 @@ from parlay.drafting.notes import Notes
 from parlay.drafting.offers import NOTHING, Offer
 from parlay.engine.request import Request, Rows
 from parlay.engine.stats import EngineStats
+from parlay.errors import EngineFaultError
 from parlay.kv.pool import BlockPool
 from parlay.sampling.live import LiveProcessor, Output
 from parlay.types.output import FinishReason, Rejected
@@ -58,6 +59,7 @@ class Scheduler:
         self._notes = deque[tuple[Plan, Notes]]()  # these plans, in order
         self._preempted: set[Request] = set()  # of those: who is to lose its blocks afterwards
         self._left = 0  # rows left in the plan being made
+        self._half: Request | None = None  # the one whose tokens are being committed
 
     @property
     def requests(self) -> Iterable[Request]:
@@ -90,7 +92,7 @@ class Scheduler:
         self.processors.pop(request.request_id, None)
         if request in self._running:
             self._running.remove(request)
-        else:
+        elif request in self._waiting:
             self._waiting.remove(request)
 
     def expire(self, now: float) -> list[Request]:
@@ -184,8 +186,8 @@ class Scheduler:
         self.drafting.reset(request)
         request.counts.preemptions += 1
         self.stats.preemptions += 1
+        insort_left(self._waiting, request, key=_priority)  # first, so that it is always in a queue
         self._running.remove(request)
-        insort_left(self._waiting, request, key=_priority)
 
     def _admit(self, rows: dict[Request, Rows], now: float) -> None:
         """Start waiting requests while there are rows and free blocks, without preempting others."""
@@ -210,8 +212,8 @@ class Scheduler:
                 self.stats.queried_tokens += len(request.prompt_tokens) if looks else 0
                 self.stats.cached_tokens += request.computed
                 self.drafting.admit(request)
+            self._running.append(request)  # first, so that it is always in a queue
             self._waiting.remove(request)
-            self._running.append(request)
 
     def _spans(self, rows: dict[Request, Rows]) -> Iterator[Span]:
         """Yield the spans, with drafts where rows and blocks are left: to each request an equal share."""
@@ -270,6 +272,7 @@ class Scheduler:
             request = requests[span.request_id]
             if request.finish_reason is not None:  # aborted while the step was under way
                 continue
+            self._half = request
             try:
                 self._advance(request, span, verdict)
                 self.drafting.advance(request, proposal)
@@ -278,6 +281,7 @@ class Scheduler:
                     moved.append(request)
             except Exception as error:
                 raise SpanError(request.request_id) from error
+        self._half = None
         for request in requests.values():
             if request in self._preempted:
                 self.preempt(request)
@@ -364,6 +368,39 @@ class Scheduler:
             request.stop_reason = stop
             return "stop"
         return "length" if known - len(request.prompt_tokens) >= request.max_tokens else None
+
+    def mend(self, now: float, *, processing: bool = True) -> None:
+        """Begin anew after an exception that came from outside in the middle of anything.
+
+        Blocks are nobody's, plans are dropped, and all unfinished requests wait with the tokens that they have; what
+        they had computed is found again as far as it is shared. Only those end whose tokens were being committed, or
+        whose processors may be out of step with them.
+
+        Args:
+            now: the engine's clock.
+            processing: whether processors were at work.
+        """
+        running, queued, half = set(self._running), [*self._running, *self._waiting], self._half
+        every = list(dict.fromkeys([*queued, *self._under_way.values()]))
+        self._under_way, self._half, self._left = {}, None, 0
+        self._notes.clear()
+        self._preempted.clear()
+        for request in every:
+            request.table.drop()
+            request.computed = 0
+            broken = request is half or (processing and request in running and request.processor is not None)
+            if broken and request.finish_reason is None:
+                request.error = EngineFaultError("a step was interrupted in which this request was; send it again")
+                request.finish_reason, request.counts.finished = "abort", now
+                self.stats.finished["abort"] += 1
+        self.pool.reset()
+        live = [request for request in every if request.finish_reason is None]
+        for request in live:
+            request.counts.preemptions += request.counts.admitted > 0
+        self._waiting, self._running = sorted(live, key=lambda r: r.priority), []
+        for request_id in self.processors.keys() - {request.request_id for request in live}:
+            del self.processors[request_id]
+        self.drafting.restart(live)
 
     def check(self) -> None:
         """Recount every block; all tables must belong to running requests.

@@ -34,6 +34,7 @@ from parlay.types.plan import (
 )
 from parlay.verify.select import Verifier, plainly
 
+_PATIENT = 3  # drafting steps in a row that may fail for no request's fault, until those in them lose their proposer
 _SCORED_AT_ONCE = 64  # rows of a prompt: logits of a whole prompt might not fit into memory
 
 
@@ -76,6 +77,9 @@ class Worker:
         self._kernels, self._verify = kernels, verify
         self._runner, self._unsettled = runner, runner.unsettled
         self._proposer = proposer
+        self._stale = False  # whether passes may be under way of which no plan is left
+        self._processing = False  # whether requests' processors are at work, or were when a step ended half-way
+        self._failed = 0  # steps in a row in which drafting failed for no request's fault
         self._cold = False  # drafting at the end of the last step evicted the target's weights from the caches
         if proposer is not None:
             runner.tap(proposer.taps)
@@ -94,6 +98,19 @@ class Worker:
         """Forget a plan, if it was started."""
         self._under_way = deque(one for one in self._under_way if one.plan is not plan)
 
+    def reset(self) -> bool:
+        """Forget all plans and requests, after an exception that came from outside in the middle of anything.
+
+        Returns:
+            Whether requests' processors may be out of step with their tokens.
+        """
+        self._stale = True
+        self._under_way.clear()
+        self._laws.clear()
+        if self._proposer is not None:
+            self._proposer.reset()
+        return self._processing
+
     def execute(self, plan: Plan) -> StepOutput:
         """Start a plan and finish it; no other may be under way."""
         self.start(plan)
@@ -102,6 +119,9 @@ class Worker:
     def start(self, plan: Plan) -> None:
         """Run the plan's rows through the target, as far as this rank has its layers."""
         began = perf_counter()
+        if self._stale:
+            self._runner.discard()
+            self._stale = False
         spans = plan.spans
         stretches = [Stretch(s.tokens, s.start, s.blocks, s.draft) for s in spans]
         stretches += [
@@ -130,6 +150,7 @@ class Worker:
         ]
         logits = self._runner.logits(hidden, rows) if rows else hidden[:0].float()
         forwarded = perf_counter()
+        self._processing = True
         verdicts = self._verify(
             self._kernels,
             spans,
@@ -149,6 +170,7 @@ class Worker:
         cold = self._cold and not any(s.draft.tokens for s in spans)
         if self._proposer is not None:
             proposals = self._propose(self._proposer, spans, verdicts, hidden)
+        self._processing = False
         forward = step.seconds + forwarded - began
         unsettled, self._unsettled = self._unsettled, self._runner.unsettled
         settled = unsettled == self._unsettled and not cold
@@ -158,28 +180,37 @@ class Worker:
     def _propose(
         self, proposer: DeviceProposer, spans: Sequence[Span], verdicts: Sequence[Verdict], hidden: Tensor
     ) -> list[Proposal]:
-        """Draft for the next step. An error costs the requests that caused it their proposer, and none a token."""
+        """Draft for the next step. An error costs the request that caused it its proposer, and none a token.
+
+        One that names no request costs nobody more than the step's drafts, unless the next steps fail too.
+        """
         asked = [bool(s.catch_up.budget or s.catch_up.follow or s.catch_up.hold) for s in spans]
         self._cold = any(asked) and any(s.catch_up.budget for s in spans)
         if not any(asked):
             return [NO_PROPOSAL] * len(spans)
         try:
             proposals = proposer.propose(spans, verdicts, hidden, self._runner.tapped)
-            return [self._keep_laws(span, proposal) for span, proposal in zip(spans, proposals, strict=True)]
+            proposals = [self._keep_laws(span, proposal) for span, proposal in zip(spans, proposals, strict=True)]
         except Exception as error:
-            blamed = {error.request_id} if isinstance(error, SpanError) else {span.request_id for span in spans}
             cause = (error.__cause__ if isinstance(error, SpanError) else None) or error
+            drafting = [span.request_id for span, own in zip(spans, asked, strict=True) if own]
+            self._failed += not isinstance(error, SpanError)
+            lasting = isinstance(error, SpanError) or self._failed >= _PATIENT
+            blamed = [error.request_id] if isinstance(error, SpanError) else drafting if lasting else drafting[:1]
             # Everything written beyond what the layers held before will be written again.
-            proposer.forget([span.request_id for span, own in zip(spans, asked, strict=True) if own])
+            proposer.forget(drafting)
             return [
                 Proposal(
                     state=ProposerState(span.catch_up.state.computed),
                     error=cause if span.request_id in blamed and isinstance(cause, Exception) else None,
+                    lasting=lasting,
                 )
                 if own
                 else NO_PROPOSAL
                 for span, own in zip(spans, asked, strict=True)
             ]
+        self._failed = 0
+        return proposals
 
     def _keep_laws(self, span: Span, proposal: Proposal) -> Proposal:
         """Return a proposal that is plain data."""

@@ -40,8 +40,8 @@ class NativeKernels(_native.Operations):
 
     def record(self, work: Callable[[], object]) -> Callable[[], None]:  # noqa: D102
         tape = _native.Tape()
-        _native.record(tape)
         try:
+            _native.record(tape)
             work()
         finally:
             _native.record(None)

@@ -88,6 +88,18 @@ class BlockPool:
             self._hash[block] = None
         self._valid[block].clear()
 
+    def reset(self) -> None:
+        """Take every block from whoever holds it; named content can still be found. No state before is too broken."""
+        self._references, self._by_hash = [0] * self.num_blocks, {}
+        for block, name in enumerate(self._hash):
+            if name is not None and self._by_hash.setdefault(name, block) != block:
+                self._hash[block] = None
+        named = dict.fromkeys(self._by_hash.values())
+        self._cached = OrderedDict.fromkeys([*(block for block in self._cached if block in named), *named])
+        self._free = deque(block for block in range(self.num_blocks) if self._hash[block] is None)
+        for block in self._free:
+            self._valid[block].clear()
+
     def check(self, tables: Iterable[Iterable[int]]) -> None:
         """Recount every block against the tables that exist.
 

@@ -36,6 +36,10 @@ class BlockTable:
         self.trim(0)
         self._published = 0
 
+    def drop(self) -> None:
+        """Forget every block, of which the pool is told by `BlockPool.reset`."""
+        self.blocks, self._published = [], 0
+
     def adopt_prefix(self, tokens: Sequence[int]) -> int:
         """Share the longest cached run of full blocks that begins `tokens`; the table must be empty.
 

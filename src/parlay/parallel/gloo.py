@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
+from socket import AF_INET, AF_INET6, create_server
 from typing import Any
 
 import torch
@@ -19,16 +20,27 @@ _REACHING = 20.0  # seconds; looking up the names of addresses may take some of 
 
 
 def make_store(host: str) -> TCPStore:
-    """Return the store with which the ranks of a group find each other; this process keeps it.
+    """Return the store with which the ranks of a group find each other, all of them by `reach_store`.
+
+    It authenticates nobody, and listens as long as this object lives.
 
     Args:
-        host: an address of this machine that the others reach.
+        host: an address of this machine that the others reach; nothing listens on another one.
+
+    Raises:
+        RankError: this machine does not have it.
     """
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    try:
+        server = create_server((host, 0), family=AF_INET6 if ":" in host else AF_INET)
+    except OSError as error:
+        raise RankError(f"ranks cannot find each other at {host}: {error.strerror}") from None
+    port = server.getsockname()[1]
+    # Given only an address, it would listen on all that the machine has.
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
 
 
 def reach_store(host: str, port: int) -> TCPStore:
-    """Return the store that another machine keeps.
+    """Return the store that this or another machine keeps.
 
     Raises:
         RankError: it cannot be reached.
@@ -100,6 +112,10 @@ class Gloo:
         self._options = AllgatherOptions()
         self._options.timeout = timedelta(seconds=patience)
 
+    def close(self) -> None:
+        """Leave the group. Its threads hold tensors, which they must not drop while the interpreter ends."""
+        self._group = None
+
     def gather(self, own: Tensor, out: Tensor, bounds: tuple[int, ...]) -> None:
         """See `parlay.parallel.group.Exchange`; shares are sent padded to the widest."""
         widths = [end - begin for begin, end in pairwise(bounds)]
@@ -133,6 +149,11 @@ class GlooRing:
         self._group = _group(store, rank, size, host, max(patience, _REACHING))
         self._patience = timedelta(seconds=patience)
         self._sent = deque[tuple[Any, Tensor]]()  # whose memory has to stay until it was received
+
+    def close(self) -> None:
+        """See `Gloo.close`."""
+        self._group = None
+        self._sent.clear()
 
     def send(self, states: Tensor) -> None:
         """See `parlay.parallel.pipeline.Channel`."""

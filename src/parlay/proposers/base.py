@@ -170,6 +170,9 @@ class HostProposer(Proposer):
     def forget(self, request_id: int) -> None:
         """Drop everything kept for a request; unknown requests are ignored."""
 
+    def reset(self) -> None:
+        """Drop everything that was learnt since it was made, which may be in any state."""
+
 
 class DeviceProposer(Proposer):
     """Drafts at the end of a step, on every rank, where the target's hidden states are.
@@ -196,6 +199,9 @@ class DeviceProposer(Proposer):
 
     def forget(self, request_ids: Iterable[int]) -> None:
         """Drop the states that are held for some requests; unknown requests are ignored."""
+
+    def reset(self) -> None:
+        """Drop those of all requests, which may be in any state."""
 
     @abstractmethod
     def propose(

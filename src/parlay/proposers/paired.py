@@ -205,6 +205,9 @@ class PairedProposer(Head):
     def forget(self, request_ids: Iterable[int]) -> None:  # noqa: D102
         self._held.drop(request_ids)
 
+    def reset(self) -> None:  # noqa: D102
+        self._held = HeldStates()
+
     def _chosen(self, runs: Sequence[_Run], spans: Sequence[Span], sources: Tensor) -> tuple[Tensor, Tensor]:
         """Return where the states of runs are, held ones behind the step's own, and their rows there."""
         held: list[Tensor] = []

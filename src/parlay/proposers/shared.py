@@ -32,10 +32,11 @@ def shared(work: Callable[Concatenate[Own, Given], Result]) -> Callable[Concaten
 
     @wraps(work)
     def announced(self: Own, /, *given: Given.args, **named: Given.kwargs) -> Result:
-        if self.tell is not nobody:
-            assert not named
-            self.tell(Call.of(work.__name__, given))
-        return work(self, *given, **named)
+        if self.tell is nobody:
+            return work(self, *given, **named)
+        assert not named
+        with self.tell(Call.of(work.__name__, given)):
+            return work(self, *given)  # type: ignore[call-arg]
 
     setattr(announced, _MARK, True)
     return announced

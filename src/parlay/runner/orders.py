@@ -6,6 +6,7 @@ verification, drafting, processors) is on rank 0.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import msgspec
@@ -154,15 +155,19 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 Order = Forward | Logits | Move | Call | Collect | Refusal
-OnOrder = Callable[[Order], None]
+OnOrder = Callable[[Order], AbstractContextManager[None]]  # the region in which rank 0 carries it out
 
 _decoder = msgspec.msgpack.Decoder(Order)
 encode: Callable[[Order], bytes] = msgspec.msgpack.Encoder().encode
 decode: Callable[[bytes], Order] = _decoder.decode
 
 
-def nobody(order: Order) -> None:
+_ALONE = nullcontext()
+
+
+def nobody(order: Order) -> AbstractContextManager[None]:
     """Send nothing: for a model of one rank."""
+    return _ALONE
 
 
 def _bytes(values: Tensor) -> bytes:

@@ -43,7 +43,7 @@ class ModelRunner:
             blocks: number of blocks of its cache layers, or another model's layers of the same shape.
             block_size: tokens a block.
             group: the ranks that share the model's layers, of which each keeps the keys of its own heads.
-            tell: called with everything that the other ranks are to do too, before it is done here.
+            tell: called with everything that the other ranks are to do too; it is done here within what this returns.
         """
         self.model = model
         self.kernels = kernels
@@ -73,8 +73,13 @@ class ModelRunner:
         Raises:
             RankError: a rank that shares the layers is lost.
         """
-        if self._tell is not nobody:
-            self._tell(Forward.of(batch))
+        if self._tell is nobody:
+            self._start(batch)
+        else:
+            with self._tell(Forward.of(batch)):
+                self._start(batch)
+
+    def _start(self, batch: Batch) -> None:
         pipeline, arrived = self.pipeline, None
         if not pipeline.first:
             arrived = self._receive(2, len(batch.tokens))
@@ -96,11 +101,19 @@ class ModelRunner:
         if self.pipeline.channel is None:
             self.tapped = self._graphs.handed[2:]
             return self._hidden
-        if self._tell is not nobody:
-            self._tell(Collect())
-        states = self._receive(1, self._under_way.popleft())
+        with self._tell(Collect()):
+            states = self._receive(1, self._under_way.popleft())
         self.tapped = states[1:]
         return states[0]
+
+    def discard(self) -> None:
+        """Finish all passes that are under way, for nobody.
+
+        Raises:
+            RankError: a rank is lost.
+        """
+        while self._under_way:
+            self.finish()
 
     def _receive(self, further: int, rows: int) -> Tensor:
         """Return what the stage before has handed on of a pass: the states of all taps and so many further ones."""
@@ -141,8 +154,12 @@ class ModelRunner:
         Raises:
             RankError: a rank that shares the head is lost.
         """
-        if self._tell is not nobody:
-            self._tell(Logits(tuple(rows)))
+        if self._tell is nobody:
+            return self._logits(hidden, rows)
+        with self._tell(Logits(tuple(rows))):
+            return self._logits(hidden, rows)
+
+    def _logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         if list(rows) != list(range(hidden.shape[0])):
             hidden = hidden.index_select(0, torch.tensor(rows))
         return self.model.logits(hidden)
@@ -162,8 +179,8 @@ class ModelRunner:
                     targets.append(self._slot(span, span.end + depth))
         if sources:
             order = Move(tuple(sources), tuple(targets))
-            self._tell(order)
-            self.move(order)
+            with self._tell(order):
+                self.move(order)
 
     def move(self, order: Move) -> None:
         """Copy keys and values from slots to slots, in every layer."""

@@ -178,12 +178,14 @@ class Proposal:
     Attributes:
         draft: the next one.
         state: how far its cache layers have come.
-        error: what went wrong; the proposer is not asked again for this request.
+        error: what went wrong.
+        lasting: whether the proposer is then not used again for this request.
     """
 
     draft: Draft = NO_DRAFT
     state: ProposerState = ProposerState()
     error: Exception | None = None
+    lasting: bool = True
 
 
 NO_PROPOSAL = Proposal()  # compared by identity: the proposer was not asked, and its state is unchanged

@@ -105,3 +105,7 @@ class Proposer(HostProposer):
     def forget(self, request_id: int) -> None:
         """Drop a request's tree."""
         self._texts.pop(request_id, None)
+
+    def reset(self) -> None:
+        """Drop all trees."""
+        self._texts.clear()

@@ -135,6 +135,10 @@ class Proposer(HostProposer):
         if text is not None:
             self._past.end(text.response)
 
+    def reset(self) -> None:
+        """Drop all trees and responses."""
+        self._texts, self._past = {}, _Past(self._options)
+
 
 @dataclass(slots=True, eq=False)
 class _Response:
