@@ -1,7 +1,8 @@
 """The facts about a server, printed once when it is ready."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parlay import env
 from parlay.checkpoints.download import size_text
@@ -9,6 +10,7 @@ from parlay.config import ServerConfig
 from parlay.config.verification import COUPLED, LOSSY, verification_of
 from parlay.server.openai.reasoning import marks_of
 from parlay.server.openai.tool_formats import FORMATS, format_of
+from parlay.types.params import SamplingParams
 
 if TYPE_CHECKING:
     from parlay.link.engine import AsyncEngine
@@ -38,16 +40,19 @@ def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, st
         "--kv-cache-memory changes it",
         "speculation": (" + ".join(said.methods[1:]) or "none") + _verified(engine.numerics_id),
         "threads": str(env.threads_of(replicas)),
-        "sampling": ", ".join(f"{name} {value:g}" for name, value in engine.sampling_defaults.items())
-        + " unless a request says otherwise (--generation-config)"
-        if engine.sampling_defaults
-        else "SamplingParams' defaults unless a request says otherwise",
+        "sampling": f"{sampling(engine.sampling_defaults)} unless a request says otherwise (--generation-config)",
         "chat": "no chat template" if template is None else "the model's chat template",
         "tools": "none without a chat template" if template is None else tools,
         "reasoning": "none" if marks is None else f"between {marks.begin} and {marks.end}",
         "numerics": engine.numerics_id,
         "page": url,
     }
+
+
+def sampling(defaults: Mapping[str, Any]) -> str:
+    """Return what requests without sampling parameters get, in numbers."""
+    usual = {name: getattr(SamplingParams(), name) for name in ("temperature", "top_p")}
+    return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in {**usual, **defaults}.items())
 
 
 def _verified(numerics_id: str) -> str:

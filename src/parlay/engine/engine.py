@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 
 from parlay import env
-from parlay.checkpoints.find import find_model
+from parlay.checkpoints.find import find_model, recommended
 from parlay.checkpoints.generation import sampling_defaults
 from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig, SpeculativeConfig
@@ -146,7 +146,7 @@ class Engine:
         ranks.wait((*arithmetic(kernels.name, trust.bits), identity))
 
         self.methods = method_names(methods)
-        self.sampling_defaults = sampling_defaults(path, config.generation_config)
+        self.sampling_defaults = sampling_defaults(path, config.generation_config, recommended(config.model))
         self.memory = Memory(here.weights, num_blocks, config.block_size, here.bytes_per_token)
         self.vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)
