@@ -180,7 +180,10 @@ def test_the_command(
     assert main(arguments) == 0
     *table, last = capsys.readouterr().out.strip().splitlines()
     assert sum("ngram" in line for line in table) == 2
-    assert max(map(len, table)) <= 80
+    rows = [line for line in table if "random" in line or "workload" in line]
+    assert max(map(len, rows)) <= 80
+    assert sum("(1 turn)" in line for line in rows) == 4, "one ratio has no interval"
+    assert all(row["interval"] is None for row in json.loads(last)["rows"])
     found = json.loads(last)
     assert [(row["batch"], row["method"]) for row in found["rows"]] == [
         *((2, "plain"), (2, "ngram")),

@@ -38,7 +38,10 @@ def test_what_is_served_and_what_it_takes(model: Path) -> None:
     assert found["context"] == "512 tokens"
     assert "for 1,024 tokens, taken as it fills; --kv-cache-memory changes it" in found["cache"]
     assert found["speculation"] == "ngram"
-    assert found["sampling"] == "temperature 0.5, top-p 1, top-k 20 unless a request says otherwise (--generation-config)"
+    assert (
+        found["sampling"]
+        == "temperature 0.5, top-p 1, top-k 20 unless a request says otherwise (--generation-config)"
+    )
     assert found["numerics"].startswith("some-model-")
     assert found["page"] == "http://localhost:8000/"
     assert int(found["threads"]) > 0

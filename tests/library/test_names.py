@@ -58,7 +58,10 @@ def test_a_short_name_gives_its_sampling_to_every_request(own_names: Path, tmp_p
     ("name", "parts"),
     [
         ("hf.co/owner/model", ("owner/model", None, None)),
-        ("hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M", ("bartowski/Llama-3.2-1B-Instruct-GGUF", None, "Q4_K_M")),
+        (
+            "hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
+            ("bartowski/Llama-3.2-1B-Instruct-GGUF", None, "Q4_K_M"),
+        ),
         ("https://huggingface.co/owner/model", ("owner/model", None, None)),
         ("https://huggingface.co/owner/model/tree/main", ("owner/model", None, None)),
         ("https://huggingface.co/owner/model/blob/main/a/b.gguf", ("owner/model", "a/b.gguf", None)),

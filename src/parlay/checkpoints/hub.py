@@ -154,9 +154,7 @@ def fetch(name: str, hub: Hub, weights: bool = True, called: str | None = None) 
     return path
 
 
-def _download(
-    repository: str, hub: Hub, subject: str, allowed: list[str], ignored: tuple[str, ...] = ()
-) -> Path:
+def _download(repository: str, hub: Hub, subject: str, allowed: list[str], ignored: tuple[str, ...] = ()) -> Path:
     from huggingface_hub import snapshot_download  # slow to import
 
     try:

@@ -126,7 +126,9 @@ def _read(table: Path, families: Mapping[str, _Family]) -> dict[str, _Family]:
 def _sampling(where: str, values: Any) -> dict[str, float]:
     """Return recommended sampling parameters."""
     if not isinstance(values, dict):
-        raise ConfigError(f"{where} must be a table, such as {{ temperature = 0.7, top_p = 0.9 }}, not {shown(values)}")
+        raise ConfigError(
+            f"{where} must be a table, such as {{ temperature = 0.7, top_p = 0.9 }}, not {shown(values)}"
+        )
     for key, value in values.items():
         if key not in SAMPLING:
             raise ConfigError(f"{where}: unknown key {shown(key)}{nearest(key, SAMPLING)}")

@@ -41,7 +41,11 @@ def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, st
         "speculation": (" + ".join(said.methods[1:]) or "none") + _verified(engine.numerics_id),
         "threads": str(env.threads_of(replicas)),
         "sampling": f"{sampling(engine.sampling_defaults)} unless a request says otherwise (--generation-config)",
-        "chat": "no chat template" if template is None else "the model's chat template",
+        "chat": "no chat template; --chat-template FILE gives one"
+        if template is None
+        else "the chat template of --chat-template"
+        if config.chat_template
+        else "the model's chat template",
         "tools": "none without a chat template" if template is None else tools,
         "reasoning": "none" if marks is None else f"between {marks.begin} and {marks.end}",
         "numerics": engine.numerics_id,

@@ -27,8 +27,7 @@ def add_parser(kinds: Any) -> None:
         "http",
         help="what the server costs: the same prompts by LLM and over HTTP, whole and streamed",
         description="Start a server on this machine and give it the prompts that LLM completes too, turn by turn; "
-        "the client that measures shares the machine. The exit status is 1 if a text differs. The last line of the "
-        "output is JSON.",
+        "the client that measures shares the machine. The exit status is 1 if a text differs.",
     )
     add_flags(parser, HttpOptions)
     add_model_flags(parser, sampling=False)
@@ -41,5 +40,5 @@ def _run(options: argparse.Namespace) -> int:
 
     with progress() as tick:
         rows = measure(engine_options(options), options.speculative_config, workload, tick)
-    report(rows, _COLUMNS, workload=asdict(workload))
+    report(options, rows, _COLUMNS, workload=asdict(workload))
     return 0 if all(row["same_text"] for row in rows) else 1

@@ -46,7 +46,7 @@ def add_parsers(kinds: Any) -> None:
             help=text,
             description=f"Measure {text}. Prompts are Python code that comes with the package, cut where the seed "
             "says. With --speculative-config plain decoding and speculation take turns on the same prompts, and the "
-            "exit status is 1 if a token differs. The last line of the output is JSON.",
+            "exit status is 1 if a token differs.",
         )
         add_plot_flag(parser)
         add_flags(parser, cls)
@@ -76,5 +76,5 @@ def _run(options: argparse.Namespace) -> int:
         from parlay.bench.plot import draw
 
         draw(options.plot, f"parlay bench {options.kind}", panels(rows, workload))
-    report(rows, options.columns, workload=asdict(workload))
+    report(options, rows, options.columns, workload=asdict(workload))
     return 0 if all(row["same_tokens"] for row in rows) else 1

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.drafts import add_draft_flag, given_drafts
-from parlay.cli.flags import add_dequantize_flag
+from parlay.cli.flags import add_dequantize_flag, add_model
 from parlay.errors import RequestError
 from parlay.types.output import CompletionOutput
 from parlay.types.params import SamplingParams
@@ -57,9 +57,7 @@ def add_parser(commands: Any) -> None:
         description="Complete a few prompts: with the method that measurement chooses (auto), with each method "
         "alone, and plainly. The texts are the same; the colours show who guessed.",
     )
-    parser.add_argument(
-        "--model", default="tiny-code", help="short name, directory or file (default: tiny-code, embedded)"
-    )
+    add_model(parser, "tiny-code")
     add_draft_flag(parser)
     add_dequantize_flag(parser)
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens a prompt (default: 96)")

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from parlay import __version__, log
+from parlay import __version__, env, log
 from parlay.cli import (
     bench,
     chat,
@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = normalise(list(sys.argv[1:] if arguments is None else arguments))
         apply_settings(commands.choices, words)
         options = parser.parse_args(words)
+        if "threads" in options:
+            env.adopt({"PARLAY_THREADS": str(options.threads)})
         log.configure()
         with warnings.catch_warnings():
             warnings.showwarning = partial(_say, warnings.showwarning)

@@ -13,9 +13,10 @@ from threading import Timer
 from typing import Any
 
 from parlay import env
-from parlay.cli.flags import add_flags, add_foreign_flags, foreign_options, given
+from parlay.cli.flags import add_flags, add_foreign_flags, add_model, foreign_options, given
 from parlay.cli.serving import speculation
 from parlay.cli.settings import add_config_flag
+from parlay.cli.template import read_template
 from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig, modernise
 from parlay.errors import ConfigError
 
@@ -30,7 +31,7 @@ def add_parser(commands: Any) -> None:
         description="Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it in order. docs/server.md has "
         "the endpoints and their fields.",
     )
-    parser.add_argument("served", nargs="?", metavar="MODEL", help="what --model says (default: tiny-code)")
+    add_model(parser)
     parser.add_argument(
         "--speculative-config",
         metavar="METHOD|JSON",
@@ -47,11 +48,10 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Load the model, then serve until told to end."""
     values = given(EngineConfig, vars(options))
-    served = options.served or values.get("model", EngineConfig().model)
-    if values.setdefault("model", served) != served:
-        raise ConfigError("MODEL and --model are one option; give one of them")
+    values.setdefault("model", EngineConfig().model)
     own = given(ServerConfig, vars(options))
     config = ServerConfig.parse(own)
+    config = replace(config, chat_template=read_template(config.chat_template))
     values, asked = modernise(values | foreign_options(vars(options), own), speculation(options))
     speculative = SpeculativeConfig.parse(asked)
     try:
@@ -122,6 +122,8 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
                 **values,
             )
             engine = await stack.enter_async_context(client)
+        if config.chat_template is not None:
+            engine.codec.use_template(config.chat_template)
         gate = Gate(config.max_open, config.max_open_per_key)
         methods = engine.facts.methods
         method = "+".join(methods[1:]) or methods[0]

@@ -4,14 +4,17 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from parlay.cli.flags import add_flags, add_foreign_flags, foreign_options, given
+from parlay.cli.flags import add_flags, add_foreign_flags, add_model, add_threads_flag, foreign_options, given
 from parlay.cli.settings import add_config_flag
 from parlay.config import EngineConfig
 from parlay.config.speculative import DEFAULT, Speculation
+from parlay.errors import RequestError
 from parlay.types.output import CompletionOutput, RequestOutput
 from parlay.types.params import SamplingParams
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from parlay.llm import LLM
 
 # With a single request --seed means that request's seed.
@@ -20,11 +23,21 @@ _ENGINE_ONLY = frozenset({"seed"})
 _PYTHON_ONLY = frozenset({"logits_processors", "logprobs", "prompt_logprobs"})
 
 
-def add_model_flags(parser: argparse.ArgumentParser, *, sampling: bool = True, **defaults: object) -> None:
+def add_model_flags(
+    parser: argparse.ArgumentParser, *, sampling: bool = True, word: bool = True, **defaults: object
+) -> None:
     """Add the flags of an engine, of speculation and, unless the command has its own, of sampling.
 
-    `defaults` are the command's own, as given to `make_params`.
+    Args:
+        parser: of the command.
+        sampling: whether it has flags of sampling.
+        word: whether MODEL may be given without --model.
+        **defaults: the command's own, as given to `make_params`.
     """
+    if word:
+        add_model(parser)
+    else:
+        add_threads_flag(parser)
     parser.add_argument(
         "--speculative-config",
         metavar="METHOD|JSON",
@@ -62,15 +75,16 @@ def make_params(options: argparse.Namespace, **defaults: Any) -> SamplingParams:
 
 
 class Printer:
-    """Shows completions on stdout while they grow, coloured by who guessed each token when that is a terminal."""
+    """Shows completions on stdout while they grow; on a terminal with colours of who drafted, and words wrapped."""
 
-    def __init__(self, llm: "LLM", params: SamplingParams) -> None:
+    def __init__(self, llm: "LLM", params: SamplingParams, *, coloured: bool = True) -> None:
         from rich.console import Console
 
         from parlay.cli.colour import Palette
 
         self.console = Console(highlight=False, soft_wrap=True)
         self.palette = Palette()
+        self.coloured = coloured and self.console.color_system is not None and not self.console.no_color
         self._tokenizer = llm.engine.codec.tokenizer
         self._skip = params.skip_special_tokens
         self.restart()
@@ -78,8 +92,10 @@ class Printer:
     def restart(self) -> None:
         """Begin with another prompt's completions."""
         from parlay.cli.colour import Colourer
+        from parlay.cli.wrap import Wrapper
 
         self._colourers: dict[int, Colourer] = {}
+        self._wrapper = Wrapper()
 
     def show(self, one: CompletionOutput) -> None:
         """Print the part of a completion that was not printed before."""
@@ -92,10 +108,59 @@ class Printer:
         finished = one.finish_reason is not None
         text = self._colourers[one.index].update(one.token_ids, one.sources, one.text, rejected, finished=finished)
         if self.console.is_terminal:
-            self.console.print(text, end="")
+            self._write(text)
         else:  # exactly the text: rich would expand tabs
             sys.stdout.write(text.plain)
             sys.stdout.flush()
+
+    def _write(self, text: "Text") -> None:
+        if self.console.is_dumb_terminal:  # which cannot take a word back
+            self.console.print(text if self.coloured else text.plain, end="", markup=False)
+            return
+        styles = [(span.start, span.end, str(span.style)) for span in text.spans]
+        pieces = [(text.plain[start:end], style) for start, end, style in styles] or [(text.plain, "")]
+        for piece, style in pieces:
+            shown = style if self.coloured or "strike" in style else ""
+            for part, kept in self._wrapper.add(piece, shown, self.console.width - 1):
+                if part.startswith("\x1b"):
+                    self.console.file.write(part)
+                elif part:
+                    self.console.print(part, style=kept or None, end="", markup=False)
+        self.console.file.flush()
+
+
+def read_stdin() -> str:
+    """Return the text that is piped to the command; none from a terminal.
+
+    Raises:
+        RequestError: it is not valid in its encoding.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    try:
+        return sys.stdin.read().strip("\n")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"standard input is not valid {error.encoding}: {error.reason}") from None
+    except OSError:  # closed, or none of a program's that runs this
+        return ""
+
+
+def cut_off(output: RequestOutput, params: SamplingParams, context: int) -> str:
+    """Return what to say of an answer that was cut before its end; nothing of one that was not.
+
+    Args:
+        output: finished.
+        params: of the answer.
+        context: tokens that prompt and answer may have together.
+    """
+    cut = [one for one in output.outputs if one.finish_reason == "length"]
+    if not cut:
+        return ""
+    full = params.max_tokens is None or len(cut[0].token_ids) < params.max_tokens
+    why = f"the context of {context:,} tokens is full" if full else f"--max-tokens {params.max_tokens}"
+    some = "" if len(output.outputs) == 1 else f"{len(cut)} of {len(output.outputs)} answers "
+    shape = "; what the structured outputs ask for is incomplete" if params.structured_outputs is not None else ""
+    return f"{some}cut off: {why}{shape}"
 
 
 SAID_NOTHING = "the model ended its answer at once, without a text"

@@ -130,6 +130,10 @@ class TextCodec:
         """The chat template, in Jinja's language."""
         return self._template
 
+    def use_template(self, template: str) -> None:
+        """Take a chat template in place of the model's own."""
+        self._template = template
+
     def shows_tools(self, template: str | None = None) -> bool:
         """Whether a chat template, by default the model's own, passes tools to the model."""
         own = template or self._template
@@ -149,8 +153,8 @@ class TextCodec:
         template = options.chat_template or self._template
         if template is None:
             raise RequestError(
-                "this model has no chat template; "
-                "give one as chat_template, or use generate with a prompt of your own",
+                "this model has no chat template; give one as chat_template (a command: --chat-template FILE), or "
+                "complete a prompt of your own",
                 param="chat_template",
             )
         return render(template, messages, self._special, options, self._runner(options.chat_template))
