@@ -181,7 +181,7 @@ def test_a_terminal_shows_who_guessed_and_how_fast_it_was(
     assert main([*command, "--speculative-config", '{"method": "ngram", "lengths": "fixed"}']) == 0
     said = capsys.readouterr().err
     assert "\x1b[" in screen.getvalue()
-    assert "draft tokens by  ngram" in said
+    assert "drafts by ngram" in said
     assert "cut off: --max-tokens 60" in said
     assert "60 tokens in " in said
     assert "tokens/s" in said

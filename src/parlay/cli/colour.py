@@ -29,9 +29,9 @@ class Palette:
     def legend(self, sources: Iterable[str] | None = None) -> Text:
         """Return one line that names those who drafted in their colours, all or `sources`; nothing without any."""
         named = [source for source in self._styles if source != PLAIN and (sources is None or source in sources)]
-        line = Text("draft tokens by" if named else "")
+        line = Text("drafts by" if named else "")
         for source in named:
-            line.append("  ").append(source, style=self._styles[source])
+            line.append(" ").append(source, style=self._styles[source])
         return line
 
 

@@ -45,8 +45,9 @@ class Parser(argparse.ArgumentParser):
         # Before `-ctk` is read as `-c tk`, and before a required word is missed.
         self._refuse(word for word in ours if answer(_name(word)) and _name(word) not in self._option_string_actions)
         found, left = super().parse_known_args(words, namespace)
-        self._refuse(left)
-        left = self._place(found, left)
+        end = left.index("--") if "--" in left else len(left)
+        self._refuse(left[:end])
+        left = self._place(found, left[:end] + left[end + 1 :])
         if left:
             spare = self.spare or "that is one word too many"
             self.error(f"{' '.join(left)!r} is left over: {spare}")

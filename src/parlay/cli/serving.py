@@ -117,9 +117,7 @@ class Printer:
         if self.console.is_dumb_terminal:  # which cannot take a word back
             self.console.print(text if self.coloured else text.plain, end="", markup=False)
             return
-        styles = [(span.start, span.end, str(span.style)) for span in text.spans]
-        pieces = [(text.plain[start:end], style) for start, end, style in styles] or [(text.plain, "")]
-        for piece, style in pieces:
+        for piece, style in pieces_of(text):
             shown = style if self.coloured or "strike" in style else ""
             for part, kept in self._wrapper.add(piece, shown, self.console.width - 1):
                 if part.startswith("\x1b"):
@@ -127,6 +125,15 @@ class Printer:
                 elif part:
                     self.console.print(part, style=kept or None, end="", markup=False)
         self.console.file.flush()
+
+
+def pieces_of(text: "Text") -> list[tuple[str, str]]:
+    """Return a text's pieces with the style of each, which is empty where the text has none."""
+    pieces, end = [], 0
+    for span in sorted(text.spans):
+        pieces += [(text.plain[end : span.start], ""), (text.plain[span.start : span.end], str(span.style))]
+        end = span.end
+    return [piece for piece in (*pieces, (text.plain[end:], "")) if piece[0]]
 
 
 def read_stdin() -> str:

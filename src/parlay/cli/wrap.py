@@ -30,18 +30,25 @@ class Wrapper:
             if letter == "\n":
                 self._column, self._word = 0, []
             elif letter.isspace():
-                self._column, self._word = self._column + (taken or 1), []
-            elif self._column + taken <= width or not self._begun_late():
-                self._column += taken
-                self._word.append((letter, style))
-            else:
+                self._advance(taken, width)
+                self._word = []
+            elif self._column + taken > width and self._begun_late():
                 yield "".join(line), style
                 line = []
                 yield from self._take_down()
                 self._column += taken
                 self._word.append((letter, style))
+            else:
+                self._advance(taken, width)
+                self._word.append((letter, style))
             line.append(letter)
         yield "".join(line), style
+
+    def _advance(self, taken: int, width: int) -> None:
+        """Count a letter's columns; one that has no room even in the last column is in the next line."""
+        self._column += taken
+        if self._column > width + 1:
+            self._column, self._word = taken, []
 
     def _begun_late(self) -> bool:
         """Whether the word has something before it in its line: else a line of its own would not help."""
