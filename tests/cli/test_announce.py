@@ -9,7 +9,7 @@ import pytest
 from checkpoints import write_llama
 
 from parlay import AsyncLLM
-from parlay.cli.announce import facts, loading
+from parlay.cli.announce import facts, figures, loading
 from parlay.config import ServerConfig
 
 SAMPLING = {"temperature": 0.5, "top_k": 20, "do_sample": True}
@@ -69,6 +69,18 @@ def test_forms_of_calls_and_of_reasoning(with_a_place: Path) -> None:
     assert (found["tools"], found["reasoning"]) == ("hermes", "between <think> and </think>")
     named = told(with_a_place, ServerConfig(tool_call_parser="mistral", reasoning_parser="none"))
     assert (named["tools"], named["reasoning"]) == ("mistral", "none")
+
+
+def test_a_log_for_programs_has_values(model: Path) -> None:
+    engine = AsyncLLM(model, speculative_config={"method": "ngram"}, num_blocks=64, block_size=16)
+    try:
+        found = figures(engine, ServerConfig(), "http://localhost:8000/")
+    finally:
+        asyncio.run(engine.close())
+    assert json.loads(json.dumps(found)) == found
+    assert (found["max_model_len"], found["cache_tokens"], found["methods"]) == (512, 1024, ["ngram"])
+    assert found["sampling"] == {"temperature": 0.5, "top_k": 20}
+    assert isinstance(found["threads"], int)
 
 
 def test_what_is_loaded(model: Path) -> None:

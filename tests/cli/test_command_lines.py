@@ -133,7 +133,8 @@ def test_an_answer_names_flags_that_exist(parser: Parser) -> None:
     [
         # vLLM's documents: https://docs.vllm.ai/en/latest/cli/serve/ (--max-model-len)
         ("1k", 1000), ("1K", 1024), ("25.6k", 25_600), ("2m", 2_000_000), ("1M", 1 << 20), ("1g", 10**9),
-        ("4096", 4096), ("1GB", 10**9), ("1.5GB", 1_500_000_000), ("1GiB", 1 << 30), ("512MiB", 512 << 20), ("-1", -1),
+        ("4096", 4096), ("1GB", 10**9), ("1.5GB", 1_500_000_000), ("1GiB", 1 << 30), ("512MiB", 512 << 20),
+        ("-1", -1),
     ],
 )  # fmt: skip
 def test_numbers_with_a_unit(text: str, value: int, parser: Parser) -> None:

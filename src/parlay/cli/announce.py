@@ -53,6 +53,26 @@ def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, st
     }
 
 
+def figures(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, Any]:
+    """Return what `facts` says in words as values, for a log that programs read."""
+    said, memory = engine.facts, engine.facts.memory
+    return {
+        "model": engine.model_name,
+        "replicas": config.data_parallel_size,
+        "weight_bytes": memory.weights,
+        "max_model_len": engine.max_model_len,
+        "cache_bytes": memory.cache,
+        "cache_tokens": memory.tokens,
+        "methods": list(said.methods[1:]),
+        "verification": verification_of(engine.numerics_id),
+        "threads": env.threads_of(config.data_parallel_size),
+        "sampling": engine.sampling_defaults,
+        "chat_template": engine.codec.template is not None,
+        "numerics": engine.numerics_id,
+        "page": url,
+    }
+
+
 def sampling(defaults: Mapping[str, Any]) -> str:
     """Return what requests without sampling parameters get, in numbers."""
     usual = {name: getattr(SamplingParams(), name) for name in ("temperature", "top_p")}

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from threading import Timer
@@ -86,7 +85,7 @@ async def _serve_and_end(
 
 async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
     from parlay.bar import loading_bar
-    from parlay.cli.announce import facts, loading
+    from parlay.cli.announce import facts, figures, loading
     from parlay.server.app import create_app
     from parlay.server.browsers import LOOPBACK
     from parlay.server.garbage import leave_out_what_is_loaded, search_seldom
@@ -141,18 +140,18 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
         search_seldom()
         host, port = sockets[0].getsockname()[:2]
         url = f"http://{'localhost' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}/"
-        _tell(facts(engine, config, url), log, people=people)
+        if people:
+            _show(facts(engine, config, url))
+        else:
+            log({"time": round(time.time(), 3), "event": "ready", **figures(engine, config, url)})
         if config.log_interval:
             speed = asyncio.create_task(report_speed(engine.stats, log, config.log_interval))
             stack.callback(speed.cancel)
         await Server(app, config, gate).serve(sockets)
 
 
-def _tell(known: dict[str, str], log: Callable[[dict[str, Any]], None], *, people: bool) -> None:
-    """Report the facts: a line for each to people, one event to a log."""
-    if not people:
-        log({"time": round(time.time(), 3), "event": "ready", **known})
-        return
+def _show(known: dict[str, str]) -> None:
+    """Print a line for each fact."""
     width = max(map(len, known))
     for name, value in known.items():
         print(f"  {name:<{width}}  {value}", file=sys.stderr)

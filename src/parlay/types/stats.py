@@ -53,6 +53,7 @@ class Stats:
         preemptions: times that a request lost its blocks.
         prompt_tokens: of the requests that were admitted, each counted once.
         cached_tokens: those of them found in the prefix cache.
+        prefilled: rows of prompts that were run through the target, counted with their step; again after preemption.
         finished: requests, by why they ended.
     """
 
@@ -70,6 +71,7 @@ class Stats:
     preemptions: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    prefilled: int = 0
     finished: dict[str, int] = field(default_factory=Counter)
 
     @property
