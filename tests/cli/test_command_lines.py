@@ -8,6 +8,8 @@ import pytest
 
 from parlay.cli import bench, chat, demo, explain, generate, run, serve, verify
 from parlay.cli.flags import Parser, _int, near_flag, normalise
+from parlay.cli.main import main
+from parlay.cli.serving import read_speculation
 from parlay.cli.template import read_template
 from parlay.config.foreign_flags import _BY_FLAG, answer
 from parlay.errors import ConfigError
@@ -171,3 +173,43 @@ def test_a_template_is_a_file_or_a_text(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             read_template(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("ngram", "ngram"),
+        ("none", "none"),
+        ('{"method": "ngram"}', '{"method": "ngram"}'),
+        ("tiny-code-eagle3", {"model": "tiny-code-eagle3"}),
+        ("./my-head", {"model": "./my-head"}),
+        ("heads/smollm2-eagle3", {"model": "heads/smollm2-eagle3"}),
+        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", {"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}),
+    ],
+)
+def test_a_head_by_its_path_or_name(text: str, meant: object) -> None:
+    assert read_speculation(text) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("{method: ngram}", '\'{"method": "ngram"}\''),  # the shell took the quotes
+        ("{'method': 'ngram', 'num_speculative_tokens': 3}", '\'{"method": "ngram", "num_speculative_tokens": 3}\''),
+        ('{"method": "ngram"', '"num_speculative_tokens": 5}\''),
+        ("{", '\'{"method": "ngram"'),
+        ("[{method: ngram}, {model: x}", '\'{"method": "ngram"'),
+    ],
+)
+def test_json_with_a_mistake_is_shown_right(text: str, advice: str) -> None:
+    with pytest.raises(ConfigError, match="not valid JSON; write ") as error:
+        read_speculation(text)
+    assert advice in str(error.value)
+
+
+def test_the_command_says_what_it_reads_from_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    for name in ("PARLAY_THREADS", "PARLAY_LOG", "PARLAY_ISA", "PARLAY_MEMORY", "PARLAY_API_KEY", "PARLAY_FLAG_"):
+        assert name in said

@@ -170,10 +170,11 @@ def _startup(options: argparse.Namespace) -> int:
 
 def _roofline(options: argparse.Namespace) -> int:
     from parlay.bench.roofline import measure
+    from parlay.cli.serving import read_speculation
     from parlay.config import SpeculativeConfig
 
     asked = options.speculative_config
-    speculative = None if asked is None else SpeculativeConfig.parse(asked)
+    speculative = None if asked is None else SpeculativeConfig.parse(read_speculation(asked))
     with _progress() as tick:
         result = measure(
             options.model,

@@ -8,7 +8,7 @@ from typing import Any
 from parlay.bench.options import LatencyOptions, ServingOptions, ThroughputOptions
 from parlay.cli.flags import add_flags, given
 from parlay.cli.report import Columns, progress, report
-from parlay.cli.serving import add_model_flags, engine_options
+from parlay.cli.serving import add_model_flags, engine_options, speculation
 from parlay.config import SpeculativeConfig, build
 
 _METHOD: Columns = {"method": ("method", "{}")}
@@ -50,7 +50,7 @@ def add_parsers(kinds: Any) -> None:
         )
         add_plot_flag(parser)
         add_flags(parser, cls)
-        add_model_flags(parser, sampling=False)
+        add_model_flags(parser, sampling=False, default="none, plain decoding alone is measured")
         parser.set_defaults(run=_run, kind=name, options=cls, columns=_METHOD | columns | _SPECULATION)
 
 
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
     workload: ServingOptions = build(options.options, given(options.options, vars(options)), "option")
     speculative = None
     if options.speculative_config is not None:
-        speculative = SpeculativeConfig.parse(options.speculative_config)
+        speculative = SpeculativeConfig.parse(speculation(options))
     if options.plot is not None:
         from parlay.bench.plot import check_target
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from parlay import env
 from parlay.cli.flags import add_flags, add_foreign_flags, add_model, foreign_options, given
-from parlay.cli.serving import speculation
+from parlay.cli.serving import add_speculation_flag, speculation
 from parlay.cli.settings import add_config_flag
 from parlay.cli.template import read_template
 from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig, modernise
@@ -31,12 +31,7 @@ def add_parser(commands: Any) -> None:
         "the endpoints and their fields.",
     )
     add_model(parser)
-    parser.add_argument(
-        "--speculative-config",
-        metavar="METHOD|JSON",
-        help='how to speculate: a method such as ngram, or \'{"method": "ngram", "num_speculative_tokens": 5}\'; '
-        "none decodes plainly (default: auto)",
-    )
+    add_speculation_flag(parser)
     add_config_flag(parser)
     add_flags(parser, ServerConfig)
     add_flags(parser, EngineConfig)

@@ -1,14 +1,16 @@
 """Common parts of the commands that talk to a model: flags, starting the engine, and printing text as it comes."""
 
 import argparse
+import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.flags import add_flags, add_foreign_flags, add_model, add_threads_flag, foreign_options, given
 from parlay.cli.settings import add_config_flag
 from parlay.config import EngineConfig
 from parlay.config.speculative import DEFAULT, Speculation
-from parlay.errors import RequestError
+from parlay.errors import ConfigError, RequestError, shown
 from parlay.types.output import CompletionOutput, RequestOutput
 from parlay.types.params import SamplingParams
 
@@ -24,7 +26,12 @@ _PYTHON_ONLY = frozenset({"logits_processors", "logprobs", "prompt_logprobs"})
 
 
 def add_model_flags(
-    parser: argparse.ArgumentParser, *, sampling: bool = True, word: bool = True, **defaults: object
+    parser: argparse.ArgumentParser,
+    *,
+    sampling: bool = True,
+    word: bool = True,
+    default: str = "auto",
+    **defaults: object,
 ) -> None:
     """Add the flags of an engine, of speculation and, unless the command has its own, of sampling.
 
@@ -32,23 +39,29 @@ def add_model_flags(
         parser: of the command.
         sampling: whether it has flags of sampling.
         word: whether MODEL may be given without --model.
+        default: how it speculates without --speculative-config.
         **defaults: the command's own, as given to `make_params`.
     """
     if word:
         add_model(parser)
     else:
         add_threads_flag(parser)
-    parser.add_argument(
-        "--speculative-config",
-        metavar="METHOD|JSON",
-        help='how to speculate: a method such as ngram, or \'{"method": "ngram", "num_speculative_tokens": 5}\'; '
-        "none decodes plainly (default: auto)",
-    )
+    add_speculation_flag(parser, default)
     add_config_flag(parser)
     add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
     add_foreign_flags(parser)
     if sampling:
         add_flags(parser, SamplingParams, _PYTHON_ONLY, defaults)
+
+
+def add_speculation_flag(parser: argparse.ArgumentParser, default: str = "auto") -> None:
+    """Add `--speculative-config`, which `speculation` reads."""
+    parser.add_argument(
+        "--speculative-config",
+        metavar="METHOD|HEAD|JSON",
+        help="how to speculate: a method such as ngram, a head's or draft model's directory or name, or "
+        f'\'{{"method": "ngram", "num_speculative_tokens": 5}}\'; none decodes plainly (default: {default})',
+    )
 
 
 def make_llm(options: argparse.Namespace) -> "LLM":
@@ -59,9 +72,46 @@ def make_llm(options: argparse.Namespace) -> "LLM":
 
 
 def speculation(options: argparse.Namespace) -> Speculation:
-    """Return the flags' speculative config, as it was written; without any, the engine's default."""
-    asked: Speculation = options.speculative_config
-    return DEFAULT if asked is None else asked
+    """Return the flags' speculative config; without any, the engine's default.
+
+    Raises:
+        ConfigError: it is JSON with a mistake.
+    """
+    asked: str | None = options.speculative_config
+    return DEFAULT if asked is None else read_speculation(asked)
+
+
+def read_speculation(text: str) -> Speculation:
+    """Return a speculative config that may be the path or name of a head or draft model too.
+
+    Raises:
+        ConfigError: it is JSON with a mistake.
+    """
+    from parlay.checkpoints.find import embedded
+
+    bare = text.strip()
+    if bare[:1] in ("{", "["):
+        try:
+            json.loads(bare)
+        except (ValueError, RecursionError):
+            raise ConfigError(
+                f"--speculative-config {shown(text)} is not valid JSON; write '{_in_json(bare)}', the quotes included"
+            ) from None
+    elif "/" in bare or bare in embedded() or Path(bare).exists():
+        return {"model": bare}
+    return text
+
+
+def _in_json(text: str) -> str:
+    """Return in JSON what was probably meant, such as `{method: ngram}`; else an example."""
+    import yaml
+
+    try:
+        meant = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        meant = None
+    good = isinstance(meant, dict) and meant and None not in meant.values()
+    return json.dumps(meant if good else {"method": "ngram", "num_speculative_tokens": 5})
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.bench.sameness import compare
     from parlay.cli.junit import write_junit
     from parlay.cli.report import paper
+    from parlay.cli.serving import read_speculation
     from parlay.config import SpeculativeConfig
     from parlay.config.speculative import PLAIN, plain
     from parlay.config.verification import COUPLED, LOSSY
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     asked = _comparison(options)
     speculative = None
     if options.speculative_config is not None:
-        config = SpeculativeConfig.parse(options.speculative_config)
+        config = SpeculativeConfig.parse(read_speculation(options.speculative_config))
         names = [str(one.method) for one in resolve_methods(config)]
         speculative = {PLAIN: plain(), "+".join(names): config}
     console = paper(highlight=False, soft_wrap=True)
