@@ -105,7 +105,7 @@ class LLM:
         Args:
             prompts: one or many; each is text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
             sampling_params: for all, or one for each prompt.
-            use_tqdm: show a progress bar on stderr; None shows one on a terminal when there are many prompts.
+            use_tqdm: show a progress bar on stderr; None, the default, shows one where stderr is a terminal.
             lora_request: None; adapters are not served.
 
         Returns:
@@ -281,8 +281,7 @@ class LLM:
         def step() -> list[Request]:
             return self._step() if unfinished() else []  # another thread may have taken the last one
 
-        show = use_tqdm if use_tqdm is not None else len(requests) > 1
-        if not show:
+        if not (sys.stderr.isatty() if use_tqdm is None else use_tqdm):
             while unfinished():
                 self._alone.run(step)
             return
@@ -297,8 +296,7 @@ class LLM:
             TextColumn("{task.fields[speed]:,.0f} tokens/s"),
             TimeRemainingColumn(),
         )
-        disable = use_tqdm is None and not console.is_terminal
-        with Progress(*columns, console=console, transient=True, disable=disable) as bar:
+        with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("generating", total=len(requests), speed=0.0)
             before = self.engine.stats.emitted
             while unfinished():

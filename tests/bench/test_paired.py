@@ -54,6 +54,7 @@ def test_drift_cancels() -> None:
 def test_bootstrap_of_known_data() -> None:
     assert estimate([1.5]) == Estimate(1.5, 1.5, 1.5)
     assert estimate([2.0] * 9) == Estimate(2.0, 2.0, 2.0)
+    assert [estimate([2.0] * n).interval for n in (1, 2, 7, 8)] == [None, None, None, [2.0, 2.0]]
     found = estimate([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0])
     assert found.median == 1.5
     # By the binomial law of 11 turns 95 % lie between the second or third from either end.

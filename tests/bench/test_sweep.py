@@ -68,7 +68,7 @@ def test_plain_decoding_runs_once_for_all_budgets(options: SweepOptions, monkeyp
     ]
     assert all(row["same_tokens"] for row in rows)
     assert len({row["numerics"] for row in rows}) == 2
-    assert said[-1] == "two: asked, batch 2, temperature 0.8: turn 1, ngram 4"
+    assert said[-1] == "two: case 1 of 1, at most 10 min left: asked, batch 2, temperature 0.8: turn 1, ngram 4"
 
 
 def test_no_draft_is_above_its_budget(options: SweepOptions) -> None:

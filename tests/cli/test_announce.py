@@ -9,7 +9,7 @@ import pytest
 from checkpoints import write_llama
 
 from parlay import AsyncLLM
-from parlay.cli.announce import facts, loading
+from parlay.cli.announce import facts, figures, loading
 from parlay.config import ServerConfig
 
 SAMPLING = {"temperature": 0.5, "top_k": 20, "do_sample": True}
@@ -38,13 +38,16 @@ def test_what_is_served_and_what_it_takes(model: Path) -> None:
     assert found["context"] == "512 tokens"
     assert "for 1,024 tokens, taken as it fills; --kv-cache-memory changes it" in found["cache"]
     assert found["speculation"] == "ngram"
-    assert found["sampling"] == "temperature 0.5, top_k 20 unless a request says otherwise (--generation-config)"
+    assert (
+        found["sampling"]
+        == "temperature 0.5, top-p 1, top-k 20 unless a request says otherwise (--generation-config)"
+    )
     assert found["numerics"].startswith("some-model-")
     assert found["page"] == "http://localhost:8000/"
     assert int(found["threads"]) > 0
     plain = told(model, speculative_config=None, generation_config="vllm")
     assert plain["speculation"] == "none"
-    assert plain["sampling"] == "SamplingParams' defaults unless a request says otherwise"
+    assert plain["sampling"] == "temperature 1, top-p 1 unless a request says otherwise (--generation-config)"
 
 
 @pytest.fixture
@@ -66,6 +69,18 @@ def test_forms_of_calls_and_of_reasoning(with_a_place: Path) -> None:
     assert (found["tools"], found["reasoning"]) == ("hermes", "between <think> and </think>")
     named = told(with_a_place, ServerConfig(tool_call_parser="mistral", reasoning_parser="none"))
     assert (named["tools"], named["reasoning"]) == ("mistral", "none")
+
+
+def test_a_log_for_programs_has_values(model: Path) -> None:
+    engine = AsyncLLM(model, speculative_config={"method": "ngram"}, num_blocks=64, block_size=16)
+    try:
+        found = figures(engine, ServerConfig(), "http://localhost:8000/")
+    finally:
+        asyncio.run(engine.close())
+    assert json.loads(json.dumps(found)) == found
+    assert (found["max_model_len"], found["cache_tokens"], found["methods"]) == (512, 1024, ["ngram"])
+    assert found["sampling"] == {"temperature": 0.5, "top_k": 20}
+    assert isinstance(found["threads"], int)
 
 
 def test_what_is_loaded(model: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_method_by_its_name(served: list[Any], monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("max-modl-len: 3", "'max-modl-len' is no flag of parlay serve (did you mean 'max_model_len'?)"),
+        ("max-modl-len: 3", "'max-modl-len' is no flag of parlay serve (did you mean 'max-model-len'?)"),
         ("max-model-len: 3\nmax_model_len: 4", "gives max-model-len twice"),
         ("max-model-len: many", "max-model-len must be of type int, not 'many'"),
         ("enable-prefix-caching: 7", "enable-prefix-caching must be true or false, not 7"),
@@ -71,6 +71,6 @@ def test_no_file_and_no_such_variable(
     monkeypatch.setenv("PARLAY_FLAG_MAX_MODEL_LENGTH", "3")
     assert main(["serve"]) == 2
     assert (
-        "PARLAY_FLAG_MAX_MODEL_LENGTH stands for no flag (did you mean 'max_model_len'?)" in capsys.readouterr().err
+        "PARLAY_FLAG_MAX_MODEL_LENGTH stands for no flag (did you mean 'max-model-len'?)" in capsys.readouterr().err
     )
     assert not served

@@ -106,7 +106,9 @@ class Page:
     def run(self) -> None:
         """Press Run and wait for the end."""
         self.click("run")
-        self.until(lambda: self.text("status").startswith(("Finished", "Failed", "Stopped")) and self.idle())
+        self.until(
+            lambda: self.text("status").startswith(("Finished", "Cut off", "Failed", "Stopped")) and self.idle()
+        )
 
     def idle(self) -> bool:
         return bool(self.find("run").is_enabled())

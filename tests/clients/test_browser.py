@@ -61,13 +61,13 @@ def test_an_answer(page: Page, offline: LLM) -> None:
     page.run()
     pieces = page.pieces()
     assert page.answer() == offline_text(offline, 150)
-    guessed = [piece for piece in pieces if piece["title"] == "guessed by ngram"]
-    own = [piece for piece in pieces if piece["title"] == "the target's own"]
+    guessed = [piece for piece in pieces if piece["title"] == "drafted by ngram"]
+    own = [piece for piece in pieces if piece["title"] == "the model's own"]
     assert len(guessed) > 20
     assert own
     assert {piece["back"] for piece in guessed}.isdisjoint({piece["back"] for piece in own})
     assert {piece["line"] for piece in guessed}.isdisjoint({piece["line"] for piece in own})
-    assert page.text("legend").split("ngram")[0] == "the target's own"
+    assert page.text("legend").split("ngram")[0] == "the model's own"
     assert "150 tokens in" in page.text("first-figures")
     assert f"{len(guessed)} of " in page.text("first-figures")
     assert page.js("return document.querySelector('#speed polyline').points.length") > 3
@@ -108,7 +108,7 @@ def test_beside_plain_decoding(page: Page, temperature: float) -> None:
     assert page.answer("second") == text != ""
     assert page.text("verdict") == f"✓ No difference: both answers are the same {len(text)} characters."
     assert page.find("verdict").get_attribute("class") == "same"
-    assert not any("guessed" in piece["title"] for piece in page.pieces("second"))
+    assert not any("drafted" in piece["title"] for piece in page.pieces("second"))
     assert page.js("return document.querySelectorAll('#speed polyline').length") == 2
     assert bool(page.find("seed").get_attribute("value")) is bool(temperature)  # one noise for both
     page.click("compare")
@@ -126,7 +126,7 @@ def test_speculation_as_told(page: Page) -> None:
     page.click("speculate")
     assert not page.find("method").is_enabled()
     page.run()
-    assert not any("guessed" in piece["title"] for piece in page.pieces())
+    assert not any("drafted" in piece["title"] for piece in page.pieces())
 
 
 def test_rejected_guesses(page: Page, offline: LLM) -> None:
@@ -141,10 +141,10 @@ def test_rejected_guesses(page: Page, offline: LLM) -> None:
     shown = [piece for piece in page.pieces() if piece["tag"] == "DEL"]
     assert [piece["text"] for piece in shown] == [piece["text"] for piece in rejected]
     assert all(piece["display"] == "inline" and "line-through" in piece["line"] for piece in shown)
-    assert all(piece["title"] == "rejected guess of ngram" for piece in shown)
+    assert all(piece["title"] == "rejected draft token of ngram" for piece in shown)
     assert page.answer() == offline_text(offline, 100)
-    confirmed = sum(piece["title"] == "guessed by ngram" for piece in page.pieces())
-    assert f"{confirmed} of {confirmed + len(rejected)} guesses confirmed" in page.text("first-figures")
+    confirmed = sum(piece["title"] == "drafted by ngram" for piece in page.pieces())
+    assert f"{confirmed} of {confirmed + len(rejected)} draft tokens accepted" in page.text("first-figures")
 
 
 @pytest.mark.parametrize("how", ["click", "escape"])
@@ -186,7 +186,7 @@ def test_by_keyboard(page: Page) -> None:
         "seed",
         "speculate",
     ]
-    order += ["method", "guesses", "rejected", "compare", "key", "first"]
+    order += ["method", "guesses", "rejected", "compare", "first"]
     for name in order:
         page.keys(Keys.TAB)
         assert page.focused() == name
@@ -194,8 +194,7 @@ def test_by_keyboard(page: Page) -> None:
             "const s = getComputedStyle(document.activeElement); return [s.outlineStyle, s.outlineWidth]"
         )
         assert outline == ["solid", "3px"], name
-    for _ in range(2):  # back to "compare"
-        page.chord(Keys.SHIFT, Keys.TAB)
+    page.chord(Keys.SHIFT, Keys.TAB)  # back to "compare"
     page.keys(Keys.SPACE)
     page.find("prompt").send_keys(" 'a'")
     page.chord(Keys.CONTROL, Keys.ENTER)
@@ -224,7 +223,8 @@ def test_a_conversation(page: Page, offline: LLM) -> None:
         (output,) = offline.chat(said, SamplingParams(temperature=0, max_tokens=24))
         assert page.answer() == output.outputs[0].text
         said.append({"role": "assistant", "content": output.outputs[0].text})
-    assert page.text("history") == "".join(m["role"] + m["content"] for m in said[1:])
+    shown = {"user": "You", "assistant": "Model"}
+    assert page.text("history") == "".join(shown[m["role"]] + m["content"] for m in said[1:-1])  # the answer is below
     assert page.find("prompt").get_attribute("value") == ""
     page.click("forget")
     assert not page.shown("history")
@@ -236,14 +236,18 @@ def test_a_key(visit: Open, keyed: Served) -> None:
     page = visit(keyed)
     page.tolerated = ["status of 401"]
     page.load()
+    page.until(lambda: page.shown("key"))
+    assert page.focused() == "key"
+    assert not page.shown("fields")
+    assert not page.shown("error")  # nothing is wrong yet
+    page.keys("wrong-key", Keys.ENTER)
     page.until(lambda: page.shown("error"))
     assert page.text("error").startswith("401: ")
     assert page.focused() == "key"
-    page.keys("wrong-key", Keys.TAB)
-    page.until(lambda: page.focused() == "key")  # it asks again
     page.fill("key", KEYS["bob"])
-    page.keys(Keys.TAB)
-    page.until(lambda: not page.shown("error"))
+    page.keys(Keys.ENTER)
+    page.until(lambda: page.shown("fields") and not page.shown("error"))
+    assert page.focused() == "prompt"
     page.fill("max_tokens", 8)
     page.run()
     assert page.text("first")

@@ -125,6 +125,17 @@ def test_a_prompt_goes_in_chunks_and_only_the_last_samples() -> None:
     assert [s.sample for s in spans] == [False, False, True]
 
 
+def test_rows_of_prompts_are_counted_when_they_run() -> None:
+    rig = Rig(max_num_batched_tokens=7)
+    rig.add(20)
+    counted = []
+    for _ in range(5):  # the last two steps decode
+        rig.step()
+        counted.append(rig.scheduler.stats.prefilled)
+    assert counted == [7, 14, 20, 20, 20]
+    assert rig.scheduler.stats.prompt_tokens == 20
+
+
 def test_the_row_budget_is_shared_in_order() -> None:
     rig = Rig(max_num_batched_tokens=10)
     for length in (4, 4, 4):

@@ -1,14 +1,16 @@
 """Short names: the package's table, the user's own, and what goes wrong with it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import write_llama
 
-from parlay import ConfigError, ModelError
-from parlay.checkpoints.find import embedded, embedded_models, find_model
-from parlay.checkpoints.hub import Hub, is_hub_id
-from parlay.checkpoints.names import resolve, short_names
+from parlay import LLM, ConfigError, ModelError, SamplingParams
+from parlay.checkpoints.find import embedded, embedded_models, find_model, recommended
+from parlay.checkpoints.generation import NAMES
+from parlay.checkpoints.hub import Asked, Hub, is_hub_id, read_id
+from parlay.checkpoints.names import SAMPLING, resolve, short_names
 
 pytestmark = pytest.mark.usefixtures("_own_folders")
 
@@ -27,8 +29,67 @@ def test_a_tag_may_be_left_out() -> None:
     assert resolve("smollm2") == resolve("smollm2:135m") == resolve("SmolLM2")
     assert resolve("mistral") == resolve("mistral:7b")
     assert resolve("smolm2") is None
+    assert resolve("smollm2:latest") == resolve("smollm2")
     with pytest.raises(ModelError, match=r"'smollm2' has no tag '2b'; it has 135m, 360m, 1\.7b"):
         resolve("smollm2:2b")
+
+
+def test_every_family_says_how_it_is_sampled_from(tmp_path: Path) -> None:
+    """Figures of the authors' cards and generation_config.json files."""
+    assert SAMPLING == NAMES
+    for named in short_names().values():
+        SamplingParams.parse(named.sampling)
+        assert {"temperature", "top_p"} <= set(named.sampling), named.name
+    assert recommended("smollm2") == recommended("SmolLM2:135m") == {"temperature": 0.2, "top_p": 0.9}
+    assert recommended("llama3.2:3b") == {"temperature": 0.6, "top_p": 0.9}
+    assert recommended("qwen3") == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    assert recommended("tiny-code") == recommended("owner/model") == recommended(str(tmp_path)) == {}
+
+
+def test_a_short_name_gives_its_sampling_to_every_request(own_names: Path, tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "model")
+    own_names.write_text(f'[here]\nsampling = {{temperature = 0.25, top_k = 7}}\nx = "{path}"\n')
+    options: Any = {"speculative_config": None, "num_blocks": 64}
+    assert LLM("here", **options).sampling_defaults == {"temperature": 0.25, "top_k": 7}
+    assert LLM("here", **options).get_default_sampling_params().top_k == 7
+    assert LLM("here", generation_config="vllm", **options).sampling_defaults == {}
+    assert LLM(path, **options).sampling_defaults == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("hf.co/owner/model", ("owner/model", None, None)),
+        (
+            "hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M",
+            ("bartowski/Llama-3.2-1B-Instruct-GGUF", None, "Q4_K_M"),
+        ),
+        ("https://huggingface.co/owner/model", ("owner/model", None, None)),
+        ("https://huggingface.co/owner/model/tree/main", ("owner/model", None, None)),
+        ("https://huggingface.co/owner/model/blob/main/a/b.gguf", ("owner/model", "a/b.gguf", None)),
+        ("https://huggingface.co/owner/model/resolve/main/b.gguf?download=true", ("owner/model", "b.gguf", None)),
+        ("hf://owner/model/", ("owner/model", None, None)),
+    ],
+)
+def test_addresses_of_the_hub(name: str, parts: tuple[str, str | None, str | None]) -> None:
+    """As browsers show them, and as `ollama run` and llama.cpp's documents write them."""
+    assert is_hub_id(name)
+    assert read_id(name) == Asked(*parts)
+    assert not is_hub_id("https://example.org/owner/model")
+
+
+def test_a_folder_of_several_files_names_them(tmp_path: Path) -> None:
+    for name in ("b-Q8_0.gguf", "a-Q4_K_M-00001-of-00002.gguf", "a-Q4_K_M-00002-of-00002.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(ModelError, match=r"holds 2 GGUF models; .*: a-Q4_K_M-00001-of-00002\.gguf, b-Q8_0\.gguf$"):
+        find_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["smollm2", "llama3.2:1b", "qwen3"])
+def test_offline_a_short_name_is_called_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=rf"^{name}.* not in the hub's cache, and HF_HUB_OFFLINE forbids fetching"):
+        find_model(name)
 
 
 def test_a_table_of_ones_own(own_names: Path, tmp_path: Path) -> None:
@@ -73,6 +134,9 @@ def test_a_table_of_ones_own(own_names: Path, tmp_path: Path) -> None:
         ('[x]\na = "o/m"\ndefault = "c"', "default='c' is no tag; it must be one of a"),
         ("[smollm2]\ndefault = 3", "default=3 is no tag"),
         ("\ud800", "cannot be read"),
+        ('[x]\nsampling = 0.7\na = "o/m"', "x.sampling must be a table, such as { temperature = 0.7"),
+        ('[x]\nsampling = {temprature = 0.7}\na = "o/m"', "unknown key 'temprature' (did you mean 'temperature'?)"),
+        ('[x]\nsampling = {top_p = "0.9"}\na = "o/m"', "x.sampling.top_p must be a number, not '0.9'"),
     ],
 )
 def test_a_malformed_table(own_names: Path, text: str, words: str) -> None:

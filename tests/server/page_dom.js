@@ -5,7 +5,7 @@ const vm = require("vm");
 class Node {
   constructor(tag, attributes = {}) {
     Object.assign(this, { tag, attributes, children: [], dataset: {}, listeners: {}, className: "", title: "", text: "" });
-    this.value = attributes.value || "";
+    this.value = this.defaultValue = attributes.value || "";
     this.checked = "checked" in attributes;
     this.hidden = "hidden" in attributes;
     this.disabled = "disabled" in attributes;
@@ -42,13 +42,13 @@ class Node {
   select() {}
 }
 
-function browser(html, fetch) {
+function browser(html, fetch, touch = false) {
   const byId = {};
   for (const [, tag, raw] of html.replace(/<script>[^]*<\/script>/, "").matchAll(/<(\w+)((?:\s+[\w-]+(?:="[^"]*")?)+)>/g)) {
     const attributes = Object.fromEntries([...raw.matchAll(/([\w-]+)(?:="([^"]*)")?/g)].map((m) => [m[1], m[2] ?? ""]));
     if (attributes.id) byId[attributes.id] = new Node(tag, attributes);
   }
-  byId.prompt.value = "prompt";
+  byId.prompt.value = byId.prompt.defaultValue = "prompt";
   const document = new Node("document");
   Object.assign(document, {
     documentElement: new Node("html"),
@@ -71,7 +71,7 @@ function browser(html, fetch) {
   const window = {
     document, fetch, TextDecoder, AbortController, setTimeout: (f) => f(), performance: { now: () => (clock += 10) },
     Option: function (text, value) { return Object.assign(new Node("option"), { text, value }); },
-    sessionStorage: storage(), localStorage: storage(), navigator: {}, matchMedia: () => ({ matches: false }),
+    sessionStorage: storage(), localStorage: storage(), navigator: {}, matchMedia: (query) => ({ matches: touch && query.includes("coarse") }),
     innerHeight: 1000,
   };
   window.window = window;

@@ -7,7 +7,7 @@ const { browser, response, settled } = require("./page_dom.js");
 
 const html = fs.readFileSync(process.argv[2], "utf8");
 const script = /<script>([^]*)<\/script>/.exec(html)[1];
-const names = "Events, Positions, firstDifference, verdictOf, rates, niceMax, polyline, thin, bodyOf, piecesOf, refusal, parsed";
+const names = "Events, Positions, firstDifference, verdictOf, rates, niceMax, polyline, thin, bodyOf, piecesOf, refusal, parsed, draftsOf, cutOf";
 const page = vm.runInNewContext(`${script}; ({ ${names} })`, {});
 const plain = (value) => JSON.parse(JSON.stringify(value)); // out of the other context
 const near = (a, b) => assert.ok(Math.abs(a - b) < 1e-9, `${a} is not ${b}`);
@@ -142,10 +142,11 @@ const tests = {
     await settled();
     assert.strictEqual($("model").value, "tiny");
     assert.deepStrictEqual($("method").children.map((o) => o.value), ["", "ngram"]);
-    assert.match($("legend").textContent, /the target's own.*ngram/);
+    assert.match($("legend").textContent, /the model's own.*ngram/);
     $("key").value = "k";
     $("key").fire("change");
     assert.deepStrictEqual(window.sessionStorage.kept, { "parlay-key": "k" });
+    await settled();
     $("compare").checked = true;
     $("temperature").value = "0.8";
     $("top_p").value = "1";
@@ -156,19 +157,20 @@ const tests = {
     assert.strictEqual($("error").hidden, true, $("error").textContent);
     assert.strictEqual($("first").children.filter((c) => c.tag === "span").map((c) => c.textContent).join(""), "é one two");
     const [guessed, rejected, own] = $("first").children;
-    assert.deepStrictEqual([guessed.className, guessed.title], ["s1", "guessed by ngram"]);
-    assert.deepStrictEqual([rejected.tag, rejected.textContent, rejected.title], ["del", "<x>", "rejected guess of ngram"]);
-    assert.deepStrictEqual([own.className, own.title], ["s0", "the target's own"]);
-    assert.match($("first-figures").textContent, /^3 tokens in .* 1 of 2 guesses confirmed · drafts in 2 of 5 steps, 1\.5 guesses each · without a draft mostly because no guess was likely enough \(2 steps\)$/);
+    assert.deepStrictEqual([guessed.className, guessed.title], ["s1", "drafted by ngram"]);
+    assert.deepStrictEqual([rejected.tag, rejected.textContent, rejected.title], ["del", "<x>", "rejected draft token of ngram"]);
+    assert.deepStrictEqual([own.className, own.title], ["s0", "the model's own"]);
+    assert.match($("first-figures").textContent, /^3 tokens in .* 1 of 2 draft tokens accepted · drafts in 2 of 5 steps, 1\.5 tokens each · without a draft mostly because none was likely enough \(2 steps\)$/);
+    assert.doesNotMatch($("second-figures").textContent, /without a draft/); // it was asked for none
     assert.strictEqual($("verdict").className, "same");
     assert.match($("verdict").textContent, /No difference/);
-    assert.strictEqual($("status").textContent, "Finished.");
+    assert.strictEqual($("status").textContent, "Cut off: the model's context is full.");
     assert.strictEqual(asked.length, 2);
     assert.deepStrictEqual(asked.map((a) => [a[0], a[2]]), [["/v1/completions", "Bearer k"], ["/v1/completions", "Bearer k"]]);
     assert.strictEqual(asked[0][1].seed, asked[1][1].seed); // one noise for both
     assert.ok(Number.isInteger(asked[0][1].seed));
     assert.deepStrictEqual(asked.map((a) => a[1].speculative), [undefined, { enabled: false }]);
-    assert.match($("positions").attributes["aria-label"], /^guess 1: 100 %, guess 2: 0 %$/);
+    assert.match($("positions").attributes["aria-label"], /^draft token 1: 100 %, draft token 2: 0 %$/);
     assert.strictEqual($("positions").children.filter((c) => c.tag === "rect").length, 2);
     assert.strictEqual($("speed").children.filter((c) => c.tag === "polyline").length, 2);
     $("rejected").checked = true;
@@ -213,12 +215,98 @@ const tests = {
     assert.strictEqual(asked[1][0], "/v1/chat/completions");
     assert.deepStrictEqual(asked[1][1].messages.map((m) => `${m.role}: ${m.content}`),
       ["system: be brief", "user: one", "assistant: answer 1", "user: two"]);
-    assert.strictEqual($("history").children.length, 4);
+    assert.deepStrictEqual($("history").children.map((c) => c.textContent), ["Youone", "Modelanswer 1", "Youtwo"]);
+    assert.strictEqual($("first").textContent, "answer 2"); // each answer stands once
     $("forget").fire("click");
     assert.ok($("history").hidden);
     $("form").fire("submit"); // nothing to ask
     await settled();
     assert.strictEqual(asked.length, 2);
+  },
+
+  "numbers of things"() {
+    assert.deepStrictEqual(plain(page.draftsOf({ steps: 1, drafts: 1, draft_tokens: 3, without_draft: {} })), ["drafts in 1 of 1 step, 3.0 tokens each"]);
+    assert.deepStrictEqual(plain(page.draftsOf({ steps: 2, drafts: 0, draft_tokens: 0, without_draft: { no_room: 1 } })), ["without a draft mostly because there was no room (1 step)"]);
+    assert.strictEqual(page.cutOf("stop", 9, 9), "");
+    assert.match(page.cutOf("length", 1, 1), /^Cut off at 1 token;/);
+    assert.match(page.cutOf("length", 512, 512), /^Cut off at 512 tokens;/);
+    assert.match(page.cutOf("length", 100, 512), /context is full/);
+  },
+
+  async "a key comes first, and a prompt is never lost"() {
+    const asked = [], models = { data: [{ id: "m", parlay: { numerics_id: "n", methods: ["ngram"], max_model_len: 64, prefers_chat: true, sampling: { temperature: 0.2, top_p: 0.95 } } }] };
+    let refuse = false;
+    const { $, document } = browser(html, async (path, options) => {
+      if (options.headers.authorization !== "Bearer right" || refuse) return response(401, ['{"error": {"message": "who"}}']);
+      if (path === "/v1/models") return response(200, [JSON.stringify(models)]);
+      asked.push([path, JSON.parse(options.body)]);
+      return response(200, ['data: {"choices": [{"delta": {"content": "yes"}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n']);
+    });
+    await settled();
+    assert.ok($("fields").hidden && !$("key-row").hidden && $("error").hidden);
+    assert.strictEqual(document.activeElement, $("key"));
+    const enter = async (key) => { // what a browser does for Enter in a field that was changed
+      $("key").value = key;
+      $("key").fire("change");
+      $("form").fire("submit");
+      await settled();
+    };
+    await enter("wrong");
+    assert.match($("error").textContent, /does not know this key/);
+    await enter("right");
+    assert.ok(!$("fields").hidden && $("error").hidden && $("chat").checked);
+    assert.strictEqual(asked.length, 0); // the sample prompt of the other kind was not sent
+    assert.deepStrictEqual([$("prompt").value, $("temperature").value, $("top_p").value], ["", 0.2, 0.95]);
+    $("prompt").value = "my question";
+    refuse = true; // the key was withdrawn
+    $("form").fire("submit");
+    await settled();
+    assert.strictEqual($("prompt").value, "my question");
+    assert.ok(!$("key-row").hidden && !$("error").hidden);
+    refuse = false;
+    $("key").fire("change");
+    $("form").fire("submit"); // at once, before the models are known again
+    await settled();
+    assert.deepStrictEqual(asked.map(([path, body]) => [path, body.model, body.messages[0].content]), [["/v1/chat/completions", "m", "my question"]]);
+  },
+
+  async "a prompt that was written before the models were known is sent to them"() {
+    const asked = [];
+    let go;
+    const late = new Promise((resolve) => { go = resolve; });
+    const { $ } = browser(html, async (path, options) => {
+      if (path === "/v1/models") { await late; return response(200, ['{"data": [{"id": "m", "parlay": {"methods": ["ngram"], "prefers_chat": true}}]}']); }
+      asked.push([path, JSON.parse(options.body).model]);
+      return response(200, ['data: {"choices": [{"delta": {"content": "yes"}}]}\n\ndata: [DONE]\n\n']);
+    });
+    $("prompt").value = "early";
+    $("form").fire("submit");
+    $("form").fire("submit"); // impatiently
+    await settled();
+    assert.strictEqual(asked.length, 0);
+    go();
+    await settled();
+    assert.deepStrictEqual(asked, [["/v1/chat/completions", "m"]]);
+    assert.strictEqual($("history").children[0].textContent, "Youearly");
+  },
+
+  async "Enter sends a message, and begins a line in a prompt or on a phone"() {
+    for (const [chat, touch, more, sent] of [[true, false, {}, 1], [true, false, { shiftKey: true }, 0], [true, false, { isComposing: true }, 0],
+      [false, false, {}, 0], [true, true, {}, 0], [false, false, { ctrlKey: true }, 1]]) {
+      let asked = 0;
+      const { $, document } = browser(html, async (path) => {
+        if (path === "/v1/models") return response(200, ['{"data": [{"id": "m"}]}']);
+        asked++;
+        return response(200, ['data: {"choices": [{"text": "a", "delta": {"content": "a"}}]}\n\ndata: [DONE]\n\n']);
+      }, touch);
+      await settled();
+      $("chat").checked = chat;
+      $("chat").fire("change");
+      document.fire("keydown", { key: "Enter", target: $("prompt"), ...more });
+      await settled();
+      assert.strictEqual(asked, sent, JSON.stringify([chat, touch, more]));
+      assert.strictEqual($("send-keys").hidden, !chat);
+    }
   },
 
   async "what goes wrong is said"() {

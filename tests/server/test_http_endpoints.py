@@ -58,6 +58,7 @@ def test_models(client: openai.OpenAI, offline: LLM) -> None:
         "methods": ["none", "ngram"],
         "max_model_len": offline.engine.max_model_len,
         "prefers_chat": False,  # an embedded model, which completes code
+        "sampling": {},
     }
 
 

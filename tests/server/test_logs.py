@@ -8,6 +8,7 @@ import pytest
 from hostile import TERMINAL
 from serving import Live
 
+from parlay.server.listen import closing
 from parlay.server.logs import Speed, log_line, log_text, report_speed, text_of
 from parlay.types.stats import GuessStats, StatsSnapshot
 
@@ -74,7 +75,7 @@ def test_the_paths_that_a_client_asks_for() -> None:
 
 def counters(steps: int, emitted: int, drafted: int = 0, accepted: int = 0) -> StatsSnapshot:
     methods = {"ngram": GuessStats(drafted=drafted, accepted=accepted)}
-    return StatsSnapshot(steps=steps, emitted=emitted, prompt_tokens=steps, methods=methods, blocks=10, blocks_used=5)
+    return StatsSnapshot(steps=steps, emitted=emitted, prefilled=steps, methods=methods, blocks=10, blocks_used=5)
 
 
 def test_speed_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +94,28 @@ def test_speed_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
     assert speed.look() is None  # the engine began anew
     stats, now = counters(2, 4), 6.0
     assert speed.look() is not None
+
+
+def test_a_prompt_is_seen_while_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a token emitted or a request admitted since the last look."""
+    now = 0.0
+    monkeypatch.setattr("parlay.server.logs.time.monotonic", lambda: now)
+    stats = StatsSnapshot(steps=2, prompt_tokens=8000, prefilled=1024, running=1)
+    speed = Speed(lambda: stats)
+    stats, now = StatsSnapshot(steps=4, prompt_tokens=8000, prefilled=2048, running=1), 4.0
+    found = speed.look()
+    assert found is not None
+    assert (found["prompt_tokens_per_second"], found["tokens_per_second"]) == (256.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "1 open request;"), (2, "2 open requests;"), (16, "16 open requests")]
+)
+def test_whom_a_server_waits_for_at_its_end(count: int, words: str) -> None:
+    said = closing(count, 30.0)
+    assert words in said
+    assert "up to 30 s" in said
+    assert "Ctrl-C again ends at once" in said
 
 
 def test_it_is_told_while_there_is_work() -> None:

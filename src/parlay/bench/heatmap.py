@@ -82,8 +82,9 @@ def _panel(axes: Any, cells: Mapping[tuple[str, str], _Row], down: _Labels, acro
     for (left, top), row in cells.items():
         y, x = list(down).index(left), list(across).index(top)
         values[y, x] = max(-_CLIP, min(_CLIP, log2(row["speed_up"])))
-        low, high = row["interval"]
-        text = f"{row['speed_up']:.2f}{'' if row['precise'] else '*'}\n{low:.2f} to {high:.2f}"
+        ends = row["interval"]
+        under = f"{ends[0]:.2f} to {ends[1]:.2f}" if ends else f"turns: {row['turns']}"
+        text = f"{row['speed_up']:.2f}{'' if row['precise'] else '*'}\n{under}"
         colour = "white" if abs(values[y, x]) > 0.6 * _CLIP else "black"
         axes.text(x, y, text, ha="center", va="center", fontsize=7, color=colour, linespacing=1.1)
         if row["speed_up"] < NOT_SLOWER:

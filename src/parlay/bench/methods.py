@@ -98,11 +98,18 @@ def measure_cases(
     Raises:
         CapacityError, ConfigError, ModelError: as `measure` does.
     """
-    for one, batch, temperature in product(asked, options.batch_sizes, options.temperatures):
+    cases = list(product(asked, options.batch_sizes, options.temperatures))
+    for i, (one, batch, temperature) in enumerate(cases, start=1):
+        most = (len(cases) - i + 1) * options.minutes
+        place = f"case {i} of {len(cases)}, at most {most:,.3g} min left: "
         if record.rows_of(**part, workload=one.name, batch=batch, temperature=temperature):
             continue
-        measurement = _Measurement(options, _Case(one, batch, temperature), chosen, tick)
+        measurement = _Measurement(options, _Case(one, batch, temperature), chosen, partial(_labelled, tick, place))
         record.add([part | row for row in measurement.run(partial(record.check_numerics, **part))])
+
+
+def _labelled(tick: Tick, place: str, label: str) -> None:
+    tick(place + label)
 
 
 def gather(options: MethodsOptions) -> list[Workload]:
@@ -236,10 +243,10 @@ class _Measurement:
             "budget": how.num_speculative_tokens,
             "verification": how.verification,
             "speed_up": whole.median,
-            "interval": [whole.low, whole.high],
+            "interval": whole.interval,
             "precise": self._whole and self._rule.precise([whole], len(self._turns)),
             "decode_speed_up": later.median if later else None,
-            "decode_interval": [later.low, later.high] if later else None,
+            "decode_interval": later.interval if later else None,
             "turns": len(self._turns),
             "passes": self._passes,
             "seconds": [round(seconds, 6) for seconds in self._turns.seconds[name]],

@@ -7,7 +7,7 @@ resampled with replacement, and the interval spans the middle 95 % of the median
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
 
@@ -22,11 +22,24 @@ _SHOWN = (2.5, 97.5)  # per cent
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The median of some ratios, and the interval that holds it with 95 % confidence."""
+    """The median of some ratios, and the interval that holds it with 95 % confidence.
+
+    Attributes:
+        median: of the ratios.
+        low: the interval's lower end.
+        high: its upper end.
+        turns: how many ratios there are.
+    """
 
     median: float
     low: float
     high: float
+    turns: int = field(default=LEAST_TURNS, compare=False)
+
+    @property
+    def interval(self) -> list[float] | None:
+        """Both ends; None of fewer than `LEAST_TURNS` ratios, which say nothing about it."""
+        return [self.low, self.high] if self.turns >= LEAST_TURNS else None
 
     def within(self, precision: float) -> bool:
         """Whether the interval reaches no further to either side than this share of the median."""
@@ -38,7 +51,7 @@ def estimate(ratios: Sequence[float], seed: int = 0) -> Estimate:
     values = np.asarray(ratios, dtype=np.float64)
     drawn = np.random.default_rng(seed).integers(len(values), size=(_RESAMPLES, len(values)))
     low, high = np.percentile(np.median(values[drawn], axis=1), _SHOWN)
-    return Estimate(float(np.median(values)), float(low), float(high))
+    return Estimate(float(np.median(values)), float(low), float(high), len(values))
 
 
 @dataclass(frozen=True, slots=True)

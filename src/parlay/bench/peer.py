@@ -102,7 +102,7 @@ def _compare(
         "parlay_tokens_per_s": tokens / median(turns.seconds["parlay"]),
         "transformers_tokens_per_s": tokens / median(turns.seconds["transformers"]),
         "speed_up": ratio.median,
-        "interval": [ratio.low, ratio.high],
+        "interval": ratio.interval,
         "equal_texts": equal / sum(map(len, batches)),
         "numerics": llm.numerics_id,
     }

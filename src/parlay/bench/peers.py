@@ -288,7 +288,7 @@ class _Comparison:
                     **row,
                     **unit(median(own)),
                     "ratio": ratio.median,
-                    "interval": [ratio.low, ratio.high],
+                    "interval": ratio.interval,
                     "seconds": [round(one, 6) for one in own],
                     "bytes": worker.ask(_ANSWERING, do="memory")["bytes"],
                 }

@@ -132,7 +132,7 @@ def _measure(
                 "threads": _threads(config.ranks),
                 "tokens_per_s": stages * batch * options.max_tokens / median(turns.seconds[name]),
                 "ratio": ratio.median,
-                "interval": [ratio.low, ratio.high],
+                "interval": ratio.interval,
                 "turns": len(turns),
                 "same_tokens": same[name] if config.tensor_parallel_mode == "exact" else None,
                 "numerics": llms[name].numerics_id,

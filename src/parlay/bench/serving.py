@@ -71,7 +71,7 @@ def measure(
                 **columns(answers, turns.seconds[name], options),
                 "acceptance_length": sum(m.emitted for m in metrics) / sum(m.steps for m in metrics),
                 "speed_up": ratio.median,
-                "interval": [ratio.low, ratio.high],
+                "interval": ratio.interval,
                 "same_tokens": _tokens(answers) == _tokens(outputs[PLAIN]),
                 "seconds": turns.seconds[name],
                 "numerics": llms[name].numerics_id,

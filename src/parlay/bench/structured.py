@@ -115,7 +115,7 @@ def measure(
                     "numerics": llms[name].numerics_id,
                     "grammar_us_per_token": {"mean": 1e6 * mean(costs), "median": 1e6 * median(costs)},
                     "speed_up": ratio.median,
-                    "interval": [ratio.low, ratio.high],
+                    "interval": ratio.interval,
                     "tokens_per_s": sum(o.metrics.emitted for o in own) / sum(turns.seconds[name]),
                     **_row(own),
                     "same_tokens": [o.token_ids for o in own] == [o.token_ids for o in outputs[plain]],

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from parlay.checkpoints import wheels
-from parlay.checkpoints.gguf_parts import model_file
+from parlay.checkpoints.gguf_parts import first_part, model_file
 from parlay.checkpoints.hub import DEFAULT, Hub, fetch, is_hub_id
 from parlay.checkpoints.names import Named, resolve, similar
 from parlay.errors import ConfigError, ModelError, shown
 
+_MOST_FILES = 8  # that a message names
 ASSETS = Path(__file__).parent.parent / "assets"
 
 
@@ -54,13 +55,29 @@ def find_model(name: str, hub: Hub = DEFAULT, weights: bool = True) -> Path:
     return named_model(named, hub, weights)
 
 
+def recommended(name: str) -> dict[str, float]:
+    """Return the sampling parameters that the table of short names has for a model; none for other names."""
+    named = None if here(name) is not None or is_hub_id(name) else resolve(name)
+    return {} if named is None else dict(named.sampling)
+
+
 def here(name: str) -> Path | None:
-    """Return where an embedded model, a directory or a GGUF file lies; None if `name` is none of these."""
+    """Return where an embedded model, a directory or a GGUF file lies; None if `name` is none of these.
+
+    Raises:
+        ModelError: a directory holds several GGUF models and no other.
+    """
     path = ASSETS / name if name in embedded() else Path(name)
     try:
-        return model_file(path) if path.is_dir() or path.is_file() else None
+        found = model_file(path) if path.is_dir() or path.is_file() else None
+        several = found is not None and found.is_dir() and not (found / "config.json").exists()
+        files = sorted({first_part(file).name for file in path.glob("*.gguf")}) if several else []
     except OSError:  # a name that no file can have, or one in a folder that may not be looked into
         return None
+    if len(files) > 1:
+        shown_files = ", ".join(files[:_MOST_FILES]) + (", ..." if len(files) > _MOST_FILES else "")
+        raise ModelError(f"{name} holds {len(files)} GGUF models; give one of the files: {shown_files}")
+    return found
 
 
 def named_model(named: Named, hub: Hub, weights: bool = True) -> Path:
@@ -82,13 +99,13 @@ def named_model(named: Named, hub: Hub, weights: bool = True) -> Path:
             raise one_version(named.name, hub)
         return found
     if named.wheel is None or hub.revision is not None:
-        return fetch(named.model, hub, weights)
+        return fetch(named.model, hub, weights, named.name)
     # Once it came from the wheel it is the same file, and the hub need not be waited for again.
     held = wheels.held(named)
     if held is not None:
         return held
     try:
-        return fetch(named.model, hub, weights)
+        return fetch(named.model, hub, weights, named.name)
     except ModelError as error:
         return wheels.fetch(named, str(error))
 

@@ -13,6 +13,9 @@ from parlay.errors import ModelError
 
 _PART = r"[A-Za-z0-9_][\w.-]*"
 _ID = re.compile(rf"([A-Za-z0-9][\w.-]*/{_PART})(?:/((?:{_PART}/)*{_PART}\.gguf)|:([A-Za-z]\w*))?", re.ASCII)
+# The forms in which the hub's pages and other tools write a name: an address, of a model or of one of its files.
+_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/(?=[^/]+/[^/]+)|hf://")
+_VIEW = re.compile(r"/(?:tree|blob|resolve|raw)/main(?=/|$)|[?#].*$|/$")
 # Copies of the weights in formats that parlay does not read, and files in folders.
 _PICKLED = ("pytorch_model*.bin", "medusa_lm_head.pt")
 _IGNORED = ("*/*", "consolidated*")
@@ -37,8 +40,16 @@ DEFAULT = Hub()
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether `name` can be a model's on the hub: `owner/model`, `owner/model/file.gguf` or `owner/model:Q4_K_M`."""
-    return _ID.fullmatch(name) is not None
+    """Whether `name` can be a model's on the hub: `owner/model`, `owner/model/file.gguf` or `owner/model:Q4_K_M`.
+
+    Before it there may be the hub's address, as in `hf.co/owner/model`.
+    """
+    return _ID.fullmatch(_without_address(name)) is not None
+
+
+def _without_address(name: str) -> str:
+    found = _ADDRESS.match(name)
+    return name if found is None else _VIEW.sub("", name[found.end() :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +117,12 @@ class Asked:
 
 def read_id(name: str) -> Asked:
     """Return what a name that `is_hub_id` asks for."""
-    match = _ID.fullmatch(name)
+    match = _ID.fullmatch(_without_address(name))
     assert match is not None
     return Asked(*match.groups())
 
 
-def fetch(name: str, hub: Hub, weights: bool = True) -> Path:
+def fetch(name: str, hub: Hub, weights: bool = True, called: str | None = None) -> Path:
     """Return the directory of a model's files in the cache, or its GGUF file there, downloading what is missing.
 
     Weights are fetched in safetensors format, and as `.bin` files only where there are none; a GGUF file only if
@@ -122,23 +133,28 @@ def fetch(name: str, hub: Hub, weights: bool = True) -> Path:
         name: as `is_hub_id` has it.
         hub: how to fetch it.
         weights: False fetches only what a tokenizer needs, unless that is in a GGUF file.
+        called: the short name that stands for it, if it was given by that.
 
     Raises:
         ModelError: the model is neither in the cache nor can it be downloaded, or has no such file.
     """
     asked = read_id(name)
+    if called is None:
+        here = f"there is no directory {asked.repository!r} in {Path.cwd()}, and the model of that name"
+    else:
+        here = f"{called} ({name})"
     if asked.file or asked.kind:
-        folder = _download(asked.repository, hub, asked.patterns)
+        folder = _download(asked.repository, hub, here, asked.patterns)
         file = asked.choose(str(path.relative_to(folder)) for path in folder.rglob("*.gguf"))
         assert file is not None
         return folder / file
-    path = _download(asked.repository, hub, ["*.json", "*.jinja", *["*.safetensors"] * weights], _IGNORED)
+    path = _download(asked.repository, hub, here, ["*.json", "*.jinja", *["*.safetensors"] * weights], _IGNORED)
     if weights and not any(path.glob("*.safetensors")):
-        path = _download(asked.repository, hub, ["*.json", "*.jinja", *_PICKLED], _IGNORED)
+        path = _download(asked.repository, hub, here, ["*.json", "*.jinja", *_PICKLED], _IGNORED)
     return path
 
 
-def _download(repository: str, hub: Hub, allowed: list[str], ignored: tuple[str, ...] = ()) -> Path:
+def _download(repository: str, hub: Hub, subject: str, allowed: list[str], ignored: tuple[str, ...] = ()) -> Path:
     from huggingface_hub import snapshot_download  # slow to import
 
     try:
@@ -154,11 +170,13 @@ def _download(repository: str, hub: Hub, allowed: list[str], ignored: tuple[str,
         )
     except Exception as error:  # the library lets those of its own, of its transport and of the system through
         at = f" at revision {hub.revision!r}" if hub.revision else ""
-        reason = reason_of(error, hub)
-        remedy = "unset HF_HUB_OFFLINE" if is_offline() else "check the name, the token and the network"
+        if is_offline():
+            why, remedy = ", and HF_HUB_OFFLINE forbids fetching it", "unset HF_HUB_OFFLINE"
+        else:
+            why = f" and could not be fetched: {reason_of(error, hub)}"
+            remedy = "check the name, the token and the network"
         raise ModelError(
-            f"there is no directory {repository!r}, and the model of that name{at} is not in the hub's cache and "
-            f"could not be fetched: {reason}; {remedy}, or give a directory"
+            f"{subject}{at} is not in the hub's cache{why}; {remedy}, or give a directory or a GGUF file"
         ) from None
 
 

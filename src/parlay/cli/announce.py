@@ -1,7 +1,8 @@
 """The facts about a server, printed once when it is ready."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parlay import env
 from parlay.checkpoints.download import size_text
@@ -9,6 +10,7 @@ from parlay.config import ServerConfig
 from parlay.config.verification import COUPLED, LOSSY, verification_of
 from parlay.server.openai.reasoning import marks_of
 from parlay.server.openai.tool_formats import FORMATS, format_of
+from parlay.types.params import SamplingParams
 
 if TYPE_CHECKING:
     from parlay.link.engine import AsyncEngine
@@ -38,16 +40,43 @@ def facts(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, st
         "--kv-cache-memory changes it",
         "speculation": (" + ".join(said.methods[1:]) or "none") + _verified(engine.numerics_id),
         "threads": str(env.threads_of(replicas)),
-        "sampling": ", ".join(f"{name} {value:g}" for name, value in engine.sampling_defaults.items())
-        + " unless a request says otherwise (--generation-config)"
-        if engine.sampling_defaults
-        else "SamplingParams' defaults unless a request says otherwise",
-        "chat": "no chat template" if template is None else "the model's chat template",
+        "sampling": f"{sampling(engine.sampling_defaults)} unless a request says otherwise (--generation-config)",
+        "chat": "no chat template; --chat-template FILE gives one"
+        if template is None
+        else "the chat template of --chat-template"
+        if config.chat_template
+        else "the model's chat template",
         "tools": "none without a chat template" if template is None else tools,
         "reasoning": "none" if marks is None else f"between {marks.begin} and {marks.end}",
         "numerics": engine.numerics_id,
         "page": url,
     }
+
+
+def figures(engine: "AsyncEngine", config: ServerConfig, url: str) -> dict[str, Any]:
+    """Return what `facts` says in words as values, for a log that programs read."""
+    said, memory = engine.facts, engine.facts.memory
+    return {
+        "model": engine.model_name,
+        "replicas": config.data_parallel_size,
+        "weight_bytes": memory.weights,
+        "max_model_len": engine.max_model_len,
+        "cache_bytes": memory.cache,
+        "cache_tokens": memory.tokens,
+        "methods": list(said.methods[1:]),
+        "verification": verification_of(engine.numerics_id),
+        "threads": env.threads_of(config.data_parallel_size),
+        "sampling": engine.sampling_defaults,
+        "chat_template": engine.codec.template is not None,
+        "numerics": engine.numerics_id,
+        "page": url,
+    }
+
+
+def sampling(defaults: Mapping[str, Any]) -> str:
+    """Return what requests without sampling parameters get, in numbers."""
+    usual = {name: getattr(SamplingParams(), name) for name in ("temperature", "top_p")}
+    return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in {**usual, **defaults}.items())
 
 
 def _verified(numerics_id: str) -> str:

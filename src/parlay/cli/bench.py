@@ -15,7 +15,8 @@ from parlay.cli import (
     bench_serving,
     bench_sweep,
 )
-from parlay.cli.flags import add_dequantize_flag
+from parlay.cli.flags import add_dequantize_flag, add_model
+from parlay.cli.report import add_json_flag
 from parlay.cli.report import count as _count
 from parlay.cli.report import progress as _progress
 from parlay.cli.report import report as _report
@@ -24,7 +25,7 @@ from parlay.cli.report import table as _table
 
 def add_parser(commands: Any) -> None:
     """Register the command and its own commands."""
-    parser = commands.add_parser("bench", help="measure; the last line of the output is JSON")
+    parser = commands.add_parser("bench", help="measure this machine: methods, latency, throughput, servers")
     kinds = parser.add_subparsers(required=True, metavar="KIND")
     bench_methods.add_parser(kinds)
     bench_sweep.add_parser(kinds)
@@ -32,11 +33,7 @@ def add_parser(commands: Any) -> None:
     bench_ranks.add_parser(kinds)
     bench_peers.add_parser(kinds)
     structured = kinds.add_parser("structured", help="answers to JSON schemas, with and without speculation")
-    structured.add_argument(
-        "--model",
-        default="tiny-code",
-        help="the target (default: tiny-code), of the same vocabulary or with --dataset",
-    )
+    add_model(structured, "tiny-code", "the target, of tiny-code's vocabulary or with --dataset")
     structured.add_argument(
         "--dataset",
         type=Path,
@@ -54,7 +51,7 @@ def add_parser(commands: Any) -> None:
     bench_http.add_parser(kinds)
     bench_replay.add_parsers(kinds)
     peer = kinds.add_parser("transformers", help="plain decoding against transformers' generate")
-    peer.add_argument("--model", default="tiny-code", help="name or directory (default: tiny-code), same vocabulary")
+    add_model(peer, "tiny-code", "the model, of tiny-code's vocabulary or with --dataset")
     peer.add_argument("--batch-sizes", type=_count, nargs="+", default=[1, 8], help="prefixes that run at once")
     peer.add_argument("--prefixes", type=_count, default=64, help="prefixes for each batch size (default: 64)")
     peer.add_argument(
@@ -70,14 +67,14 @@ def add_parser(commands: Any) -> None:
     sampling.add_argument("--rounds", type=_count, default=100, help="draws of each kind (default: 100)")
     sampling.set_defaults(run=_sampling)
     startup = kinds.add_parser("startup", help="from the start of the process to the first token")
-    startup.add_argument("--model", default="tiny-code", help="name, directory or file (default: tiny-code)")
+    add_model(startup, "tiny-code")
     startup.add_argument("--repeats", type=_count, default=5, help="starts that count (default: 5)")
     startup.add_argument(
         "--server", action="store_true", help="memory of `parlay serve` instead, idle and after a request"
     )
     startup.set_defaults(run=_startup)
     roofline = kinds.add_parser("roofline", help="each kind of step against what this machine allows")
-    roofline.add_argument("--model", default="tiny-code", help="name or directory of the target (default: tiny-code)")
+    add_model(roofline, "tiny-code")
     add_dequantize_flag(roofline)
     roofline.add_argument("--context", type=_count, default=128, help="tokens before a step (default: 128)")
     roofline.add_argument("--prompt", type=_count, default=2048, help="tokens of a prefill (default: 2048)")
@@ -85,6 +82,8 @@ def add_parser(commands: Any) -> None:
     roofline.add_argument("--rounds", type=_count, default=20, help="turns of each kind of step (default: 20)")
     roofline.add_argument("--speculative-config", metavar="JSON", help="a method to measure too, with its drafting")
     roofline.set_defaults(run=_roofline)
+    for one in kinds.choices.values():
+        add_json_flag(one)
 
 
 def _structured(options: argparse.Namespace) -> int:
@@ -95,6 +94,7 @@ def _structured(options: argparse.Namespace) -> int:
     with _progress() as tick:
         rows = list(measure(options.model, sizes, options.requests, length, tick, dataset))
     _report(
+        options,
         rows,
         {
             "batch": ("batch", "{:d}"),
@@ -125,6 +125,7 @@ def _transformers(options: argparse.Namespace) -> int:
             dataset=options.dataset,
         )
     _report(
+        options,
         rows,
         {
             "batch": ("batch", "{:d}"),
@@ -144,7 +145,7 @@ def _sampling(options: argparse.Namespace) -> int:
 
     with _progress() as tick:
         rows = measure(options.vocab_size, options.rounds, tick)
-    _report(rows, {"logits": ("logits", "{}"), "way": ("way", "{}"), "ms": ("ms", "{:.3f}")})
+    _report(options, rows, {"logits": ("logits", "{}"), "way": ("way", "{}"), "ms": ("ms", "{:.3f}")})
     return 0
 
 
@@ -155,20 +156,25 @@ def _startup(options: argparse.Namespace) -> int:
     if options.server:
         memory = measure_memory(options.model)
         rows = [memory | {"idle_mb": memory["idle"] / 1e6, "after_mb": memory["after_a_request"] / 1e6}]
-        _report(rows, {"idle_mb": ("idle, MB", "{:.0f}"), "after_mb": ("after a request, MB", "{:.0f}")})
+        _report(options, rows, {"idle_mb": ("idle, MB", "{:.0f}"), "after_mb": ("after a request, MB", "{:.0f}")})
         return 0
     with _progress() as tick:
         row = measure(options.model, options.repeats, tick)
-    _report([row], {"seconds_to_first_token": ("seconds to first token", "{:.2f}"), "repeats": ("repeats", "{:d}")})
+    _report(
+        options,
+        [row],
+        {"seconds_to_first_token": ("seconds to first token", "{:.2f}"), "repeats": ("repeats", "{:d}")},
+    )
     return 0
 
 
 def _roofline(options: argparse.Namespace) -> int:
     from parlay.bench.roofline import measure
+    from parlay.cli.serving import read_speculation
     from parlay.config import SpeculativeConfig
 
     asked = options.speculative_config
-    speculative = None if asked is None else SpeculativeConfig.parse(asked)
+    speculative = None if asked is None else SpeculativeConfig.parse(read_speculation(asked))
     with _progress() as tick:
         result = measure(
             options.model,
@@ -193,6 +199,7 @@ def _roofline(options: argparse.Namespace) -> int:
         {"component": ("share", "{}")} | {row["step"]: (row["step"], "{:.1%}") for row in rows},
     )
     _report(
+        options,
         rows,
         {
             "step": ("step", "{}"),

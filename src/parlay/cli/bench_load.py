@@ -48,7 +48,7 @@ def add_parser(kinds: Any) -> None:
         help="load on a running server of OpenAI's protocol: latencies, throughput, goodput",
         description="Send requests to a running server when they are due, whether or not it keeps up, and read the "
         "answers as streams. A key is taken from OPENAI_API_KEY. The exit status is 1 if a request failed; being "
-        "refused with 429 is no failure. The last line of the output is JSON.",
+        "refused with 429 is no failure.",
     )
     add_plot_flag(parser)
     add_flags(parser, LoadOptions, skip=("goodput",))
@@ -95,5 +95,5 @@ def _run(options: argparse.Namespace) -> int:
         )
     # JSON has no infinity.
     workload = {k: v if not isinstance(v, float) or isfinite(v) else str(v) for k, v in asdict(load).items()}
-    report([row], _WHOLE, workload=workload)
+    report(options, [row], _WHOLE, workload=workload)
     return 1 if row["failed"] else 0

@@ -9,7 +9,7 @@ from typing import Any
 from parlay.bench.options import MethodsOptions
 from parlay.cli.bench_serving import add_plot_flag
 from parlay.cli.drafts import add_draft_flag, given_drafts
-from parlay.cli.flags import add_dequantize_flag
+from parlay.cli.flags import add_dequantize_flag, add_model
 from parlay.cli.report import Columns, count, progress, report
 from parlay.config.speculative import LENGTHS, TreeShape, parse_tree
 from parlay.config.verification import COUPLED, VERIFICATIONS
@@ -19,7 +19,7 @@ _DEFAULT = MethodsOptions()
 # All columns of a table; nine or ten of them fit a terminal of eighty.
 COLUMNS: Columns = {
     "model": ("model", "{}"),
-    "workload": ("asked", "{}"),
+    "workload": ("workload", "{}"),
     "batch": ("batch", "{:d}"),
     "temperature": ("temp", "{:g}"),
     "method": ("method", "{}"),
@@ -28,7 +28,7 @@ COLUMNS: Columns = {
     "tokens_per_s": ("tok/s", "{:,.0f}"),
     "speed_up": ("ratio", "{:.2f}"),
     "interval": ("95 %", "{0[0]:.2f}-{0[1]:.2f}"),
-    "decode_speed_up": ("later", "{:.2f}"),
+    "decode_speed_up": ("decode", "{:.2f}"),
     "acceptance_length": ("accept", "{:.2f}"),
     "same_tokens": ("same", "{}"),
 }
@@ -40,10 +40,10 @@ def add_parser(kinds: Any) -> None:
         "methods",
         help="plain decoding against every method, in interleaved turns",
         description="Measure plain decoding against every method, in interleaved turns, until the ratios are known "
-        "precisely enough. The exit status is 1 if a token differs. The last line of the output is JSON.",
+        "precisely enough. The exit status is 1 if a token differs.",
     )
     add = parser.add_argument
-    add("--model", default=_DEFAULT.model, help="the target: a directory, a GGUF file, a name (default: %(default)s)")
+    add_model(parser, _DEFAULT.model)
     add("--num-speculative-tokens", type=count, help="nodes a draft (default: each method's own)")
     add(
         "--verifications",
@@ -174,7 +174,7 @@ def show(
     if options.plot is not None:
         draw(options.plot, rows)
     columns = {key: column for key, column in COLUMNS.items() if key not in without}
-    report([dict(row) for row in rows], columns)
+    report(options, [dict(row) for row in rows], columns)
     return 1 if any(row["same_tokens"] is False for row in rows) else 0
 
 

@@ -27,7 +27,7 @@ def add_parser(kinds: Any) -> None:
         description="Measure parlay and other engines on the same files, in interleaved turns, each engine in a "
         "process and an environment of its own that this command makes. Figures are milliseconds of a step or "
         "prompt, tokens per second of completions, and perplexity; the next column says how many times as fast "
-        "parlay was in the same turns. The last line of the output is JSON.",
+        "parlay was in the same turns.",
     )
     add = parser.add_argument
     add(
@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     )
     with progress() as tick:
         rows, missing = measure(asked, options.output, tick)
-    report(rows, _COLUMNS, missing=missing)
+    report(options, rows, _COLUMNS, missing=missing)
     for who, why in missing.items():
         print(f"{who}: {why}", file=sys.stderr)
     return 0

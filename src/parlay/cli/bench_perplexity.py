@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
+from parlay.cli.flags import add_model
 from parlay.cli.report import Columns, count, progress, report
 from parlay.types.storage import Storage
 
@@ -24,9 +25,9 @@ def add_parser(kinds: Any) -> None:
         help="of a text, with weights as they are stored, unpacked, and in eight bits",
         description="Measure what quantisation costs a model: the perplexity of a text in windows of equal length, "
         "of which the second half counts, and the share of tokens whose likeliest one is that of the last row. "
-        "The last line of the output is JSON.",
+        "",
     )
-    parser.add_argument("--model", default="tiny-code", help="a directory, a GGUF file, a name (default: tiny-code)")
+    add_model(parser, "tiny-code")
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="plain text, UTF-8")
     parser.add_argument(
         "--storages",
@@ -52,5 +53,5 @@ def _run(options: argparse.Namespace) -> int:
     )
     with progress() as tick:
         rows = measure(asked, tick)
-    report(rows, _COLUMNS)
+    report(options, rows, _COLUMNS)
     return 0

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from parlay.cli.flags import add_dequantize_flag
+from parlay.cli.flags import add_dequantize_flag, add_model
 from parlay.cli.report import Columns, count, progress, report, table
 
 _COLUMNS: Columns = {
@@ -37,9 +37,9 @@ def add_parser(kinds: Any) -> None:
         help="one rank with all threads against several that share them; what an exchange takes",
         description="Compare plain decoding on one rank, which has all threads, with several ranks that share them, "
         "in interleaved turns. With stages, each has a plan under way, and so as many times the requests. "
-        "The exit status is 1 if a token differs. The last line of the output is JSON.",
+        "The exit status is 1 if a token differs.",
     )
-    parser.add_argument("--model", default="tiny-code", help="a directory, a GGUF file, a name (default: tiny-code)")
+    add_model(parser, "tiny-code")
     parser.add_argument("--ranks", type=count, nargs="+", default=[2], help="to compare with one (default: 2)")
     parser.add_argument(
         "--modes",
@@ -87,5 +87,5 @@ def _run(options: argparse.Namespace) -> int:
     table(exchanges, _EXCHANGES)
     if drafts:
         table(drafts, _DRAFTS)
-    report(rows, _COLUMNS, exchanges=exchanges, drafts=drafts)
+    report(options, rows, _COLUMNS, exchanges=exchanges, drafts=drafts)
     return 0 if all(row["same_tokens"] is not False for row in rows) else 1

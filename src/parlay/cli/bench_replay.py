@@ -4,10 +4,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from parlay.cli.flags import add_model
 from parlay.cli.report import Columns, count, progress, report
 
 _COLUMNS: Columns = {
-    "workload": ("asked", "{}"),
+    "workload": ("workload", "{}"),
     "temperature": ("temp.", "{:g}"),
     "batch": ("batch", "{:d}"),
     "costs": ("costs", "{}"),
@@ -31,7 +32,7 @@ def add_parsers(kinds: Any) -> None:
         description="Let a model answer, and record what each of its proposers guesses after every token of the "
         "answers. One file for each workload and temperature; `parlay bench replay` reads them.",
     )
-    recording.add_argument("--model", default="tiny-code", help="the target (default: tiny-code), same vocabulary")
+    add_model(recording, "tiny-code", "the target, of tiny-code's vocabulary or with --dataset")
     recording.add_argument(
         "--workloads",
         nargs="+",
@@ -58,7 +59,7 @@ def add_parsers(kinds: Any) -> None:
         help="chosen lengths against the best fixed one, on recorded answers, with a cost table for a clock",
         description="Run recorded answers through the scheduler, drafting and controller of the engine, without the "
         "model and without noise. Ratios are to plain decoding; the best fixed length is picked on one half of the "
-        "requests and compared on the other. The last line of the output is JSON.",
+        "requests and compared on the other.",
     )
     replaying.add_argument("traces", type=Path, nargs="+", help="files of `parlay bench record`, or directories")
     replaying.add_argument(
@@ -113,7 +114,7 @@ def _record(options: argparse.Namespace) -> int:
         "methods": ("chains of", "{}"),
         "kilobytes": ("kB", "{:.0f}"),
     }
-    report(rows, columns)
+    report(options, rows, columns)
     return 0
 
 
@@ -142,5 +143,5 @@ def _replay(options: argparse.Namespace) -> int:
                 tick,
             )
         )
-    report(rows, _COLUMNS)
+    report(options, rows, _COLUMNS)
     return 0

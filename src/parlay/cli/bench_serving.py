@@ -8,7 +8,7 @@ from typing import Any
 from parlay.bench.options import LatencyOptions, ServingOptions, ThroughputOptions
 from parlay.cli.flags import add_flags, given
 from parlay.cli.report import Columns, progress, report
-from parlay.cli.serving import add_model_flags, engine_options
+from parlay.cli.serving import add_model_flags, engine_options, speculation
 from parlay.config import SpeculativeConfig, build
 
 _METHOD: Columns = {"method": ("method", "{}")}
@@ -46,11 +46,11 @@ def add_parsers(kinds: Any) -> None:
             help=text,
             description=f"Measure {text}. Prompts are Python code that comes with the package, cut where the seed "
             "says. With --speculative-config plain decoding and speculation take turns on the same prompts, and the "
-            "exit status is 1 if a token differs. The last line of the output is JSON.",
+            "exit status is 1 if a token differs.",
         )
         add_plot_flag(parser)
         add_flags(parser, cls)
-        add_model_flags(parser, sampling=False)
+        add_model_flags(parser, sampling=False, default="none, plain decoding alone is measured")
         parser.set_defaults(run=_run, kind=name, options=cls, columns=_METHOD | columns | _SPECULATION)
 
 
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
     workload: ServingOptions = build(options.options, given(options.options, vars(options)), "option")
     speculative = None
     if options.speculative_config is not None:
-        speculative = SpeculativeConfig.parse(options.speculative_config)
+        speculative = SpeculativeConfig.parse(speculation(options))
     if options.plot is not None:
         from parlay.bench.plot import check_target
 
@@ -76,5 +76,5 @@ def _run(options: argparse.Namespace) -> int:
         from parlay.bench.plot import draw
 
         draw(options.plot, f"parlay bench {options.kind}", panels(rows, workload))
-    report(rows, options.columns, workload=asdict(workload))
+    report(options, rows, options.columns, workload=asdict(workload))
     return 0 if all(row["same_tokens"] for row in rows) else 1

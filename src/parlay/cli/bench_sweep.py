@@ -18,8 +18,7 @@ def add_parser(kinds: Any) -> None:
         "sweep",
         help="the same for several models, and for several sizes of drafts",
         description="Measure plain decoding against every method with every budget, on several models, as `parlay "
-        "bench methods` does it for one. The exit status is 1 if a token differs. The last line of the output is "
-        "JSON.",
+        "bench methods` does it for one. The exit status is 1 if a token differs.",
     )
     parser.add_argument(
         "--models",

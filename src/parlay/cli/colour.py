@@ -1,4 +1,4 @@
-"""Text coloured by who guessed each token."""
+"""Text coloured by who drafted each token."""
 
 from collections.abc import Iterable, Sequence
 
@@ -26,11 +26,12 @@ class Palette:
             self._styles[source] = "bold " + _PALETTE[(len(self._styles) - 1) % len(_PALETTE)]
         return self._styles[source]
 
-    def legend(self) -> Text:
-        """Return one line that names every source in its colour."""
-        line = Text("guessed by  ")
-        for source, style in self._styles.items():
-            line.append(f"{source}  " if source != PLAIN else "nobody (the target's own)  ", style=style)
+    def legend(self, sources: Iterable[str] | None = None) -> Text:
+        """Return one line that names those who drafted in their colours, all or `sources`; nothing without any."""
+        named = [source for source in self._styles if source != PLAIN and (sources is None or source in sources)]
+        line = Text("drafts by" if named else "")
+        for source in named:
+            line.append(" ").append(source, style=self._styles[source])
         return line
 
 

@@ -1,12 +1,12 @@
 """`parlay explain`: where speculation pays, from the cost of passes on this machine."""
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parlay.cli.flags import add_dequantize_flag
+from parlay.cli.flags import add_dequantize_flag, add_model
+from parlay.cli.report import add_json_flag
 
 
 def add_parser(commands: Any) -> None:
@@ -15,11 +15,9 @@ def add_parser(commands: Any) -> None:
         "explain",
         help="time a model's passes and say where speculation pays, by batch size and acceptance",
         description="Time the target's passes of 1, 2, 4 ... rows and derive, for every batch size and acceptance, "
-        "the best length of a chain and what it gains over plain decoding. The last line of the output is JSON.",
+        "the best length of a chain and what it gains over plain decoding.",
     )
-    kinds = "a directory, a GGUF file or an embedded model (default: tiny-code)"
-    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=kinds)
-    parser.add_argument("--model", dest="model", default="tiny-code", help="the same, as other commands have it")
+    add_model(parser, "tiny-code")
     add_dequantize_flag(parser)
     parser.add_argument("--seconds", type=float, default=5.0, help="for timing passes (default: 5)")
     parser.add_argument(
@@ -30,6 +28,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--context", type=int, default=128, help="tokens before a step (default: 128)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the speed-ups too (needs matplotlib)")
+    add_json_flag(parser)
     parser.set_defaults(run=run)
 
 
@@ -39,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.bench.passes import time_passes
     from parlay.bench.plot import check_target, draw_map
     from parlay.bench.provenance import provenance
-    from parlay.cli.report import progress, table
+    from parlay.cli.report import print_json, progress, table
 
     if options.plot is not None:
         check_target(options.plot)
@@ -60,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
             "gflop_per_s": ("GFLOP/s", "{:,.0f}"),
         },
     )
+    print("times are fitted so that more rows never take less; equal ones differ by less than the noise")
     print(
         f"ridge: up to about {ridge['rows']:.1f} rows ({ridge['flop_per_byte']:.1f} FLOP a byte) further rows are "
         "nearly free; beyond, each costs its arithmetic"
@@ -70,7 +70,12 @@ def run(options: argparse.Namespace) -> int:
         print(sentence)
     if options.plot is not None:
         draw_map(options.plot, f"{options.model}: speed-up and best length", _cells(found["grid"]))
-    print(json.dumps({**found, "provenance": provenance()}))
+    own = f"{options.model} --temperatures 0"
+    print(
+        f"your acceptance: `parlay bench methods {own}` measures it for your prompts (--prompts FILE), and a "
+        "server's /metrics shows it for its clients'"
+    )
+    print_json(options, {**found, "provenance": provenance()})
     return 0
 
 

@@ -4,36 +4,154 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from fractions import Fraction
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from parlay.config.docs import attribute_docs
 from parlay.config.foreign import FOREIGN
+from parlay.config.foreign_flags import answer
 from parlay.config.older import OLDER
-from parlay.errors import nearest, shown
+from parlay.errors import ParlayError, shown
+
+_MODEL = "model_word"
+_CLOSE, _ALMOST = 0.75, 0.9  # how alike a flag and a suggestion are, 1 being equal
+_MOST_NAMES = 10  # that a message lists
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtT])(i?[bB])?", re.ASCII)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that takes no abbreviations and suggests the nearest flag for one that does not exist."""
+    """A parser that takes no abbreviations, and flags before, between and after other words.
+
+    Attributes:
+        spare: what to say of more words than the command takes.
+        joins: whether such words are the rest of the prompt.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
+        self.spare = ""
+        self.joins = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown flags here, where this command's known ones are available."""
-        found, left = super().parse_known_args(args, namespace)
-        unknown = next((a.partition("=")[0] for a in left if a.startswith("--") and a != "--"), None)
-        if unknown is not None:
-            known = {flag for action in self._actions for flag in action.option_strings if flag.startswith("--")}
-            self.error(f"unknown flag {unknown}{nearest(unknown, known)}")
+        words = list(sys.argv[1:] if args is None else args)
+        if self._subparsers is not None:
+            return super().parse_known_args(words, namespace)
+        ours = words[: words.index("--")] if "--" in words else words
+        # Before `-ctk` is read as `-c tk`, and before a required word is missed.
+        self._refuse(word for word in ours if answer(_name(word)) and _name(word) not in self._option_string_actions)
+        found, left = super().parse_known_args(words, namespace)
+        end = left.index("--") if "--" in left else len(left)
+        self._refuse(left[:end])
+        left = self._place(found, left[:end] + left[end + 1 :])
+        if left:
+            spare = self.spare or "that is one word too many"
+            self.error(f"{' '.join(left)!r} is left over: {spare}")
+        flagged = any(_name(word) == "--model" for word in ours)
+        if hasattr(found, _MODEL):
+            self._name_model(found, flagged=flagged)
         return found, left
+
+    def _refuse(self, words: Iterable[str]) -> None:
+        unknown = next((_name(word) for word in words if _is_flag(word)), None)
+        if unknown is not None:
+            listed = (action for action in self._actions if action.help is not argparse.SUPPRESS)
+            known = [flag for action in listed for flag in action.option_strings if flag.startswith("--")]
+            self.error(f"unknown flag {unknown}{near_flag(unknown, known)}")
+
+    def _place(self, found: argparse.Namespace, left: list[str]) -> list[str]:
+        """Give words after a flag to what is still missing, which argparse has settled before the flag."""
+        rest = list(left)
+        for action in self._get_positional_actions():
+            if rest and action.nargs == "?" and getattr(found, action.dest, action.default) is action.default:
+                setattr(found, action.dest, self._get_value(action, rest.pop(0)))
+        if rest and self.joins and found.prompt is not None:
+            found.prompt, rest = " ".join((found.prompt, *rest)), []
+        return rest
+
+    def _name_model(self, found: argparse.Namespace, *, flagged: bool) -> None:
+        """Let MODEL stand for --model; beside --model a first word is the prompt, where there is one."""
+        word = getattr(found, _MODEL)
+        delattr(found, _MODEL)
+        if not flagged or found.model == word:
+            found.model = word
+        elif "prompt" in found and found.prompt is None and not _is_model(word):
+            found.prompt = word
+        else:
+            self.error(f"the model is named twice, {word!r} and --model {found.model!r}; leave one out")
 
     def error(self, message: str) -> NoReturn:
         """Report the error in one line, and where the flags are listed."""
         print(f"{self.prog}: {message}; {self.prog} --help lists the flags", file=sys.stderr)
         sys.exit(2)
+
+
+def near_flag(flag: str, known: Collection[str]) -> str:
+    """Return, for the end of a message, what to write in place of an unknown flag.
+
+    Args:
+        flag: as it was written, such as `--ctx-size`.
+        known: those of the command.
+    """
+    other = answer(flag)
+    close = get_close_matches(flag, known, n=1, cutoff=_CLOSE if other is None else _ALMOST)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    if other is not None:
+        return f": {other}"
+    return f" (known: {', '.join(sorted(known))})" if 0 < len(known) <= _MOST_NAMES else ""
+
+
+def _is_model(word: str) -> bool:
+    """Whether a word names a model, as far as can be said without loading it."""
+    from parlay.checkpoints.find import here
+    from parlay.checkpoints.hub import is_hub_id
+    from parlay.checkpoints.names import resolve
+
+    try:
+        return is_hub_id(word) or here(word) is not None or resolve(word) is not None
+    except ParlayError:  # a directory of several files, or a family without that tag
+        return True
+
+
+def _is_flag(word: str) -> bool:
+    return re.match(r"--?[a-zA-Z]", word) is not None and " " not in word.partition("=")[0]
+
+
+def _name(word: str) -> str:
+    return word.partition("=")[0]
+
+
+def add_model(parser: argparse.ArgumentParser, default: str | None = None, of: str = "the model") -> None:
+    """Add MODEL, the same as --model, and what every command with a model has.
+
+    Args:
+        parser: of the command.
+        default: the model if none is named; None leaves --model to `add_flags`.
+        of: what the model is.
+    """
+    text = f"{of}: a short name, a directory, a GGUF file, a name on the hub or an embedded model"
+    usual = f" (default: {default})" if default else ""
+    parser.add_argument(_MODEL, nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=text + usual)
+    if default is not None:
+        parser.add_argument("--model", default=default, help="the same")
+    add_threads_flag(parser)
+
+
+def add_threads_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--threads`, which `main` reads."""
+    parser.add_argument(
+        "-t",
+        "--threads",
+        type=_int,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="threads for compute, as the variable PARLAY_THREADS (default: one for each available core)",
+    )
 
 
 def add_flags(
@@ -127,11 +245,29 @@ def _add(group: Any, flags: list[str], hint: Any, options: dict[str, Any]) -> No
         group.add_argument(*flags, choices=get_args(literal), **options)
     elif element in (int, float, str):
         options["help"] += "; may be given several times"
-        group.add_argument(*flags, action="append", type=element, metavar="VALUE", **options)
+        group.add_argument(
+            *flags, action="append", type=_int if element is int else element, metavar="VALUE", **options
+        )
     elif scalar is not None:
-        group.add_argument(*flags, type=scalar, metavar=scalar.__name__.upper(), **options)
+        group.add_argument(*flags, type=_int if scalar is int else scalar, metavar=scalar.__name__.upper(), **options)
     elif lists or any(isinstance(k, type) and issubclass(k, Mapping) for k in kinds):
         group.add_argument(*flags, type=_json, metavar="JSON", **options)
+
+
+def _int(text: str) -> int:
+    """Return a number as vLLM's command line takes it: 4k is 4,000, 4K is 4,096, 1.5GB and 1GiB are bytes."""
+    try:
+        return int(text)
+    except ValueError:
+        found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}")
+    number, letter, unit = found.groups()
+    binary = letter.isupper() if unit is None else unit.lower() == "ib"
+    size = Fraction(number) * (1024 if binary else 1000) ** ("kmgt".index(letter.lower()) + 1)
+    if size.denominator != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(size)
 
 
 def _loose(text: str) -> Any:

@@ -4,7 +4,17 @@ import argparse
 import sys
 from typing import Any
 
-from parlay.cli.serving import SAID_NOTHING, Printer, add_model_flags, make_llm, make_params, summary
+from parlay.cli.serving import (
+    SAID_NOTHING,
+    Printer,
+    add_model_flags,
+    cut_off,
+    make_llm,
+    make_params,
+    read_stdin,
+    summary,
+)
+from parlay.cli.template import read_template
 from parlay.errors import RequestError
 from parlay.types.output import RequestOutput
 from parlay.types.prompt import Prompt
@@ -18,9 +28,11 @@ def add_parser(commands: Any) -> None:
         "generate",
         help="complete a prompt and stream the text",
         description="Complete a prompt, or answer it where the model has a chat template. Text goes to "
-        "stdout, coloured by who guessed each token when that is a terminal; a summary goes to stderr.",
+        "stdout, coloured by who drafted each token when that is a terminal; a summary goes to stderr. The exit "
+        "status is 1 if a structured output was cut.",
     )
-    parser.add_argument("prompt", nargs="?", help="the prompt; read from stdin when left out or -")
+    parser.add_argument("prompt", nargs="?", help="the prompt, with what stdin has after it; - is stdin alone")
+    parser.spare = "generate takes one prompt, in quotes if it has several words; write --model before a model"
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--chat",
@@ -29,7 +41,10 @@ def add_parser(commands: Any) -> None:
         "which complete code, excepted)",
     )
     form.add_argument("--raw", action="store_true", help="complete the prompt as it is")
-    add_model_flags(parser, max_tokens=_MAX_TOKENS)
+    form.add_argument(
+        "--chat-template", metavar="FILE", help="--chat with another template: a file, or the template itself"
+    )
+    add_model_flags(parser, word=False, max_tokens=_MAX_TOKENS)
     parser.set_defaults(run=run)
 
 
@@ -42,11 +57,13 @@ def run(options: argparse.Namespace) -> int:
     typed = options.prompt in (None, "-")
     if typed and sys.stdin.isatty():
         notes.print("reading the prompt from the keyboard; Ctrl-D after a line's end ends it", style="dim")
+    template = read_template(options.chat_template)
+    piped = "" if typed else read_stdin()
     llm = make_llm(options)
     params = make_params(options, **llm.sampling_defaults, max_tokens=_MAX_TOKENS)
-    prompt: Prompt = _read_stdin() if typed else options.prompt
-    if options.chat or (not options.raw and llm.engine.codec.prefers_chat):
-        prompt = llm.chat_prompt([{"role": "user", "content": str(prompt)}])
+    prompt: Prompt = _typed() if typed else "\n\n".join(part for part in (options.prompt, piped) if part)
+    if options.chat or template or (not options.raw and llm.engine.codec.prefers_chat):
+        prompt = llm.chat_prompt([{"role": "user", "content": str(prompt)}], chat_template=template)
     printer = Printer(llm, params)
     output: RequestOutput | None = None
     # Which completions are the best is known only at the end.
@@ -62,11 +79,13 @@ def run(options: argparse.Namespace) -> int:
     printer.console.print()
     if not any(one.text for one in output.outputs):
         notes.print(SAID_NOTHING, style="yellow")
-    notes.print(summary(output), style="dim")
-    return 0
+    cut = cut_off(output, params, llm.engine.max_model_len)
+    notes.print(", ".join(part for part in (summary(output), cut) if part), style="dim")
+    return 1 if cut and params.structured_outputs is not None else 0
 
 
-def _read_stdin() -> str:
+def _typed() -> str:
+    """Return the prompt that is read from stdin, a terminal's too, as it is."""
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:

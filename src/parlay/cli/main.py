@@ -1,5 +1,6 @@
 """The `parlay` command."""
 
+import argparse
 import os
 import sys
 import warnings
@@ -8,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from parlay import __version__, log
+from parlay import __version__, env, log
 from parlay.cli import (
     bench,
     chat,
@@ -30,6 +31,17 @@ from parlay.cli.flags import Parser, normalise
 from parlay.cli.settings import apply_settings
 from parlay.errors import ParlayError, visible
 
+_ENVIRONMENT = """environment:
+  PARLAY_THREADS   threads for compute, as --threads (default: one for each available core)
+  PARLAY_MEMORY    bytes of memory for weights and cache (default: what is free)
+  PARLAY_LOG       level of the log: DEBUG, INFO, WARNING, ERROR (default: WARNING)
+  PARLAY_ISA       instruction set: amx, avx512bf16, avx512vnni, avx512, avx2, baseline (default: the best)
+  PARLAY_KERNELS   native or reference (default: native where they were built)
+  PARLAY_API_KEY   keys of `parlay serve`, separated by commas
+  PARLAY_FLAG_...  a flag's value, such as PARLAY_FLAG_MAX_MODEL_LEN=4096 for --max-model-len
+  HF_TOKEN, HF_HUB_OFFLINE, HF_HUB_CACHE and the hub's other variables count too.
+`parlay COMMAND --help` lists a command's flags.
+"""
 _HERE = Path(__file__).parent
 
 
@@ -39,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="parlay",
         description="A language model engine whose heart is speculative decoding: several tokens a step, "
         "never another token.",
+        epilog=_ENVIRONMENT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"parlay {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -49,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = normalise(list(sys.argv[1:] if arguments is None else arguments))
         apply_settings(commands.choices, words)
         options = parser.parse_args(words)
+        if "threads" in options:
+            env.adopt({"PARLAY_THREADS": str(options.threads)})
         log.configure()
         with warnings.catch_warnings():
             warnings.showwarning = partial(_say, warnings.showwarning)

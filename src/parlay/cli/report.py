@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,14 @@ if TYPE_CHECKING:
 _ENDLESS = 10_000  # characters
 
 Columns = dict[str, tuple[str, str]]
+
+# What short titles of columns mean, by the columns' keys.
+LEGEND = {
+    "speed_up": "times plain decoding",
+    "decode_speed_up": "the same after the first token",
+    "acceptance_length": "tokens a step",
+    "same_tokens": "whether all tokens are those of plain decoding",
+}
 
 
 def count(text: str) -> int:
@@ -30,13 +39,28 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda label: status.update(label)
 
 
-def report(rows: Sequence[dict[str, Any]], columns: Columns, **more: Any) -> None:
-    """Print a table of some columns, then everything as one line of JSON; the rows' `numerics` are provenance."""
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`, which `report` and `print_json` read."""
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print everything as a last line of JSON too (default: where stdout is no terminal)",
+    )
+
+
+def report(options: argparse.Namespace, rows: Sequence[dict[str, Any]], columns: Columns, **more: Any) -> None:
+    """Print a table of some columns and, for programs, everything as JSON; the rows' `numerics` are provenance."""
     from parlay.bench.provenance import provenance
 
     table(rows, columns)
     numerics = [row.pop("numerics") for row in rows if "numerics" in row]
-    print(json.dumps({"rows": rows, **more, "provenance": provenance(numerics)}))
+    print_json(options, {"rows": rows, **more, "provenance": provenance(numerics)})
+
+
+def print_json(options: argparse.Namespace, values: dict[str, Any]) -> None:
+    """Print one line of JSON if `--json` asks for it or stdout is no terminal."""
+    if options.json or not sys.stdout.isatty():
+        print(json.dumps(values))
 
 
 def table(rows: Sequence[dict[str, Any]], columns: Columns) -> None:
@@ -47,8 +71,29 @@ def table(rows: Sequence[dict[str, Any]], columns: Columns) -> None:
     # Ten columns have to fit a terminal of eighty.
     shown = Table(*(title for title, _ in columns.values()), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for row in rows:
-        shown.add_row(*("" if row[key] is None else form.format(row[key]) for key, (_, form) in columns.items()))
+        shown.add_row(*(_cell(row, key, form) for key, (_, form) in columns.items()))
     paper().print(shown)
+    for line in _notes(rows, columns):
+        paper(style="dim", highlight=False).print(line)
+
+
+def _cell(row: dict[str, Any], key: str, form: str) -> str:
+    value = row[key]
+    if key == "interval" and value is None and row.get("turns"):  # too few for an interval
+        return f"({row['turns']} turn{'s' * (row['turns'] > 1)})"
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    text = "" if value is None else form.format(value)
+    return f"{text} *" if key == "interval" and row.get("precise") is False else text
+
+
+def _notes(rows: Sequence[dict[str, Any]], columns: Columns) -> Iterator[str]:
+    """Yield what a table's marks and short titles mean."""
+    if "interval" in columns and any(row.get("precise") is False for row in rows):
+        yield "* or (turns): wider than --precision asks for, or too few turns for an interval; give more --minutes"
+    meanings = [f"{title}: {LEGEND[key]}" for key, (title, _) in columns.items() if key in LEGEND]
+    if meanings:
+        yield "; ".join(meanings)
 
 
 def paper(**options: Any) -> "Console":

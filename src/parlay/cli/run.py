@@ -5,7 +5,8 @@ import sys
 from typing import Any
 
 from parlay.cli import chat
-from parlay.cli.serving import make_llm
+from parlay.cli.conversation import Conversation
+from parlay.cli.serving import make_llm, read_stdin
 from parlay.errors import ConfigError
 
 
@@ -15,39 +16,39 @@ def add_parser(commands: Any) -> None:
         "run",
         help="fetch a model if need be, then talk to it",
         description="Fetch a model unless it is here, load it, and talk to it as `parlay chat` does; with a prompt, "
-        "answer that alone. `parlay list --names` shows the short names.",
+        "answer that alone, with what stdin has after it. `parlay list --names` shows the short names. An answer "
+        "goes on until it ends or the context is full, unless --max-tokens is given. The exit status is 1 if a "
+        "structured answer was cut.",
     )
-    parser.add_argument(
-        "name", help="a short name such as llama3.2:1b, a name on the hub, a directory or a GGUF file"
-    )
-    parser.add_argument("prompt", nargs="?", help="one message to answer (default: a conversation)")
+    parser.joins = True
     chat.add_flags(parser)
+    parser.add_argument("prompt", nargs="?", help="one message to answer (default: a conversation)")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Fetch, load, then talk, or answer once."""
+    from rich.console import Console
+
     from parlay.checkpoints.download import size_text
     from parlay.checkpoints.hub import Hub
     from parlay.library.pull import pull
 
-    if hasattr(options, "model"):
-        raise ConfigError(f"the model is named twice, {options.name!r} and --model {options.model!r}; leave one out")
+    if "model" not in options:
+        raise ConfigError(
+            f"name a model, such as `parlay run {chat.MODEL}`; `parlay list --names` shows the short names"
+        )
+    template = chat.check(options)
     given = vars(options)
     hub = Hub(revision=given.get("revision"), token=given.get("hf_token"), cache_dir=given.get("download_dir"))
-    pulled = pull(options.name, hub)
+    pulled = pull(options.model, hub)
     if pulled.came:
-        print(f"{options.name}: {size_text(pulled.size)} in {pulled.path}", file=sys.stderr)
-    options.model = options.name
-    return chat.run(options) if options.prompt is None else _answer(options)
-
-
-def _answer(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    chat.check_params(options)
+        print(f"{options.model}: {size_text(pulled.size)} in {pulled.path}", file=sys.stderr)
+    notes, figures = Console(stderr=True, highlight=False), "all" if options.verbose else "none"
+    if options.prompt is None:
+        return chat.talk(options, template, notes, figures)
+    prompt = "\n\n".join(part for part in (options.prompt, read_stdin()) if part)
     llm = make_llm(options)
-    notes = Console(stderr=True, highlight=False)
-    talk = chat.Conversation(llm, chat.params_for(options, llm), options.system, options.chat_template, notes)
-    talk.say(options.prompt)
-    return 0
+    params = chat.params_for(options, llm)
+    cut = Conversation(llm, params, options.system, template, notes, figures=figures).say(prompt)
+    return 1 if cut else 0

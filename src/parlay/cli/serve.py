@@ -6,17 +6,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from threading import Timer
 from typing import Any
 
 from parlay import env
-from parlay.cli.flags import add_flags, add_foreign_flags, foreign_options, given
-from parlay.cli.serving import speculation
+from parlay.cli.flags import add_flags, add_foreign_flags, add_model, foreign_options, given
+from parlay.cli.serving import add_speculation_flag, modern, speculation
 from parlay.cli.settings import add_config_flag
-from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig, modernise
+from parlay.cli.template import read_template
+from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig
 from parlay.errors import ConfigError
 
 _LAST = 5.0  # seconds for threads to end once everything else has
@@ -30,13 +30,8 @@ def add_parser(commands: Any) -> None:
         description="Serve a model over HTTP with OpenAI's protocol. SIGTERM ends it in order. docs/server.md has "
         "the endpoints and their fields.",
     )
-    parser.add_argument("served", nargs="?", metavar="MODEL", help="what --model says (default: tiny-code)")
-    parser.add_argument(
-        "--speculative-config",
-        metavar="METHOD|JSON",
-        help='how to speculate: a method such as ngram, or \'{"method": "ngram", "num_speculative_tokens": 5}\'; '
-        "none decodes plainly (default: auto)",
-    )
+    add_model(parser)
+    add_speculation_flag(parser)
     add_config_flag(parser)
     add_flags(parser, ServerConfig)
     add_flags(parser, EngineConfig)
@@ -47,12 +42,11 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Load the model, then serve until told to end."""
     values = given(EngineConfig, vars(options))
-    served = options.served or values.get("model", EngineConfig().model)
-    if values.setdefault("model", served) != served:
-        raise ConfigError("MODEL and --model are one option; give one of them")
+    values.setdefault("model", EngineConfig().model)
     own = given(ServerConfig, vars(options))
     config = ServerConfig.parse(own)
-    values, asked = modernise(values | foreign_options(vars(options), own), speculation(options))
+    config = replace(config, chat_template=read_template(config.chat_template))
+    values, asked = modern(values | foreign_options(vars(options), own), speculation(options))
     speculative = SpeculativeConfig.parse(asked)
     try:
         import fastapi  # noqa: F401
@@ -86,7 +80,7 @@ async def _serve_and_end(
 
 async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
     from parlay.bar import loading_bar
-    from parlay.cli.announce import facts, loading
+    from parlay.cli.announce import facts, figures, loading
     from parlay.server.app import create_app
     from parlay.server.browsers import LOOPBACK
     from parlay.server.garbage import leave_out_what_is_loaded, search_seldom
@@ -122,6 +116,8 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
                 **values,
             )
             engine = await stack.enter_async_context(client)
+        if config.chat_template is not None:
+            engine.codec.use_template(config.chat_template)
         gate = Gate(config.max_open, config.max_open_per_key)
         methods = engine.facts.methods
         method = "+".join(methods[1:]) or methods[0]
@@ -139,18 +135,18 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
         search_seldom()
         host, port = sockets[0].getsockname()[:2]
         url = f"http://{'localhost' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}/"
-        _tell(facts(engine, config, url), log, people=people)
+        if people:
+            _show(facts(engine, config, url))
+        else:
+            log({"time": round(time.time(), 3), "event": "ready", **figures(engine, config, url)})
         if config.log_interval:
             speed = asyncio.create_task(report_speed(engine.stats, log, config.log_interval))
             stack.callback(speed.cancel)
         await Server(app, config, gate).serve(sockets)
 
 
-def _tell(known: dict[str, str], log: Callable[[dict[str, Any]], None], *, people: bool) -> None:
-    """Report the facts: a line for each to people, one event to a log."""
-    if not people:
-        log({"time": round(time.time(), 3), "event": "ready", **known})
-        return
+def _show(known: dict[str, str]) -> None:
+    """Print a line for each fact."""
     width = max(map(len, known))
     for name, value in known.items():
         print(f"  {name:<{width}}  {value}", file=sys.stderr)

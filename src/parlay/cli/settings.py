@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from parlay import env
-from parlay.errors import ConfigError, brief, nearest, shown
+from parlay.cli.flags import near_flag
+from parlay.errors import ConfigError, brief, shown
 
 _NOT_THERE = ("config", "help")
 
@@ -36,11 +37,12 @@ def apply_settings(commands: Mapping[str, argparse.ArgumentParser], arguments: S
     called = next((commands[word] for word in arguments if word in commands), None)
     if called is None or not _takes_settings(called):
         return
-    every = {name for parser in commands.values() if _takes_settings(parser) for name in _flags(parser)}
+    takers = [parser for parser in commands.values() if _takes_settings(parser)]
+    every = {name for parser in takers for name in _flags(parser)}
     variables = env.flags()
     for name in variables:
         if name not in every:
-            raise ConfigError(f"the variable {env.FLAG}{name.upper()} stands for no flag{_near(name, every)}")
+            raise ConfigError(f"the variable {env.FLAG}{name.upper()} stands for no flag{_near(name, takers)}")
     values = _from_file(called, arguments) | {
         name: (text, f"the variable {env.FLAG}{name.upper()}")
         for name, text in variables.items()
@@ -76,14 +78,7 @@ def _from_file(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dic
     file = path.parse_known_args(list(arguments))[0].config
     if file is None:
         return {}
-    import yaml
-
-    try:
-        values = yaml.safe_load(file.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not valid YAML: {brief(' '.join(str(error).split()))}") from None
+    values = _read_yaml(file)
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -92,7 +87,7 @@ def _from_file(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dic
     for key, value in values.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            raise ConfigError(f"{file}: {shown(key)} is no flag of {parser.prog}{_near(name, known)}")
+            raise ConfigError(f"{file}: {shown(key)} is no flag of {parser.prog}{_near(name, [parser])}")
         if value is None and name != "speculative_config":  # of which null is a value: plain decoding
             continue
         if name in found:
@@ -130,5 +125,37 @@ def _one(action: argparse.Action, value: Any, where: str) -> Any:
     return made
 
 
-def _near(name: str, known: Iterable[str]) -> str:
-    return nearest(name, known) if "did you mean" in nearest(name, known) else "; --help lists the flags"
+def _near(name: str, parsers: Iterable[argparse.ArgumentParser]) -> str:
+    visible = {
+        f"--{flag.replace('_', '-')}"
+        for parser in parsers
+        for flag, action in _flags(parser).items()
+        if action.help is not argparse.SUPPRESS
+    }
+    text = near_flag(f"--{name.replace('_', '-')}", visible)
+    return text.replace("'--", "'") or "; --help lists the flags"
+
+
+def _read_yaml(file: Path) -> Any:
+    """Return what a YAML file holds; keys that are given twice are an error, in nested mappings too."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # of a library without types
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+                if isinstance(key, yaml.ScalarNode):
+                    if (key.tag, key.value) in seen:
+                        line = key.start_mark.line + 1
+                        raise ConfigError(f"{file} gives {key.value} twice, again in line {line}; leave one out")
+                    seen.add((key.tag, key.value))
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(file.read_text("utf-8"), Loader)
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid YAML: {brief(' '.join(str(error).split()))}") from None

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from parlay.cli.flags import add_dequantize_flag
+from parlay.cli.flags import add_dequantize_flag, add_model
 
 _LONGEST = 1024  # tokens of a prompt and its completion
 
@@ -22,9 +22,7 @@ def add_parser(commands: Any) -> None:
         "drawn as likely as the model says. It ends at the first difference. The exit status is 0 if all of it "
         "holds, 1 if not.",
     )
-    kinds = "a directory, a GGUF file or an embedded model (default: tiny-code)"
-    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=kinds)
-    parser.add_argument("--model", dest="model", default="tiny-code", help="the same, as other commands have it")
+    add_model(parser, "tiny-code")
     parser.add_argument(
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
@@ -68,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.bench.sameness import compare
     from parlay.cli.junit import write_junit
     from parlay.cli.report import paper
+    from parlay.cli.serving import read_speculation
     from parlay.config import SpeculativeConfig
     from parlay.config.speculative import PLAIN, plain
     from parlay.config.verification import COUPLED, LOSSY
@@ -86,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     asked = _comparison(options)
     speculative = None
     if options.speculative_config is not None:
-        config = SpeculativeConfig.parse(options.speculative_config)
+        config = SpeculativeConfig.parse(read_speculation(options.speculative_config))
         names = [str(one.method) for one in resolve_methods(config)]
         speculative = {PLAIN: plain(), "+".join(names): config}
     console = paper(highlight=False, soft_wrap=True)

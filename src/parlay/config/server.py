@@ -55,6 +55,7 @@ class ServerConfig:
         max_logit_bias: tokens that one request may give a bias.
         response_store: bytes of memory for responses that `previous_response_id` may name; for newer ones the oldest
             of the key that has most are forgotten, and with 0 none is kept.
+        chat_template: a chat template in place of the model's own: a file, or the template itself.
         trust_request_chat_template: let clients send a chat template of their own; it runs in a sandbox.
         log_prompts: write prompts and answers to the log.
         log_format: `json` has a line of JSON for each request, `text` one for people; `auto` is `text` on a terminal.
@@ -94,6 +95,7 @@ class ServerConfig:
     max_stop_chars: int = 1024
     max_logit_bias: int = 1024
     response_store: int = 64 << 20
+    chat_template: str | None = None
     trust_request_chat_template: bool = False
     log_prompts: bool = False
     log_format: Literal["auto", "json", "text"] = "auto"

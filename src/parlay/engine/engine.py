@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 
 from parlay import env
-from parlay.checkpoints.find import find_model
+from parlay.checkpoints.find import find_model, recommended
 from parlay.checkpoints.generation import sampling_defaults
 from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig, SpeculativeConfig
@@ -148,7 +148,8 @@ class Engine:
 
         self.methods = method_names(methods)
         self._automatic = speculative.automatic
-        self.sampling_defaults = sampling_defaults(path, config.generation_config)
+        named = recommended(config.model) if config.generation_config == "auto" else {}
+        self.sampling_defaults = sampling_defaults(path, config.generation_config) | named
         self.memory = Memory(here.weights, num_blocks, config.block_size, here.bytes_per_token)
         self.vocab_size = model_config.vocab_size
         self._eos = end_tokens(model_config, self.codec)

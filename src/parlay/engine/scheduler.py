@@ -275,6 +275,8 @@ class Scheduler:
             self._half = request
             try:
                 self._advance(request, span, verdict)
+                rows = min(span.start + len(span.tokens), len(request.prompt_tokens)) - span.start
+                self.stats.prefilled += max(rows, 0)
                 self.drafting.advance(request, proposal)
                 if span.sample:
                     self._emit(request, span, verdict, now)

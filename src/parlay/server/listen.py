@@ -63,6 +63,8 @@ class Server(uvicorn.Server):
                 self.gate.cut.set()
                 self.should_exit = self.force_exit = True
             else:
+                if self.gate.open:
+                    print(closing(self.gate.open, self.options.shutdown_timeout), file=sys.stderr, flush=True)
                 ending.append(loop.create_task(self.drain()))
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -90,6 +92,12 @@ class Server(uvicorn.Server):
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         where = f"[{host}]" if ":" in host else host
         print(f"parlay: listening on http://{where}:{port} (pid {os.getpid()})", file=sys.stderr, flush=True)
+
+
+def closing(count: int, seconds: float) -> str:
+    """Return what to say while open requests are waited for."""
+    some = "1 open request" if count == 1 else f"{count} open requests"
+    return f"parlay: waiting up to {seconds:g} s for {some}; Ctrl-C again ends at once"
 
 
 def bind(config: ServerConfig) -> list[socket.socket]:

@@ -68,7 +68,7 @@ class Speed:
         """Return the figures since the last read; None where nothing was done, or the engine was restarted."""
         before, now, then = self._before, self._stats(), self._then
         self._before, self._then = now, time.monotonic()
-        emitted, prompt = now.emitted - before.emitted, now.prompt_tokens - before.prompt_tokens
+        emitted, prompt = now.emitted - before.emitted, now.prefilled - before.prefilled
         steps = now.steps - before.steps
         if steps <= 0 or emitted < 0:
             return None

@@ -179,6 +179,10 @@ class TextCodec:
         """
         return choose(self._templates, given, tools=tools)
 
+    def use_template(self, template: str) -> None:
+        """Take a chat template in place of the model's own."""
+        self._template = template
+
     def shows_tools(self, template: str | None = None) -> bool:
         """Whether a chat template, by default the model's own for tools, passes tools to the model."""
         own = self.template_for(template, tools=True)
@@ -198,8 +202,8 @@ class TextCodec:
         template = self.template_for(options.chat_template, tools=bool(options.tools))
         if template is None:
             raise RequestError(
-                "this model has no chat template; "
-                "give one as chat_template, or use generate with a prompt of your own",
+                "this model has no chat template; give one as chat_template (a command: --chat-template FILE), or "
+                "complete a prompt of your own",
                 param="chat_template",
             )
         runner = self._runners[self.lane(options.chat_template, pieces(messages, options.tools))]

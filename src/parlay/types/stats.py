@@ -62,6 +62,7 @@ class Stats:
         prompt_tokens: of the requests that were admitted, each counted once.
         queried_tokens: those of them that were looked for in the prefix cache.
         cached_tokens: and those that were found there.
+        prefilled: rows of prompts that were run through the target, counted with their step; again after preemption.
         finished: requests, by why they ended.
     """
 
@@ -80,6 +81,7 @@ class Stats:
     prompt_tokens: int = 0
     queried_tokens: int = 0
     cached_tokens: int = 0
+    prefilled: int = 0
     finished: dict[str, int] = field(default_factory=Counter)
 
     @property

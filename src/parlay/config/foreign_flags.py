@@ -1,0 +1,108 @@
+"""Flags of llama.cpp, Ollama and vLLM that parlay's commands lack, each with what to write instead.
+
+Their names are those of llama.cpp's `common/arg.cpp`, of `ollama run --help` and of `vllm serve --help`.
+"""
+
+_DRAFT = """write --speculative-config '{"model": "DRAFT"}' with a draft model or head"""
+_LENGTH = """write --speculative-config '{"method": "auto", "num_speculative_tokens": 8}'"""
+_GPU = "leave it out: parlay runs on CPUs"
+_LORA = "adapters are not served; merge it into the model's weights"
+_TLS = "TLS is a reverse proxy's business; put one before the server"
+_LOG = "set PARLAY_LOG=INFO or PARLAY_LOG=DEBUG"
+_TEXT = "leave it out: models read text only"
+_ROPE = "leave it out: positions are scaled as the model's own config says"
+_MEMORY = "leave it out: weights are read as fits their format"
+_GRAMMAR = """write --structured-outputs '{"json": {...}}', or "regex", "choice" or "grammar" in place of "json\""""
+_BACKEND = "leave it out: structured outputs have one backend"
+_PROMPT = "write the prompt alone, in quotes"
+_CHAT = "`parlay chat MODEL` is a conversation, `parlay run MODEL PROMPT` one answer"
+_EMBEDDING = "embeddings and rankings are not served; models generate text"
+_SERVER = "leave it out: the server always has it"
+_CORES = "`taskset` or `numactl` before the command chooses cores, and --threads their number"
+
+# What to write, and the flags that it stands for.
+_ANSWERS: dict[str, str] = {
+    "write --max-model-len": "-c --ctx-size --num-ctx --n-ctx --context-length --max-seq-len --ctx",
+    "write --threads": "--num-threads --n-threads --num-thread --nthreads -tb --threads-batch --threads-http "
+    "--cpu-threads --omp-num-threads",
+    "write --max-tokens": "-n --predict --n-predict --num-predict --max-new-tokens --max-length",
+    "write --max-num-batched-tokens": "-b -ub --ubatch-size --batch-size --num-batch --max-prefill-tokens",
+    "write --max-num-seqs": "-np --parallel --max-batch-size --max-concurrent-requests --max-running-requests",
+    "write --temperature": "--temp -temp",
+    "write --repetition-penalty": "--repeat-penalty",
+    "write --seed": "-s",
+    "write --model, or the model alone": "-m --model-path --model-name --model-id --hf-model",
+    "write the model alone, as owner/name or owner/name:Q4_K_M": "-hf -hfr --hf-repo -hff --hf-file -mu --model-url",
+    "write --hf-token, or set HF_TOKEN": "-hft",
+    "set HF_HUB_OFFLINE=1": "--offline",
+    "write --system": "-sys --system-prompt -sysf --system-prompt-file",
+    "write --chat-template FILE": "--chat-template-file --custom-chat-template --jinja-template",
+    "leave it out: chat templates are always run": "--jinja --no-jinja --skip-chat-parsing",
+    _PROMPT: "-p --prompt",
+    "give the file as standard input: < FILE": "-f --file --prompt-file -if --in-file",
+    _CHAT: "-cnv --conversation -no-cnv --no-conversation -i --interactive --interactive-first -st --single-turn -q "
+    "--quick -mli --multiline-input",
+    _DRAFT: "-md --model-draft --spec-draft-model --draft-model -hfd --hf-repo-draft --spec-draft-hf "
+    "--speculative-draft-model-path",
+    _LENGTH: "--draft --draft-n --draft-max --draft-min --draft-n-min --spec-draft-n-max --spec-draft-n-min "
+    "--draft-p-min --speculative-num-steps --speculative-num-draft-tokens",
+    "write --speculative-config METHOD, such as ngram": "--spec-type --spec-default --eagle3 --mtp --spec-method "
+    "--speculative-algorithm -lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
+    _GPU: "-ngl --gpu-layers --n-gpu-layers --num-gpu -ngld --gpu-layers-draft -sm --split-mode -ts --tensor-split "
+    "-mg "
+    "--main-gpu -dev -fa --flash-attn --flash-attention -ot --override-tensor -ncmoe --n-cpu-moe -cmoe --cpu-moe "
+    "-kvo -nkvo --no-kv-offload --op-offload --no-op-offload --list-devices --num-gpus --gpu --cuda-graph-sizes",
+    _LORA: "--lora --lora-scaled --lora-modules --lora-path --lora-paths --adapter --max-loras --max-lora-rank "
+    "--max-cpu-loras --lora-dtype --fully-sharded-loras --prompt-adapters --control-vector",
+    _TLS: "--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --enable-ssl-refresh --ssl-key-file "
+    "--ssl-cert-file --tls --cert --certfile --keyfile",
+    _LOG: "--log-level --uvicorn-log-level -lv --log-verbosity --verbosity --verbose -v --log-verbose --debug "
+    "--quiet "
+    "--verbose-prompt",
+    "write --log-format json or text, and give the log away with 2> FILE": "--log-file --log-disable "
+    "--log-config-file "
+    "--log-config --disable-uvicorn-access-log --disable-access-log",
+    "write --log-prompts": "--enable-log-requests --enable-log-outputs --log-requests",
+    _CORES: "--numa -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll --cpu-affinity",
+    _MEMORY: "--mlock --no-mmap --mmap --use-mmap --use-mlock --no-repack -nr --no-warmup --warmup --check-tensors "
+    "-lm --load-mode --safetensors-load-strategy",
+    "leave it out: the cache has the dtype of the activations": "-ctk --cache-type-k -ctv --cache-type-v "
+    "--calculate-kv-scales",
+    "write --kv-cache-memory": "-cram --cache-ram --max-total-tokens --mem-fraction-static",
+    "leave it out: requests are always batched as they come": "-cb --cont-batching -nocb --no-cont-batching",
+    "leave it out: prefixes are always kept; --no-enable-prefix-caching turns that off": "--cache-prompt "
+    "--no-cache-prompt --cache-reuse --prompt-cache --prompt-cache-all --prefix-caching",
+    "leave it out: a longer conversation is refused, not shifted": "--context-shift --no-context-shift --keep",
+    _GRAMMAR: "--grammar --grammar-file -j --json-schema -jf --json-schema-file --format --guided-json "
+    "--guided-regex "
+    "--guided-choice --guided-grammar",
+    _BACKEND: "--guided-decoding-backend --structured-outputs-config --structured-outputs-backend --grammar-backend "
+    "--guided-decoding-disable-fallback",
+    _ROPE: "--rope-scaling --rope-scale --rope-theta --rope-freq-base --rope-freq-scale --yarn-orig-ctx "
+    "--yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast -gan -gaw",
+    "leave it out: configs are read as they are": "--override-kv --hf-config-path --config-format --model-impl",
+    "write --generation-config DIR": "--override-generation-config --default-chat-template-kwargs",
+    _TEXT: "--mmproj -mm --mmproj-url --no-mmproj --image --audio --video --allowed-local-media-path "
+    "--mm-processor-cache-gb --mm-encoder-tp-mode --interleave-mm-strings --skip-mm-profiling",
+    _EMBEDDING: "--embedding --embeddings --rerank --reranking --pooling --pooler-config --convert --is-embedding",
+    "write --served-model-name": "-a --alias",
+    "write --reasoning-parser none, or send chat_template_kwargs": "--reasoning-format --reasoning-budget --think "
+    "--hidethinking --enable-reasoning -rea --reasoning --reasoning-effort",
+    "leave it out: the model stays as long as the command": "--keepalive --keep-alive --sleep-idle-seconds "
+    "--enable-sleep-mode",
+    "write --allowed-origins": "--cors-origins --cors --allowed-methods --allowed-headers --allow-credentials",
+    "write --request-timeout": "-to --timeout",
+    _SERVER: "--metrics --slots --no-slots --props --webui --no-webui --ui --no-ui --enable-tokenizer-info-endpoint "
+    "--enable-prompt-tokens-details --enable-force-include-usage",
+    "leave it out: the hub is always reached over TLS": "--insecure",
+    "leave it out: long lines are wrapped at a terminal's width": "--nowordwrap -co --color --simple-io",
+    "write --data-parallel-size": "--api-server-count -asc --num-replicas --workers",
+    "write --tensor-parallel-size": "--tp --tp-size --num-shard",
+    "write --quantization int8 or int4": "--quantize --load-in-8bit --load-in-4bit",
+}
+_BY_FLAG = {flag: answer for answer, flags in _ANSWERS.items() for flag in flags.split()}
+
+
+def answer(flag: str) -> str | None:
+    """Return what to write in place of a flag of another program's; None if it is none of theirs."""
+    return _BY_FLAG.get(flag)
