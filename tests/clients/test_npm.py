@@ -1,4 +1,4 @@
-"""OpenAI's npm client: client.mjs asks, and compares with what the offline engine says here."""
+"""Clients from npm: OpenAI's, whose answers are compared with the offline engine's, and the AI SDK."""
 
 import json
 import os
@@ -70,6 +70,14 @@ def test_npm(server: Served, keyed: Served, offline: LLM, tools: Path) -> None:
         "PARLAY_KEY": KEYS["alice"],
         "PARLAY_EXPECTED": json.dumps(expected),
     }
-    command = ["node", "--test", str(Path(__file__).parent / "npm" / "client.mjs")]
+    run("client.mjs", environment)
+
+
+def test_ai_sdk(server: Served, tools: Path) -> None:
+    run("ai_sdk.mjs", {**os.environ, "CLIENTS": str(tools), "PARLAY_URL": server.url})
+
+
+def run(script: str, environment: dict[str, str]) -> None:
+    command = ["node", "--test", str(Path(__file__).parent / "npm" / script)]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
     assert ran.returncode == 0, ran.stdout + ran.stderr
