@@ -7,6 +7,9 @@ from typing import Any
 
 from parlay.errors import ModelError
 
+# The vocabulary of a tokenizer that is published otherwise than as a `tokenizer.json`.
+VOCABULARIES = ("vocab.json", "merges.txt", "tekken.json", "tokenizer.model", "tiktoken.model", "*.tiktoken")
+
 
 def config_file(path: Path) -> Path:
     """Return the file that says what the model in directory or GGUF file `path` is like."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from parlay.checkpoints.files import VOCABULARIES
 from parlay.checkpoints.gguf_parts import all_parts, first_part, whole_name
 from parlay.errors import ModelError
 
@@ -15,6 +16,7 @@ _PART = r"[A-Za-z0-9_][\w.-]*"
 _ID = re.compile(rf"([A-Za-z0-9][\w.-]*/{_PART})(?:/((?:{_PART}/)*{_PART}\.gguf)|:([A-Za-z]\w*))?", re.ASCII)
 # Copies of the weights in formats that parlay does not read, and files in folders.
 _PICKLED = ("pytorch_model*.bin", "medusa_lm_head.pt")
+_TEXTS = ("*.json", "*.jinja", *VOCABULARIES)
 _IGNORED = ("*/*", "consolidated*")
 
 
@@ -132,9 +134,9 @@ def fetch(name: str, hub: Hub, weights: bool = True) -> Path:
         file = asked.choose(str(path.relative_to(folder)) for path in folder.rglob("*.gguf"))
         assert file is not None
         return folder / file
-    path = _download(asked.repository, hub, ["*.json", "*.jinja", *["*.safetensors"] * weights], _IGNORED)
+    path = _download(asked.repository, hub, [*_TEXTS, *["*.safetensors"] * weights], _IGNORED)
     if weights and not any(path.glob("*.safetensors")):
-        path = _download(asked.repository, hub, ["*.json", "*.jinja", *_PICKLED], _IGNORED)
+        path = _download(asked.repository, hub, [*_TEXTS, *_PICKLED], _IGNORED)
     return path
 
 

@@ -15,6 +15,7 @@ from parlay.errors import ModelError, shown
 from parlay.library.headers import Held, kind_text, read_tensors
 from parlay.library.local import Local, describe, on_this_machine
 from parlay.models.config import architecture_of, read_raw
+from parlay.text.reading import tokenizer_file
 
 # The sampling parameters of generation_config.json, and of a GGUF file.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
@@ -33,7 +34,7 @@ class Card:
         context_length: the longest sequence, in tokens.
         shape: further sizes by their names in a `config.json`.
         kinds: bytes by how numbers are stored.
-        tokenizer: `tokenizer.json`, the name of a GGUF file's tokenizer, or None.
+        tokenizer: `tokenizer.json` or what is there instead, the name of a GGUF file's tokenizer, or None.
         chat_template: whether it has one.
         generation: the defaults of sampling that come with it.
         license: as the model's README names it.
@@ -111,7 +112,7 @@ def _count(raw: dict[str, Any], key: str) -> int | None:
 
 
 def _of_directory(path: Path) -> dict[str, Any]:
-    settings, tokenizer = path / "tokenizer_config.json", path / "tokenizer.json"
+    settings, tokenizer = path / "tokenizer_config.json", tokenizer_file(path)
     generation = path / "generation_config.json"
     template = (path / "chat_template.jinja").is_file()
     if settings.is_file() and not template:

@@ -13,7 +13,8 @@ from parlay.errors import ContextLengthError, RequestError, about, brief
 from parlay.panics import Contained
 from parlay.text.chat import ChatOptions, render, shows_tools
 from parlay.text.pieces import DECODING, Pieces
-from parlay.text.reading import read_texts, token_text
+from parlay.text.reading import read_texts
+from parlay.text.special_tokens import token_text
 from parlay.text.template_process import TemplateProcess
 from parlay.text.token_bytes import raw_bytes, text_within
 from parlay.types.output import Logprob
