@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import regex
+from checkpoints import write_llama
 from gguf_files import tokenizer_keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from word_tokenizers import byte_level
 
-from parlay import ModelError
+from parlay import LLM, ModelError, SamplingParams
 from parlay.checkpoints.find import find_model
 from parlay.numerics.digests import digest_model
 from parlay.text.reading import read_tokenizer, tokenizer_file
@@ -366,3 +367,25 @@ def test_ids_that_leave_a_gap_are_left_out(tmp_path: Path, caplog: pytest.LogCap
     codec = TextCodec(tmp_path)
     assert codec.tokenizer.get_vocab() == tokenizer.get_vocab()
     assert "'<far>' the id 9999" in caplog.text
+
+
+def test_an_engine_with_a_draft_model_of_another_form(tmp_path: Path) -> None:
+    """OPT's form, and the same vocabulary as a `tokenizer.json` beside the draft model."""
+    files, small = {**vocabulary(), **CONFIGS["OPT"]}, {"num_hidden_layers": 1, "hidden_size": 32, "head_dim": 8}
+    del files["config__json"]
+    size = len(files["vocab__json"])
+    for name in ("target", "draft"):
+        write_llama(tmp_path / name, vocab_size=size, **small)
+        (tmp_path / name / "tokenizer.json").unlink()
+        put(tmp_path / name, **files)
+    codec = TextCodec(tmp_path / "draft")
+    codec.tokenizer.save(str(tmp_path / "draft" / "tokenizer.json"))
+    draft = {"method": "draft_model", "model": str(tmp_path / "draft"), "lengths": "fixed"}
+    params = SamplingParams(temperature=0, max_tokens=6)
+    plain, drafted = (
+        LLM(tmp_path / "target", speculative_config=speculative, max_model_len=64).generate("def f", params)[0]
+        for speculative in (None, draft)
+    )
+    assert plain.prompt_token_ids[0] == 2
+    assert plain.outputs[0].token_ids == drafted.outputs[0].token_ids
+    assert plain.outputs[0].text == drafted.outputs[0].text
