@@ -18,6 +18,7 @@ from parlay.text.special_tokens import token_text
 from parlay.text.template_process import TemplateProcess
 from parlay.text.token_bytes import raw_bytes, text_within
 from parlay.types.output import Logprob
+from parlay.types.params import SamplingParams
 from parlay.types.plan import TokenLogprobs
 
 _LONG = 1024  # characters or tokens
@@ -233,6 +234,13 @@ class Detokenizer:
         self._hold = max(map(len, stop), default=1) - 1
         self._text = StringIO(newline="\n")  # which translates no line ends
         self._length = 0
+
+    @classmethod
+    def of(cls, codec: TextCodec, params: SamplingParams, prompt: Sequence[int]) -> "Detokenizer":
+        """Begin behind a prompt, as a request's parameters say."""
+        cut, first = params.include_stop_str_in_output, params.min_tokens
+        skip = params.skip_special_tokens
+        return cls(codec, params.stop, skip, prompt=prompt, include_stop=cut, min_tokens=first)
 
     def append(self, token: int) -> str | None:
         """Add a token; return the stop string that it completes, after cutting the text before or behind it."""
