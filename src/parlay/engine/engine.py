@@ -150,7 +150,7 @@ class Engine:
         self.memory = Memory(here.weights, num_blocks, config.block_size, here.bytes_per_token)
         self.vocab_size = model_config.vocab_size
         self._eos = end_tokens(model_config, self.codec)
-        self._grammars = Grammars(self.codec.tokenizer.to_str, self.vocab_size, sorted(self._eos))
+        self._grammars = Grammars(self.codec.to_str, self.vocab_size, sorted(self._eos))
         self._worker = Worker(
             kernels,
             runner,
