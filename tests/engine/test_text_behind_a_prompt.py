@@ -97,6 +97,16 @@ def test_long_prompts_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(longest) < 20
 
 
+@pytest.mark.parametrize("kind", ["llama", "byte level"])
+def test_a_prompt_of_no_characters_is_decoded_a_few_times(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = codec_of(kind)
+    byte = codec.encode("é", add_special_tokens=False)[-1]
+    decode, longest = Pieces._decode, []
+    monkeypatch.setattr(Pieces, "_decode", lambda self, tokens: longest.append(len(tokens)) or decode(self, tokens))
+    assert text_behind(codec, [byte] * 5000, codec.encode(" x", add_special_tokens=False)[-1:]) != "\ufffd"
+    assert sum(longest) < 100_000  # not 5000 times 5000
+
+
 # ------------------------------------------------------------------------------------------------ with an engine
 
 
