@@ -9,8 +9,8 @@ SPACE = "\u2581"
 BYTES = {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
 
 
-def _pieces() -> dict[str, int]:
-    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **BYTES}
+def _pieces(*names: str) -> dict[str, int]:
+    vocab = {name: index for index, name in enumerate(("<unk>", "<s>", "</s>", *names))}
     for word in (SPACE, SPACE * 3, *WORDS, *(SPACE + word for word in WORDS)):
         vocab[word] = len(vocab)
     return vocab
@@ -32,7 +32,7 @@ def _named(tokenizer: Tokenizer) -> Tokenizer:
 
 def llama(first: bool = True) -> Tokenizer:
     """As Llama 1 and 2, Mistral 7B and Phi-3 ship it; without `first` as Gemma."""
-    vocab = _pieces()
+    vocab = _pieces(*BYTES)
     merges = _merges(vocab)
     tokenizer = Tokenizer(
         models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)

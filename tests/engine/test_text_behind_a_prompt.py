@@ -9,7 +9,7 @@ import pytest
 from checkpoints import write_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from word_tokenizers import BYTES, KINDS, llama
+from word_tokenizers import BYTES, KINDS
 
 from parlay import LLM, RequestError, SamplingParams
 from parlay.engine.attribution import Attribution
@@ -97,16 +97,31 @@ def test_long_prompts_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(longest) < 20
 
 
+@pytest.mark.parametrize("kind", ["llama", "byte level"])
+def test_a_prompt_of_no_characters_is_decoded_a_few_times(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = codec_of(kind)
+    byte = codec.encode("é", add_special_tokens=False)[-1]
+    decode, longest = Pieces._decode, []
+    monkeypatch.setattr(Pieces, "_decode", lambda self, tokens: longest.append(len(tokens)) or decode(self, tokens))
+    assert text_behind(codec, [byte] * 5000, codec.encode(" x", add_special_tokens=False)[-1:]) != "\ufffd"
+    assert sum(longest) < 100_000  # not 5000 times 5000
+
+
 # ------------------------------------------------------------------------------------------------ with an engine
 
 
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    path = tmp_path_factory.mktemp("llama")
-    tokenizer = llama()
-    write_llama(path, vocab_size=tokenizer.get_vocab_size(), eos_token_id=2)
-    tokenizer.save(str(path / "tokenizer.json"))
-    return LLM(str(path), max_model_len=128, speculative_config=None)
+@cache
+def engine(kind: str) -> LLM:
+    tokenizer = KINDS[kind]()
+    with TemporaryDirectory() as folder:
+        path = write_llama(Path(folder), vocab_size=tokenizer.get_vocab_size(), eos_token_id=2)
+        tokenizer.save(str(path / "tokenizer.json"))
+        return LLM(str(path), max_model_len=128, speculative_config=None)
+
+
+@pytest.fixture
+def llm() -> LLM:
+    return engine("llama")
 
 
 def test_generated_text_keeps_its_first_space(llm: LLM) -> None:
@@ -144,9 +159,17 @@ def test_a_bad_word_without_tokens_is_refused(word: str) -> None:
         codec_of("word piece").spellings(word)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma", "metaspace first", "metaspace always", "metaspace never"])
 @pytest.mark.parametrize("form", [" for( for){0,3}", "for( x){1,2}", "   return (x|id)"])
-def test_text_has_the_form_that_was_asked_for(llm: LLM, form: str) -> None:
+def test_text_has_the_form_that_was_asked_for(kind: str, form: str) -> None:
     asked = SamplingParams(temperature=1, seed=3, max_tokens=60, structured_outputs={"regex": form})
-    one = llm.generate("the Paris", asked)[0].outputs[0]
+    one = engine(kind).generate("the Paris", asked)[0].outputs[0]
     assert one.finish_reason == "stop"
     assert re.fullmatch(form, one.text)
+
+
+@pytest.mark.parametrize("kind", ["word piece", "suffixed"])
+def test_forms_of_tokenizers_without_spaces_are_refused(kind: str) -> None:
+    asked = SamplingParams(structured_outputs={"regex": "for"})
+    with pytest.raises(RequestError, match="does not know this tokenizer's kind"):
+        engine(kind).generate({"prompt_token_ids": [5]}, asked)

@@ -1,12 +1,19 @@
 """Log-probabilities in OpenAI's shapes: texts that make up the answer, bytes of characters, places in the text."""
 
+import asyncio
+import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+from checkpoints import write_llama
+from serving import Live
 from word_tokenizers import KINDS
 
+from parlay import AsyncLLM
 from parlay.server.openai.logprobs import Offsets, chat_logprobs, completion_logprobs, prompt_offsets
 from parlay.text.tokenizer import TextCodec
 from parlay.types.output import Logprob
@@ -66,7 +73,7 @@ def test_tokens_lie_where_their_text_does(kind: str) -> None:
     output = codec.encode("the Paris for x")[len(prompt) :]
     whole = "the Paris" + text
     offsets = Offsets(codec, prompt, skip_special_tokens=True, begin=9)
-    places = [*prompt_offsets(codec, prompt, "the Paris"), *map(offsets.add, output)]
+    places = [*prompt_offsets(codec, prompt, "the Paris"), *offsets.add(output, text, finished=True)]
     for token, place in zip([*prompt, *output], places, strict=True):
         name = codec.token_text(token)
         # The first word has no space before it, and what the tokenizer puts before the text is none of it.
@@ -86,3 +93,39 @@ def test_places_count_characters(kind: str, prompt: str) -> None:
         assert prompt[:offset] == spelled.decode(errors="ignore").removeprefix("<s>").removeprefix(" ")
         spelled += codec.token_bytes(token)
     assert max(offsets) < len(prompt)
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    tokenizer, path = KINDS["llama"](), tmp_path_factory.mktemp("llama")
+    write_llama(path, vocab_size=tokenizer.get_vocab_size(), eos_token_id=2)
+    tokenizer.save(str(path / "tokenizer.json"))
+    engine = AsyncLLM(path, max_model_len=64)
+    with Live(engine) as server:
+        yield server
+    asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("more", "text", "offsets"),
+    [
+        ({}, " for for for", [0, 4, 8]),
+        ({"stop": "r f"}, " fo", [0, 3]),
+        ({"echo": True}, "the Paris for for for", [0, 0, 3, 9, 13, 17]),
+        ({"echo": True, "return_sources": True}, "the Paris for for for", [0, 0, 3, 9, 13, 17]),
+    ],
+    ids=str,
+)
+def test_completions_keep_the_first_space(
+    live: Live, stream: bool, more: dict[str, Any], text: str, offsets: list[int]
+) -> None:
+    word = codec_of("llama").tokenizer.token_to_id("\u2581for")
+    asked = {"prompt": "the Paris", "max_tokens": 3, "temperature": 0, "allowed_token_ids": [word], "logprobs": 1}
+    found = live.post("/v1/completions", {**asked, **more, "stream": stream})
+    lines = found.text.splitlines() if stream else [f"data: {found.text}"]
+    choices = [c for line in lines if line.startswith("data: {") for c in json.loads(line[6:])["choices"]]
+    assert "".join(choice["text"] for choice in choices) == text
+    assert [place for choice in choices for place in choice["logprobs"]["text_offset"]] == offsets
+    if "return_sources" in more:
+        assert "".join(piece for choice in choices for piece, _, _ in choice["sources"]) == text

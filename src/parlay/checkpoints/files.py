@@ -9,6 +9,8 @@ from parlay.errors import ModelError
 
 _OTHER_NAMES = {"half": "float16", "fp16": "float16", "float": "float32", "fp32": "float32", "bf16": "bfloat16"}
 _POINTER = b"version https://git-lfs.github.com/spec/"  # how such a file begins
+# The vocabulary of a tokenizer that is published otherwise than as a `tokenizer.json`.
+VOCABULARIES = ("vocab.json", "merges.txt", "tekken.json", "tokenizer.model", "tiktoken.model", "*.tiktoken")
 
 
 def config_file(path: Path) -> Path:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from parlay.checkpoints.files import VOCABULARIES
 from parlay.checkpoints.gguf_parts import first_part, parts_pattern, whole_name
 from parlay.errors import ModelError
 
@@ -18,6 +19,7 @@ _ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/(?=[^
 _VIEW = re.compile(r"/(?:tree|blob|resolve|raw)/main(?=/|$)|[?#].*$|/$")
 # Copies of the weights in formats that parlay does not read, and files in folders.
 _PICKLED = ("pytorch_model*.bin", "medusa_lm_head.pt")
+_TEXTS = ("*.json", "*.jinja", *VOCABULARIES)
 _IGNORED = ("*/*", "consolidated*")
 
 
@@ -148,9 +150,9 @@ def fetch(name: str, hub: Hub, weights: bool = True, called: str | None = None) 
         file = asked.choose(str(path.relative_to(folder)) for path in folder.rglob("*.gguf"))
         assert file is not None
         return folder / file
-    path = _download(asked.repository, hub, here, ["*.json", "*.jinja", *["*.safetensors"] * weights], _IGNORED)
+    path = _download(asked.repository, hub, here, [*_TEXTS, *["*.safetensors"] * weights], _IGNORED)
     if weights and not any(path.glob("*.safetensors")):
-        path = _download(asked.repository, hub, here, ["*.json", "*.jinja", *_PICKLED], _IGNORED)
+        path = _download(asked.repository, hub, here, [*_TEXTS, *_PICKLED], _IGNORED)
     return path
 
 

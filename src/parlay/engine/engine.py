@@ -153,7 +153,7 @@ class Engine:
         self.memory = Memory(here.weights, num_blocks, config.block_size, here.bytes_per_token)
         self.vocab_size = model_config.vocab_size
         self._eos = end_tokens(model_config, self.codec)
-        self._grammars = Grammars(self.codec.tokenizer.to_str, self.vocab_size, sorted(self._eos))
+        self._grammars = Grammars(self.codec.to_str, self.vocab_size, sorted(self._eos))
         self._worker = Worker(
             kernels,
             runner,
@@ -248,14 +248,7 @@ class Engine:
                 tenant=tenant,
                 deadline=None if timeout is None else now + timeout,
                 leader=requests[0] if requests else None,
-                detokenizer=Detokenizer(
-                    self.codec,
-                    params.stop,
-                    params.skip_special_tokens,
-                    prompt=tokens,
-                    include_stop=params.include_stop_str_in_output,
-                    min_tokens=params.min_tokens,
-                ),
+                detokenizer=Detokenizer.of(self.codec, params, tokens),
                 counts=Counts(arrival=now, verification=self._verification),
             )
             self._next_id += 1

@@ -15,6 +15,7 @@ from parlay.checkpoints.packing import quantization_of
 from parlay.errors import ModelError, shown
 from parlay.library.local import Local, describe, on_this_machine
 from parlay.models.config import architecture_of, read_raw
+from parlay.text.reading import tokenizer_file
 from parlay.text.template_files import read_templates
 
 # The sampling parameters of generation_config.json, and of a GGUF file.
@@ -34,7 +35,7 @@ class Card:
         context_length: the longest sequence, in tokens.
         shape: further sizes by their names in a `config.json`.
         kinds: bytes by how numbers are stored.
-        tokenizer: `tokenizer.json`, the name of a GGUF file's tokenizer, or None.
+        tokenizer: `tokenizer.json` or what is there instead, the name of a GGUF file's tokenizer, or None.
         chat_template: whether it has one.
         generation: the defaults of sampling that come with it.
         license: as the model's README names it.
@@ -112,7 +113,7 @@ def _count(raw: dict[str, Any], key: str) -> int | None:
 
 
 def _of_directory(path: Path) -> dict[str, Any]:
-    tokenizer = path / "tokenizer.json"
+    tokenizer = tokenizer_file(path)
     generation = path / "generation_config.json"
     return {
         "tokenizer": tokenizer.name if tokenizer.is_file() else None,

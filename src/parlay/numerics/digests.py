@@ -7,13 +7,20 @@ from pathlib import Path
 from blake3 import blake3
 
 from parlay import env
+from parlay.checkpoints.files import VOCABULARIES
 from parlay.checkpoints.gguf_parts import first_part, part_files
 from parlay.checkpoints.loader import weight_files
 from parlay.errors import ModelError, brief
 from parlay.kept import read_kept, write_kept
 
 _SMALL = ("config.json", "generation_config.json")
-_TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
+_TEXTS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 _KEPT = 1000  # files whose digests are remembered
 
 
@@ -46,7 +53,9 @@ def digest_model(model: Path, tokenizer: Path | None = None) -> str:
     if texts.is_file():
         files["tokenizer"] = first_part(texts)
     else:
+        further = [] if (texts / _TEXTS[0]).is_file() else VOCABULARIES
         files |= {name: texts / name for name in _TEXTS}
+        files |= {file.name: file for name in further for file in texts.glob(name)}
         files |= {f"template {one.stem}": one for one in (texts / "additional_chat_templates").glob("*.jinja")}
     return digest_files(files)
 

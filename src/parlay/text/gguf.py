@@ -7,11 +7,10 @@ BPE (`llama`).
 Sources: ggml's `docs/gguf.md`; llama.cpp's `llama-vocab.cpp` for what absent keys and odd vocabularies mean.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from parlay.checkpoints.gguf import GGUFFile
 from parlay.checkpoints.gguf_ends import CONTROL_NAMES
@@ -19,16 +18,13 @@ from parlay.checkpoints.gguf_parts import first_part
 from parlay.errors import ModelError, nearest
 from parlay.log import logger
 from parlay.text.pre_tokenizers import BOS_FIRST, PATTERNS, SAME_AS, WHOLE_WORDS, splitter
+from parlay.text.sentence_piece import LONGEST, SPACE, merging, spaced
+from parlay.text.special_tokens import CONTROL, NORMAL, UNUSED, add_by_kind, frame
 from parlay.text.template_files import gguf_templates, template_settings
 
-# Kinds of tokens.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-
-SPACE = "\u2581"  # SentencePiece's
 _DEFAULTS = {"unk": 0, "bos": 1, "eos": 2}  # of `llama`, where a file does not say
 # Phi-3's special tokens swallow the spaces that follow them, apart from these.
 _KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")
-_LONGEST = 256  # characters of a piece; longer ones exist in no vocabulary
 
 
 def read_gguf_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
@@ -79,21 +75,9 @@ def _assemble(file: GGUFFile, tokens: list[str], config: dict[str, Any]) -> Toke
     make = _byte_level if kind == "gpt2" else _sentence_piece
     tokenizer, add_bos = make(file, tokens, kinds, vocabulary, config)
     phi3 = kind == "llama" and file.text("general.architecture") == "phi3"
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(token, normalized=False, special=True, rstrip=phi3 and token not in _KEEP_SPACES)
-            for token, own in zip(tokens, kinds, strict=True)
-            if own in (CONTROL, UNKNOWN)
-        ]
-    )
-    tokenizer.add_tokens(
-        [
-            AddedToken(token, normalized=False, rstrip=phi3)
-            for token, own in zip(tokens, kinds, strict=True)
-            if own == USER_DEFINED
-        ]
-    )
-    _frame(file, tokenizer, vocabulary, config, add_bos)
+    swallowing = {*tokens} - {*_KEEP_SPACES} if phi3 else ()
+    add_by_kind(tokenizer, tokens, kinds, swallowing)
+    _frame(file, tokenizer, config, add_bos)
     return tokenizer
 
 
@@ -134,39 +118,18 @@ def _sentence_piece(
     if len(scores) < len(tokens):
         raise ModelError(f"{file.path}: its tokenizer has {len(tokens)} tokens but {len(scores)} scores")
     normal = [t for t, own in zip(tokens, kinds, strict=True) if own == NORMAL]
-    long = next((t for t in normal if len(t) > _LONGEST), None)
+    long = next((t for t in normal if len(t) > LONGEST), None)
     if long is not None:
-        raise ModelError(f"{file.path}: the token {long[:20]!r}... is longer than {_LONGEST} characters")
-    # Two pieces merge where their concatenation is one; the better its score, the sooner.
-    pieces, ranked = set(normal), sorted(normal, key=lambda t: -scores[vocabulary[t]])
-    merges = [pair for piece in ranked for pair in _splits(piece, pieces, vocabulary)]
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab=vocabulary,
-            merges=merges,
-            unk_token=config["unk_token"],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
+        raise ModelError(f"{file.path}: the token {long[:20]!r}... is longer than {LONGEST} characters")
+    tokenizer = Tokenizer(merging(tokens, scores, vocabulary, kinds, config["unk_token"]))
     prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
     escape = normalizers.Replace(" ", SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), escape]) if prefix else escape
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    tokenizer.decoder = spaced(prefix)
     return tokenizer, True
 
 
-def _splits(piece: str, pieces: set[str], vocabulary: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of pieces that make up another, in the order in which Hugging Face's converter ranks them."""
-    cuts = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
-    found = [(a, b) for a, b in cuts if a in pieces and b in pieces]
-    yield from sorted(found, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-
-
-def _frame(
-    file: GGUFFile, tokenizer: Tokenizer, vocabulary: dict[str, int], config: dict[str, Any], add_bos: bool
-) -> None:
+def _frame(file: GGUFFile, tokenizer: Tokenizer, config: dict[str, Any], add_bos: bool) -> None:
     """Let the tokenizer put what begins and ends a text around it, as the file says."""
     around = []
     for name, default in (("bos", add_bos), ("eos", False)):
@@ -175,14 +138,7 @@ def _frame(
         if wanted and token is None and f"tokenizer.ggml.add_{name}_token" in file:
             raise ModelError(f"{file.path} lacks the key 'tokenizer.ggml.{name}_token_id'")
         around.append(token if wanted else None)
-    bos, eos = around
-    if bos is None and eos is None:
-        return
-    template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-    pair = [*template, *([f"{bos}:1"] if bos else []), "$B:1", *([f"{eos}:1"] if eos else [])]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=template, pair=pair, special_tokens=[(t, vocabulary[t]) for t in {bos, eos} if t]
-    )
+    frame(tokenizer, *around)
 
 
 def _token(file: GGUFFile, key: str, tokens: list[str], default: int | None) -> str | None:

@@ -13,6 +13,7 @@ from parlay.text.token_bytes import BYTE_TOKEN, unfinished
 DECODING = Contained("the tokenizer cannot decode these tokens")
 
 _MARK = "\N{REPLACEMENT CHARACTER}"
+_CHARACTER = 4  # bytes of the longest
 _TAIL = 8  # tokens of a prompt that are looked at first
 
 
@@ -32,6 +33,8 @@ class Pieces:
         # A prompt may end within a character, which the output completes.
         while self._context and self._decode(self._context).endswith(_MARK):
             self._pending.insert(0, self._context.pop())
+            if len(self._pending) == _CHARACTER:  # which it is none then
+                self._context.clear()
         self._shown = self._decode(self._pending)
         self._stream = DecodeStream(ids=self._context, skip_special_tokens=skip_special_tokens)
         for token in self._pending:

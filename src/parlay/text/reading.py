@@ -13,7 +13,9 @@ from parlay.checkpoints.files import read_json
 from parlay.errors import ModelError, brief
 from parlay.panics import Contained
 from parlay.text.gguf import read_gguf_tokenizer
+from parlay.text.special_tokens import add_named
 from parlay.text.template_files import read_templates, template_settings
+from parlay.text.vocabulary_files import FORMS, read_vocabulary
 
 # Far beyond any model's. The library has no limits: a larger factor fills the memory with a text of a few letters.
 _GROWTH = 1000  # by what factor a text may grow
@@ -21,25 +23,43 @@ _PARTS = 100  # most parts that a text goes through
 
 
 def tokenizer_file(model: Path) -> Path:
-    """Return where the tokenizer of a model directory or GGUF file is."""
-    return model / "tokenizer.json" if model.is_dir() else model
+    """Return where the tokenizer of a model directory or GGUF file is, or would be."""
+    if not model.is_dir():
+        return model
+    names = ("tokenizer.json", *(name for name, _, _ in FORMS))
+    return next((file for name in names for file in sorted(model.glob(name))), model / "tokenizer.json")
 
 
-def read_tokenizer(file: Path) -> Tokenizer:
-    """Return the tokenizer in a `tokenizer.json` or a GGUF file.
+def read_tokenizer(file: Path, about: dict[str, Any] | None = None) -> Tokenizer:
+    """Return the tokenizer in a `tokenizer.json`, a GGUF file, or one of the forms of `vocabulary_files`.
+
+    Args:
+        file: it.
+        about: the `tokenizer_config.json` beside it; what other forms imply is added to it.
 
     Raises:
         ModelError: it does not exist, cannot be read or is not supported.
     """
+    if file.is_file() and any(file.match(name) for name, _, _ in FORMS):
+        with Contained(f"{file} cannot be read: its library panics", ModelError):
+            return _checked(read_vocabulary(file, {} if about is None else about), file)
     if file.is_file() and file.suffix != ".json":
         return read_gguf_tokenizer(file)[0]
     if not file.is_file():
-        raise ModelError(f"{file} does not exist; text needs a tokenizer in the `tokenizers` format")
+        others = ", ".join("vocab.json with merges.txt" if name == "vocab.json" else name for name, _, _ in FORMS)
+        raise ModelError(
+            f"{file} does not exist, and nor does a tokenizer in another form that is read ({others}); fetch the "
+            "model's tokenizer too, or name another model's as `tokenizer`"
+        )
     try:
         with Contained("the library panics", ModelError):
             tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare ones
         raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
+    return _checked(tokenizer, file)
+
+
+def _checked(tokenizer: Tokenizer, file: Path) -> Tokenizer:
     # The engine limits the length of a prompt: it refuses what is too long, and truncates nothing.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -99,13 +119,9 @@ def read_texts(model: Path) -> tuple[Tokenizer, dict[str, Any]]:
     """
     if model.is_file():
         return read_gguf_tokenizer(model)
-    tokenizer = read_tokenizer(model / "tokenizer.json")
-    config = model / "tokenizer_config.json"
-    about = read_json(config) if config.is_file() else {}
+    config, tokens = model / "tokenizer_config.json", model / "special_tokens_map.json"
+    about = (read_json(tokens) if tokens.is_file() else {}) | (read_json(config) if config.is_file() else {})
+    tokenizer = read_tokenizer(tokenizer_file(model), about)
+    add_named(tokenizer, about, config)
     about.pop("chat_template", None)
     return tokenizer, {**about, **template_settings(read_templates(model))}
-
-
-def token_text(value: Any) -> str:
-    """Return the text of a special token, which `tokenizer_config.json` gives as a string or with attributes."""
-    return str(value.get("content") if isinstance(value, dict) else value)

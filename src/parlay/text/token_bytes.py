@@ -4,11 +4,15 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any
 
 from tokenizers import Tokenizer
 
+_PLAIN = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+# The byte that each letter of byte-level BPE stands for; unprintable ones have letters from 256 on.
+LETTERS = {chr(byte): byte for byte in _PLAIN} | {
+    chr(256 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in _PLAIN)
+}
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")  # of SentencePiece's vocabularies
 
 
@@ -20,9 +24,8 @@ def raw_bytes(tokenizer: Tokenizer, token: int) -> bytes | None:
     spelled = tokenizer.id_to_token(token) or ""
     kinds = _kinds(tokenizer)
     if "ByteLevel" in kinds:
-        letters = _letters()
-        if all(letter in letters for letter in spelled):
-            return bytes(letters[letter] for letter in spelled)
+        if all(letter in LETTERS for letter in spelled):
+            return bytes(LETTERS[letter] for letter in spelled)
         return spelled.encode()
     byte = BYTE_TOKEN.fullmatch(spelled) if "ByteFallback" in kinds else None
     return bytes([int(byte[1], 16)]) if byte else None
@@ -59,11 +62,3 @@ def decoder_parts(tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
 
 def _kinds(tokenizer: Tokenizer) -> set[str]:
     return {part["type"] for part in decoder_parts(tokenizer)}
-
-
-@cache
-def _letters() -> dict[str, int]:
-    """Return the byte that each letter of byte-level BPE stands for; unprintable ones have letters from 256 on."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -10,15 +10,20 @@ from operator import index
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tokenizers import Tokenizer
+
 from parlay.errors import ContextLengthError, RequestError, about, brief
 from parlay.panics import Contained
 from parlay.text.chat import ChatOptions, pieces, render, shows_tools
 from parlay.text.pieces import DECODING, Pieces
-from parlay.text.reading import read_texts, token_text
+from parlay.text.reading import read_texts
+from parlay.text.sentence_piece import spaced
+from parlay.text.special_tokens import token_text
 from parlay.text.template_files import DEFAULT, choose
 from parlay.text.template_process import TemplateProcess
-from parlay.text.token_bytes import raw_bytes, text_within
+from parlay.text.token_bytes import decoder_parts, raw_bytes, text_within
 from parlay.types.output import Logprob
+from parlay.types.params import SamplingParams
 from parlay.types.plan import TokenLogprobs
 
 _LONG = 1024  # characters or tokens
@@ -140,6 +145,14 @@ class TextCodec:
             raw = raw_bytes(self.tokenizer, token)
             found = self._bytes[token] = self.token_text(token).encode() if raw is None else raw
         return found
+
+    def to_str(self) -> str:
+        """Return the tokenizer as a `tokenizer.json` in which spaces are spelled as llguidance knows it."""
+        if next(decoder_parts(self.tokenizer), {}).get("type") != "Metaspace":
+            return str(self.tokenizer.to_str())
+        same = Tokenizer.from_str(self.tokenizer.to_str())
+        same.decoder = spaced(False)
+        return str(same.to_str())
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -268,6 +281,13 @@ class Detokenizer:
         self._hold = max(map(len, stop), default=1) - 1
         self._text = StringIO(newline="\n")  # which translates no line ends
         self._length = 0
+
+    @classmethod
+    def of(cls, codec: TextCodec, params: SamplingParams, prompt: Sequence[int]) -> "Detokenizer":
+        """Begin behind a prompt, as a request's parameters say."""
+        cut, first = params.include_stop_str_in_output, params.min_tokens
+        skip = params.skip_special_tokens
+        return cls(codec, params.stop, skip, prompt=prompt, include_stop=cut, min_tokens=first)
 
     def append(self, token: int) -> str | None:
         """Add a token; return the stop string that it completes, after cutting the text before or behind it."""

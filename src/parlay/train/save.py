@@ -14,13 +14,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from parlay.checkpoints.files import VOCABULARIES
 from parlay.errors import ConfigError, brief, shown
 from parlay.train.trainee import Trainee
 
 _DIGESTS = {"target_weights": "target", "texts": "set of data"}  # of a run's identity, and what they stand for
-_TOKENIZER = (
-    "tokenizer.json",
+_CONFIGS = (
     "tokenizer_config.json",
+    "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
@@ -102,10 +103,9 @@ def save_head(output: Path, trainee: Trainee, dtype: torch.dtype, card: str, tar
     }
     _whole(output / trainee.file, lambda at: save_file(weights, at, metadata={"format": "pt"}))
     if trainee.tokenized:
-        for name in _TOKENIZER:
-            if (target / name).is_file():
-                content = (target / name).read_bytes()
-                _whole(output / name, partial(Path.write_bytes, data=content))
+        for name in ("tokenizer.json", *_CONFIGS, *VOCABULARIES):
+            for file in target.glob(name):
+                _whole(output / file.name, partial(Path.write_bytes, data=file.read_bytes()))
     _whole(output / "README.md", lambda at: at.write_text(card, "utf-8"))
     _whole(output / "config.json", lambda at: at.write_text(json.dumps(config, indent=2) + "\n", "utf-8"))
 

@@ -19,19 +19,11 @@ from parlay.checkpoints.gguf_write import Value, encode, header
 from parlay.errors import ModelError, shown
 from parlay.log import logger
 from parlay.models.config import ModelConfig
-from parlay.text.gguf import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    SPACE,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-    pad,
-    read_gguf_tokenizer,
-)
+from parlay.text.gguf import pad, read_gguf_tokenizer
 from parlay.text.pre_tokenizers import PATTERNS, SAME_AS, WHOLE_WORDS, splitter
-from parlay.text.reading import read_texts, token_text
+from parlay.text.reading import read_texts
+from parlay.text.sentence_piece import SPACE
+from parlay.text.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, token_text
 from parlay.text.template_files import DEFAULT
 
 # What tells one way to cut texts from another.

@@ -155,7 +155,8 @@ class CompletionShape(Shape):
             skip = self.params.skip_special_tokens
             self.offsets[index] = Offsets(codec, ids, skip_special_tokens=skip, begin=len(before))
         if self.params.logprobs is not None:
-            places = [*prompt_places, *map(self.offsets[index].add, tokens)]
+            new = self.offsets[index].add(tokens, news.text, finished=news.finish is not None)
+            places = [*prompt_places, *new]
             scored = (*ids, *tokens) if prompt_places else tokens
             choice["logprobs"] = completion_logprobs(codec, scored, positions, places)
         if sources is not None:

@@ -18,13 +18,22 @@ class Offsets:
     def __init__(self, codec: TextCodec, prompt: Sequence[int], *, skip_special_tokens: bool, begin: int = 0) -> None:
         """Begin behind the tokens of a prompt, `begin` characters into the text."""
         self._pieces = Pieces(codec.tokenizer, prompt, skip_special_tokens=skip_special_tokens)
-        self._next = begin
+        self._next = self._end = begin
 
-    def add(self, token: int) -> int:
-        """Return the place of the next token."""
-        found = self._next
-        self._next += len(self._pieces.add(token))
-        return found
+    def add(self, tokens: Sequence[int], text: str, *, finished: bool) -> list[int]:
+        """Return the places of further tokens.
+
+        Args:
+            tokens: they.
+            text: that comes with them.
+            finished: no more will come; places are within the text, which a stop string may have cut.
+        """
+        found = []
+        for token in tokens:
+            found.append(self._next)
+            self._next += len(self._pieces.add(token))
+        self._end += len(text)
+        return [min(place, self._end) for place in found] if finished else found
 
 
 def prompt_offsets(codec: TextCodec, tokens: Sequence[int], text: str) -> list[int]:
