@@ -121,17 +121,18 @@ class Neighbour:
     """Another key's client, which asks the same again and again."""
 
     def __init__(self, port: int, key: str, path: str, body: dict[str, Any]) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-        self._key, self._path, self._body = key, path, json.dumps(body).encode()
+        self._port, self._key, self._path, self._body = port, key, path, json.dumps(body).encode()
 
     def median(self, seconds: float) -> float:
         """Return the median time of the answers that it gets meanwhile, in seconds."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=SECONDS)
         times, end = list[float](), time.monotonic() + seconds
         while time.monotonic() < end or not times:
             began = time.monotonic()
-            status = post(self._connection, self._key, self._path, self._body)
+            status = post(connection, self._key, self._path, self._body)
             assert status == 200, status
             times.append(time.monotonic() - began)
+        connection.close()
         return statistics.median(times)
 
 
