@@ -20,10 +20,11 @@ class _Once(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        record.times = self._times[message] = self._times.pop(message, 0) + 1
+        times = self._times[message] = self._times.pop(message, 0) + 1
+        record.__dict__["times"] = times  # for the formatter
         if len(self._times) > _KEPT:
             self._times.popitem(last=False)
-        return record.times == 1 or record.levelno >= logging.ERROR
+        return times == 1 or record.levelno >= logging.ERROR
 
 
 class _Visible(logging.Formatter):

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import time
+from pathlib import Path
 from random import Random
 
 import httpx
 import pytest
 from checkpoints import write_llama
+from flooding import FLOODS, Neighbour, flooded, settle
 from hostile import BODIES, CONNECTIONS, Patrol, Watch, longest
 from server_process import ServerProcess, resident
 from soaking import Soak, make_cases
@@ -77,3 +79,38 @@ def test_hostile_clients_beside_a_stream(model: str, capsys: pytest.CaptureFixtu
         with capsys.disabled():
             print("\n" + "\n".join(rows))
         assert {(text, error) for _, text, error in streams} == {(expected.text, None)}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_key_that_floods_beside_another(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Medians with and without the flood, taken in turns, since a machine's speed varies."""
+    (tmp_path / "keys").write_text("alice alice-s-own-key\nbob bob-s-own-key\n")
+    chat = {"messages": [{"role": "user", "content": "def f(x):"}], "max_tokens": 256, "ignore_eos": True}
+    large = {"prompt": "a", "max_tokens": 1, "user": "x" * 300_000}
+    with ServerProcess("tiny-code", "--api-key-file", str(tmp_path / "keys")) as server:
+        asked = ("/v1/chat/completions", chat), ("/v1/completions", large)
+        neighbours = [Neighbour(server.port, "bob-s-own-key", *one) for one in asked]
+        for one in neighbours:
+            one.median(1.0)
+        before, peak, ratios, rows = resident(server.pid), 0.0, [], []
+        with flooded(server.port, "alice-s-own-key", name) as flood:
+            for what, neighbour in zip(("a chat of 256 tokens", "a body of 300 KB"), neighbours, strict=True):
+                pairs = []
+                for _ in range(max(2, int(SECONDS / 20))):
+                    time.sleep(1.0)
+                    beside = neighbour.median(2.0)
+                    peak = max(peak, resident(server.pid))
+                    flood.stop()
+                    settle(server.pid)
+                    pairs.append((beside, neighbour.median(2.0)))
+                    flood.go_on()
+                beside, alone = (sorted(times)[len(times) // 2] for times in zip(*pairs, strict=True))
+                ratios.append(sorted(a / b for a, b in pairs)[len(pairs) // 2])
+                rows.append(f"| {name} | {what} | {1e3 * alone:.0f} | {1e3 * beside:.0f} | {ratios[-1]:.1f} |")
+        with capsys.disabled():
+            print("\n| flood | beside it | alone, ms | with it, ms | ratio |\n|---|---|---|---|---|")
+            print("\n".join(rows), f"\nfront: {before:.0f} -> {peak:.0f} MiB; the flood got {dict(flood.statuses)}")
+        assert set(flood.statuses) <= {200, 400, 429}
+        assert peak < before + 256
+        assert ratios[0] <= 2
+        assert server.stop() == 0

@@ -19,6 +19,7 @@ from parlay.cli.template import read_template
 from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig
 from parlay.errors import ConfigError
 
+_SWITCH = 0.001  # seconds that a thread of the front computes while the event loop waits
 _LAST = 5.0  # seconds for threads to end once everything else has
 
 
@@ -133,6 +134,7 @@ async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config:
         )
         leave_out_what_is_loaded()
         search_seldom()
+        sys.setswitchinterval(_SWITCH)
         host, port = sockets[0].getsockname()[:2]
         url = f"http://{'localhost' if host in ('0.0.0.0', '::') else f'[{host}]' if ':' in host else host}:{port}/"
         if people:

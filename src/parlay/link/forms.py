@@ -1,8 +1,10 @@
 """Grammars compiled outside the engine's thread: a large one takes longer than other requests should wait."""
 
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
+from threading import Lock
 from time import monotonic
 
 from parlay.errors import RequestError
@@ -12,7 +14,7 @@ from parlay.types.params import SamplingParams
 
 
 class Forms:
-    """One thread that compiles, one request after another; llguidance lets other threads run meanwhile."""
+    """One thread that compiles, for one tenant after another; llguidance lets other threads run meanwhile."""
 
     def __init__(self, prepare: Callable[[SamplingParams, str], None], ring: Callable[[], None]) -> None:
         """Begin with nothing to do.
@@ -23,13 +25,17 @@ class Forms:
         """
         self._prepare, self._ring = prepare, ring
         self._thread = ThreadPoolExecutor(1, "parlay-forms")
+        self._queues: OrderedDict[str, deque[Add]] = OrderedDict()  # by tenant, the next one first
+        self._lock = Lock()  # guards these
         self._wanted: dict[int, float] = {}  # when each came, by the front's key
         self._done: SimpleQueue[tuple[Add, SamplingParams | Failure]] = SimpleQueue()
 
     def submit(self, add: Add) -> None:
         """Have a request prepared."""
         self._wanted[add.key] = monotonic()
-        self._thread.submit(self._make, add)
+        with self._lock:
+            self._queues.setdefault(add.tenant, deque()).append(add)
+        self._thread.submit(self._next)
 
     def forget(self, key: int) -> None:
         """Drop a request, if it is here."""
@@ -48,6 +54,15 @@ class Forms:
     def close(self) -> None:
         """Prepare nothing more."""
         self._thread.shutdown(cancel_futures=True)
+
+    def _next(self) -> None:
+        """Prepare a request of the next tenant: they take turns, however many one of them has."""
+        with self._lock:
+            tenant, queue = self._queues.popitem(last=False)
+            add = queue.popleft()
+            if queue:
+                self._queues[tenant] = queue
+        self._make(add)
 
     def _make(self, add: Add) -> None:
         found: SamplingParams | Failure

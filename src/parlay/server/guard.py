@@ -6,6 +6,7 @@ Pure ASGI: nothing is buffered and no tasks are started.
 import asyncio
 import re
 import time
+from collections import defaultdict
 from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +23,8 @@ from parlay.server.remote.backend import Metrics, Observation
 
 OPEN = frozenset({"/", "/docs", "/health", "/ready"})  # without a key
 _BODIES, _LEAST_BODIES = 16, 64 << 20  # the limit of all bodies together: times that of one, and at least, bytes
+_LARGE = 64 << 10  # bytes: a body of more is read only while few such ones of its key are held
+_AT_ONCE, _AT_ONCE_OPEN = 4, 16  # of those; and where no keys tell clients apart
 _DRAINED = 32  # times the limit: a client that is still sending would not read why its body is refused
 
 
@@ -37,6 +40,8 @@ class Guard:
         self._config = config
         self._keys = keys
         self._metrics = metrics
+        count = _AT_ONCE if keys else _AT_ONCE_OPEN
+        self._large: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(count))
         self._budget = Budget(max(_BODIES * config.max_body_bytes, _LEAST_BODIES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +73,8 @@ class Guard:
             if not self._keys:
                 check_page(scope["method"], headers, self._config)
             self._identify(scope["path"], headers.get(b"authorization"), account)
-            await self._app(inner, _Body(receive, headers, self._config, self._budget, account), tell)
+            limits = self._budget, self._large[account.client.name]
+            await self._app(inner, _Body(receive, headers, self._config, *limits, account), tell)
         except Exception as error:
             if not began:
                 answer = as_api_error(error)
@@ -114,10 +120,12 @@ class _Body:
     """A request's `receive` that counts bytes and watches the clock until the body is complete."""
 
     def __init__(
-        self, receive: Receive, headers: dict[bytes, str], config: ServerConfig, budget: Budget, account: Account
-    ) -> None:
+        self, receive: Receive, headers: dict[bytes, str], config: ServerConfig, budget: Budget,
+        large: asyncio.Semaphore, account: Account,
+    ) -> None:  # fmt: skip
         self._receive = receive
         self._budget, self._key = budget, account.client.name
+        self._large, self._has_turn, self._account = large, False, account
         self._kept = 0
         account.body.callback(lambda: budget.give(self._key, self._kept))
         self._most = config.max_body_bytes
@@ -126,7 +134,8 @@ class _Body:
         self._count = 0
         self._complete = False
         declared = headers.get(b"content-length", "")
-        self._too_large = declared.isdecimal() and int(declared[:20]) > self._most
+        length = int(declared[:20]) if declared.isdecimal() else 0
+        self._too_large, self._is_large = length > self._most, length > _LARGE
         self._asks_first = b"expect" in headers
 
     async def __call__(self) -> Message:
@@ -147,7 +156,22 @@ class _Body:
             raise
         return message
 
+    async def _await_turn(self) -> None:
+        """Wait while the key has several large bodies here; until then nothing more is taken of this one.
+
+        Otherwise hundreds would fill the memory, and each turn of the loop, which takes a piece of every one.
+        """
+        now = asyncio.get_running_loop().time
+        began = now()
+        await self._large.acquire()
+        self._account.body.callback(self._large.release)
+        self._has_turn = True
+        if self._deadline is not None:
+            self._deadline += now() - began
+
     async def _next(self) -> Message:
+        if (self._is_large or self._count > _LARGE) and not self._has_turn:
+            await self._await_turn()
         now = asyncio.get_running_loop().time()
         self._deadline = self._deadline or now + self._seconds
         try:

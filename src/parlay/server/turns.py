@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Turns:
                 self._forget(key, called)
             raise
 
-    def _done(self, task: "asyncio.Future[object]") -> None:
+    def _done(self, task: "asyncio.Future[Any]") -> None:
         if not task.cancelled():
             task.exception()  # nobody may be left to take it
         self._leave()

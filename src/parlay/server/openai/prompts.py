@@ -55,7 +55,7 @@ async def chat_prompt(front: Front, messages: list[dict[str, Any]], options: Cha
         RequestError: there is no template, or it refuses the messages; or the prompt is too long.
     """
     codec, config = front.engine.codec, front.config
-    count = pieces(messages, options.tools)
+    count = await front.run(len(messages), lambda: pieces(messages, options.tools))
     with about("messages"):
         check_pieces(count, front.engine.max_model_len)
         text = await front.beside(options.chat_template, count, lambda: codec.chat(messages, options))
