@@ -76,7 +76,7 @@ class Asked:
         if self.kind:
             parts = [f"*{end.removesuffix('.gguf')}-?????-of-?????.gguf" for end in self._ends]
             return [*(f"*{end}" for end in self._ends), *parts]
-        return ["*.json", "*.jinja", "*.safetensors"]
+        return [*_TEXTS, "*.safetensors"]
 
     @property
     def ignored(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import argparse
 import sys
 from typing import Any
 
+from parlay.cli.report import paper
 from parlay.cli.serving import (
     SAID_NOTHING,
     Printer,
@@ -31,7 +32,9 @@ def add_parser(commands: Any) -> None:
         "stdout, coloured by who drafted each token when that is a terminal; a summary goes to stderr. The exit "
         "status is 1 if a structured output was cut.",
     )
-    parser.add_argument("prompt", nargs="?", help="the prompt, with what stdin has after it; - is stdin alone")
+    parser.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="the prompt, with what stdin has after it; - is stdin alone"
+    )
     parser.spare = "generate takes one prompt, in quotes if it has several words; write --model before a model"
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
@@ -50,10 +53,8 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Load the model, complete, print."""
-    from rich.console import Console
-
     make_params(options)  # errors are reported before anything is loaded
-    notes = Console(stderr=True, highlight=False)
+    notes = paper(stderr=True, highlight=False)
     typed = options.prompt in (None, "-")
     if typed and sys.stdin.isatty():
         notes.print("reading the prompt from the keyboard; Ctrl-D after a line's end ends it", style="dim")
