@@ -118,9 +118,10 @@ def _referred(given: str | list[dict[str, Any]], store: ResponseStore, owner: st
     """Return an input with items in place of references to those that are stored."""
     if isinstance(given, str):
         return given
-    names = [item.get("id") if item.get("type") == "item_reference" else None for item in given]
-    found = [store.item(name, owner) if isinstance(name, str) else None for name in names]
-    return [item if kept is None else kept for item, kept in zip(given, found, strict=True)]
+    wanted = [str(item.get("id")) for item in given if item.get("type") == "item_reference"]
+    kept = store.items(wanted, owner)
+    # Each once: a long item that is referred to often would be a prompt far longer than its request.
+    return [kept.pop(str(item.get("id")), item) if item.get("type") == "item_reference" else item for item in given]
 
 
 def _added(given: str | list[dict[str, Any]]) -> list[Any]:
