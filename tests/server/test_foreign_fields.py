@@ -110,6 +110,30 @@ def test_what_changes_nothing_is_ignored_with_a_warning(endpoint: str) -> None:
             assert "unknown" not in warning
 
 
+# What text-generation-webui's request class has by default, and so its clients send.
+WEBUI: dict[str, Any] = {
+    "min_p": 0, "dynamic_temperature": False, "dynatemp_low": 1, "dynatemp_high": 1, "dynatemp_exponent": 1,
+    "smoothing_factor": 0, "smoothing_curve": 1, "top_k": 0, "repetition_penalty": 1,
+    "repetition_penalty_range": 1024, "typical_p": 1, "tfs": 1, "top_a": 0, "epsilon_cutoff": 0, "eta_cutoff": 0, "guidance_scale": 1,
+    "negative_prompt": "", "penalty_alpha": 0, "mirostat_mode": 0, "mirostat_tau": 5, "mirostat_eta": 0.1,
+    "temperature_last": False, "do_sample": True, "encoder_repetition_penalty": 1, "no_repeat_ngram_size": 0,
+    "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_sequence_breakers": '"\\n", ":"',
+    "xtc_threshold": 0.1, "xtc_probability": 0, "truncation_length": 0, "max_tokens_second": 0,
+    "prompt_lookup_num_tokens": 0, "custom_token_bans": "", "auto_max_new_tokens": False, "ban_eos_token": False,
+    "add_bos_token": True, "skip_special_tokens": True, "grammar_string": "", "echo": False, "n": 1, "best_of": 1,
+    "frequency_penalty": 0, "presence_penalty": 0, "stream": False, "temperature": 1, "top_p": 1, "mode": "instruct",
+    "continue_": False, "impersonate": False, "stop": "", "stopping_strings": [], "sampler_seed": -1, "user": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_whole_body_of_another_servers_client(endpoint: str) -> None:
+    _, sampling, warnings = read(endpoint, **WEBUI)
+    params = make_params(sampling, ServerConfig())
+    assert params == SamplingParams(best_of=params.best_of)
+    assert not any("was given too" in warning for warning in warnings)
+
+
 HARMFUL: dict[str, tuple[Any, str]] = {
     "use_beam_search": (True, "best_of"), "length_penalty": (1.2, "leave it at 1"), "typical_p": (0.9, "top_p"),
     "mirostat": (2, "min_p"), "dry_multiplier": (0.8, "frequency_penalty"),
