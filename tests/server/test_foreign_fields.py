@@ -114,7 +114,8 @@ def test_what_changes_nothing_is_ignored_with_a_warning(endpoint: str) -> None:
 WEBUI: dict[str, Any] = {
     "min_p": 0, "dynamic_temperature": False, "dynatemp_low": 1, "dynatemp_high": 1, "dynatemp_exponent": 1,
     "smoothing_factor": 0, "smoothing_curve": 1, "top_k": 0, "repetition_penalty": 1,
-    "repetition_penalty_range": 1024, "typical_p": 1, "tfs": 1, "top_a": 0, "epsilon_cutoff": 0, "eta_cutoff": 0, "guidance_scale": 1,
+    "repetition_penalty_range": 1024, "typical_p": 1, "tfs": 1, "top_a": 0, "epsilon_cutoff": 0,
+    "eta_cutoff": 0, "guidance_scale": 1,
     "negative_prompt": "", "penalty_alpha": 0, "mirostat_mode": 0, "mirostat_tau": 5, "mirostat_eta": 0.1,
     "temperature_last": False, "do_sample": True, "encoder_repetition_penalty": 1, "no_repeat_ngram_size": 0,
     "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_sequence_breakers": '"\\n", ":"',
