@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from parlay.errors import shown
+from parlay.errors import ParlayError, shown
 from parlay.server.body import read_json
 from parlay.server.errors import ApiError, json_response
 from parlay.server.openai.answer import Answer, Front, Shape
@@ -27,6 +27,11 @@ from parlay.server.threads import run_in_thread
 from parlay.text.chat import ChatOptions
 from parlay.types.output import RequestOutput
 
+# What the fields of chat completions are called here.
+_PARAMS = {
+    "messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text", "verbosity": "text",
+    "reasoning_effort": "reasoning",
+}  # fmt: skip
 _encode = msgspec.json.Encoder().encode
 
 
@@ -108,7 +113,11 @@ def _read(
         before = store.get(asked.previous_response_id, owner, "previous_response_id").messages()
     conversation = messages_of(given, before)
     told = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
-    shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]})
+    try:
+        shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]})
+    except (ApiError, ParlayError) as error:
+        error.param = _PARAMS.get(str(error.param), error.param)
+        raise
     warnings = (*warnings, *functions.warnings, *shape.warnings)
     shaped = ResponseShape(front, asked, shape, store, owner, conversation, functions, warnings)
     return shaped, messages, options
