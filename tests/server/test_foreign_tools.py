@@ -2,6 +2,7 @@
 
 import json
 import time
+from itertools import pairwise
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -174,10 +175,27 @@ HISTORY: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("item", "text"), HISTORY, ids=lambda one: one["type"] if isinstance(one, dict) else "")
 def test_histories_of_elsewhere(item: dict[str, Any], text: str) -> None:
     messages = messages_of([USER, item, USER])
-    assert text in json.dumps(messages[1:-1])
-    assert messages[0] == messages[-1] == USER
+    assert text in json.dumps(messages)
+    assert messages[0]["content"].startswith("x")
+    assert messages[-1]["content"].endswith("x")
+    roles = [message["role"] for message in messages]
+    assert all(one != other for one, other in pairwise(roles))  # as many templates demand
+    assert all(json.loads(c["function"]["arguments"]) for m in messages for c in m.get("tool_calls", ()) if c["id"])
     answered = {call["id"] for message in messages for call in message.get("tool_calls", ())}
     assert all(message["tool_call_id"] in answered for message in messages if message["role"] == "tool")
+
+
+def test_text_in_place_of_an_item_is_part_of_the_message_beside_it() -> None:
+    search = {"type": "web_search_call", "action": {"query": "q"}}
+    assistant = {"role": "assistant", "content": "found"}
+    (user, answer) = messages_of([USER, search, search, assistant])
+    assert user == USER
+    assert answer["content"].count("[web_search_call]") == 2
+    assert answer["content"].endswith("\n\nfound")
+    assert messages_of([USER, assistant, assistant])[1:] == [assistant, assistant]  # as the client wrote it
+    before = messages_of([USER, assistant])
+    messages_of([search], before)
+    assert before == [USER, assistant]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +223,7 @@ def test_every_type_of_item_of_openais_client() -> None:
     assert len(kinds) > 20
     for kind in kinds - {"item_reference", "message"}:
         item = {"type": kind, "call_id": "c", "id": "i", "name": "n", "arguments": "{}", "input": "", "output": "o"}
-        assert messages_of([USER, item])[0] == USER
+        assert messages_of([USER, item])[0]["content"].startswith("x")
 
 
 def test_results_that_are_no_text() -> None:
@@ -232,5 +250,6 @@ def test_very_many_items_and_tools() -> None:
     calls = [{"type": "function_call", "call_id": str(i), "name": "f", "arguments": "{}"} for i in range(30_000)]
     results = [{"type": "function_call_output", "call_id": str(i), "output": "x"} for i in range(30_000)]
     assert len(messages_of([*calls, *results])) == 30_001
+    assert len(messages_of([{**results[0], "output": "x" * 99}, USER] * 20_000)) == 1
     assert len(functions_of([{"type": f"t{i}"} for i in range(100_000)]).warnings[0]) < 300
     assert time.perf_counter() - began < 3  # 20 s where each looks through all

@@ -51,17 +51,83 @@ def messages_of(given: str | Iterable[dict[str, Any]], before: Iterable[Message]
     Raises:
         ApiError: an item is malformed, or refers to one that is not there.
     """
-    messages = [_copied(message) for message in before]
+    made = _Conversation([_copied(message) for message in before])
     if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    called = {call["id"] for message in messages for call in message.get("tool_calls", ())}
+        return [*made.messages, {"role": "user", "content": given}]
     for place, item in enumerate(given):
-        _add(messages, called, item, f"input[{place}]")
-    return messages
+        _add(made, item, f"input[{place}]")
+    made.close()
+    return made.messages
 
 
 def _copied(message: Message) -> Message:
     return {**message, "tool_calls": list(message["tool_calls"])} if "tool_calls" in message else dict(message)
+
+
+class _Conversation:
+    """Messages that grow by items.
+
+    Attributes:
+        messages: so far.
+    """
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.messages = messages
+        self._called = {call["id"] for message in messages for call in message.get("tool_calls", ())}
+        self._open: Message | None = None  # the last message, if it stands for items that are no messages
+        self._parts: list[str] = []  # its text
+        self._told = False  # whether the last item was such a one
+
+    def add(self, role: str, content: str | list[dict[str, Any]]) -> None:
+        """Add a message; to one that stands for another item, since many templates want roles to alternate."""
+        if self._told and self._open is not None and self._open["role"] == role and isinstance(content, str):
+            self._parts.append(content)
+            self._told = False
+        else:
+            self.close()
+            self.messages.append({"role": role, "content": content})
+
+    def tell(self, role: str, text: str) -> None:
+        """Add text in place of an item that is no message."""
+        last = self.messages[-1] if self.messages else {}
+        if self._open is None or last is not self._open or last["role"] != role:
+            self.close()
+            joins = last.get("role") == role and isinstance(last["content"], str) and not last.get("tool_calls")
+            if not joins:
+                last = {"role": role, "content": ""}
+                self.messages.append(last)
+            self._open, self._parts = last, [last["content"]]
+        self._parts.append(text)
+        self._told = True
+
+    def close(self) -> None:
+        """Write what stands for other items."""
+        if self._open is not None:
+            self._open["content"] = "\n\n".join(filter(None, self._parts))
+        self._open, self._told = None, False
+
+    def call(self, call: str, name: str, namespace: Any, arguments: str) -> None:
+        """Add a call to the message that it is part of in chat completions: an assistant's text and calls are one."""
+        function = {
+            "name": function_name(name, namespace if isinstance(namespace, str) else ""),
+            "arguments": arguments,
+        }
+        self.close()
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        made = {"id": call, "type": "function", "function": function}
+        self.messages[-1].setdefault("tool_calls", []).append(made)
+        self._called.add(call)
+
+    def result(self, call: Any, name: Any, content: str | list[dict[str, Any]]) -> None:
+        """Add what a call gave; as text where the call is not there any more."""
+        if isinstance(call, str) and call in self._called:
+            self.close()
+            self.messages.append({"role": "tool", "tool_call_id": call, "content": content})
+            return
+        text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+        of = f" of {name}" if isinstance(name, str) else ""
+        self.tell("user", f"[Result of an earlier call{of}]\n{text}")
 
 
 def _kind(item: dict[str, Any]) -> Any:
@@ -71,66 +137,38 @@ def _kind(item: dict[str, Any]) -> Any:
     return "item_reference" if item.keys() <= {"id", "type"} else "message"
 
 
-def _add(messages: list[Message], called: set[str], item: dict[str, Any], where: str) -> None:
+def _add(made: _Conversation, item: dict[str, Any], where: str) -> None:
+    space, called = item.get("namespace"), item.get("call_id", item.get("id"))
     match _kind(item):
         case "message":
             role = _ROLES.get(str(item.get("role")))
             if role is None:
                 raise _wrong(where, f"a role is {', '.join(_ROLES)}, not {shown(item.get('role'))}")
-            messages.append({"role": role, "content": _content(item.get("content"), f"{where}.content")})
+            made.add(role, _content(item.get("content"), f"{where}.content"))
         case "function_call":
-            _call(messages, called, item, where, _string(item, "name", where), _string(item, "arguments", where))
+            name, arguments = _string(item, "name", where), _string(item, "arguments", where)
+            made.call(_string(item, "call_id", where), name, space, arguments)
         case "custom_tool_call":
             arguments = json.dumps({INPUT: _string(item, "input", where)}, ensure_ascii=False)
-            _call(messages, called, item, where, _string(item, "name", where), arguments)
+            made.call(_string(item, "call_id", where), _string(item, "name", where), space, arguments)
         case "function_call_output" | "custom_tool_call_output":
-            _output(messages, called, item, _result(item.get("output"), f"{where}.output"))
+            made.result(called, item.get("name"), _result(item.get("output"), f"{where}.output"))
         case "item_reference":
             raise _wrong(where, "no item of this id is kept; give the item itself, or previous_response_id")
         case kind if kind in _SILENT:
             pass
         case kind if kind in _COMPACTED:
             said = item.get("summary") or item.get("content")
-            messages.append({"role": "user", "content": said if isinstance(said, str) else _GONE})
+            made.tell("user", said if isinstance(said, str) else _GONE)
         case str(kind) if kind.endswith("_output"):
-            _output(messages, called, item, _first(item, _OUTPUTS))
+            made.result(called, item.get("name"), _output(item))
         case str(kind) if kind.endswith("_call") and isinstance(item.get("call_id"), str):
-            name = str(item.get("name") or kind.removesuffix("_call"))
-            _call(messages, called, item, where, name, _first(item, _ARGUMENTS))
+            made.call(item["call_id"], str(item.get("name") or kind.removesuffix("_call")), space, _arguments(item))
         case str(kind) if kind:
-            said = {key: value for key, value in item.items() if key not in _ABOUT and value is not None}
-            messages.append({"role": "assistant", "content": f"[{kind}] {_json(said)}"})
+            told = {key: value for key, value in item.items() if key not in _ABOUT and value is not None}
+            made.tell("assistant", f"[{kind}] {_json(told)}")
         case kind:
             raise _wrong(where, f"a type is text such as 'message' or 'function_call', not {shown(kind)}")
-
-
-def _call(
-    messages: list[Message], called: set[str], item: dict[str, Any], where: str, name: str, arguments: str
-) -> None:
-    """Add a call to the message that it is part of in chat completions: an assistant's text and calls are one."""
-    namespace = item.get("namespace")
-    function = {
-        "name": function_name(name, namespace if isinstance(namespace, str) else ""),
-        "arguments": arguments,
-    }
-    made = _string(item, "call_id", where)
-    call = {"id": made, "type": "function", "function": function}
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    messages[-1].setdefault("tool_calls", []).append(call)
-    called.add(made)
-
-
-def _output(messages: list[Message], called: set[str], item: dict[str, Any], content: Any) -> None:
-    """Add the result of a call; as text where the call is not there any more."""
-    name = item.get("call_id", item.get("id"))
-    if isinstance(name, str) and name in called:
-        messages.append({"role": "tool", "tool_call_id": name, "content": content})
-        return
-    parts = content if isinstance(content, list) else [{"text": content}]
-    text = "\n".join(part["text"] for part in parts)
-    of = f" of {item['name']}" if isinstance(item.get("name"), str) else ""
-    messages.append({"role": "user", "content": f"[Result of an earlier call{of}]\n{text}"})
 
 
 def _result(output: Any, where: str) -> str | list[dict[str, Any]]:
@@ -146,9 +184,18 @@ def _result(output: Any, where: str) -> str | list[dict[str, Any]]:
     return _content(output, where)
 
 
-def _first(item: dict[str, Any], keys: Iterable[str]) -> str:
-    """Return the first part of an item that is there, as text."""
-    return next((_json(item[key]) for key in keys if item.get(key) is not None), "{}")
+def _output(item: dict[str, Any]) -> str:
+    """Return what a call of another kind gave, as text."""
+    return next((_json(item[key]) for key in _OUTPUTS if item.get(key) is not None), "")
+
+
+def _arguments(item: dict[str, Any]) -> str:
+    """Return what a call of another kind has as arguments: an object in JSON."""
+    key = next((key for key in _ARGUMENTS if item.get(key) is not None), "")
+    value = item.get(key, {})
+    if isinstance(value, dict) or key == "arguments":
+        return _json(value)
+    return _json({key: value})
 
 
 def _json(value: Any) -> str:
