@@ -1,5 +1,6 @@
 """What becomes of the fields that clients of OpenAI and of other servers send."""
 
+import re
 import time
 from dataclasses import fields
 from typing import Any
@@ -11,18 +12,23 @@ from openai.types.responses import response_create_params
 
 from parlay import SamplingParams
 from parlay.config import ServerConfig
+from parlay.errors import ContextLengthError
 from parlay.server.errors import ApiError
+from parlay.server.failures import as_api_error
 from parlay.server.openai.fields import (
     SAMPLING,
     ChatFields,
     CompletionFields,
     DetokenizeFields,
     TokenizeFields,
+    check_prompt,
+    check_text,
     make_params,
     parse,
 )
 from parlay.server.openai.foreign import ELSEWHERE, FOREIGN, RENAMED
 from parlay.server.openai.responses_fields import RESPONSE_SAMPLING, ResponseFields, read_response
+from parlay.text.tokenizer import check_prompt as in_tokens
 
 MESSAGES = [{"role": "user", "content": "x"}]
 ENDPOINTS: dict[str, tuple[type, dict[str, Any], frozenset[str]]] = {
@@ -389,3 +395,30 @@ def test_bodies_of_chats_are_counted() -> None:
     assert warnings == (
         "'temperature', 'stream', 'max_tokens', 'n', 'stop': ignored, since it changes no token of a prompt",
     )
+
+
+# How litellm, pi, opencode and OpenHands tell that a conversation has to be shortened: by the sentence alone.
+OVERFLOW = {
+    "litellm": r"this model's maximum context length is|exceeds the maximum number of tokens allowed",
+    "pi": r"maximum context length is \d+ tokens|maximum prompt length is \d+",
+    "OpenAI's own": r"maximum context length is \d+ tokens|exceeds the maximum",
+}
+
+
+@pytest.mark.parametrize("client", OVERFLOW)
+def test_clients_know_a_prompt_that_is_too_long(client: str) -> None:
+    def of_the_model() -> None:
+        in_tokens([5] * 600, 1000, 512)
+
+    def in_characters() -> None:
+        check_text("x" * 9000, 16, 512)
+
+    def of_the_server() -> None:
+        check_prompt(300, ServerConfig(max_prompt_tokens=200))
+
+    for refuse in (of_the_model, in_characters, of_the_server):
+        with pytest.raises(ContextLengthError) as found:
+            refuse()
+        told = as_api_error(found.value)
+        assert (told.status, told.code) == (400, "context_length_exceeded")
+        assert re.search(OVERFLOW[client], str(told), re.IGNORECASE)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -29,8 +30,8 @@ from parlay.types.output import RequestOutput
 
 # What the fields of chat completions are called here.
 _PARAMS = {
-    "messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text", "verbosity": "text",
-    "reasoning_effort": "reasoning",
+    "messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text",
+    "verbosity": "text", "reasoning_effort": "reasoning",
 }  # fmt: skip
 _encode = msgspec.json.Encoder().encode
 
@@ -47,7 +48,8 @@ async def respond(front: Front, store: ResponseStore, request: Request) -> Answe
         return _read(front, store, owner, body)
 
     shape, messages, options = await read_json(request, front.config.max_json_depth, read)
-    prompt = await chat_prompt(front, messages, options)
+    with _own_params():
+        prompt = await chat_prompt(front, messages, options)
     shape.chat.begin(prompt)
     return Answer(front, [prompt], shape.chat.params, shape, stream=shape.asked.stream)
 
@@ -96,6 +98,16 @@ async def delete(store: ResponseStore, request: Request, name: str) -> Response:
     return json_response({"id": name, "object": "response", "deleted": True})
 
 
+@contextmanager
+def _own_params() -> Iterator[None]:
+    """A region whose errors name a response's own fields in place of those of chat completions."""
+    try:
+        yield
+    except (ApiError, ParlayError) as error:
+        error.param = _PARAMS.get(str(error.param), error.param)
+        raise
+
+
 def _owner(request: Request) -> str:
     return str(request.scope["state"]["account"].client.owner)
 
@@ -113,11 +125,8 @@ def _read(
         before = store.get(asked.previous_response_id, owner, "previous_response_id").messages()
     conversation = messages_of(given, before)
     told = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
-    try:
+    with _own_params():
         shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]})
-    except (ApiError, ParlayError) as error:
-        error.param = _PARAMS.get(str(error.param), error.param)
-        raise
     warnings = (*warnings, *functions.warnings, *shape.warnings)
     shaped = ResponseShape(front, asked, shape, store, owner, conversation, functions, warnings)
     return shaped, messages, options
