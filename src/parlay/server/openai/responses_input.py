@@ -76,18 +76,18 @@ class _Conversation:
         self._called = {call["id"] for message in messages for call in message.get("tool_calls", ())}
         self._open: Message | None = None  # the last message, if it stands for items that are no messages
         self._parts: list[str] = []  # its text
-        self._told = False  # whether the last item was such a one
+        self._described = False  # whether the last item was such a one
 
     def add(self, role: str, content: str | list[dict[str, Any]]) -> None:
         """Add a message; to one that stands for another item, since many templates want roles to alternate."""
-        if self._told and self._open is not None and self._open["role"] == role and isinstance(content, str):
+        if self._described and self._open is not None and self._open["role"] == role and isinstance(content, str):
             self._parts.append(content)
-            self._told = False
+            self._described = False
         else:
             self.close()
             self.messages.append({"role": role, "content": content})
 
-    def tell(self, role: str, text: str) -> None:
+    def describe(self, role: str, text: str) -> None:
         """Add text in place of an item that is no message."""
         last = self.messages[-1] if self.messages else {}
         if self._open is None or last is not self._open or last["role"] != role:
@@ -98,13 +98,13 @@ class _Conversation:
                 self.messages.append(last)
             self._open, self._parts = last, [last["content"]]
         self._parts.append(text)
-        self._told = True
+        self._described = True
 
     def close(self) -> None:
         """Write what stands for other items."""
         if self._open is not None:
             self._open["content"] = "\n\n".join(filter(None, self._parts))
-        self._open, self._told = None, False
+        self._open, self._described = None, False
 
     def call(self, call: str, name: str, namespace: Any, arguments: str) -> None:
         """Add a call to the message that it is part of in chat completions: an assistant's text and calls are one."""
@@ -127,7 +127,7 @@ class _Conversation:
             return
         text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
         of = f" of {name}" if isinstance(name, str) else ""
-        self.tell("user", f"[Result of an earlier call{of}]\n{text}")
+        self.describe("user", f"[Result of an earlier call{of}]\n{text}")
 
 
 def _kind(item: dict[str, Any]) -> Any:
@@ -159,14 +159,14 @@ def _add(made: _Conversation, item: dict[str, Any], where: str) -> None:
             pass
         case kind if kind in _COMPACTED:
             said = item.get("summary") or item.get("content")
-            made.tell("user", said if isinstance(said, str) else _GONE)
+            made.describe("user", said if isinstance(said, str) else _GONE)
         case str(kind) if kind.endswith("_output"):
             made.result(called, item.get("name"), _output(item))
         case str(kind) if kind.endswith("_call") and isinstance(item.get("call_id"), str):
             made.call(item["call_id"], str(item.get("name") or kind.removesuffix("_call")), space, _arguments(item))
         case str(kind) if kind:
-            told = {key: value for key, value in item.items() if key not in _ABOUT and value is not None}
-            made.tell("assistant", f"[{kind}] {_json(told)}")
+            rest = {key: value for key, value in item.items() if key not in _ABOUT and value is not None}
+            made.describe("assistant", f"[{kind}] {_json(rest)}")
         case kind:
             raise _wrong(where, f"a type is text such as 'message' or 'function_call', not {shown(kind)}")
 
