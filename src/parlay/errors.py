@@ -76,6 +76,7 @@ def about(param: str) -> Iterator[None]:
 
 _LONG = 200  # characters of a value that a message shows
 _MOST_NAMES = 10  # that a message lists
+_MOST_SEARCHED = 1000  # among which the nearest is searched
 
 
 def shown(value: object) -> str:
@@ -108,7 +109,8 @@ def visible(text: str, keep: str = "") -> str:
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the known name closest to `name`, or a list of known names."""
     names = sorted(set(known))
-    close = get_close_matches(name, names, n=1) if isinstance(name, str) and len(name) <= _LONG else []
+    searched = isinstance(name, str) and len(name) <= _LONG and len(names) <= _MOST_SEARCHED
+    close = get_close_matches(str(name), names, n=1) if searched else []
     if close:
         return f" (did you mean {close[0]!r}?)"
     return f" (known: {listed(names)})" if names else ""

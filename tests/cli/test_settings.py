@@ -1,5 +1,6 @@
 """Flags from a file and from variables, and which of them wins."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,28 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(
     assert (values["max_model_len"], values["block_size"]) == (256, 2)
     assert speculative == SpeculativeConfig.parse({"method": "suffix", "num_speculative_tokens": 7})
     assert (config.port, config.allowed_origins) == (9001, ("http://a", "http://b"))
+
+
+def test_nulls_and_whole_floats_in_a_file(served: list[Any], tmp_path: Path) -> None:
+    """As tools write options that are not set, and numbers."""
+    file = tmp_path / "parlay.yaml"
+    inner = "{method: ngram, model: null, num_speculative_tokens: null, prompt_lookup_max: 3}"
+    file.write_text(
+        f"max-model-len: 512.0\nseed: null\nport: ~\nrequest-timeout: 30.0\nspeculative-config: {inner}\n"
+        "enable-prefix-caching:\nallowed-origins: null\n"
+    )
+    assert main(["serve", "--config", str(file)]) == 0
+    file.write_text("speculative-config: [ngram, suffix]\n")
+    assert main(["serve", "--config", str(file)]) == 0
+    file.write_text("speculative-config: null\n")
+    assert main(["serve", "--config", str(file)]) == 0
+    assert main(["serve"]) == 0
+    (values, speculative, config), (_, several, _), (_, none, _), (plain, _, usual) = served
+    assert values == {**plain, "max_model_len": 512}
+    assert config == replace(usual, request_timeout=30)
+    assert speculative == SpeculativeConfig("ngram", options={"prompt_lookup_max": 3})
+    assert [one.method for one in several.several] == ["ngram", "suffix"]
+    assert none == SpeculativeConfig("none")
 
 
 def test_a_method_by_its_name(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Hundreds of interrupts at random moments, each followed by an answer that is right, or an engine that says it ends."""
+"""Hundreds of interrupts at random moments, each followed by a right answer, or an engine that says that it ends."""
 
 import ctypes
 import os

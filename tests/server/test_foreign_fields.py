@@ -1,5 +1,6 @@
 """What becomes of the fields that clients of OpenAI and of other servers send."""
 
+import re
 import time
 from dataclasses import fields
 from typing import Any
@@ -11,18 +12,23 @@ from openai.types.responses import response_create_params
 
 from parlay import SamplingParams
 from parlay.config import ServerConfig
+from parlay.errors import ContextLengthError
 from parlay.server.errors import ApiError
+from parlay.server.failures import as_api_error
 from parlay.server.openai.fields import (
     SAMPLING,
     ChatFields,
     CompletionFields,
     DetokenizeFields,
     TokenizeFields,
+    check_prompt,
+    check_text,
     make_params,
     parse,
 )
 from parlay.server.openai.foreign import ELSEWHERE, FOREIGN, RENAMED
 from parlay.server.openai.responses_fields import RESPONSE_SAMPLING, ResponseFields, read_response
+from parlay.text.tokenizer import check_prompt as in_tokens
 
 MESSAGES = [{"role": "user", "content": "x"}]
 ENDPOINTS: dict[str, tuple[type, dict[str, Any], frozenset[str]]] = {
@@ -108,6 +114,31 @@ def test_what_changes_nothing_is_ignored_with_a_warning(endpoint: str) -> None:
             (warning,) = warnings
             assert repr(name) in warning
             assert "unknown" not in warning
+
+
+# What text-generation-webui's request class has by default, and so its clients send.
+WEBUI: dict[str, Any] = {
+    "min_p": 0, "dynamic_temperature": False, "dynatemp_low": 1, "dynatemp_high": 1, "dynatemp_exponent": 1,
+    "smoothing_factor": 0, "smoothing_curve": 1, "top_k": 0, "repetition_penalty": 1,
+    "repetition_penalty_range": 1024, "typical_p": 1, "tfs": 1, "top_a": 0, "epsilon_cutoff": 0,
+    "eta_cutoff": 0, "guidance_scale": 1,
+    "negative_prompt": "", "penalty_alpha": 0, "mirostat_mode": 0, "mirostat_tau": 5, "mirostat_eta": 0.1,
+    "temperature_last": False, "do_sample": True, "encoder_repetition_penalty": 1, "no_repeat_ngram_size": 0,
+    "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_sequence_breakers": '"\\n", ":"',
+    "xtc_threshold": 0.1, "xtc_probability": 0, "truncation_length": 0, "max_tokens_second": 0,
+    "prompt_lookup_num_tokens": 0, "custom_token_bans": "", "auto_max_new_tokens": False, "ban_eos_token": False,
+    "add_bos_token": True, "skip_special_tokens": True, "grammar_string": "", "echo": False, "n": 1, "best_of": 1,
+    "frequency_penalty": 0, "presence_penalty": 0, "stream": False, "temperature": 1, "top_p": 1, "mode": "instruct",
+    "continue_": False, "impersonate": False, "stop": "", "stopping_strings": [], "sampler_seed": -1, "user": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_whole_body_of_another_servers_client(endpoint: str) -> None:
+    _, sampling, warnings = read(endpoint, **WEBUI)
+    params = make_params(sampling, ServerConfig())
+    assert params == SamplingParams(best_of=params.best_of)
+    assert not any("was given too" in warning for warning in warnings)
 
 
 HARMFUL: dict[str, tuple[Any, str]] = {
@@ -364,3 +395,30 @@ def test_bodies_of_chats_are_counted() -> None:
     assert warnings == (
         "'temperature', 'stream', 'max_tokens', 'n', 'stop': ignored, since it changes no token of a prompt",
     )
+
+
+# How litellm, pi, opencode and OpenHands tell that a conversation has to be shortened: by the sentence alone.
+OVERFLOW = {
+    "litellm": r"this model's maximum context length is|exceeds the maximum number of tokens allowed",
+    "pi": r"maximum context length is \d+ tokens|maximum prompt length is \d+",
+    "OpenAI's own": r"maximum context length is \d+ tokens|exceeds the maximum",
+}
+
+
+@pytest.mark.parametrize("client", OVERFLOW)
+def test_clients_know_a_prompt_that_is_too_long(client: str) -> None:
+    def of_the_model() -> None:
+        in_tokens([5] * 600, 1000, 512)
+
+    def in_characters() -> None:
+        check_text("x" * 9000, 16, 512)
+
+    def of_the_server() -> None:
+        check_prompt(300, ServerConfig(max_prompt_tokens=200))
+
+    for refuse in (of_the_model, in_characters, of_the_server):
+        with pytest.raises(ContextLengthError) as found:
+            refuse()
+        told = as_api_error(found.value)
+        assert (told.status, told.code) == (400, "context_length_exceeded")
+        assert re.search(OVERFLOW[client], str(told), re.IGNORECASE)

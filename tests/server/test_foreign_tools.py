@@ -1,6 +1,8 @@
 """Tools and items of Codex and of OpenAI's own in `/v1/responses`: functions, text, or left out; never refused."""
 
 import json
+import time
+from itertools import pairwise
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -29,7 +31,7 @@ def names(tools: list[dict[str, Any]]) -> list[str]:
 def test_tools_of_codex() -> None:
     made = functions_of([FUNCTION, {"type": "web_search", "external_web_access": False}, PATCH, SPACE])
     assert names(made.tools) == ["shell", "apply_patch", "mcp__docs__shell", "mcp__docs__apply_patch"]
-    assert made.left_out == ["web_search"]
+    assert list(made.left_out) == ["web_search"]
     assert made.warnings == ("tools that this server does not run were left out: 'web_search'",)
     patch = made.tools[1]["function"]
     assert patch["description"].startswith("Edits files.")
@@ -44,7 +46,7 @@ def test_tools_of_codex() -> None:
 @pytest.mark.parametrize("kind", HOSTED)
 def test_tools_that_run_elsewhere_are_left_out(kind: str) -> None:
     made = functions_of([{"type": kind}, FUNCTION])
-    assert (names(made.tools), made.left_out) == (["shell"], [kind])
+    assert (names(made.tools), list(made.left_out)) == (["shell"], [kind])
 
 
 def test_every_type_of_tool_of_openais_client() -> None:
@@ -54,7 +56,7 @@ def test_every_type_of_tool_of_openais_client() -> None:
     for kind in kinds:
         kind = get_args(kind)[0] if get_args(kind) else kind
         made = functions_of([{"type": kind, "name": "n", "tools": []}])
-        assert made.tools or made.left_out == [kind] or kind == "namespace"
+        assert made.tools or list(made.left_out) == [kind] or kind == "namespace"
 
 
 def test_names_in_namespaces() -> None:
@@ -86,6 +88,8 @@ def test_choices() -> None:
         ('{"input": "cut \\u00e', "cut "),
         ("*** Begin Patch", "*** Begin Patch"),
         ('{"other": 1}', '{"other": 1}'),
+        ('{"input": "half \\ud83d"}', "half \N{REPLACEMENT CHARACTER}"),
+        ("[" * 100_000, "[" * 100_000),
         ("", ""),
     ],
 )
@@ -171,10 +175,27 @@ HISTORY: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("item", "text"), HISTORY, ids=lambda one: one["type"] if isinstance(one, dict) else "")
 def test_histories_of_elsewhere(item: dict[str, Any], text: str) -> None:
     messages = messages_of([USER, item, USER])
-    assert text in json.dumps(messages[1:-1])
-    assert messages[0] == messages[-1] == USER
+    assert text in json.dumps(messages)
+    assert messages[0]["content"].startswith("x")
+    assert messages[-1]["content"].endswith("x")
+    roles = [message["role"] for message in messages]
+    assert all(one != other for one, other in pairwise(roles))  # as many templates demand
+    assert all(json.loads(c["function"]["arguments"]) for m in messages for c in m.get("tool_calls", ()) if c["id"])
     answered = {call["id"] for message in messages for call in message.get("tool_calls", ())}
     assert all(message["tool_call_id"] in answered for message in messages if message["role"] == "tool")
+
+
+def test_text_in_place_of_an_item_is_part_of_the_message_beside_it() -> None:
+    search = {"type": "web_search_call", "action": {"query": "q"}}
+    assistant = {"role": "assistant", "content": "found"}
+    (user, answer) = messages_of([USER, search, search, assistant])
+    assert user == USER
+    assert answer["content"].count("[web_search_call]") == 2
+    assert answer["content"].endswith("\n\nfound")
+    assert messages_of([USER, assistant, assistant])[1:] == [assistant, assistant]  # as the client wrote it
+    before = messages_of([USER, assistant])
+    messages_of([search], before)
+    assert before == [USER, assistant]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +223,7 @@ def test_every_type_of_item_of_openais_client() -> None:
     assert len(kinds) > 20
     for kind in kinds - {"item_reference", "message"}:
         item = {"type": kind, "call_id": "c", "id": "i", "name": "n", "arguments": "{}", "input": "", "output": "o"}
-        assert messages_of([USER, item])[0] == USER
+        assert messages_of([USER, item])[0]["content"].startswith("x")
 
 
 def test_results_that_are_no_text() -> None:
@@ -220,4 +241,15 @@ def test_results_that_are_no_text() -> None:
 
 def test_tools_that_items_add() -> None:
     made = functions_of([FUNCTION], [FUNCTION, PATCH, {"type": "web_search"}])
-    assert (names(made.tools), made.left_out) == (["shell", "apply_patch"], ["web_search"])
+    assert (names(made.tools), list(made.left_out)) == (["shell", "apply_patch"], ["web_search"])
+
+
+def test_very_many_items_and_tools() -> None:
+    """Their time grows as their number does."""
+    began = time.perf_counter()
+    calls = [{"type": "function_call", "call_id": str(i), "name": "f", "arguments": "{}"} for i in range(30_000)]
+    results = [{"type": "function_call_output", "call_id": str(i), "output": "x"} for i in range(30_000)]
+    assert len(messages_of([*calls, *results])) == 30_001
+    assert len(messages_of([{**results[0], "output": "x" * 99}, USER] * 20_000)) == 1
+    assert len(functions_of([{"type": f"t{i}"} for i in range(100_000)]).warnings[0]) < 300
+    assert time.perf_counter() - began < 3  # 20 s where each looks through all

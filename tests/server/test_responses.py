@@ -307,7 +307,14 @@ def test_refusals_and_names(live: Live) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
     assert live.post("/v1/responses", {"input": "x", "model": "large"}).status_code == 404
     assert live.post("/v1/responses", {"input": "x", "temperature": -1}).json()["error"]["param"] == "temperature"
-    assert live.post("/v1/responses", {"input": "x" * 5000}).json()["error"]["code"] == "context_length_exceeded"
+    assert live.post("/v1/responses", {"input": "x" * 9000}).json()["error"]["code"] == "context_length_exceeded"
+    assert live.post("/v1/responses", {"input": "x" * 99_000}).json()["error"]["param"] == "input"
+    for body, param in (
+        ({"reasoning": {"effort": "enormous"}}, "reasoning"),
+        ({"text": {"verbosity": "endless"}}, "text"),
+        ({"tools": [{**TOOL, "name": "no name"}]}, "tools"),
+    ):
+        assert live.post("/v1/responses", {"input": "x", **body}).json()["error"]["param"] == param
     assert respond(live, input="x", model="alias")["model"] == "small"
 
 

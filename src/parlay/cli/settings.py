@@ -114,6 +114,8 @@ def _value(action: argparse.Action, value: Any, where: str) -> Any:
 
 
 def _one(action: argparse.Action, value: Any, where: str) -> Any:
+    if isinstance(value, float) and value.is_integer():  # 2048.0 is a number of tokens too
+        value = int(value)
     text = value if isinstance(value, str) else json.dumps(value)
     try:
         made = action.type(text) if callable(action.type) else text

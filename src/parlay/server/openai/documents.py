@@ -17,6 +17,7 @@ from parlay.server.openai.fields import (
     TokenizeFields,
 )
 from parlay.server.openai.responses_fields import RESPONSE_SAMPLING, ResponseFields
+from parlay.server.openai.translate import objects_of
 from parlay.types.params import SamplingParams, SpeculationOverride
 from parlay.types.structured import StructuredOutputsParams
 
@@ -114,7 +115,7 @@ def schemas(*, strict: bool = False) -> dict[str, Any]:
         needed = _NEEDED.get(cls, {})
         schema["properties"] = {
             name: {
-                **(value if name in needed else _or_null(value)),
+                **(value if name in needed else _or_null(value, _also(cls, name))),
                 "description": own.get(name, helps.get(name, "")),
             }
             for name, value in properties.items()
@@ -135,11 +136,28 @@ def _in_json(hint: Any) -> Any:
     return Union[tuple(named or plain)]  # noqa: UP007 - made of a list
 
 
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+def _also(cls: type, name: str) -> list[dict[str, Any]]:
+    """Return the schemas of values that a field may have beside its own, and that stand for nothing."""
+    found: list[dict[str, Any]] = []
+    if name in objects_of(cls) | objects_of(SamplingParams):
+        found.append({"type": "array", "maxItems": 0})
+    if name in ("reasoning_effort", "verbosity"):
+        found.append({"enum": ["", "default", "auto"]})
+    if name == "stop":
+        found.append({"const": ""})
+    if name == "structured_outputs":
+        found.append({"type": "boolean"})
+    if name == "logprobs" and cls is CompletionFields:
+        found.append({"const": False})
+    return found
+
+
+def _or_null(schema: dict[str, Any], also: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the schema of what may be null too, which counts as left out."""
     choices = schema["anyOf"] if "anyOf" in schema else [{k: v for k, v in schema.items() if k != "default"}]
-    if {"type": "null"} in choices:
+    if {"type": "null"} in choices and not also:
         return schema
+    choices = [*(one for one in choices if one != {"type": "null"}), *also]
     default = {"default": schema["default"]} if "default" in schema else {}
     return {"anyOf": [*choices, {"type": "null"}], **default}
 

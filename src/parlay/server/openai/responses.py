@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -12,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from parlay.errors import shown
+from parlay.errors import ParlayError, shown
 from parlay.server.body import read_json
 from parlay.server.errors import ApiError, json_response
 from parlay.server.front import Front
@@ -30,6 +31,11 @@ from parlay.server.threads import LONG
 from parlay.text.chat import ChatOptions
 from parlay.types.output import RequestOutput
 
+# What the fields of chat completions are called here.
+_PARAMS = {
+    "messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text",
+    "verbosity": "text", "reasoning_effort": "reasoning",
+}  # fmt: skip
 _encode = msgspec.json.Encoder().encode
 
 
@@ -48,7 +54,8 @@ async def respond(front: Front, store: ResponseStore) -> Answer:
     if isinstance(found, dict):
         found = await front.run(LONG, partial(_read, front, store, owner, found))
     shape, messages, options = found
-    prompt = await chat_prompt(front, messages, options)
+    with _own_params():
+        prompt = await chat_prompt(front, messages, options)
     shape.chat.begin(prompt)
     return Answer(front, [prompt], shape.chat.params, shape, stream=shape.asked.stream)
 
@@ -98,6 +105,16 @@ async def delete(store: ResponseStore, request: Request, name: str) -> Response:
     return json_response({"id": name, "object": "response", "deleted": True})
 
 
+@contextmanager
+def _own_params() -> Iterator[None]:
+    """A region whose errors name a response's own fields in place of those of chat completions."""
+    try:
+        yield
+    except (ApiError, ParlayError) as error:
+        error.param = _PARAMS.get(str(error.param), error.param)
+        raise
+
+
 def _owner(request: Request) -> str:
     return str(request.scope["state"]["account"].client.owner)
 
@@ -117,7 +134,8 @@ def _read(
     told = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
     format = (asked.text or {}).get("format") or {}
     names = replace(RESPONSES, strict=frozenset(functions.strict), strict_format=format.get("strict") is True)
-    shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]}, names)
+    with _own_params():
+        shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]}, names)
     warnings = (*warnings, *functions.warnings, *shape.warnings)
     shaped = ResponseShape(front, asked, shape, store, owner, conversation, functions, warnings)
     return shaped, messages, options
@@ -127,9 +145,10 @@ def _referred(given: str | list[dict[str, Any]], store: ResponseStore, owner: st
     """Return an input with items in place of references to those that are stored."""
     if isinstance(given, str):
         return given
-    names = [item.get("id") if item.get("type") == "item_reference" else None for item in given]
-    found = [store.item(name, owner) if isinstance(name, str) else None for name in names]
-    return [item if kept is None else kept for item, kept in zip(given, found, strict=True)]
+    wanted = [str(item.get("id")) for item in given if item.get("type") == "item_reference"]
+    kept = store.items(wanted, owner)
+    # Each once: a long item that is referred to often would be a prompt far longer than its request.
+    return [kept.pop(str(item.get("id")), item) if item.get("type") == "item_reference" else item for item in given]
 
 
 def _added(given: str | list[dict[str, Any]]) -> list[Any]:

@@ -51,17 +51,108 @@ def messages_of(given: str | Iterable[dict[str, Any]], before: Iterable[Message]
     Raises:
         ApiError: an item is malformed, or refers to one that is not there.
     """
-    messages = [_copied(message) for message in before]
+    made = _Conversation([_copied(message) for message in before])
     if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    called = {call["id"] for message in messages for call in message.get("tool_calls", ())}
+        return [*made.messages, {"role": "user", "content": given}]
     for place, item in enumerate(given):
-        _add(messages, called, item, f"input[{place}]")
-    return messages
+        _add(made, item, f"input[{place}]")
+    made.close()
+    return made.messages
 
 
 def _copied(message: Message) -> Message:
     return {**message, "tool_calls": list(message["tool_calls"])} if "tool_calls" in message else dict(message)
+
+
+class _Conversation:
+    """Messages that grow by items.
+
+    Attributes:
+        messages: so far.
+    """
+
+    def __init__(self, messages: list[Message]) -> None:
+        self.messages = messages
+        self._called = {call["id"] for message in messages for call in message.get("tool_calls", ())}
+        self._open: Message | None = None  # the last message, if it stands for items that are no messages
+        self._parts: list[str] = []  # its text
+        self._described = False  # whether the last item was such a one
+
+    def add(self, role: str, content: str | list[dict[str, Any]]) -> None:
+        """Add a message; to one that stands for another item, since many templates want roles to alternate."""
+        if self._described and self._open is not None and self._open["role"] == role and isinstance(content, str):
+            self._parts.append(content)
+            self._described = False
+        else:
+            self.close()
+            if role == "assistant" and self._only_reasons:
+                self.messages[-1]["content"] = content
+            else:
+                self.messages.append({"role": role, "content": content})
+
+    def reason(self, item: dict[str, Any]) -> None:
+        """Add reasoning to the message that it led to, which follows, or whose calls it stands between.
+
+        It is in the item's content, or else its summary. What is encrypted is of another server.
+        """
+        parts = item.get("content") or item.get("summary")
+        parts = parts if isinstance(parts, list) else ()
+        texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        if not texts:
+            return
+        self.close()
+        if not self._only_reasons and "tool_calls" not in (self.messages[-1] if self.messages else {}):
+            self.messages.append({"role": "assistant", "content": ""})
+        before = self.messages[-1].get("reasoning_content")
+        self.messages[-1]["reasoning_content"] = "\n".join([*([before] if before else []), *texts])
+
+    @property
+    def _only_reasons(self) -> bool:
+        """Whether the last message is reasoning alone so far."""
+        last = self.messages[-1] if self.messages else {}
+        return "reasoning_content" in last and not last["content"] and "tool_calls" not in last
+
+    def describe(self, role: str, text: str) -> None:
+        """Add text in place of an item that is no message."""
+        last = self.messages[-1] if self.messages else {}
+        if self._open is None or last is not self._open or last["role"] != role:
+            self.close()
+            joins = last.get("role") == role and isinstance(last["content"], str) and not last.get("tool_calls")
+            if not joins:
+                last = {"role": role, "content": ""}
+                self.messages.append(last)
+            self._open, self._parts = last, [last["content"]]
+        self._parts.append(text)
+        self._described = True
+
+    def close(self) -> None:
+        """Write what stands for other items."""
+        if self._open is not None:
+            self._open["content"] = "\n\n".join(filter(None, self._parts))
+        self._open, self._described = None, False
+
+    def call(self, call: str, name: str, namespace: Any, arguments: str) -> None:
+        """Add a call to the message that it is part of in chat completions: an assistant's text and calls are one."""
+        function = {
+            "name": function_name(name, namespace if isinstance(namespace, str) else ""),
+            "arguments": arguments,
+        }
+        self.close()
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        made = {"id": call, "type": "function", "function": function}
+        self.messages[-1].setdefault("tool_calls", []).append(made)
+        self._called.add(call)
+
+    def result(self, call: Any, name: Any, content: str | list[dict[str, Any]]) -> None:
+        """Add what a call gave; as text where the call is not there any more."""
+        if isinstance(call, str) and call in self._called:
+            self.close()
+            self.messages.append({"role": "tool", "tool_call_id": call, "content": content})
+            return
+        text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+        of = f" of {name}" if isinstance(name, str) else ""
+        self.describe("user", f"[Result of an earlier call{of}]\n{text}")
 
 
 def _kind(item: dict[str, Any]) -> Any:
@@ -71,72 +162,40 @@ def _kind(item: dict[str, Any]) -> Any:
     return "item_reference" if item.keys() <= {"id", "type"} else "message"
 
 
-def _add(messages: list[Message], called: set[str], item: dict[str, Any], where: str) -> None:
+def _add(made: _Conversation, item: dict[str, Any], where: str) -> None:
+    space, called = item.get("namespace"), item.get("call_id", item.get("id"))
     match _kind(item):
         case "message":
             role = _ROLES.get(str(item.get("role")))
             if role is None:
                 raise _wrong(where, f"a role is {', '.join(_ROLES)}, not {shown(item.get('role'))}")
-            content = _content(item.get("content"), f"{where}.content")
-            if role == "assistant" and messages and _only_reasons(messages[-1]):
-                messages[-1] = {**messages[-1], "content": content}
-            else:
-                messages.append({"role": role, "content": content})
+            made.add(role, _content(item.get("content"), f"{where}.content"))
         case "function_call":
-            _call(messages, called, item, where, _string(item, "name", where), _string(item, "arguments", where))
+            name, arguments = _string(item, "name", where), _string(item, "arguments", where)
+            made.call(_string(item, "call_id", where), name, space, arguments)
         case "custom_tool_call":
             arguments = json.dumps({INPUT: _string(item, "input", where)}, ensure_ascii=False)
-            _call(messages, called, item, where, _string(item, "name", where), arguments)
+            made.call(_string(item, "call_id", where), _string(item, "name", where), space, arguments)
         case "function_call_output" | "custom_tool_call_output":
-            _output(messages, called, item, _result(item.get("output"), f"{where}.output"))
+            made.result(called, item.get("name"), _result(item.get("output"), f"{where}.output"))
         case "reasoning":
-            _add_reasoning(messages, item)
+            made.reason(item)
         case "item_reference":
             raise _wrong(where, "no item of this id is kept; give the item itself, or previous_response_id")
         case kind if kind in _SILENT:
             pass
         case kind if kind in _COMPACTED:
             said = item.get("summary") or item.get("content")
-            messages.append({"role": "user", "content": said if isinstance(said, str) else _GONE})
+            made.describe("user", said if isinstance(said, str) else _GONE)
         case str(kind) if kind.endswith("_output"):
-            _output(messages, called, item, _first(item, _OUTPUTS))
+            made.result(called, item.get("name"), _output(item))
         case str(kind) if kind.endswith("_call") and isinstance(item.get("call_id"), str):
-            name = str(item.get("name") or kind.removesuffix("_call"))
-            _call(messages, called, item, where, name, _first(item, _ARGUMENTS))
+            made.call(item["call_id"], str(item.get("name") or kind.removesuffix("_call")), space, _arguments(item))
         case str(kind) if kind:
-            said = {key: value for key, value in item.items() if key not in _ABOUT and value is not None}
-            messages.append({"role": "assistant", "content": f"[{kind}] {_json(said)}"})
+            rest = {key: value for key, value in item.items() if key not in _ABOUT and value is not None}
+            made.describe("assistant", f"[{kind}] {_json(rest)}")
         case kind:
             raise _wrong(where, f"a type is text such as 'message' or 'function_call', not {shown(kind)}")
-
-
-def _call(
-    messages: list[Message], called: set[str], item: dict[str, Any], where: str, name: str, arguments: str
-) -> None:
-    """Add a call to the message that it is part of in chat completions: an assistant's text and calls are one."""
-    namespace = item.get("namespace")
-    function = {
-        "name": function_name(name, namespace if isinstance(namespace, str) else ""),
-        "arguments": arguments,
-    }
-    made = _string(item, "call_id", where)
-    call = {"id": made, "type": "function", "function": function}
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    messages[-1].setdefault("tool_calls", []).append(call)
-    called.add(made)
-
-
-def _output(messages: list[Message], called: set[str], item: dict[str, Any], content: Any) -> None:
-    """Add the result of a call; as text where the call is not there any more."""
-    name = item.get("call_id", item.get("id"))
-    if isinstance(name, str) and name in called:
-        messages.append({"role": "tool", "tool_call_id": name, "content": content})
-        return
-    parts = content if isinstance(content, list) else [{"text": content}]
-    text = "\n".join(part["text"] for part in parts)
-    of = f" of {item['name']}" if isinstance(item.get("name"), str) else ""
-    messages.append({"role": "user", "content": f"[Result of an earlier call{of}]\n{text}"})
 
 
 def _result(output: Any, where: str) -> str | list[dict[str, Any]]:
@@ -152,34 +211,22 @@ def _result(output: Any, where: str) -> str | list[dict[str, Any]]:
     return _content(output, where)
 
 
-def _first(item: dict[str, Any], keys: Iterable[str]) -> str:
-    """Return the first part of an item that is there, as text."""
-    return next((_json(item[key]) for key in keys if item.get(key) is not None), "{}")
+def _output(item: dict[str, Any]) -> str:
+    """Return what a call of another kind gave, as text."""
+    return next((_json(item[key]) for key in _OUTPUTS if item.get(key) is not None), "")
+
+
+def _arguments(item: dict[str, Any]) -> str:
+    """Return what a call of another kind has as arguments: an object in JSON."""
+    key = next((key for key in _ARGUMENTS if item.get(key) is not None), "")
+    value = item.get(key, {})
+    if isinstance(value, dict) or key == "arguments":
+        return _json(value)
+    return _json({key: value})
 
 
 def _json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _add_reasoning(messages: list[Message], item: dict[str, Any]) -> None:
-    """Add reasoning to the message that it led to, which follows, or whose calls it stands between.
-
-    It is in the item's content, or else its summary. What is encrypted is of another server.
-    """
-    parts = [*(item.get("content") or ()), *([] if item.get("content") else item.get("summary") or ())]
-    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-    if not texts:
-        return
-    last = messages[-1] if messages else {}
-    if not (_only_reasons(last) or "tool_calls" in last):
-        messages.append({"role": "assistant", "content": ""})
-    before = messages[-1].get("reasoning_content")
-    text = "\n".join([*([before] if before else []), *texts])
-    messages[-1] = {**messages[-1], "reasoning_content": text}
-
-
-def _only_reasons(message: Message) -> bool:
-    return "reasoning_content" in message and not message["content"] and "tool_calls" not in message
 
 
 def _content(content: Any, where: str) -> str | list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Stored responses: in memory, bounded in bytes, each for the key that made it."""
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -81,13 +82,12 @@ class ResponseStore:
         with self._lock:
             return self._find(name, owner, param)
 
-    def item(self, item: str, owner: str) -> dict[str, Any] | None:
-        """Return an item of a response's output; None if no response of `owner` has it."""
+    def items(self, wanted: Iterable[str], owner: str) -> dict[str, dict[str, Any]]:
+        """Return those items of the outputs of `owner`'s responses that are there, by their ids."""
         with self._lock:
-            name = self._items.get((owner, item))
-            body = None if name is None else self._held[owner][name].body
-        output = [] if body is None else msgspec.json.decode(body)["output"]
-        return next((dict(one) for one in output if one["id"] == item), None)
+            names = {self._items.get((owner, item)) for item in wanted} - {None}
+            bodies = [self._held[owner][str(name)].body for name in names]
+        return {item["id"]: item for body in bodies for item in msgspec.json.decode(body)["output"]}
 
     def delete(self, name: str, owner: str) -> None:
         """Forget a response of `owner`.

@@ -45,13 +45,13 @@ class Functions:
     Attributes:
         tools: functions, as chat completions have them.
         origins: of those that are no plain functions, by name.
-        left_out: types of the tools that this server cannot run.
+        left_out: types of the tools that this server cannot run, each once.
         strict: names of the functions whose schema has to be enforced as a whole.
     """
 
     tools: list[dict[str, Any]] = field(default_factory=list)
     origins: dict[str, Origin] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
+    left_out: dict[str, None] = field(default_factory=dict)
     strict: set[str] = field(default_factory=set)
 
     @property
@@ -94,7 +94,7 @@ def functions_of(given: Iterable[Any], found_later: Iterable[Any] = ()) -> Funct
         named |= {one["function"]["name"] for one in new}
         made.tools.extend(new)
         made.origins.update(more.origins)
-        made.left_out.extend(more.left_out)
+        made.left_out.update(more.left_out)
         made.strict.update(more.strict)
     return made
 
@@ -126,8 +126,8 @@ def _add(made: Functions, tool: Any, outer: Origin) -> None:
             if own.get("strict") is True:
                 made.strict.add(function["name"])
         made.tools.append({"type": "function", "function": function})
-    elif kind not in made.left_out:
-        made.left_out.append(kind)
+    else:
+        made.left_out[kind] = None
 
 
 def _described(tool: Mapping[str, Any]) -> str:
@@ -173,17 +173,22 @@ def input_of(arguments: str) -> str:
     """
     try:
         found = json.loads(arguments, strict=False)  # models write line ends as they are
-    except ValueError:
+    except (ValueError, RecursionError):
         return _beginning(arguments)
     text = found.get(INPUT) if isinstance(found, dict) else None
-    return text if isinstance(text, str) else arguments
+    return _valid(text) if isinstance(text, str) else arguments
+
+
+def _valid(text: str) -> str:
+    """Return a text with U+FFFD in place of halves of characters, which models escape and no answer can have."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _beginning(arguments: str) -> str:
     begun = re.match(rf'\s*{{\s*"{INPUT}"\s*:\s*(".*)', arguments, re.DOTALL)
     for end in range(len(begun[1]), max(0, len(begun[1]) - _ESCAPE), -1) if begun else ():
         try:
-            return str(json.loads(begun[1][:end] + '"', strict=False))  # type: ignore[index]
+            return _valid(json.loads(begun[1][:end] + '"', strict=False))  # type: ignore[index]
         except ValueError:
             continue
     return arguments

@@ -20,8 +20,8 @@ _ALIKE = 0.85  # of difflib; a letter more, less or exchanged in names of at lea
 
 
 @dataclass(slots=True)
-class _Told:
-    """What a client is told of fields: of each kind the first few, and how many."""
+class _Remarks:
+    """What is said of fields: of each kind the first few, and how many."""
 
     names: dict[str, list[str]] = field(default_factory=dict)
 
@@ -66,12 +66,12 @@ def translated(
     """
     found = {name: value for name, value in body.items() if name in known}
     renamed, elsewhere = RENAMED.get(endpoint, {}), ELSEWHERE.get(endpoint, {})
-    told, unknown = _Told(), 0
+    remarks, unknown = _Remarks(), 0
     for name, value in body.items():
         if name in known:
             continue
         if name in renamed:
-            _rename(found, name, renamed[name].to, renamed[name].read(value), told)
+            _rename(found, name, renamed[name].to, renamed[name].read(value), remarks)
             continue
         entry = elsewhere.get(name) or FOREIGN.get(name) or others.get(name)
         if entry is None:
@@ -79,12 +79,12 @@ def translated(
             close = _meant(name, known) if unknown <= _NAMED else ""
             if strict or close:
                 raise _unknown(f"unknown field {shown(name)}", close, known, name)
-            told.add(_UNKNOWN, name)
+            remarks.add(_UNKNOWN, name)
         elif strict or not entry.ignores(value):
             raise _refused(name, value, entry)
         else:
-            told.add(entry.why if entry.only is None else _NEUTRAL, name)
-    return found, told.sentences()
+            remarks.add(entry.why if entry.only is None else _NEUTRAL, name)
+    return found, remarks.sentences()
 
 
 def _plain(name: str) -> str:
@@ -131,16 +131,16 @@ def _refused(name: str, value: Any, entry: Foreign) -> ApiError:
     )  # fmt: skip
 
 
-def _rename(found: dict[str, Any], name: str, to: str, value: Any, told: _Told) -> None:
+def _rename(found: dict[str, Any], name: str, to: str, value: Any, remarks: _Remarks) -> None:
     """Put a value under its name here, unless that is given too."""
     outer, _, inner = to.partition(".")
     given = found.get(outer, {}) if inner else found
     if value is None:
-        told.add("it says nothing here", name)
+        remarks.add("it says nothing here", name)
     elif to == "structured_outputs" and isinstance(found.get(to), dict):
         raise ApiError(400, f"{name} is part of structured_outputs, which has one form; give one", param=name)
     elif not isinstance(given, dict) or given.get(inner or to, value) != value:
-        told.add(f"{to} was given too", name)
+        remarks.add(f"{to} was given too", name)
     elif inner:
         found[outer] = {**given, inner: value}
     else:
