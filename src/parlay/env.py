@@ -24,6 +24,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from parlay import control_groups
 from parlay.errors import ConfigError, shown
 
 ARITHMETIC = (
@@ -211,12 +212,12 @@ def api_keys() -> tuple[str, ...]:
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that can be taken without swapping, within the control group's limit if any.
+    """Return the bytes of memory that can be taken without swapping, within the control groups' limits if any.
 
     Raises:
         ConfigError: PARLAY_MEMORY is no number of bytes.
     """
-    return min(_available_on_machine(), _available_in_group(), _memory())
+    return min(_available_on_machine(), control_groups.available_memory(), _memory())
 
 
 def _memory() -> int:
@@ -226,16 +227,6 @@ def _memory() -> int:
     if not (asked.isascii() and asked.isdigit() and len(asked) < 19 and int(asked) > 0):
         raise ConfigError(f"PARLAY_MEMORY must be a number of bytes above 0, not {shown(asked)}")
     return int(asked)
-
-
-def _available_in_group() -> int:
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = (group / "memory.current").read_text().strip()
-        return max(0, int(limit) - int(used))
-    except (OSError, ValueError):  # no control group, or "max"
-        return sys.maxsize
 
 
 def _available_on_machine() -> int:

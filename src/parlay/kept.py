@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
+from zlib import crc32
 
 from parlay.log import logger
 
@@ -14,6 +15,11 @@ def read_kept(file: Path | None) -> Any:
         return json.loads(file.read_text()) if file else {}
     except (OSError, ValueError, RecursionError):
         return {}
+
+
+def seal(*parts: object) -> int:
+    """Return a checksum of what an entry says, to be kept in it: a changed digit leaves a file readable."""
+    return crc32(json.dumps(parts).encode())
 
 
 def write_kept(file: Path | None, value: object) -> None:

@@ -1,27 +1,37 @@
 """Passes are timed at start within their time, and those that take longer for another reason do not count."""
 
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from parlay.engine.timing import timed_passes
+from parlay.kernels.select import select_kernels
+from parlay.models.select import describe_model, load_model
+from parlay.runner.runner import ModelRunner
 
 
 class Slow:
     """A runner whose passes take `seconds` a row beyond a constant, and four times as long when they are recorded."""
 
     block_size = 16
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=1000))
 
     def __init__(self, seconds: float, burst: range = range(0)) -> None:
         self.now = 0.0
         self._seconds, self._burst, self._passes = seconds, burst, 0
         self._known: set[int] = set()
+        self.tokens: list[list[int]] = []
 
     def clock(self) -> float:
         return self.now
 
     def forward(self, batch: Any) -> None:
         rows = len(batch.tokens)
+        self.tokens.append(batch.tokens.tolist())
         factor = 1 if rows in self._known else 4
         self._known.add(rows)
         self._passes += 1
@@ -66,3 +76,33 @@ def test_a_large_model_is_timed_with_few_and_with_more_rows() -> None:
 
 def test_a_small_cache_is_timed_as_far_as_it_goes() -> None:
     assert max(timed(Slow(1e-4), blocks=1)) == 16
+
+
+def test_rows_are_of_different_tokens_from_all_the_vocabulary() -> None:
+    runner, again = Slow(1e-4), Slow(1e-4)
+    timed(runner)
+    timed(again)
+    assert all(len(set(tokens)) == len(tokens) for tokens in runner.tokens)
+    assert runner.tokens == again.tokens
+    largest = max(runner.tokens, key=len)
+    assert max(largest) - min(largest) > 900
+    assert len({tuple(tokens) for tokens in runner.tokens}) > len(runner.tokens) / 2, "nor are passes all alike"
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3moe"])
+def test_rows_of_a_mixture_choose_many_experts(
+    checkpoint: Callable[[str], Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As rows of a text do; those of one token would all choose the same ones, and seem to cost next to nothing."""
+    kernels, most = select_kernels(), dict[int, int]()
+    route = kernels.route
+
+    def noted(scores: torch.Tensor, experts: torch.Tensor, *more: Any) -> None:
+        route(scores, experts, *more)
+        most[len(experts)] = max(most.get(len(experts), 0), len(set(experts.flatten().tolist())))
+
+    monkeypatch.setattr(kernels, "route", noted)
+    model = load_model(describe_model(str(checkpoint(name))), torch.float32, 64, kernels)
+    ticks = iter(range(10**6))
+    timed_passes(ModelRunner(model, kernels, 4, 16), 4, 1e4, (1, 16), clock=lambda: next(ticks))
+    assert most[16] > most[1]

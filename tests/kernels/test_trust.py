@@ -128,6 +128,21 @@ def test_a_damaged_memory_is_forgotten(memory: Path, checked: list[Case], conten
     assert checked == CASES * 2, "it was written anew"
 
 
+@pytest.mark.parametrize("part", ["row counts", "bits"])
+def test_another_digit_is_damage_too(memory: Path, checked: list[Case], part: str) -> None:
+    good = judge(sound(), CASES, 1)
+    whole = json.loads(memory.read_text())
+    (entries,) = whole.values()
+    entry = entries[str(CASES[0])]
+    if part == "bits":
+        entry[1] ^= 1
+    else:
+        entry[0] = [5]
+    memory.write_text(json.dumps(whole))
+    assert judge(sound(), CASES, 1) == good
+    assert checked == CASES * 2
+
+
 @pytest.mark.parametrize("obstacle", ["a file", "a directory", "no home"])
 def test_where_nothing_can_be_remembered(
     memory: Path, checked: list[Case], monkeypatch: pytest.MonkeyPatch, obstacle: str

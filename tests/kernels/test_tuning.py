@@ -76,13 +76,26 @@ def test_the_usual_stays_unless_another_is_clearly_faster(monkeypatch: pytest.Mo
     assert tuning._best([lambda: next(turns), lambda: next(turns)], 0) == 1
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"a": 3}', '{"a": {"few_rows": -1, "ahead": 0, "blocks": 0}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "{", '{"a": 3}', '{"SETTING": {"few_rows": -1, "ahead": 0, "blocks": 0}}'),
+        *(
+            '{"SETTING": {"few_rows": %, "ahead": 0, "blocks": 0}}'.replace("%", str(2**bits))
+            for bits in (63, 64, 100)
+        ),
+        '{"SETTING": {"few_rows": 1, "ahead": 0, "blocks": 1e300}}',
+    ],
+)
 def test_a_damaged_file_is_written_anew(
     content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[int, int, int]], native: Kernels
 ) -> None:
     monkeypatch.setattr(tuning, "measure", lambda kernels: Prefetching(1, 2, 3))
     file = tmp_path / "prefetching.json"
-    file.write_text(content)
+    tune(native, 1)
+    (setting,) = json.loads(file.read_text())
+    asked.clear()
+    file.write_text(content.replace("SETTING", setting))
     tune(native, 1)
     assert asked == [(1, 2, 3)]
     assert [tuple(own.values()) for own in json.loads(file.read_text()).values()] == [(1, 2, 3)]

@@ -1,6 +1,7 @@
 """The time of passes of a few rows on this machine, measured at start."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
 from time import perf_counter
 
 from parlay.runner.batch import Stretch, flatten
@@ -10,6 +11,7 @@ _ROWS = (1, 8, 2, 16, 4, 32, 12, 6, 24, 3)  # the most informative first: there 
 MOST_TIMED = max(_ROWS)
 _ROUNDS = 12
 _FIRST = 5.0  # passes' time that the first of a size may take, since it is recorded
+_SPREAD = (5**0.5 - 1) / 2  # multiples of the golden ratio lie evenly between 0 and 1, however many there are
 
 
 def timed_passes(
@@ -22,14 +24,18 @@ def timed_passes(
     """Return rows and seconds of the target's passes, of as many of the `sizes` as `seconds` have room for.
 
     Sizes take turns, and of each the quickest counts, so that a short load on the machine does not distort one of
-    them. The first pass of a size is recorded, which takes several times as long, and does not count. The blocks that
-    passes write have no name, and are overwritten before they are read.
+    them. Their tokens are spread over the vocabulary: rows of one token would all choose the same experts of a
+    mixture, and those of the pass before, while the rows of a text read many. The first pass of a size is recorded,
+    which takes several times as long, and does not count. The blocks that passes write have no name, and are
+    overwritten before they are read.
     """
     quickest: dict[int, float] = {}
     end = clock() + seconds
+    tokens = _spread(runner.model.config.vocab_size)
 
     def run(rows: int) -> float:
-        batch = flatten([Stretch((0,) * rows, 0, tuple(range(-(-rows // runner.block_size))))], runner.block_size)
+        blocks = tuple(range(-(-rows // runner.block_size)))
+        batch = flatten([Stretch(tuple(islice(tokens, rows)), 0, blocks)], runner.block_size)
         began = clock()
         runner.logits(runner.forward(batch), range(rows))
         return clock() - began
@@ -48,3 +54,8 @@ def timed_passes(
             took = run(rows)
             quickest[rows] = min(took, quickest.get(rows, took))
     return sorted(quickest.items())
+
+
+def _spread(vocab_size: int) -> Iterator[int]:
+    """Yield tokens of all the vocabulary, the same in every run."""
+    return (int(i * _SPREAD % 1.0 * vocab_size) for i in count(1))

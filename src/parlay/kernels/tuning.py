@@ -29,6 +29,7 @@ _GAIN = 0.97  # of the time of what there was before, below which another choice
 _FEW_ROWS = (1, 2, 3, 5, 8)
 _AHEAD = (2048, 6144, 10240)
 _BLOCKS_AHEAD = (0, 4096, 10240)
+_MOST = 1 << 20  # of any of these; beyond are only damaged files
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,4 +131,4 @@ def _read(file: Path | None) -> dict[str, Prefetching]:
         known = {str(setting): Prefetching(**{k: int(v) for k, v in own.items()}) for setting, own in raw.items()}
     except (ValueError, TypeError, AttributeError, OverflowError):
         return {}
-    return {setting: own for setting, own in known.items() if min(asdict(own).values()) >= 0}
+    return {setting: own for setting, own in known.items() if all(0 <= n <= _MOST for n in asdict(own).values())}

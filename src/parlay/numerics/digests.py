@@ -11,7 +11,7 @@ from parlay.checkpoints.files import VOCABULARIES
 from parlay.checkpoints.gguf_parts import first_part, part_files
 from parlay.checkpoints.loader import weight_files
 from parlay.errors import ModelError, brief
-from parlay.kept import read_kept, write_kept
+from parlay.kept import read_kept, seal, write_kept
 
 _SMALL = ("config.json", "generation_config.json")
 _TEXTS = (
@@ -81,11 +81,12 @@ def digest_files(files: Mapping[str, Path]) -> str:
             about = real.stat()
             facts = [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
             place, found = str(real), known.get(str(real))
-            if isinstance(found, list) and found[:-1] == facts and isinstance(found[-1], str):
-                digest = found[-1]
+            if isinstance(found, list) and found[:4] == facts and found[5:] == [seal(place, found[:5])]:
+                digest = str(found[4])
             else:
                 digest = _digest(real)
-                fresh[place] = [*facts, digest]
+                entry = [*facts, digest]
+                fresh[place] = [*entry, seal(place, entry)]
         except OSError as error:
             raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
         whole.update(f"{label}\n{digest}\n".encode())

@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from parlay import env
-from parlay.kept import read_kept, write_kept
+from parlay.kept import read_kept, seal, write_kept
 from parlay.kernels.base import Kernels
 from parlay.log import logger
 from parlay.numerics import selfcheck
@@ -142,17 +142,32 @@ def _read(file: Path | None) -> dict[str, dict[str, Finding]]:
     """Return what is remembered: findings by case, by setting."""
     try:
         return {
-            setting: {
-                case: Finding(tuple(int(count) for count in counts), int(bits)) for case, (counts, bits) in of.items()
-            }
+            setting: {case: _finding(setting, case, *entry) for case, entry in of.items()}
             for setting, of in read_kept(file).items()
         }
     except (ValueError, TypeError, AttributeError, OverflowError):
         return {}
 
 
+def _finding(setting: str, case: str, counts: list[int], bits: int, check: int) -> Finding:
+    """Return what an entry says.
+
+    Raises:
+        ValueError: it is damaged; TypeError likewise.
+    """
+    if check != seal(setting, case, counts, bits):
+        raise ValueError("a finding is damaged")
+    return Finding(tuple(int(count) for count in counts), int(bits))
+
+
 def _write(file: Path | None, setting: str, fresh: dict[str, Finding]) -> None:
     kept = _read(file)  # anew: another process may have written meanwhile
     kept[setting] = kept.pop(setting, {}) | fresh  # the latest is the last
     latest = list(kept.items())[-_SETTINGS:]
-    write_kept(file, {name: {case: (f.row_counts, f.bits) for case, f in of.items()} for name, of in latest})
+    write_kept(
+        file,
+        {
+            name: {case: (f.row_counts, f.bits, seal(name, case, f.row_counts, f.bits)) for case, f in of.items()}
+            for name, of in latest
+        },
+    )
