@@ -106,6 +106,7 @@ class LLM:
 
         Raises:
             RequestError: the only prompt cannot be served.
+            RankError: a further rank is lost, or an earlier call was interrupted in the middle of a pass.
             ConfigError: the numbers of prompts and parameters differ, or an adapter is asked for.
         """
         _check_lora(lora_request)
@@ -162,6 +163,8 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Return an iterator over what one prompt's completions have, after every step that emitted something.
+
+        Closing or dropping it aborts them.
 
         Raises:
             RequestError: the prompt cannot be served, or `best_of` asks for completions that only the end decides.
