@@ -1,14 +1,17 @@
 """Signals that come while something must not be left half done: their handlers run when it is done."""
 
-import _signal  # type: ignore[import-not-found]  # without the enumerations of `signal`, which take ten times as long
 import signal
-import threading
+
+# What `signal` wraps: its enumerations would take ten times as long.
+from _signal import getsignal  # type: ignore[import-not-found]
+from _signal import signal as install
 from collections.abc import Callable
+from threading import get_ident, main_thread
 from types import FrameType, TracebackType
 from typing import Any
 
-# Those whose handlers may raise: Ctrl-C, what ends a process, and what limits the time of a call.
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
+# Those whose handlers often raise: Ctrl-C, what ends a process, and what limits the time of a call.
+_NAMES = ("SIGINT", "SIGTERM", "SIGALRM")
 _NUMBERS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
 _AT_ONCE = int(signal.SIGINT)  # if it comes again: what the region waits for may never come
 _Handler = Callable[[int, FrameType | None], Any]
@@ -27,29 +30,29 @@ class Deferred:
         self._stand_in = self._wait  # one object, to be known again
 
     def __enter__(self) -> None:
-        if threading.get_ident() != threading.main_thread().ident:
+        if get_ident() != main_thread().ident:
             return
+        stand_in = self._stand_in
         for number in _NUMBERS:
-            handler = _signal.getsignal(number)
-            if callable(handler) and handler is not self._stand_in:
+            handler = getsignal(number)
+            if handler is not stand_in and callable(handler):
                 self._handlers[number] = handler
-                _signal.signal(number, self._stand_in)
+                install(number, stand_in)
         self._inside = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._inside or threading.get_ident() != threading.main_thread().ident:
+        if not self._inside or get_ident() != main_thread().ident:
             return
         self._inside = False  # from here on the stand-in passes signals on
-        handlers = dict(self._handlers)
-        for number, handler in handlers.items():
-            if _signal.getsignal(number) is self._stand_in:
-                _signal.signal(number, handler)
+        for number, handler in self._handlers.items():
+            if getsignal(number) is self._stand_in:
+                install(number, handler)
         if self._came:
             came, self._came = self._came, {}
             for number, frame in came.items():
-                handlers[number](number, frame)
+                self._handlers[number](number, frame)
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
         if self._inside and not (number == _AT_ONCE and number in self._came):

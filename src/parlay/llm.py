@@ -114,6 +114,7 @@ class LLM:
 
         Raises:
             RequestError: the only prompt cannot be served.
+            RankError: a further rank is lost, or an earlier call was interrupted in the middle of a pass.
             ConfigError: the numbers of prompts and parameters differ, or an adapter is asked for.
         """
         _check_lora(lora_request)

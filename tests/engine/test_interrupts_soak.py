@@ -1,4 +1,4 @@
-"""Hundreds of interrupts at random moments, each followed by a right answer, or an engine that says that it ends."""
+"""Hundreds of interrupts at random moments: the next answer is right, or the engine says that it ends."""
 
 import ctypes
 import os
@@ -6,8 +6,9 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -55,19 +56,16 @@ def by_thread() -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(Stop))
 
 
-@contextmanager
-def interrupted(how: Callable[[], None], seconds: float) -> Iterator[None]:
+def interrupt(work: Callable[[], Any], how: Callable[[], None], seconds: float) -> None:
+    """Do work that takes longer than so many seconds, after which it is interrupted."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     timer = threading.Timer(seconds, how)
-    timer.start()
-    try:
-        yield
+    with suppress(KeyboardInterrupt, Stop):
+        timer.start()
+        work()
         pytest.fail("the call was not interrupted")
-    except (KeyboardInterrupt, Stop):
-        pass
-    finally:
-        timer.join()
-        signal.signal(signal.SIGINT, before)
+    timer.join()
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("how", [by_signal, by_thread])
@@ -87,8 +85,7 @@ def test_any_moment(name: str, how: Callable[[], None]) -> None:
     while sum(ends.values()) < INTERRUPTS and time.monotonic() < until:
         prompts = [[rng.randrange(256) for _ in range(rng.randrange(1, 60))] for _ in range(rng.randrange(1, 6))]
         try:
-            with interrupted(how, LONGEST * rng.random()):
-                llm.generate(prompts, LONG, use_tqdm=False)
+            interrupt(partial(llm.generate, prompts, LONG, use_tqdm=False), how, LONGEST * rng.random())
             found = answers(llm)
         except RankError as error:
             ends["ended by RankError" if "start the engine again" in str(error) else str(error)] += 1

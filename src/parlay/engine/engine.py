@@ -258,11 +258,10 @@ class Engine:
                 for request in requests:
                     self._scheduler.add(request)
                 self._torn = False
+            return requests  # noqa: TRY300 - nothing may come between: the caller knows of them, or they are gone
         except BaseException:
             self.abort(*requests)
             raise
-        else:
-            return requests
 
     def _check_ids(self, name: str, tokens: Iterable[int]) -> None:
         token = max(tokens, default=0)
