@@ -1,6 +1,7 @@
 """Conversations in the form that their templates show: against transformers, given messages of that form by hand."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -23,7 +24,10 @@ from engine.chat_templates import (
     Message,
     reference,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
+from parlay import RequestError
 from parlay.text.chat import ChatOptions, render
 from parlay.text.template_runner import Runner
 from parlay.text.template_traits import traits_of
@@ -308,3 +312,42 @@ def test_what_is_given_is_left_as_it_was() -> None:
     for template in (GEMMA2, NEMO, QWEN35, GUARD):
         prompt(template, given, TOOLS)
     assert json.dumps(given) == before
+
+
+ODD: Any = st.sampled_from(
+    [None, "", "x", 3, [], {}, ["a"], "null", [{"type": "thinking", "thinking": None}], {"name": "f"}, TEXTS]
+)
+ODD_CALLS: Any = st.sampled_from(
+    [
+        [call(None), call("", "call_2")],
+        [{"id": 3, "function": {"name": "f"}}],
+        [{"function": "f"}],
+        [{"name": "f", "arguments": {}}],
+        [{"custom": 3}],
+        [{"id": None, "type": "custom", "custom": {"name": "f"}}],
+    ]
+)
+ODD_MESSAGES = st.lists(
+    st.builds(
+        lambda role, content, calls, more: {"role": role, "content": content, "tool_calls": calls, **more},
+        st.sampled_from(["system", "developer", "user", "assistant", "tool", "function", "critic"]),
+        st.sampled_from(["q", "", None]) | ODD,
+        st.none() | ODD_CALLS | ODD,
+        st.dictionaries(
+            st.sampled_from(["function_call", "tool_call_id", "name", "reasoning", "refusal"]), ODD, max_size=2
+        ),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(
+    st.sampled_from([GEMMA2, GUARD, LLAMA31, NAMED, NEMO, QWEN35, R1]),
+    ODD_MESSAGES,
+    st.sampled_from([None, TOOLS, [{"name": "f"}], [{"function": "f"}]]),
+    st.booleans(),
+)
+def test_odd_messages_are_rendered_or_refused(template: str, messages: Any, tools: Any, continued: bool) -> None:
+    with suppress(RequestError):
+        prompt(template, messages, tools, add_generation_prompt=not continued, continue_final_message=continued)

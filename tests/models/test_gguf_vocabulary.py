@@ -154,6 +154,18 @@ def test_what_frames_a_text_and_ends_an_answer(tmp_path: Path) -> None:
     assert codec.chat([{"role": "user", "content": "there"}]) == "hi <|system|>there"
 
 
+def test_named_templates_are_written_too(tmp_path: Path) -> None:
+    """Under the keys that llama.cpp's converter gives them."""
+    named = {"default": "D{{ messages[0].content }}", "tool_use": "T{{ tools }}", "rag": "R"}
+    templates = [{"name": name, "template": text} for name, text in named.items()]
+    keys = written(directory(tmp_path, tiny(), chat_template=templates))
+    assert keys["tokenizer.chat_template"] == named["default"]
+    assert keys["tokenizer.chat_template.tool_use"] == named["tool_use"]
+    assert keys["tokenizer.chat_templates"] == ["rag", "tool_use"]
+    codec = reread(tmp_path, keys)
+    assert {name: codec.template_for(name, tools=False) for name in codec.template_names} == named
+
+
 def swallow(tokenizer: Tokenizer) -> None:
     tokenizer.add_special_tokens([AddedToken("<|swallows|>", rstrip=True)])
 

@@ -94,7 +94,7 @@ def render(
         return runner.run(template, _variables(made, special, options))
     if messages[-1].get("content") is None:
         raise RequestError("continue_final_message needs a last message with content", param="continue_final_message")
-    content, final = _marked(made[-1]["content"])
+    content, final = _marked(made[-1]["content"] or "")
     text = runner.run(template, _variables([*made[:-1], {**made[-1], "content": content}], special, options))
     before, mark, after = text.rpartition(_MARK.strip())
     if not mark or final.strip() not in text:

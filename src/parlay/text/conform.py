@@ -149,7 +149,8 @@ def _short(called: str) -> str:
 def _formed(message: Message, form: CallForm) -> Message:
     if "tool_calls" not in message:
         return message
-    content = None if form.null and not _says(message) else message["content"]
+    null = form.null and message["role"] == "assistant" and not _says(message)
+    content = None if null else message["content"]
     return {**message, "content": content, "tool_calls": [_call(call, form) for call in message["tool_calls"]]}
 
 

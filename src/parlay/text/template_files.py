@@ -37,8 +37,7 @@ def read_templates(model: Path) -> dict[str, str]:
 
 def gguf_templates(file: GGUFFile) -> dict[str, str]:
     """Return the chat templates in a GGUF file by their names."""
-    names = dict.fromkeys((*file.texts(f"{_KEY}s"), WITH_TOOLS))
-    keys = {DEFAULT: _KEY, **{name: f"{_KEY}.{name}" for name in names}}
+    keys = {name: f"{_KEY}.{name}" for name in (*file.texts(f"{_KEY}s"), WITH_TOOLS)} | {DEFAULT: _KEY}
     return {name: file.text(key) for name, key in keys.items() if key in file}
 
 
