@@ -303,6 +303,18 @@ def test_a_format_that_cannot_call_says_so() -> None:
     assert permitted(made, '{"answer": "x"}')
 
 
+ODD = 'a"b\\ // # ::= \n \u00e9 \N{PARTY POPPER} \u2028 start: x'
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_any_text_may_stand_in_a_schema(name: str) -> None:
+    schema = {"type": "object", "properties": {ODD: {"const": ODD}}, "required": [ODD]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    value = json.dumps({ODD: ODD}, separators=(",", ":"), ensure_ascii=False)
+    assert permitted(form(name, tools=tools, tool_choice="required"), f'[{{"name":"f","arguments":{value}}}]')
+    assert permitted(form(name, tools=tools, response_format=by(schema)), value)
+
+
 def test_very_many_functions() -> None:
     big = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(200)}}
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": big}} for i in range(40)]

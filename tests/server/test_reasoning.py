@@ -60,6 +60,13 @@ def test_an_answer_without_the_first_mark(prompt: str, answer: str, reasoning: s
     assert split(R1, prompt, [answer[i : i + step] for i in range(0, len(answer), step)]) == (reasoning, text)
 
 
+@pytest.mark.parametrize("step", [1, 4, 100])
+def test_granites_other_spelling(step: int) -> None:
+    answer = "Here's my thought process: Here's an idea. Here's my response: 42."
+    pieces = [answer[i : i + step] for i in range(0, len(answer), step)]
+    assert split(GRANITE, "", pieces) == (" Here's an idea. ", "42.")
+
+
 LONG = "so it goes on, " * 200
 
 
@@ -75,6 +82,7 @@ LONG = "so it goes on, " * 200
         (R1, "", f"{LONG}</think>x"),
         (R1, "</think>", "x y z"),
         (GRANITE, "", f"Here is my thought process: {LONG} Here is my response: 42 and more"),
+        (GRANITE, "", "Here's my thought process: Hm. Here's my response: 42. Here is my response: 43"),
     ],
 )
 @given(data=st.data())
@@ -88,8 +96,12 @@ def test_tokens_of_reasoning_are_those_up_to_its_end(
     reader = ReasoningReader(marks, prompt, TOKENIZER)
     for i in range(1, len(known)):
         reader.feed(texts[i][len(texts[i - 1]) :], i + 1 == len(known), tokens[known[i - 1] : known[i]])
-    begun = prompt.strip() == marks.begin or answer.startswith(marks.begin) or (marks is R1 and not prompt)
-    ends = [k for k in range(len(tokens) + 1) if marks.end in TOKENIZER.decode(tokens[:k])][:1] if begun else []
+    begun = prompt.strip() == marks.begin or answer.startswith(marks.begins) or (marks is R1 and not prompt)
+    ends = (
+        [k for k in range(len(tokens) + 1) if any(m in TOKENIZER.decode(tokens[:k]) for m in marks.ends)][:1]
+        if begun
+        else []
+    )
     assert reader.tokens == (ends[0] if ends else len(tokens) if begun else 0)
 
 

@@ -29,7 +29,7 @@ def notation(asked: StructuredOutputsParams) -> str:
 
     if asked.json is not None or asked.json_object:
         schema = json.loads(str(asked.json)) if asked.json is not None else {"type": "object"}
-        return _jsonnotation(check_schema(schema), asked.space)
+        return _json_notation(check_schema(schema), asked.space)
     if asked.choice is not None:
         return str(LLMatcher.grammar_from_regex("|".join(_literal(option) for option in asked.choice)))
     if asked.regex is not None:
@@ -37,7 +37,7 @@ def notation(asked: StructuredOutputsParams) -> str:
     return str(LLMatcher.grammar_from_lark(any_to_lark(str(asked.grammar))))
 
 
-def _jsonnotation(schema: dict[str, Any], space: Mapping[str, Any]) -> str:
+def _json_notation(schema: dict[str, Any], space: Mapping[str, Any]) -> str:
     from llguidance import LLMatcher
 
     text = json.dumps(schema, ensure_ascii=False)  # which may have any number
@@ -53,7 +53,7 @@ def fault(schema: dict[str, Any]) -> str:
     def work() -> None:
         try:
             with COMPILING:
-                grammar = _jsonnotation(schema, {})
+                grammar = _json_notation(schema, {})
                 matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits())
                 found.append(matcher.get_error() or dead_end(matcher))
         except Exception as error:  # the library raises bare Exception

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from parlay.errors import RequestError, shown
 from parlay.sampling.patterns import without_assertions
 from parlay.sampling.pointer import resolve
 from parlay.sampling.reduced import Doubt, Dropped, Path, Reduced
@@ -60,7 +61,11 @@ _COMPARED, _ALIKE = 32, 0.86  # unknown keywords that are compared with known on
 
 
 def reduce(schema: Mapping[str, Any]) -> Reduced:
-    """Return a schema without what is known not to be enforced, and with doubts that remain; see `Reduced.settle`."""
+    """Return a schema without what is known not to be enforced, and with doubts that remain; see `Reduced.settle`.
+
+    Raises:
+        RequestError: a reference leads nowhere.
+    """
     return _Reduction(schema).result()
 
 
@@ -71,6 +76,7 @@ class _Reduction:
         self._seen: set[Path] = set()
         self._refs: list[str] = []
         self._compared = 0  # unknown keywords
+        self._inner_roots = False  # whether some references begin at an inner schema
 
     def result(self) -> Reduced:
         found = self._found
@@ -82,6 +88,8 @@ class _Reduction:
                 target = resolve(self._root, ref)
                 if isinstance(target, dict | bool):
                     self._place(path, self._part(target, path))
+                elif target is None and len(path) > 1 and not self._inner_roots:
+                    raise RequestError(f"there is nothing in the JSON schema where {shown(ref)} leads")
         return found
 
     def _place(self, path: Path, part: Any) -> None:
@@ -106,6 +114,7 @@ class _Reduction:
     def _part(self, schema: Any, at: Path) -> Any:
         """Return a subschema without what is not enforced."""
         self._seen.add(at)
+        self._inner_roots |= len(at) > 1 and isinstance(schema, Mapping) and not {"$id", "id"}.isdisjoint(schema)
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):

@@ -73,6 +73,8 @@ class Reduced:
     def settle(self, fault: Callable[[dict[str, Any]], str]) -> str:
         """Drop the constraints which the compiler refuses; return what is wrong even without them, or nothing.
 
+        Without doubts nothing is compiled.
+
         Args:
             fault: compiles a schema, and returns what is wrong with it; empty if nothing.
         """
@@ -107,9 +109,8 @@ class Reduced:
             doubt.choose(len(doubt.options) - 1)
             self.dropped.append(Dropped(doubt.path))
 
-        trouble = fault(self.schema)
-        if not self.doubts or not trouble:
-            return trouble
+        if not self.doubts or not fault(self.schema):
+            return ""
         for doubt in self.doubts:
             doubt.choose(len(doubt.options) - 1)
         if trouble := fault(self.schema):

@@ -1,6 +1,7 @@
 """The form of a chat's answer: what `response_format`, `tools` and `tool_choice` make of it together."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,8 +110,8 @@ def form_of(
         schema = made.parameters(tools.named)
         form = Form({"json": schema, "disable_any_whitespace": True}, style)
     elif tools.mode == "required":
-        rules = forced([*tools.parameters], tools.several)
-        form = Form({"grammar": made.grammar("start: calls", rules, _COMPACT)}, style)
+        rules, schemas = forced([*tools.parameters], tools.several), made.enforced()
+        form = Form({"grammar": _grammar("start: calls", rules, schemas, _COMPACT)}, style)
     else:
         assert wanted is not None
         sent, strict = wanted
@@ -160,7 +161,8 @@ def _either(
         return f"<[{number}]>"
 
     bare = style.bare if any_object or _never_has(schema, "name") else None
-    rules = (bare or style.grammar)(made.enforced(), mark, made.tools.several)
+    schemas = made.enforced()
+    rules = (bare or style.grammar)(schemas, mark, made.tools.several)
     if not rules:
         made.dropped.append(
             f"{made.names.format}: no tool can be called beside it, since their names are no identifiers"
@@ -169,7 +171,7 @@ def _either(
     space = {"whitespace_pattern": SPACE}
     answer = f"start: calls | answer\nanswer: %json {_line({**schema, 'x-guidance': space})}"
     calls = style if any_object or bare or not style.marks else replace(style, openers="")
-    return Form({"grammar": made.grammar(answer, rules, space)}, calls, alone=True, special=special)
+    return Form({"grammar": _grammar(answer, rules, schemas, space)}, calls, alone=True, special=special)
 
 
 def _never_has(schema: Mapping[str, Any], name: str) -> bool:
@@ -202,8 +204,9 @@ class _Making:
         return self.schema(schema, where, name in self.strict, "tools")
 
     def enforced(self) -> dict[str, Any]:
-        """Return the schemas of all functions' arguments; any object where there are very many."""
-        few = sum(len(_line(schema)) for schema in self.tools.parameters.values()) <= _MANY
+        """Return the schemas of all functions' arguments; any object where the model chooses from very many."""
+        size = sum(len(_line(schema)) for schema in self.tools.parameters.values())
+        few = self.tools.mode == "required" or size <= _MANY
         return {
             name: self.parameters(name) if few or name in self.strict else {"type": "object"}
             for name in self.tools.parameters
@@ -226,16 +229,18 @@ class _Making:
         self.dropped.extend(f"{where}: {one}" for one in dropped)
         return dict(json.loads(closed(_line(served)))) if self.asked.disable_additional_properties else served
 
-    def grammar(self, start: str, rules: list[str], space: Mapping[str, Any]) -> str:
-        """Return a grammar with the functions' arguments."""
-        schemas = [{**schema, "x-guidance": space} for schema in self.enforced().values()]
-        return "\n".join([start, *(f"a{i}: %json {_line(one)}" for i, one in enumerate(schemas)), *rules])
-
     def told(self) -> tuple[str, ...]:
         """Return warnings about what is not enforced."""
         told = list(dict.fromkeys(self.dropped))
         more = len(told) - _MOST_NAMED
         return (*told[:_MOST_NAMED], *([f"{more} further keywords are not enforced"] if more > 0 else []))
+
+
+def _grammar(start: str, rules: list[str], schemas: Mapping[str, Any], space: Mapping[str, Any]) -> str:
+    """Return a grammar with the functions' arguments, as far as the rules have them in JSON."""
+    used = set(re.findall(r"\ba[0-9]+\b", " ".join(rules)))
+    arguments = (f"a{i}: %json {_line({**one, 'x-guidance': space})}" for i, one in enumerate(schemas.values()))
+    return "\n".join([start, *(rule for rule in arguments if rule.partition(":")[0] in used), *rules])
 
 
 def _line(schema: Mapping[str, Any]) -> str:

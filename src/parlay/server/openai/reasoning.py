@@ -20,19 +20,35 @@ class Marks:
         begin, end: the marks.
         special: whether they are special tokens, which a text has only if asked for.
         begun: whether an answer begins with reasoning even where the first mark is missing.
+        variants: further spellings of both marks.
     """
 
     begin: str
     end: str
     special: bool = False
     begun: bool = False
+    variants: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """All spellings of the first mark."""
+        return (self.begin, *(begin for begin, _ in self.variants))
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """All spellings of the last mark."""
+        return (self.end, *(end for _, end in self.variants))
 
 
 _THINK = Marks("<think>", "</think>")
 MARKS: dict[str, Marks | None] = {
     "none": None,
     "deepseek_r1": Marks("<think>", "</think>", begun=True),
-    "granite": Marks("Here is my thought process:", "Here is my response:"),
+    "granite": Marks(
+        "Here is my thought process:",
+        "Here is my response:",
+        variants=(("Here's my thought process:", "Here's my response:"),),  # quantised models write it so
+    ),
     "mistral": Marks("[THINK]", "[/THINK]", special=True),
     "qwen3": _THINK,
 }
@@ -74,9 +90,9 @@ class ReasoningReader:
         self._tokens: list[int] = []  # up to the end of the reasoning
         before = prompt.rstrip()
         self._state = "undecided"
-        if before.endswith(marks.begin):
+        if before.endswith(marks.begins):
             self._state = "reasoning"
-        elif marks.begun and before.endswith(marks.end):
+        elif marks.begun and before.endswith(marks.ends):
             self._state = "answer"
 
     @property
@@ -98,41 +114,44 @@ class ReasoningReader:
             self._tokens += tokens
         if self._state == "undecided":
             begun = self._text.lstrip()
-            if begun.startswith(self._marks.begin):
-                self._state, self._text = "reasoning", begun.removeprefix(self._marks.begin)
-            elif not finished and self._marks.begin.startswith(begun):
+            opened = next((mark for mark in self._marks.begins if begun.startswith(mark)), None)
+            if opened is not None:
+                self._state, self._text = "reasoning", begun.removeprefix(opened)
+            elif not finished and any(mark.startswith(begun) for mark in self._marks.begins):
                 return "", ""
             elif self._marks.begun:
                 self._state = "reasoning"
             else:
                 self._state, self._tokens = "answer", []
         if self._state == "reasoning":
-            reasoning, mark, rest = self._text.partition(self._marks.end)
+            cuts = [self._text.partition(mark) for mark in self._marks.ends]
+            reasoning, mark, rest = min(cuts, key=lambda cut: len(cut[0]))
             if mark:
                 del self._tokens[self._end() :]
                 self._state, self._text = "answer", rest.lstrip()
                 self._leading = not self._text
                 return reasoning, self._take()
-            held = 0 if finished else _overlap(reasoning, self._marks.end)
+            held = 0 if finished else max(_overlap(reasoning, mark) for mark in self._marks.ends)
             reasoning, self._text = reasoning[: len(reasoning) - held], reasoning[len(reasoning) - held :]
             return reasoning, ""
         return reasoning, self._take()
 
     def _end(self) -> int:
         """Return how many of the tokens there are up to the one that completes the last mark."""
-        tokens, mark = self._tokens, self._marks.end
+        tokens, longest = self._tokens, max(map(len, self._marks.ends))
         for begin in range(0, len(tokens), _STRIDE):
-            window = tokens[max(0, begin - len(mark)) : begin + _STRIDE]  # a token has at least one byte of the mark
+            window = tokens[max(0, begin - longest) : begin + _STRIDE]  # a token has a character at least
             if self._has(window):
                 low, high = 1, len(window)
                 while low < high:  # the fewest tokens that have the mark
                     middle = (low + high) // 2
                     low, high = (low, middle) if self._has(window[:middle]) else (middle + 1, high)
-                return max(0, begin - len(mark)) + low
+                return max(0, begin - longest) + low
         return len(tokens)
 
     def _has(self, tokens: list[int]) -> bool:
-        return self._marks.end in self._tokenizer.decode(tokens, skip_special_tokens=False)
+        text = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return any(mark in text for mark in self._marks.ends)
 
     _leading = False  # whether line ends between reasoning and answer may still come
 

@@ -26,7 +26,7 @@ _PYTHON = (
 
 def literal(text: str) -> str:
     """Return a text as a grammar has it."""
-    return json.dumps(text)
+    return json.dumps(text, ensure_ascii=False)
 
 
 def forced(names: Sequence[str], several: bool) -> list[str]:
