@@ -40,10 +40,10 @@ def check_vocabulary(draft: ModelConfig, target: ModelConfig) -> None:
             f"the draft model {draft.path} has {draft.vocab_size} tokens but the target {target.path} has "
             f"{target.vocab_size}; a draft model must share the target's vocabulary"
         )
-    files = [tokenizer_file(config.path) for config in (draft, target)]
-    if not all(file.is_file() for file in files) or filecmp.cmp(*files, shallow=False):
+    own, other = tokenizer_file(draft.path), tokenizer_file(target.path)
+    if not own.is_file() or not other.is_file() or filecmp.cmp(own, other, shallow=False):
         return
-    ours, theirs = (_texts(read_tokenizer(file)) for file in files)
+    ours, theirs = _texts(read_tokenizer(own)), _texts(read_tokenizer(other))
     if any(theirs.get(token, text) != text for token, text in ours.items()):
         raise ModelError(
             f"the draft model {draft.path} gives other ids to tokens than the target {target.path}; "
