@@ -110,7 +110,7 @@ def test_what_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for call in calls:
         assert call["name"] == "owner/model"
         assert (call["revision"], call["token"], call["cache_dir"]) == ("v1", "secret", "/cache")
-        assert {"*.json", "*.jinja"} <= set(call["allow_patterns"])
+        assert {"*.json", "*.jinja", "merges.txt", "tokenizer.model", "*.tiktoken"} <= set(call["allow_patterns"])
         assert call["ignore_patterns"] == ["*/*", "consolidated*"]
 
 
