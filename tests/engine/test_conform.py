@@ -351,3 +351,12 @@ ODD_MESSAGES = st.lists(
 def test_odd_messages_are_rendered_or_refused(template: str, messages: Any, tools: Any, continued: bool) -> None:
     with suppress(RequestError):
         prompt(template, messages, tools, add_generation_prompt=not continued, continue_final_message=continued)
+
+
+def test_calls_of_a_system_and_going_on_with_calls() -> None:
+    """Of a template that shows calls beside null alone."""
+    odd = {"role": "system", "content": None, "tool_calls": [call("{}")]}
+    assert "Rule." in prompt(R1, [odd, SYSTEM, *HISTORY])
+    with suppress(RequestError):
+        last = calls(CUT, content="")
+        prompt(R1, [*HISTORY, ANSWER, last], add_generation_prompt=False, continue_final_message=True)
