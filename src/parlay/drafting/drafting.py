@@ -162,6 +162,10 @@ class Drafting:
             longest = min(longest, self._bound)
         return min(longest, request.remaining - 1, self._longest_text - len(request.tokens))
 
+    def begin_step(self, emitting: int) -> None:
+        """Set what drafts are limited to where so many requests emit at once."""
+        self._bound = self._most_nodes(emitting)
+
     def prepare(
         self, requests: Sequence[Drafted], emitting: int, rows: int, keys: int, room: int, *, waiting: bool = False
     ) -> None:
@@ -178,7 +182,8 @@ class Drafting:
         Raises:
             SpanError: as `draft`.
         """
-        self._bound, self._steps = self._most_nodes(emitting), self._steps + 1
+        self.begin_step(emitting)
+        self._steps += 1
         self._calibration.step = self._steps
         step = self.step = Notes(emitting, offered=bool(requests))
         control, device = self.controller, self._device
