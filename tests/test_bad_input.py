@@ -105,6 +105,7 @@ def test_bad_options(corrupt: str, options: dict[str, Any], match: str) -> None:
         ("{", "not valid JSON"),
         ("3", "must be a mapping"),
         ([3], "must be a mapping"),
+        ({"method": "ngram", "num_speculative_tokens": 2**63 - 1}, "num_speculative_tokens must be at most 4096"),
     ],
     ids=str,
 )

@@ -1,6 +1,7 @@
 """The environment: read in one place, forgiving about nonsense where a default is safe."""
 
 import logging
+import os
 import platform
 import subprocess
 import sys
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from parlay import ConfigError, env
-from parlay.errors import nearest
+from parlay import LLM, ConfigError, env
+from parlay.errors import CapacityError, nearest
 from parlay.kernels.select import select_kernels
 from parlay.proposers.select import proposers
 
@@ -137,3 +138,21 @@ def test_the_folder_is_the_list() -> None:
 )
 def test_nearest(name: str, known: list[str], expected: str) -> None:
     assert nearest(name, known) == expected
+
+
+@pytest.mark.parametrize("left", [0, 100 << 20, 1 << 30])
+def test_a_limit_on_addresses_counts(monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+    """As that of `ulimit -v`."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(env.resource, "getrlimit", lambda which: (taken + left, taken + left))
+    assert env.available_memory() <= left + (1 << 20)
+    assert env.available_memory() >= min(left, 1 << 26) - (1 << 25)
+
+
+def test_memory_that_runs_out_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("parlay.llm.Engine", full)
+    with pytest.raises(CapacityError, match="memory ran out while the model was loaded"):
+        LLM("tiny-code")

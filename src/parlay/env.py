@@ -20,6 +20,7 @@ Variables of other libraries that may alter the bits of their results are read t
 
 import os
 import platform
+import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -217,7 +218,7 @@ def available_memory() -> int:
     Raises:
         ConfigError: PARLAY_MEMORY is no number of bytes.
     """
-    return min(_available_on_machine(), control_groups.available_memory(), _memory())
+    return min(_available_on_machine(), control_groups.available_memory(), _available_addresses(), _memory())
 
 
 def _memory() -> int:
@@ -227,6 +228,17 @@ def _memory() -> int:
     if not (asked.isascii() and asked.isdigit() and len(asked) < 19 and int(asked) > 0):
         raise ConfigError(f"PARLAY_MEMORY must be a number of bytes above 0, not {shown(asked)}")
     return int(asked)
+
+
+def _available_addresses() -> int:
+    """Return what the limit of `ulimit -v` leaves."""
+    try:
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError):
+        return sys.maxsize
+    taken = pages * os.sysconf("SC_PAGE_SIZE")
+    return sys.maxsize if most == resource.RLIM_INFINITY else max(0, most - taken)
 
 
 def _available_on_machine() -> int:

@@ -14,7 +14,7 @@ from parlay.config.speculative import DEFAULT, Speculation
 from parlay.engine.engine import Engine
 from parlay.engine.exclusive import Exclusive
 from parlay.engine.request import Request, best
-from parlay.errors import ConfigError, RequestError, shown
+from parlay.errors import CapacityError, ConfigError, RequestError, shown
 from parlay.metrics import Metric, metrics_of
 from parlay.text.chat import ChatOptions
 from parlay.text.tokenizer_view import TokenizerView
@@ -57,7 +57,15 @@ class LLM:
         config = EngineConfig.parse({"model": fspath(model) if isinstance(model, PathLike) else model, **options})
         speculative = SpeculativeConfig.parse(speculative_config)
         with loading_bar(show=config.use_tqdm_on_load and sys.stderr.isatty()) as tell:
-            self.engine = Engine(config, speculative, tell)
+            try:
+                self.engine = Engine(config, speculative, tell)
+            except MemoryError as error:
+                if isinstance(error, CapacityError):
+                    raise
+                raise CapacityError(
+                    "memory ran out while the model was loaded; take a smaller one, or lower kv_cache_memory or a "
+                    "limit such as that of `ulimit -v`"
+                ) from error
         self._alone = Exclusive()  # for whatever uses the engine
         self._left = deque[list[Request]]()  # requests of iterators that were left
 

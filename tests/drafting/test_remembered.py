@@ -1,6 +1,7 @@
 """What steps cost is remembered, and nothing that is damaged or from elsewhere is believed."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,14 @@ def test_only_so_many_files_are_kept(tmp_path: Path) -> None:
     for i in range(70):
         CostFile(f"model{i}", 1, tmp_path).write(COSTS)
     assert len(list(tmp_path.glob("*.json"))) == 64
+
+
+def test_what_two_processes_save_at_once_is_all_kept(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        saved = [
+            pool.submit(CostFile("target", 1, tmp_path).write, Costs(drafting={f"head {i}": {1: 0.001}}))
+            for i in range(24)
+        ]
+        for one in saved:
+            one.result()
+    assert len(CostFile("target", 1, tmp_path).read().drafting) == 24

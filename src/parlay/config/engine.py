@@ -16,6 +16,7 @@ Quantization = Literal[
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 _HIGHEST = (1 << 63) - 1
+_MOST = (1 << 24) - 1  # requests, tokens or blocks at once: what tables of 32 bits hold many times over
 MOST_RANKS = 64  # of one machine
 _LOWEST_SEED, _HIGHEST_SEED = -(1 << 63), (1 << 64) - 1
 
@@ -118,8 +119,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {shown(value)}")
-            if value is not None and value > _HIGHEST:
-                raise ConfigError(f"{name} must be at most {_HIGHEST}, not {shown(value)}")
+            most = _MOST if name in ("max_num_seqs", "max_num_batched_tokens") else _HIGHEST
+            if value is not None and value > most:
+                raise ConfigError(f"{name} must be at most {most}, not {shown(value)}")
         names = ("model", "tokenizer", "revision", "tokenizer_revision", "hf_token", "download_dir")
         for name in names:
             if getattr(self, name) == "":

@@ -16,6 +16,7 @@ AUTO = "auto"
 LENGTHS = ("goodput", "latency", "fixed")
 TREES = ("auto", "off")
 MOST_WIDTH, MOST_DEPTH = 16, 16  # of a tree
+_MOST_NODES = 4096  # of a draft
 
 _JSON_WORDS = ("null", "true", "false")
 _EXAMPLE = "{'method': 'ngram'}"
@@ -250,6 +251,8 @@ def _check_length(k: object) -> None:
             f"num_speculative_tokens must be an integer of at least 1, not {shown(k)}; "
             "to decode plainly write the method 'none'"
         )
+    if isinstance(k, int) and k > _MOST_NODES:
+        raise ConfigError(f"num_speculative_tokens must be at most {_MOST_NODES}, not {shown(k)}")
 
 
 def _check_ranges(ranges: Sequence[tuple[int, int, int]]) -> None:

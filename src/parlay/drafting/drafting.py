@@ -193,6 +193,10 @@ class Drafting:
             longest = min(longest, self._bound)
         return min(longest, request.remaining - 1, self._longest_text - len(request.tokens))
 
+    def begin_step(self, emitting: int) -> None:
+        """Set what drafts are limited to where so many requests emit at once."""
+        self._bound = self._most_nodes(emitting)
+
     @harmless(lambda: None)
     def prepare(
         self, requests: Sequence[Drafted], emitting: int, rows: int, keys: int, room: int, *, waiting: bool = False
@@ -207,7 +211,8 @@ class Drafting:
             room: most rows for drafts; without a controller each request has an equal share.
             waiting: whether further requests are queued.
         """
-        self._bound, self._steps = self._most_nodes(emitting), self._steps + 1
+        self.begin_step(emitting)
+        self._steps += 1
         if self._mishaps.given_up:
             self.step = Notes(emitting)
             return

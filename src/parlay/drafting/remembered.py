@@ -4,8 +4,11 @@ One small JSON file for each target, machine and number of threads. If it is mis
 are measured anew.
 """
 
+import fcntl
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import isfinite
@@ -85,23 +88,38 @@ class CostFile:
         """Save what is known, keeping what is known of other proposers."""
         if self._file is None:
             return
+        with _alone(self._file):
+            self._write(self._file, costs)
+
+    def _write(self, file: Path, costs: Costs) -> None:
         others = self.read()
         drafting, chances = others.drafting | costs.drafting, others.chances | costs.chances
         whole: dict[str, Any] = {"key": self._key, "steps": costs.steps, "drafting": drafting, "chances": chances}
         written: Path | None = None
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._file.parent, suffix=".new", delete=False) as new:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".new", delete=False) as new:
                 written = Path(new.name)
                 json.dump(whole, new)
-            written.replace(self._file)
-            files = sorted(self._file.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
-            for file in files[:-_FILES]:
-                file.unlink(missing_ok=True)
+            written.replace(file)
+            files = sorted(file.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)
+            for one in files[:-_FILES]:
+                one.unlink(missing_ok=True)
         except OSError as error:
-            logger.debug("costs: %s cannot be written (%s)", self._file, error)
+            logger.debug("costs: %s cannot be written (%s)", file, error)
             if written is not None:
                 written.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Let one process at a time read and write the files of a folder, where it can be locked."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((file.parent / "lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _seconds(value: object) -> float:

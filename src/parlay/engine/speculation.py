@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -181,6 +182,12 @@ def make_drafting(
     )
 
 
+def _identity(model: object) -> str:
+    """Return what a proposer's model is called however its path was typed."""
+    path = Path(str(model)).expanduser()
+    return str(path.resolve() if path.exists() else model)
+
+
 def _controller(
     config: SpeculativeConfig,
     methods: tuple[Method, ...],
@@ -200,7 +207,7 @@ def _controller(
         logger.info("timed passes in %.2f s; ms by rows: %s", perf_counter() - began, table)
     name, length = next(((m.name, m.length) for m in methods if isinstance(m.proposer, DeviceProposer)), ("", 0))
     models = [one.options["model"] for one in (config, *config.several) if "model" in one.options]
-    name = f"{name} {next(iter(models), None)}" if name else ""
+    name = f"{name} {_identity(next(iter(models), None))}" if name else ""
 
     def keep(cost: StepCost, ahead: DeviceLengths) -> None:
         times = ahead.times.known if name else {}
