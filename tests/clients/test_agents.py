@@ -1,6 +1,8 @@
 """Frameworks for agents, unchanged: loops of three turns with a tool, streaming and not."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -207,57 +209,57 @@ def test_openai_agents_with_a_form_of_the_last_answer(url: str, protocol: str, s
     assert isinstance(result.final_output, Report)
 
 
-@pytest.mark.parametrize("protocol", ["responses", "chat"])
-@pytest.mark.parametrize("output", ["tool", "native", "prompted set"])
-def test_pydantic_ai(url: str, protocol: str, output: str) -> None:
-    from pydantic_ai import Agent, NativeOutput, ToolOutput
+@asynccontextmanager
+async def pydantic_model(url: str, protocol: str) -> AsyncIterator[Any]:
+    from openai import AsyncOpenAI
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    provider = OpenAIProvider(base_url=url, api_key="any")
     kind: Any = OpenAIResponsesModel if protocol == "responses" else OpenAIChatModel
-    kinds: dict[str, Any] = {
-        "tool": ToolOutput(Report),
-        "native": NativeOutput(Report),
-        "prompted set": ToolOutput(set[City]),
-    }
-    agent: Any = Agent(
-        kind("tiny-code", provider=provider),
-        output_type=kinds[output],
-        instructions="Answer.",
-        model_settings={"temperature": 1.0, "max_tokens": 400, "seed": 3},
-        retries=3,
-    )
-    result = asyncio.run(agent.run("How is the weather in Paris?"))
-    assert isinstance(result.output, set if output == "prompted set" else Report)
+    async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
+        yield kind("tiny-code", provider=OpenAIProvider(openai_client=client))
+
+
+@pytest.mark.parametrize("protocol", ["responses", "chat"])
+@pytest.mark.parametrize("output", ["tool", "native", "set"])
+def test_pydantic_ai(url: str, protocol: str, output: str) -> None:
+    from pydantic_ai import Agent, NativeOutput, ToolOutput
+
+    kinds: dict[str, Any] = {"tool": ToolOutput(Report), "native": NativeOutput(Report), "set": ToolOutput(set[City])}
+
+    async def main() -> Any:
+        async with pydantic_model(url, protocol) as model:
+            settings: Any = {"temperature": 1.0, "max_tokens": 400, "seed": 3}
+            agent: Any = Agent(model, output_type=kinds[output], model_settings=settings, retries=3)
+            return await agent.run("How is the weather in Paris?")
+
+    assert isinstance(asyncio.run(main()).output, set if output == "set" else Report)
 
 
 @pytest.mark.parametrize("protocol", ["responses", "chat"])
 def test_pydantic_ai_calls_a_tool_beside_a_form(url: str, protocol: str) -> None:
     from pydantic_ai import Agent, NativeOutput
-    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-    from pydantic_ai.providers.openai import OpenAIProvider
-
-    kind: Any = OpenAIResponsesModel if protocol == "responses" else OpenAIChatModel
-    agent: Any = Agent(
-        kind("tiny-code", provider=OpenAIProvider(base_url=url, api_key="any")), output_type=NativeOutput(Report)
-    )
-    asked: list[str] = []
-
-    @agent.tool_plain
-    def weather(city: City) -> str:
-        """The weather in a city."""
-        asked.append(city)
-        return "sunny"
-
-    settings = {"temperature": 0.0, "max_tokens": 400, "extra_body": begins("<")}
     from pydantic_ai.exceptions import UsageLimitExceeded
     from pydantic_ai.usage import UsageLimits
 
+    asked: list[str] = []
+
+    async def main(first: str, **limits: Any) -> Any:
+        async with pydantic_model(url, protocol) as model:
+            agent: Any = Agent(model, output_type=NativeOutput(Report))
+
+            @agent.tool_plain
+            def weather(city: City) -> str:
+                """The weather in a city."""
+                asked.append(city)
+                return "sunny"
+
+            settings = {"temperature": 0.0, "max_tokens": 400, "extra_body": begins(first)}
+            return await agent.run("Paris?", model_settings=settings, **limits)
+
     with pytest.raises(UsageLimitExceeded):  # it calls for ever
-        asyncio.run(agent.run("Paris?", model_settings=settings, usage_limits=UsageLimits(request_limit=2)))
+        asyncio.run(main("<", usage_limits=UsageLimits(request_limit=2)))
     assert asked
     called = len(asked)
-    settings["extra_body"] = begins("{")
-    result = asyncio.run(agent.run("Paris?", model_settings=settings))
-    assert (len(asked), type(result.output)) == (called, Report)
+    assert isinstance(asyncio.run(main("{")).output, Report)
+    assert len(asked) == called

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal
@@ -33,7 +32,6 @@ class Names(BaseModel):
 class Identified(BaseModel):
     id: UUID
     other: UUID4 | None = None
-    day: date
 
 
 class Odd(BaseModel):
