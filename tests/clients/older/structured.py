@@ -35,7 +35,6 @@ class Identified(BaseModel):
 
 
 class Odd(BaseModel):
-    path: Annotated[Path, Field(max_length=3)]
     secret: Annotated[SecretStr, Field(max_length=3)]
     key: Literal["x"] = Field(json_schema_extra={"example": "x", "ui:widget": "text", "nullable": False})
 
@@ -54,6 +53,7 @@ class Refused(BaseModel):
     """Types whose values a random model hardly ever fills in right: it is enough that they are served."""
 
     address: IPvAnyAddress
+    path: Path
     data: Annotated[Base64Bytes, Field(max_length=4)]
     text: Json
 
