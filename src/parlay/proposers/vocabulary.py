@@ -41,7 +41,7 @@ def check_vocabulary(draft: ModelConfig, target: ModelConfig) -> None:
             f"{target.vocab_size}; a draft model must share the target's vocabulary"
         )
     files = [tokenizer_file(config.path) for config in (draft, target)]
-    if not all(file.is_file() for file in files) or filecmp.cmp(*files, shallow=False):
+    if not all(file.is_file() for file in files) or filecmp.cmp(files[0], files[1], shallow=False):
         return
     ours, theirs = (_texts(read_tokenizer(file)) for file in files)
     if any(theirs.get(token, text) != text for token, text in ours.items()):
