@@ -183,19 +183,15 @@ class Drafting:
         device = self._device if request.drafting.device else None
         return device.states(request) if device and device.next_length and self.limit(request) > 0 else 0
 
-    def limit(self, request: Drafted) -> int:
-        """How many nodes a draft may have; 0 or less for none."""
+    def limit(self, request: Drafted, emitting: int | None = None) -> int:
+        """How many nodes a draft may have where so many requests emit, or as many as last; 0 or less: none."""
         if self._mishaps.given_up:
             return 0
-        state = request.drafting
+        state, bound = request.drafting, self._bound if emitting is None else self._most_nodes(emitting)
         longest = state.longest if state.prediction is None else within(request, self._longest)
-        if self._bound is not None and own_bound(request) is None:
-            longest = min(longest, self._bound)
+        if bound is not None and own_bound(request) is None:
+            longest = min(longest, bound)
         return min(longest, request.remaining - 1, self._longest_text - len(request.tokens))
-
-    def begin_step(self, emitting: int) -> None:
-        """Set what drafts are limited to where so many requests emit at once."""
-        self._bound = self._most_nodes(emitting)
 
     @harmless(lambda: None)
     def prepare(
@@ -211,8 +207,7 @@ class Drafting:
             room: most rows for drafts; without a controller each request has an equal share.
             waiting: whether further requests are queued.
         """
-        self.begin_step(emitting)
-        self._steps += 1
+        self._bound, self._steps = self._most_nodes(emitting), self._steps + 1
         if self._mishaps.given_up:
             self.step = Notes(emitting)
             return

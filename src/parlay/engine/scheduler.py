@@ -219,8 +219,7 @@ class Scheduler:
         """Yield the spans, with drafts where rows and blocks are left: to each request an equal share."""
         most = self._config.max_num_batched_tokens
         emitting = [r for r, (known, _) in rows.items() if known == r.gap]
-        self.drafting.begin_step(len(emitting))
-        sharing = dict.fromkeys(r for r in emitting if self.drafting.limit(r) > 0)
+        sharing = dict.fromkeys(r for r in emitting if self.drafting.limit(r, len(emitting)) > 0)
         drafting, left = len(sharing), self._left
         keys = sum(r.computed + known for r, (known, _) in rows.items())
         waiting = bool(self._waiting)
