@@ -1,7 +1,7 @@
-"""The README's picture: an answer in the colours of who guessed each token, as SVG.
+"""The README's picture: an answer in the colours of who drafted each token, as SVG.
 
-`python scripts/picture.py` writes docs/figures/answer.svg with SmolLM2 and its EAGLE-3 head; both have other names by
-flags. The text is the model's own whatever is guessed, the colours depend on what pays on the machine.
+`python scripts/picture.py` writes answer.svg with SmolLM2 and its EAGLE-3 head; all three have other names by flags.
+The README's own is written with `--output docs/figures/answer.svg`. The text is the model's own whatever is guessed, the colours depend on what pays on the machine.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--head", default=str(ROOT / "heads" / "smollm2-eagle3"))
     parser.add_argument("--question", default=QUESTION)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "figures" / "answer.svg")
+    parser.add_argument("--output", type=Path, default=Path("answer.svg"))
     options = parser.parse_args()
     llm = LLM(options.model, max_model_len=1024, speculative_config={"method": "auto", "model": options.head})
     params = SamplingParams(temperature=0, max_tokens=160)

@@ -8,7 +8,7 @@ from pathlib import Path
 from widening.heads import widen_all
 from widening.model import Shape
 
-from parlay.cli.report import count, progress, report
+from parlay.cli.report import add_json_flag, count, progress, report
 from parlay.errors import ParlayError
 
 _COLUMNS = {
@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         default = None if one.default is MISSING else one.default
         flag = "--" + one.name.replace("_", "-")
         add(flag, type=count, default=default, help=f"of the wide model (default: {default})")
+    add_json_flag(parser)
     options = parser.parse_args(arguments)
     shape = Shape(**{one.name: getattr(options, one.name) for one in fields(Shape)})
     try:
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ParlayError as error:
         print(f"widen: {error}", file=sys.stderr)
         return 2
-    report(rows, _COLUMNS)
+    report(options, rows, _COLUMNS)
     for obstacle in (obstacle for row in rows for obstacle in row["obstacles"]):
         print(f"bits may differ: {obstacle}", file=sys.stderr)
     return 0

@@ -1,27 +1,23 @@
-"""How a model's authors would sample from it: `generation_config.json`, a GGUF file's metadata, or a short name."""
+"""How a model's authors would sample from it: `generation_config.json`, or the metadata of a GGUF file."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from parlay.checkpoints.files import read_json
 from parlay.checkpoints.gguf import GGUFFile
-from parlay.checkpoints.names import SAMPLING as NAMES
 from parlay.errors import ConfigError, ModelError, shown
 
 FILE = "generation_config.json"
+NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _IN_GGUF = ("temp", "top_p", "top_k", "min_p", "penalty_repeat")  # after `general.sampling.`
 
 
-def sampling_defaults(
-    model: Path, asked: str = "auto", named: Mapping[str, float] = MappingProxyType({})
-) -> dict[str, Any]:
+def sampling_defaults(model: Path, asked: str = "auto") -> dict[str, Any]:
     """Return sampling parameters for requests that do not give their own.
 
     Args:
         model: a directory or GGUF file.
-        named: what the table of short names recommends, which with `auto` wins over the model's own.
         asked: `auto` reads what comes with the model; `vllm` or `none` reads nothing, so that parlay's own defaults
             hold; else a directory with a `generation_config.json`.
 
@@ -41,9 +37,9 @@ def sampling_defaults(
     if model.is_file():
         with GGUFFile(model) as gguf:
             keys = {name: f"general.sampling.{key}" for name, key in zip(NAMES, _IN_GGUF, strict=True)}
-            return _numbers({name: gguf.value(key) for name, key in keys.items() if key in gguf}, model) | named
+            return _numbers({name: gguf.value(key) for name, key in keys.items() if key in gguf}, model)
     file = model / FILE
-    return (_numbers(read_json(file), file) if file.is_file() else {}) | named
+    return _numbers(read_json(file), file) if file.is_file() else {}
 
 
 def _numbers(values: Mapping[str, Any], file: Path) -> dict[str, Any]:

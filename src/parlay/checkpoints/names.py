@@ -112,8 +112,9 @@ def _read(table: Path, families: Mapping[str, _Family]) -> dict[str, _Family]:
                 f"{table}: {shown(word)} must be a table whose name is of small letters, digits, dots and dashes"
             )
         known = read.get(word, _Family())
-        sampling = _sampling(f"{table}: {word}.sampling", entries["sampling"]) if "sampling" in entries else None
-        sampling = known.sampling if sampling is None else sampling
+        sampling = known.sampling
+        if "sampling" in entries:
+            sampling = _sampling(f"{table}: {word}.sampling", entries["sampling"])
         tags = {t: _entry(table, word, t, v, sampling) for t, v in entries.items() if t not in _FAMILY_KEYS}
         family = _Family(entries.get("default", known.default), sampling, {**known.tags, **tags})
         if not family.tags:

@@ -15,7 +15,7 @@ from parlay.config.docs import attribute_docs
 from parlay.config.foreign import FOREIGN
 from parlay.config.foreign_flags import answer
 from parlay.config.older import OLDER
-from parlay.errors import shown
+from parlay.errors import ParlayError, shown
 
 _MODEL = "model_word"
 _CLOSE, _ALMOST = 0.75, 0.9  # how alike a flag and a suggestion are, 1 being equal
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         delattr(found, _MODEL)
         if not flagged or found.model == word:
             found.model = word
-        elif "prompt" in found and found.prompt is None:
+        elif "prompt" in found and found.prompt is None and not _is_model(word):
             found.prompt = word
         else:
             self.error(f"the model is named twice, {word!r} and --model {found.model!r}; leave one out")
@@ -104,6 +104,18 @@ def near_flag(flag: str, known: Collection[str]) -> str:
     if other is not None:
         return f": {other}"
     return f" (known: {', '.join(sorted(known))})" if 0 < len(known) <= _MOST_NAMES else ""
+
+
+def _is_model(word: str) -> bool:
+    """Whether a word names a model, as far as can be said without loading it."""
+    from parlay.checkpoints.find import here
+    from parlay.checkpoints.hub import is_hub_id
+    from parlay.checkpoints.names import resolve
+
+    try:
+        return is_hub_id(word) or here(word) is not None or resolve(word) is not None
+    except ParlayError:  # a directory of several files, or a family without that tag
+        return True
 
 
 def _is_flag(word: str) -> bool:

@@ -138,7 +138,7 @@ def _read_yaml(file: Path) -> Any:
     """Return what a YAML file holds; keys that are given twice are an error, in nested mappings too."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # of a library without types
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen = set()
             for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():

@@ -146,7 +146,8 @@ class Engine:
         ranks.wait((*arithmetic(kernels.name, trust.bits), identity))
 
         self.methods = method_names(methods)
-        self.sampling_defaults = sampling_defaults(path, config.generation_config, recommended(config.model))
+        named = recommended(config.model) if config.generation_config == "auto" else {}
+        self.sampling_defaults = sampling_defaults(path, config.generation_config) | named
         self.memory = Memory(here.weights, num_blocks, config.block_size, here.bytes_per_token)
         self.vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)
