@@ -1,7 +1,8 @@
 """The README's picture: an answer in the colours of who drafted each token, as SVG.
 
 `python scripts/picture.py` writes answer.svg with SmolLM2 and its EAGLE-3 head; all three have other names by flags.
-The README's own is written with `--output docs/figures/answer.svg`. The text is the model's own whatever is guessed, the colours depend on what pays on the machine.
+The README's own is written with `--output docs/figures/answer.svg`. The text is the model's own whatever is drafted,
+the colours depend on what pays on the machine.
 """
 
 import argparse

@@ -97,7 +97,7 @@ class LLM:
         Args:
             prompts: one or many; each is text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
             sampling_params: for all, or one for each prompt.
-            use_tqdm: show a progress bar on stderr; None shows one on a terminal when there are many prompts.
+            use_tqdm: show a progress bar on stderr; None, the default, shows one where stderr is a terminal.
             lora_request: None; adapters are not served.
 
         Returns:
@@ -244,8 +244,7 @@ class LLM:
         return self.engine.add(content, params, **more)
 
     def _run(self, requests: list[Request], use_tqdm: bool | None) -> None:
-        show = use_tqdm if use_tqdm is not None else len(requests) > 1
-        if not show:
+        if use_tqdm is False:
             while any(r.finish_reason is None for r in requests):
                 self.engine.step()
             return

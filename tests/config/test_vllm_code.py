@@ -198,7 +198,7 @@ def test_commands(
     EngineConfig.parse(values)
     assert (config.host, config.port) == ("0.0.0.0", 8000)
     said = capsys.readouterr().err
-    assert ("parlay: speculative_model is an older keyword" in said) == ("speculative_model" in command)
+    assert ("parlay: --speculative-model" in said) == ("speculative_model" in command)
     assert ("parlay: vLLM options without effect here" in said) == ("block" in command or "eager" in command)
 
 

@@ -61,7 +61,9 @@ def test_a_prompt_is_seen_while_it_is_computed(monkeypatch: pytest.MonkeyPatch) 
     assert (found["prompt_tokens_per_second"], found["tokens_per_second"]) == (256.0, 0.0)
 
 
-@pytest.mark.parametrize(("count", "words"), [(1, "1 open request;"), (2, "2 open requests;"), (16, "16 open requests")])
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "1 open request;"), (2, "2 open requests;"), (16, "16 open requests")]
+)
 def test_whom_a_server_waits_for_at_its_end(count: int, words: str) -> None:
     said = closing(count, 30.0)
     assert words in said

@@ -1,16 +1,23 @@
-"""`parlay demo`: watch a model write, with a method chosen by measurement, with each method alone, and plainly."""
+"""`parlay demo`: watch a model write with a method chosen by measurement, then compare every method with plain decoding."""
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.drafts import add_draft_flag, given_drafts
 from parlay.cli.flags import add_dequantize_flag, add_model
+from parlay.config import SpeculativeConfig
+from parlay.config.speculative import AUTO
 from parlay.errors import RequestError
 from parlay.types.output import CompletionOutput
 from parlay.types.params import SamplingParams
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from parlay.bench.paired import Turns
     from parlay.llm import LLM
     from parlay.types.prompt import Prompt
 
@@ -39,6 +46,7 @@ def load_config(path):
     def test_sub(self):
 """,
 )
+_OFF = 0.1  # drafts a step, below which a method counts as switched off
 _UNSEEN = 36  # further prompts, whose texts are not shown
 _WARM_UP = "import os\n"  # every prompt is asked once: a proposer may remember earlier prompts
 QUESTIONS = (
@@ -53,9 +61,10 @@ def add_parser(commands: Any) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "demo",
-        help="watch a model write, with every speculative method and plainly",
-        description="Complete a few prompts: with the method that measurement chooses (auto), with each method "
-        "alone, and plainly. The texts are the same; the colours show who guessed.",
+        help="watch a model write, then compare every speculative method with plain decoding",
+        description="Complete a few prompts, in the colours of who drafted each token, with the method that "
+        "measurement chooses (auto); then measure each method alone, and plain decoding, on these and further "
+        "prompts. The texts are the same.",
     )
     add_model(parser, "tiny-code")
     add_draft_flag(parser)
@@ -67,81 +76,116 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run every method over the prompts, show the texts, then a table."""
+    """Show the texts as they are written, run every method over the prompts, then print a table."""
     from rich.console import Console
-    from rich.panel import Panel
-    from rich.table import Table
-    from rich.text import Text
 
     from parlay.bench.contenders import contenders, engines
-    from parlay.bench.paired import Turns, estimate
+    from parlay.bench.paired import Turns
     from parlay.bench.protocol import load_prefixes
-    from parlay.cli.colour import Colourer, Palette
 
     console = Console(highlight=False)
     with console.status(f"loading {options.model}"):
         chosen = contenders(options.model, None, (), given_drafts(options))
+    _show(options, chosen, console)
+    with console.status("loading every method"):
         llms = engines(options.model, chosen, 1, lengths="goodput", max_model_len=1024, dequantize=options.dequantize)
     turns = Turns(tuple(llms))
     completions: dict[str, list[CompletionOutput]] = {name: [] for name in llms}
     with console.status("running every method in turn") as status:
-        plain, *others = llms
-        prompts, chats = _prompts(llms[plain])
-        params = SamplingParams(
-            max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed, ignore_eos=not chats
-        )
+        plain = llms[next(iter(llms))]
+        _, prompts, params = _asked(plain, options)
         for llm in llms.values():
-            llm.generate(_WARM_UP, params)
-        shown = len(prompts)
-        if not chats:  # a text of a small model takes a twentieth of a second, so that three say little
+            llm.generate(_WARM_UP, params, use_tqdm=False)
+        if params.ignore_eos:  # a text of a small model takes a twentieth of a second, so that three say little
             prompts += [prefix.tokens for prefix in load_prefixes(_UNSEEN)]
-        for prompt in prompts:
+        for i, prompt in enumerate(prompts, start=1):
             parts = {name: partial(_complete, llm, prompt, params) for name, llm in llms.items()}
-            for name, output in turns.take(parts, status.update).items():
+            for name, output in turns.take(parts, status.update, f"prompt {i} of {len(prompts)},").items():
                 completions[name].append(output)
-    palette = Palette(others)
-    tokenizer = llms[plain].engine.codec.tokenizer
-    console.print(palette.legend())
-    for i, prompt in enumerate(prompts[:shown]):
-        for name in others:
-            one = completions[name][i]
-            text = Text(str(prompt["prompt"]) if isinstance(prompt, dict) else str(prompt), style="dim")
-            text.append_text(Colourer(tokenizer, palette).update(one.token_ids, one.sources, one.text))
-            title = f"{name}: {one.metrics.acceptance_length:.2f} tokens a step"
-            console.print(Panel(text, title=title, title_align="left"))
-    table = Table("method", "tokens/s", "speed-up", "acceptance length", "same tokens")
+    same = _compare(turns, completions, console)
+    console.print(f"numerics: {plain.engine.numerics_id}", style="dim")
+    return 0 if same else 1
+
+
+def _show(options: argparse.Namespace, chosen: "Mapping[str, SpeculativeConfig]", console: "Console") -> None:
+    """Stream each text in its colours, with an engine of its own: one that is measured sees every prompt once."""
+    from parlay.cli.serving import Printer, summary
+    from parlay.llm import LLM
+
+    best = [name for name in chosen if name.startswith(AUTO)][-1]
+    with console.status(f"loading {options.model} with {best}"):
+        llm = LLM(
+            options.model,
+            speculative_config=chosen[best],
+            max_model_len=1024,
+            dequantize=options.dequantize,
+            use_tqdm_on_load=False,
+        )
+        titles, prompts, params = _asked(llm, options)
+        llm.generate(_WARM_UP, params, use_tqdm=False)
+    printer = Printer(llm, params)
+    for title, prompt in zip(titles, prompts, strict=True):
+        printer.restart()
+        console.print(title, style="dim", end="\n" if params.ignore_eos is False else "", markup=False)
+        for output in llm.stream(prompt, params):
+            printer.show(output.outputs[0])
+        console.print(f"\n{summary(output)}\n", style="dim", markup=False)
+    console.print(printer.palette.legend())
+
+
+def _compare(turns: "Turns", completions: "Mapping[str, list[CompletionOutput]]", console: "Console") -> bool:
+    """Print a row for each method; whether all tokens are those of plain decoding."""
+    from rich.table import Table
+
+    from parlay.bench.paired import estimate
+
+    plain, *others = completions
+    table = Table("method", "tokens/s", "speed-up", "tokens a step", "same tokens")
     for column in table.columns[1:]:
         column.justify = "right"
     emitted = sum(len(c.token_ids) for c in completions[plain])
-    same = True
+    same, off = True, []
     for name in (*others, plain):
         own = completions[name]
         equal = [c.token_ids for c in own] == [c.token_ids for c in completions[plain]]
         same = same and equal
-        length = sum(c.metrics.emitted for c in own) / sum(c.metrics.steps for c in own)
+        steps = sum(c.metrics.steps for c in own)
+        if name != plain and sum(c.metrics.drafts for c in own) < _OFF * steps:
+            off.append(name)
         table.add_row(
             "plain" if name == plain else name,
             f"{emitted / sum(turns.seconds[name]):,.0f}",
             f"{estimate(turns.ratios(name)).median:.2f}x",
-            f"{length:.2f}",
+            f"{sum(c.metrics.emitted for c in own) / steps:.2f}",
             "[green]yes[/]" if equal else "[red]NO[/]",
         )
     console.print(table)
-    console.print(f"numerics: {llms[plain].engine.numerics_id}", style="dim")
-    return 0 if same else 1
+    if off:
+        console.print(
+            f"{', '.join(off)}: switched off most of the time, since on this machine a step of this model costs less "
+            "than a draft would save; larger models gain (docs/performance.md)",
+            style="dim",
+        )
+    return same
 
 
 def _complete(llm: "LLM", prompt: "Prompt", params: SamplingParams) -> CompletionOutput:
     return llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
 
 
-def _prompts(llm: "LLM") -> "tuple[list[Prompt], bool]":
-    """Return the prompts, and whether they are questions: code to continue where the model cannot chat."""
+def _asked(llm: "LLM", options: argparse.Namespace) -> "tuple[list[str], list[Prompt], SamplingParams]":
+    """Return the titles of the prompts, the prompts, and how they are answered.
+
+    They are questions, or code to continue where the model cannot chat; code goes on beyond its end.
+    """
     from parlay.bench.workloads import has_embedded_vocabulary
 
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed)
+    code = list(PROMPTS), list(PROMPTS), replace(params, ignore_eos=True)
     if has_embedded_vocabulary(llm.engine.codec):  # it has a chat template, but was trained on code alone
-        return list(PROMPTS), False
+        return code
     try:
-        return [llm.chat_prompt([{"role": "user", "content": question}]) for question in QUESTIONS], True
+        chats = [llm.chat_prompt([{"role": "user", "content": question}]) for question in QUESTIONS]
     except RequestError:
-        return list(PROMPTS), False
+        return code
+    return list(QUESTIONS), chats, params

@@ -13,10 +13,10 @@ from typing import Any
 
 from parlay import env
 from parlay.cli.flags import add_flags, add_foreign_flags, add_model, foreign_options, given
-from parlay.cli.serving import add_speculation_flag, speculation
+from parlay.cli.serving import add_speculation_flag, modern, speculation
 from parlay.cli.settings import add_config_flag
 from parlay.cli.template import read_template
-from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig, modernise
+from parlay.config import EngineConfig, ServerConfig, SpeculativeConfig
 from parlay.errors import ConfigError
 
 _LAST = 5.0  # seconds for threads to end once everything else has
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     own = given(ServerConfig, vars(options))
     config = ServerConfig.parse(own)
     config = replace(config, chat_template=read_template(config.chat_template))
-    values, asked = modernise(values | foreign_options(vars(options), own), speculation(options))
+    values, asked = modern(values | foreign_options(vars(options), own), speculation(options))
     speculative = SpeculativeConfig.parse(asked)
     try:
         import fastapi  # noqa: F401

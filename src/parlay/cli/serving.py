@@ -3,12 +3,15 @@
 import argparse
 import json
 import sys
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.flags import add_flags, add_foreign_flags, add_model, add_threads_flag, foreign_options, given
 from parlay.cli.settings import add_config_flag
-from parlay.config import EngineConfig
+from parlay.config import EngineConfig, modernise
+from parlay.config.older import OLDER
 from parlay.config.speculative import DEFAULT, Speculation
 from parlay.errors import ConfigError, RequestError, shown
 from parlay.types.output import CompletionOutput, RequestOutput
@@ -68,7 +71,8 @@ def make_llm(options: argparse.Namespace) -> "LLM":
     """Start the engine that the flags describe."""
     from parlay.llm import LLM
 
-    return LLM(speculative_config=speculation(options), **engine_options(options))
+    values, speculative = modern(engine_options(options), speculation(options))
+    return LLM(speculative_config=speculative, **values)
 
 
 def speculation(options: argparse.Namespace) -> Speculation:
@@ -112,6 +116,28 @@ def _in_json(text: str) -> str:
         meant = None
     good = isinstance(meant, dict) and meant and None not in meant.values()
     return json.dumps(meant if good else {"method": "ngram", "num_speculative_tokens": 5})
+
+
+def modern(options: Mapping[str, Any], asked: Any) -> tuple[dict[str, Any], Any]:
+    """Return options and speculative config in today's words, as `modernise` does; what it warns of is one line.
+
+    Raises:
+        ConfigError: as `modernise` does.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        left, speculative = modernise(options, asked)
+    for one in caught:
+        if not issubclass(one.category, DeprecationWarning):
+            print(f"parlay: {one.message}", file=sys.stderr)
+    older = [f"--{name.replace('_', '-')}" for name in OLDER if options.get(name) is not None]
+    if older:
+        are = "are older flags" if len(older) > 1 else "is an older flag"
+        print(
+            f"parlay: {' and '.join(older)} {are}; write --speculative-config '{json.dumps(speculative)}'",
+            file=sys.stderr,
+        )
+    return left, speculative
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:

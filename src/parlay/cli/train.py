@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _METHODS = Registry("parlay.proposers.methods", "method to train", "training", files=False)
 
 
+_FEW_STEPS = 200
+
+
 class _MethodParser(Parser):
     """A parser that has the flags of its method only once it is used: the method's file imports torch."""
 
@@ -63,8 +66,11 @@ def run(options: argparse.Namespace) -> int:
     with Bar(*columns, console=console) as bar:
         tasks: dict[str, Any] = {}
         seen: dict[str, Any] = {}
+        steps = 0
 
         def watch(progress: "Progress") -> None:
+            nonlocal steps
+            steps = progress.total if progress.loss is not None else steps
             if progress.doing not in tasks:
                 tasks[progress.doing] = bar.add_task(progress.doing, total=progress.total, figures="")
             bar.update(tasks[progress.doing], completed=progress.done, figures=_figures(progress))
@@ -85,7 +91,18 @@ def run(options: argparse.Namespace) -> int:
         f"held-out loss {found.loss:.3f}, accuracy {_shares(found.accuracy)}; the head is in {chosen.output}",
         soft_wrap=True,
     )
+    if steps < _FEW_STEPS:
+        console.print(few(steps), style="yellow", soft_wrap=True)
     return 0
+
+
+def few(steps: int) -> str:
+    """Return what to say of a run of too few steps for a useful head."""
+    some = "1 step" if steps == 1 else f"{steps} steps"
+    return (
+        f"{some} of training are far too few for a head that pays, which takes thousands; give more --data, or let "
+        "the target write answers with --generate (docs/training.md)"
+    )
 
 
 def _figures(progress: "Progress") -> str:
