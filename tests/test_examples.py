@@ -7,13 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import write_llama
+from test_snippets import served
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 OLDER = ("speculative_model", "num_speculative_tokens", "ngram_", "speculative_draft_", "use_v2_block_manager")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
-def test_example(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example(
+    path: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [str(path)])
+    if path.stem == "chat":  # with a model that need not be fetched
+        monkeypatch.setattr("sys.argv", [str(path), str(write_llama(tmp_path / "model", scale=2.0))])
+    if path.stem == "openai_client":
+        with served(tmp_path) as live:
+            monkeypatch.setattr("sys.argv", [str(path), f"{live.url}/v1"])
+            runpy.run_path(str(path), run_name="__main__")
+        assert capsys.readouterr().out.strip()
+        return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         runpy.run_path(str(path), run_name="__main__")

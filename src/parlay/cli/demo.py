@@ -1,4 +1,4 @@
-"""`parlay demo`: watch a model write with a method chosen by measurement, then compare every method with plain decoding."""
+"""`parlay demo`: watch a model write, then compare every method with plain decoding."""
 
 import argparse
 from collections.abc import Mapping
