@@ -20,7 +20,9 @@ def test_example(
 ) -> None:
     monkeypatch.setattr("sys.argv", [str(path)])
     if path.stem == "chat":  # with a model that need not be fetched
-        monkeypatch.setattr("sys.argv", [str(path), str(write_llama(tmp_path / "model", scale=2.0))])
+        monkeypatch.setattr(
+            "sys.argv", [str(path), str(write_llama(tmp_path / "model", max_position_embeddings=4096))]
+        )
     if path.stem == "openai_client":
         with served(tmp_path) as live:
             monkeypatch.setattr("sys.argv", [str(path), f"{live.url}/v1"])

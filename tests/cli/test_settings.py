@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from parlay import env
 from parlay.cli.main import main
 from parlay.config import SpeculativeConfig
 
@@ -43,6 +44,10 @@ def test_a_method_by_its_name(served: list[Any], monkeypatch: pytest.MonkeyPatch
     [
         ("max-modl-len: 3", "'max-modl-len' is no flag of parlay serve (did you mean 'max-model-len'?)"),
         ("max-model-len: 3\nmax_model_len: 4", "gives max-model-len twice"),
+        ("port: 1\nmax-model-len: 3\nport: 2", "gives port twice, again in line 3; leave one out"),
+        ("speculative-config:\n  method: ngram\n  method: suffix", "gives method twice, again in line 3"),
+        ("speculative-config: {method: ngram, 'method': suffix}", "gives method twice"),
+        ("ctx-size: 4096", "'ctx-size' is no flag of parlay serve: write --max-model-len"),
         ("max-model-len: many", "max-model-len must be of type int, not 'many'"),
         ("enable-prefix-caching: 7", "enable-prefix-caching must be true or false, not 7"),
         ("dtype: float8", "dtype must be auto or float32"),
@@ -61,6 +66,39 @@ def test_files_that_say_nothing(
     assert words in said
     assert said.count("\n") == 1
     assert not served
+
+
+def test_yaml_that_repeats_nothing(served: list[Any], tmp_path: Path) -> None:
+    """Anchors, merged mappings and equal keys of different mappings are YAML's own and stay so."""
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "max-model-len: 4k\nkv-cache-memory: 1GiB\n"
+        "speculative-config:\n- &one {method: ngram, num_speculative_tokens: 5}\n- {<<: *one, method: suffix}\n"
+    )
+    assert main(["serve", "some/model", "--config", str(file)]) == 0
+    ((values, speculative, _),) = served
+    assert (values["model"], values["max_model_len"], values["kv_cache_memory"]) == ("some/model", 4000, 1 << 30)
+    assert [one.method for one in speculative.several] == ["ngram", "suffix"]
+
+
+def test_threads_are_the_variable(served: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for flag in ("-t", "--threads"):
+        monkeypatch.setenv("PARLAY_THREADS", "1")
+        assert main(["serve", "some/model", flag, "3"]) == 0
+        assert env.threads() == 3
+    assert main(["serve", "some/model", "--threads", "0"]) == 2
+
+
+def test_a_template_is_read_before_a_model(
+    served: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages[0].content }}")
+    assert main(["serve", "--chat-template", str(file)]) == 0
+    assert main(["serve", "--chat-template", "{{ messages[-1].content }}"]) == 0
+    assert [call[2].chat_template for call in served] == ["{{ messages[0].content }}", "{{ messages[-1].content }}"]
+    assert main(["serve", "--chat-template", "chatml"]) == 2
+    assert "there is no such file" in capsys.readouterr().err
 
 
 def test_no_file_and_no_such_variable(

@@ -49,7 +49,7 @@ CASES = {
     "--model=missing": "model-00002-of-00002.safetensors does not exist",
     "--model=cut.gguf": "cut.gguf is damaged",
     "--model=notes.txt": "notes.txt is not a GGUF file",
-    "--model=owner/model": "'owner/model', and the model of that name is not in the hub's cache",
+    "--model=owner/model": "and the model of that name is not in the hub's cache",
     "--model=owner/model/x.gguf": "not in the hub's cache",
     "--model=owner/model:Q4_K_M": "not in the hub's cache",
     "--model=owner/model --revision=v1": "of that name at revision 'v1' is not in the hub's cache",

@@ -42,7 +42,18 @@ def draw(path: Path, title: str, panels: Panels) -> None:
         axes.set_xticks(range(len(names)), names)
         axes.margins(y=0.12)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+    # One legend below all panels: within one it would lie over a bar's number.
+    handles = {
+        label: drawn for axes in figure.axes for drawn, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=max(len(handles), 1),
+        frameon=False,
+        fontsize=8,
+    )
     figure.savefig(path, dpi=150)
 
 

@@ -5,11 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from parlay import env
 from parlay.bench.options import LatencyOptions, ServingOptions, ThroughputOptions
 from parlay.cli.flags import add_flags, given
 from parlay.cli.report import Columns, progress, report
 from parlay.cli.serving import add_model_flags, engine_options, speculation
-from parlay.config import SpeculativeConfig, build
+from parlay.config import EngineConfig, SpeculativeConfig, build
 
 _METHOD: Columns = {"method": ("method", "{}")}
 _LATENCY: Columns = {
@@ -75,6 +76,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         from parlay.bench.plot import draw
 
-        draw(options.plot, f"parlay bench {options.kind}", panels(rows, workload))
+        model, machine = vars(options).get("model", EngineConfig().model), env.cpu()[0].partition(" (")[0]
+        draw(options.plot, f"parlay bench {options.kind}: {Path(model).name}\n{machine}", panels(rows, workload))
     report(options, rows, options.columns, workload=asdict(workload))
     return 0 if all(row["same_tokens"] for row in rows) else 1

@@ -181,7 +181,8 @@ def _asked(llm: "LLM", options: argparse.Namespace) -> "tuple[list[str], list[Pr
     from parlay.bench.workloads import has_embedded_vocabulary
 
     params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed)
-    code = list(PROMPTS), list(PROMPTS), replace(params, ignore_eos=True)
+    prompts: list[Prompt] = [*PROMPTS]
+    code = list(PROMPTS), prompts, replace(params, ignore_eos=True)
     if has_embedded_vocabulary(llm.engine.codec):  # it has a chat template, but was trained on code alone
         return code
     try:

@@ -84,6 +84,17 @@ class Parser(argparse.ArgumentParser):
         else:
             self.error(f"the model is named twice, {word!r} and --model {found.model!r}; leave one out")
 
+    def format_help(self) -> str:
+        """Return the help; a usage of many flags is no use."""
+        if self.usage is None and len(self._actions) > _MOST_NAMES:
+            words = [
+                (action.metavar or action.dest, action.nargs == "?") for action in self._get_positional_actions()
+            ]
+            self.usage = " ".join(
+                ["%(prog)s", *(f"[{word}]" if spare else str(word) for word, spare in words), "[flags]"]
+            )
+        return super().format_help()
+
     def error(self, message: str) -> NoReturn:
         """Report the error in one line, and where the flags are listed."""
         print(f"{self.prog}: {message}; {self.prog} --help lists the flags", file=sys.stderr)
@@ -172,11 +183,12 @@ def add_flags(
         if field.name in skip:
             continue
         options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
-        text = helps.get(field.name, "").replace("%", "%%").removesuffix(".")
+        text = _in_plain_words(helps.get(field.name, "")).replace("%", "%%").removesuffix(".")
         default = defaults.get(field.name, None if field.default is MISSING else field.default)
         if field.default is MISSING and field.default_factory is MISSING and field.name not in defaults:
             options["required"] = True
-        options["help"] = f"{text} (default: {default})" if default not in (None, ()) else text
+        usual = ", ".join(map(str, default)) if isinstance(default, list | tuple) else default
+        options["help"] = f"{text} (default: {usual})" if usual not in (None, "") else text
         names = (field.name, *field.metadata.get("aliases", ()))
         flags = ["--" + name.replace("_", "-") for name in names]
         if "short" in field.metadata:
@@ -282,6 +294,11 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"{shown(text)} is not valid JSON: {error}") from None
+
+
+def _in_plain_words(text: str) -> str:
+    """Return a docstring's sentence as a command line has it, which knows no None."""
+    return re.sub(r"\bNone (?=[a-z])", "by default it ", text).replace("None for", "by default")
 
 
 def _summary(cls: type) -> str:

@@ -31,7 +31,9 @@ def add_parser(commands: Any) -> None:
         "stdout, coloured by who drafted each token when that is a terminal; a summary goes to stderr. The exit "
         "status is 1 if a structured output was cut.",
     )
-    parser.add_argument("prompt", nargs="?", help="the prompt, with what stdin has after it; - is stdin alone")
+    parser.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="the prompt, with what stdin has after it; - is stdin alone"
+    )
     parser.spare = "generate takes one prompt, in quotes if it has several words; write --model before a model"
     form = parser.add_mutually_exclusive_group()
     form.add_argument(

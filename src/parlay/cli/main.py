@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser.parse_args(words)
         if "threads" in options:
             env.adopt({"PARLAY_THREADS": str(options.threads)})
+            env.threads()  # which refuses numbers out of range
         log.configure()
         with warnings.catch_warnings():
             warnings.showwarning = partial(_say, warnings.showwarning)

@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.joins = True
     chat.add_flags(parser)
-    parser.add_argument("prompt", nargs="?", help="one message to answer (default: a conversation)")
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="one message to answer (default: a conversation)")
     parser.set_defaults(run=run)
 
 

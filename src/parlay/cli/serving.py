@@ -51,10 +51,10 @@ def add_model_flags(
         add_threads_flag(parser)
     add_speculation_flag(parser, default)
     add_config_flag(parser)
-    add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
-    add_foreign_flags(parser)
     if sampling:
         add_flags(parser, SamplingParams, _PYTHON_ONLY, defaults)
+    add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
+    add_foreign_flags(parser)
 
 
 def add_speculation_flag(parser: argparse.ArgumentParser, default: str = "auto") -> None:

@@ -7,8 +7,7 @@ from time import perf_counter
 import torch
 
 from parlay import env
-from parlay.checkpoints.find import find_model, recommended
-from parlay.checkpoints.generation import sampling_defaults
+from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import plain
@@ -22,7 +21,7 @@ from parlay.engine.loads import Load, count_on_all, loads
 from parlay.engine.memory import Memory
 from parlay.engine.rank import Assignment, arithmetic
 from parlay.engine.request import Counts, Request
-from parlay.engine.resolve import longest_sequence, make_ranks, text_codec
+from parlay.engine.resolve import longest_sequence, make_ranks, request_defaults, text_codec
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names
 from parlay.engine.stats import EngineStats
@@ -146,8 +145,7 @@ class Engine:
         ranks.wait((*arithmetic(kernels.name, trust.bits), identity))
 
         self.methods = method_names(methods)
-        named = recommended(config.model) if config.generation_config == "auto" else {}
-        self.sampling_defaults = sampling_defaults(path, config.generation_config) | named
+        self.sampling_defaults = request_defaults(config, path)
         self.memory = Memory(here.weights, num_blocks, config.block_size, here.bytes_per_token)
         self.vocab_size = model_config.vocab_size
         self._eos = frozenset(model_config.eos_token_ids)

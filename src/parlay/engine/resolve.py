@@ -1,8 +1,11 @@
 """An engine's options resolved for one model: its tokenizer, its longest sequence, its ranks."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from parlay.checkpoints.find import find_model
+from parlay.checkpoints.find import find_model, recommended
+from parlay.checkpoints.generation import sampling_defaults
 from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig
 from parlay.engine.ranks import Ranks
@@ -29,6 +32,16 @@ def text_codec(config: EngineConfig, model: ModelConfig, hub: Hub) -> TextCodec:
             f"{config.model!r}; give the tokenizer it was trained with"
         )
     return codec
+
+
+def request_defaults(config: EngineConfig, path: Path) -> dict[str, Any]:
+    """Return the sampling parameters of requests that give none: the model's own, and its short name's before them.
+
+    Raises:
+        ConfigError, ModelError: as `sampling_defaults` does.
+    """
+    source = config.generation_config
+    return sampling_defaults(path, source) | (recommended(config.model) if source == "auto" else {})
 
 
 def longest_sequence(config: EngineConfig, limit: int) -> int:
