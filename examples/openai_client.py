@@ -1,4 +1,4 @@
-"""Use `parlay serve smollm2` with OpenAI's client (`pip install openai`): `python examples/openai_client.py [URL]`."""
+"""`parlay serve smollm2` with OpenAI's client (`pip install openai`): `python examples/openai_client.py [URL]`."""
 
 import sys
 

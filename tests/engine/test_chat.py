@@ -171,6 +171,10 @@ def test_a_model_without_a_template(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no chat template; give one as chat_template"):
         codec.chat(HELLO)
     assert codec.chat(HELLO, ChatOptions(chat_template="{{ messages | length }}")) == "2"
+    codec.use_template("{{ messages[1].content }}!")
+    assert codec.chats
+    assert codec.prefers_chat
+    assert codec.chat(HELLO) == "hi!"
 
 
 def test_the_embedded_model_has_one() -> None:

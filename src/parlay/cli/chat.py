@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli.conversation import Conversation
+from parlay.cli.report import paper
 from parlay.cli.serving import add_model_flags, make_llm, make_params
 from parlay.cli.template import read_template
 from parlay.errors import ConfigError, RequestError
@@ -95,10 +96,8 @@ def params_for(options: argparse.Namespace, llm: "LLM") -> SamplingParams:
 
 def run(options: argparse.Namespace) -> int:
     """Load the model, then answer message by message."""
-    from rich.console import Console
-
     template = check(options)
-    notes = Console(stderr=True, highlight=False)
+    notes = paper(stderr=True, highlight=False)
     if "model" not in options:
         options.model = MODEL
         notes.print(f"no model was named; this is {MODEL}, and `parlay list --names` has others", style="dim")

@@ -4,6 +4,7 @@ import argparse
 import sys
 from typing import Any
 
+from parlay.cli.report import paper
 from parlay.cli.serving import (
     SAID_NOTHING,
     Printer,
@@ -52,10 +53,8 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Load the model, complete, print."""
-    from rich.console import Console
-
     make_params(options)  # errors are reported before anything is loaded
-    notes = Console(stderr=True, highlight=False)
+    notes = paper(stderr=True, highlight=False)
     typed = options.prompt in (None, "-")
     if typed and sys.stdin.isatty():
         notes.print("reading the prompt from the keyboard; Ctrl-D after a line's end ends it", style="dim")

@@ -6,6 +6,7 @@ from typing import Any
 
 from parlay.cli import chat
 from parlay.cli.conversation import Conversation
+from parlay.cli.report import paper
 from parlay.cli.serving import make_llm, read_stdin
 from parlay.errors import ConfigError
 
@@ -28,8 +29,6 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Fetch, load, then talk, or answer once."""
-    from rich.console import Console
-
     from parlay.checkpoints.download import size_text
     from parlay.checkpoints.hub import Hub
     from parlay.library.pull import pull
@@ -44,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     pulled = pull(options.model, hub)
     if pulled.came:
         print(f"{options.model}: {size_text(pulled.size)} in {pulled.path}", file=sys.stderr)
-    notes, figures = Console(stderr=True, highlight=False), "all" if options.verbose else "none"
+    notes, figures = paper(stderr=True, highlight=False), "all" if options.verbose else "none"
     if options.prompt is None:
         return chat.talk(options, template, notes, figures)
     prompt = "\n\n".join(part for part in (options.prompt, read_stdin()) if part)
