@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def add_flags(parser: argparse.ArgumentParser, *, word: bool = True) -> None:
+def add_flags(parser: argparse.ArgumentParser, *, word: bool = True, model: str = MODEL) -> None:
     """Add the flags of a conversation."""
     parser.add_argument("--system", metavar="TEXT", help="what to tell the model before the conversation")
     parser.add_argument(
@@ -72,7 +72,7 @@ def add_flags(parser: argparse.ArgumentParser, *, word: bool = True) -> None:
     parser.add_argument("--verbose", action="store_true", help="show figures of every answer, and its seed")
     own: dict[str, Any] = {name: f"the model's own, else {value}" for name, value in _SAMPLING.items()}
     own |= {"max_tokens": "as many as the context has room for", "seed": "drawn anew by every start"}
-    add_model_flags(parser, word=word, **own)
+    add_model_flags(parser, word=word, model=model, **own)
 
 
 def check(options: argparse.Namespace) -> str | None:

@@ -298,7 +298,8 @@ def _json(text: str) -> Any:
 
 def _in_plain_words(text: str) -> str:
     """Return a docstring's sentence as a command line has it, which knows no None."""
-    return re.sub(r"\bNone (?=[a-z])", "by default it ", text).replace("None for", "by default")
+    plain = re.sub(r"\bNone (?=[a-z])", "by default it ", text)
+    return re.sub(r"(?<=\. )by default", "By default", plain)
 
 
 def _summary(cls: type) -> str:

@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
         "structured answer was cut.",
     )
     parser.joins = True
-    chat.add_flags(parser)
+    chat.add_flags(parser, model="none, it must be named")
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="one message to answer (default: a conversation)")
     parser.set_defaults(run=run)
 

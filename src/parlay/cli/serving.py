@@ -34,6 +34,7 @@ def add_model_flags(
     sampling: bool = True,
     word: bool = True,
     default: str = "auto",
+    model: str | None = None,
     **defaults: object,
 ) -> None:
     """Add the flags of an engine, of speculation and, unless the command has its own, of sampling.
@@ -43,6 +44,7 @@ def add_model_flags(
         sampling: whether it has flags of sampling.
         word: whether MODEL may be given without --model.
         default: how it speculates without --speculative-config.
+        model: what the help says of the model without --model; None for the engine's own.
         **defaults: the command's own, as given to `make_params`.
     """
     if word:
@@ -53,7 +55,7 @@ def add_model_flags(
     add_config_flag(parser)
     if sampling:
         add_flags(parser, SamplingParams, _PYTHON_ONLY, defaults)
-    add_flags(parser, EngineConfig, skip=_ENGINE_ONLY)
+    add_flags(parser, EngineConfig, _ENGINE_ONLY, {} if model is None else {"model": model})
     add_foreign_flags(parser)
 
 
