@@ -193,8 +193,13 @@ def test_openai_agents_with_a_form_of_the_last_answer(url: str, protocol: str, s
                 model=kind("tiny-code", client),
                 tools=[weather],
                 output_type=Report,
-                model_settings=ModelSettings(
-                    tool_choice="required", parallel_tool_calls=False, temperature=1.0, max_tokens=400, store=True
+                model_settings=ModelSettings(  # the choice after the first call is the model's own
+                    tool_choice="required",
+                    parallel_tool_calls=False,
+                    temperature=1.0,
+                    max_tokens=400,
+                    store=True,
+                    extra_body=begins("{"),
                 ),
             )
             if streamed:
