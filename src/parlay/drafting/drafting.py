@@ -10,40 +10,35 @@ nodes and adds forced ones. A controller leaves out nodes that are not worth the
 Nodes that were not verified are judged by the tokens that came instead.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from math import expm1, log1p
 from time import perf_counter
-from typing import Any
 
-from parlay.drafting.account import Account
 from parlay.drafting.bounds import own_bound, permitted, within
-from parlay.drafting.calibration import Calibration
-from parlay.drafting.candidates import Candidates
 from parlay.drafting.controller import Controller
 from parlay.drafting.device import Device
-from parlay.drafting.harmless import Mishaps, harmless, requests_of
+from parlay.drafting.harmless import Mishaps, harmless
 from parlay.drafting.hosts import Faults, Host, Method
 from parlay.drafting.measured import measured
 from parlay.drafting.notes import Notes
 from parlay.drafting.offers import NOTHING, Offer
 from parlay.drafting.prediction import DEFAULT_LENGTH
-from parlay.drafting.state import Candidate, Drafted, DraftState, Why
-from parlay.drafting.trust import Trust
+from parlay.drafting.recovery import Recovery
+from parlay.drafting.state import Candidate, Drafted, Why
 from parlay.drafting.union import best_of, union
 from parlay.proposers.base import DeviceProposer, HostProposer
-from parlay.types.draft import NO_DRAFT, ROOT
-from parlay.types.plan import CatchUp, Plan, Proposal, ProposerState, Span, SpanError, StepOutput, Verdict
-from parlay.verify.tree import height, in_order, levels, walk
+from parlay.types.draft import NO_DRAFT
+from parlay.types.plan import CatchUp, Plan, Proposal, Span, SpanError, StepOutput, Verdict
+from parlay.verify.tree import height, levels, walk
 
 _TIMED = 8  # steps
-_PAUSE = 16  # steps between refinements of the calibration, each of which takes a tenth of a millisecond
 _LEAST = 0.25  # of the price of a row: a host proposer's chain ends where it promises less
 _NOTHING = CatchUp()  # for a device proposer, if there is one
 
 
-class Drafting:
+class Drafting(Recovery):
     """Owns the proposers, predictions, grammars' part in drafts, calibration and the controller.
 
     Attributes:
@@ -103,35 +98,6 @@ class Drafting:
     def seconds(self) -> float:
         """Seconds that host proposers took since start."""
         return self._account.seconds
-
-    def _learn(self) -> None:
-        """Begin with nothing learnt of acceptance, and of what asking costs and gains."""
-        self._calibration, self._trust, self._account = Calibration(_PAUSE), Trust(), Account()
-        self._find = Candidates(self._calibration, self._trust)
-
-    def restart(self, requests: Iterable[Drafted]) -> None:
-        """Begin anew with these requests, and with what was known at the start: all else may be in any state."""
-        self._learn()
-        self.controller, self.step = deepcopy(self._first), Notes()
-        for host in self._hosts:
-            host.reset()
-        if self._device is not None:
-            self._device.reset(self.controller)
-        for request in requests:
-            state = request.drafting
-            state.clear()
-            state.pending, state.layers, state.holding, state.lucky = NO_DRAFT, ProposerState(), None, False
-            self.admit(request)
-
-    def stumble(self, error: Exception, *given: Any) -> None:
-        """Go on after an error in a method that was given this: without its drafts, and with nothing learnt."""
-        self._mishaps.add(error, self._steps)
-        self._learn()
-        self.controller = deepcopy(self._first)
-        if self._device is not None:
-            self._device.restart(self.controller)
-        for request in requests_of(given):
-            self.reset(request)
 
     # -------------------------------------------------------------------------------------- a request's life
 
@@ -232,7 +198,7 @@ class Drafting:
             chances, made = [one.chances for one in best], any(one.speculated for one in best)
             chosen = control.choose(chances, emitting, rows, keys, waiting=waiting, from_device=made)
             for state, nodes in zip(some, chosen, strict=True):
-                self._take(state, nodes)
+                state.take(nodes, self._steps)
             guessed = sum(state.best.guessed(state.taken) for state in some if state.best is not None)
             self._account.gain(-control.extra(rows, guessed))
             step.plain, step.drafts = control.plain, any(chosen)
@@ -249,7 +215,7 @@ class Drafting:
         state.why = Why.NO_GUESS
         if state.candidates:
             best = state.best = self._best(request, room)
-            self._take(state, range(len(best.draft)))
+            state.take(range(len(best.draft)), self._steps)
         elif state.layers.speculated:
             state.layers = replace(state.layers, speculated=0)
         self._account.spend(self._clock() - began, 1)
@@ -422,22 +388,3 @@ class Drafting:
         # A grammar may have added tokens that cost nothing to draft.
         most = max(min(self.limit(request), room), *(len(one.draft) for one in state.candidates), 0)
         return union(state.candidates, most, lambda draft: self._calibration.estimate(draft, params))
-
-    def _take(self, state: DraftState, nodes: Sequence[int]) -> None:
-        """Choose nodes of a request's best draft."""
-        assert state.best is not None
-        nodes = in_order(state.best.draft, nodes)
-        state.taken, state.chosen = nodes, state.best.draft.select(nodes)
-        state.why = Why.NO_ROOM if nodes else state.why
-        tree, joined = state.best.draft, state.best.joined is not None
-        begun = {tree.tokens[node] for node in nodes if tree.parents[node] == ROOT}
-        for candidate in state.candidates:
-            if candidate.turn is not None:
-                if (joined or candidate is state.best) and candidate.draft.tokens[0] in begun:
-                    candidate.turn.used()
-                else:
-                    candidate.turn.unused(self._steps)
-        if state.layers.speculated:
-            # A device proposer's layers hold its nodes in order, up to the first that is left out.
-            intact = min(sum(node == place for place, node in enumerate(nodes)), state.best.speculated)
-            state.layers = replace(state.layers, speculated=min(state.layers.speculated, intact))

@@ -1,7 +1,7 @@
 """What drafting keeps of one request, and what it reads of it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -9,9 +9,10 @@ from parlay.drafting.hosts import NEVER, Host, Turn
 from parlay.drafting.prediction import Follower
 from parlay.kv.table import BlockTable
 from parlay.sampling.grammar import Constraint
-from parlay.types.draft import NO_DRAFT, Draft
+from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.params import SamplingParams
 from parlay.types.plan import CatchUp, ProposerState
+from parlay.verify.tree import in_order
 
 
 class Why(StrEnum):
@@ -120,6 +121,25 @@ class DraftState:
         assert self.best is not None
         probs, taken = self.best.draft.probs, self.taken[:n]
         return [(probs[node], right) for node, right in judged if node in taken] if probs is not None else []
+
+    def take(self, nodes: Sequence[int], step: int) -> None:
+        """Choose nodes of the best draft in a step."""
+        assert self.best is not None
+        nodes = in_order(self.best.draft, nodes)
+        self.taken, self.chosen = nodes, self.best.draft.select(nodes)
+        self.why = Why.NO_ROOM if nodes else self.why
+        tree, joined = self.best.draft, self.best.joined is not None
+        begun = {tree.tokens[node] for node in nodes if tree.parents[node] == ROOT}
+        for candidate in self.candidates:
+            if candidate.turn is not None:
+                if (joined or candidate is self.best) and candidate.draft.tokens[0] in begun:
+                    candidate.turn.used()
+                else:
+                    candidate.turn.unused(step)
+        if self.layers.speculated:
+            # A device proposer's layers hold its nodes in order, up to the first that is left out.
+            intact = min(sum(node == place for place, node in enumerate(nodes)), self.best.speculated)
+            self.layers = replace(self.layers, speculated=min(self.layers.speculated, intact))
 
     def rest(self) -> None:
         """Compute when a host proposer is to be asked again."""

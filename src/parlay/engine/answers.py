@@ -1,7 +1,8 @@
 """A request's answer so far: its text, and its metrics."""
 
 from parlay.engine.request import Request
-from parlay.types.output import RequestMetrics
+from parlay.text.tokenizer import TextCodec, logprob_tables
+from parlay.types.output import CompletionOutput, Logprob, RequestMetrics
 
 
 def text_of(request: Request) -> str:
@@ -46,3 +47,27 @@ def metrics_of(request: Request) -> RequestMetrics:
         verification=counts.verification,
         per_step=() if request.finish_reason is None else tuple(counts.per_step),
     )
+
+
+def completion_of(codec: TextCodec, request: Request, number: int) -> CompletionOutput:
+    """Return a request's completion so far, as completion `number` of its prompt."""
+    tokens = request.output_tokens
+    logprobs = None if request.params.logprobs is None else tuple(logprob_tables(codec, tokens, request.logprobs))
+    return CompletionOutput(
+        index=number,
+        text=text_of(request),
+        token_ids=tuple(tokens),
+        sources=tuple(request.sources),
+        logprobs=logprobs,
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        metrics=metrics_of(request),
+        rejected=tuple(request.rejected) if request.params.return_rejected else None,
+    )
+
+
+def prompt_logprobs_of(codec: TextCodec, request: Request) -> tuple[dict[int, Logprob] | None, ...] | None:
+    """Return the log-probabilities of a prompt, None for its first token; None until all are computed."""
+    if request.params.prompt_logprobs is None or request.scoring_prompt:
+        return None
+    return None, *logprob_tables(codec, request.prompt_tokens[1:], request.prompt_logprobs)

@@ -1,6 +1,6 @@
 """The engine: builds, checks and connects everything; adds, steps and aborts requests."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 
@@ -15,10 +15,11 @@ from parlay.config.verification import DRAWN
 from parlay.drafting.prediction import Follower, Prediction
 from parlay.drafting.remembered import CostFile
 from parlay.drafting.state import DraftState
-from parlay.engine.answers import metrics_of, text_of
+from parlay.engine.answers import completion_of, prompt_logprobs_of
 from parlay.engine.loading import Loading
 from parlay.engine.loads import Load, count_on_all, loads
 from parlay.engine.memory import Memory
+from parlay.engine.processing import check_ids, processor_of
 from parlay.engine.rank import Assignment, arithmetic
 from parlay.engine.request import Counts, Request
 from parlay.engine.resolve import end_tokens, longest_sequence, make_ranks, request_defaults, text_codec
@@ -26,7 +27,7 @@ from parlay.engine.scheduler import Scheduler
 from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names, settle_wish
 from parlay.engine.stats import EngineStats
 from parlay.engine.step import Worker, drive
-from parlay.errors import EngineFaultError, RequestError, about, brief
+from parlay.errors import EngineFaultError, about, brief
 from parlay.interrupts import Deferred
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
@@ -50,16 +51,14 @@ from parlay.proposers.places import scratch_blocks
 from parlay.proposers.select import explain_if_draft_head
 from parlay.runner.footprint import end_bytes, weight_bytes
 from parlay.runner.runner import ModelRunner
-from parlay.sampling.grammar import Constraint, Grammars
+from parlay.sampling.grammar import Grammars
 from parlay.sampling.live import LiveProcessor
-from parlay.sampling.processors import prepare
 from parlay.sampling.seeds import arrival_seed, mix
-from parlay.text.tokenizer import Detokenizer, check_prompt, encode_prediction, logprob_tables
+from parlay.text.tokenizer import Detokenizer, check_prompt, encode_prediction
 from parlay.types.output import CompletionOutput, Logprob
 from parlay.types.params import SamplingParams
 from parlay.types.place import check_place
-from parlay.types.plan import SpanError, TokenLogprobs
-from parlay.types.processor import RowProcessor
+from parlay.types.plan import SpanError
 from parlay.types.progress import OnProgress, ignore
 from parlay.types.stats import StatsSnapshot
 from parlay.types.structured import StructuredOutputsParams
@@ -211,11 +210,13 @@ class Engine:
         check_place(priority, tenant, timeout)
         with about("prompt"):
             tokens = self.encode(prompt)
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
-        self._check_ids("logit_bias", params.logit_bias or ())
-        prediction = self._prediction(params)
-        if prediction is not None:
+        check_ids("stop_token_ids", params.stop_token_ids, self.vocab_size)
+        check_ids("allowed_token_ids", params.allowed_token_ids or (), self.vocab_size)
+        check_ids("logit_bias", params.logit_bias or (), self.vocab_size)
+        prediction = None
+        if params.prediction:
+            expected = encode_prediction(self.codec, params.prediction, self.vocab_size, self.max_model_len)
+            prediction = Prediction(expected)
             params = replace(params, prediction=None)  # plans carry parameters, and need no text
         wish = settle_wish(params.speculative, self.methods, automatic=self._automatic)
         if wish is not params.speculative:
@@ -224,7 +225,10 @@ class Engine:
         assert form is None or isinstance(form, StructuredOutputsParams)
         with about("structured_outputs"):
             constraints = [self._grammars.start(form, tenant) if form else None for _ in range(params.candidates)]
-        processors = [self._processor(tokens, params, constraint) for constraint in constraints]
+        processors = [
+            processor_of(self.codec, tokens, params, self._eos, self.vocab_size, constraint)
+            for constraint in constraints
+        ]
         seed = arrival_seed(self.config.seed, ordinal) if params.seed is None else params.seed
         room = self.max_model_len - len(tokens)
         now = perf_counter()
@@ -263,30 +267,6 @@ class Engine:
             self.abort(*requests)
             raise
 
-    def _check_ids(self, name: str, tokens: Iterable[int]) -> None:
-        token = max(tokens, default=0)
-        if token >= self.vocab_size:
-            raise RequestError(f"{name} holds {token}, beyond the vocabulary of {self.vocab_size}", param=name)
-
-    def _prediction(self, params: SamplingParams) -> Prediction | None:
-        if not params.prediction:
-            return None
-        return Prediction(encode_prediction(self.codec, params.prediction, self.vocab_size, self.max_model_len))
-
-    def _processor(
-        self, prompt: tuple[int, ...], params: SamplingParams, constraint: Constraint | None
-    ) -> RowProcessor | None:
-        bad_words = [spelling for word in params.bad_words for spelling in self.codec.spellings(word)]
-        self._check_ids("bad_words", (token for word in bad_words for token in word))
-        return prepare(
-            params,
-            prompt=prompt,
-            ends=self._eos | frozenset(params.stop_token_ids),
-            bad_words=bad_words,
-            vocab_size=self.vocab_size,
-            further=[constraint] if constraint else [],
-        )
-
     def prepare(self, params: SamplingParams, tenant: str = "") -> None:
         """Do the slow part of adding a tenant's request; any thread may, while the engine steps.
 
@@ -306,8 +286,7 @@ class Engine:
         """Run one step; returns the requests that emitted tokens or finished.
 
         A request that makes the step fail is aborted, its `error` says so, and the step is lost for the others: a
-        later one emits the same tokens for them. Signals wait until the step is done; whatever else ends it half-way,
-        such as an exception that another thread has set, costs the requests in it their blocks, or their answer.
+        later one emits the same tokens for them. Signals wait until the step is done.
 
         Raises:
             RankError: another rank is lost, or waits in a pass that did not end.
@@ -320,8 +299,7 @@ class Engine:
         return moved
 
     def _step(self) -> list[Request]:
-        began = perf_counter()
-        emitted, drafting = self._scheduler.emitted, self._scheduler.drafting.seconds
+        began, emitted, drafting = perf_counter(), self._scheduler.emitted, self._scheduler.drafting.seconds
         unfinished = list(self._scheduler.requests)
         try:
             moved, times = drive(self._scheduler, self._worker)
@@ -405,24 +383,8 @@ class Engine:
 
     def completion(self, request: Request, number: int) -> CompletionOutput:
         """Return a request's completion so far, as completion `number` of its prompt."""
-        tokens = request.output_tokens
-        return CompletionOutput(
-            index=number,
-            text=text_of(request),
-            token_ids=tuple(tokens),
-            sources=tuple(request.sources),
-            logprobs=None if request.params.logprobs is None else self._logprobs(tokens, request.logprobs),
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            metrics=metrics_of(request),
-            rejected=tuple(request.rejected) if request.params.return_rejected else None,
-        )
+        return completion_of(self.codec, request, number)
 
     def prompt_logprobs(self, request: Request) -> tuple[dict[int, Logprob] | None, ...] | None:
         """Return the log-probabilities of a prompt, None for its first token; None until all are computed."""
-        if request.params.prompt_logprobs is None or request.scoring_prompt:
-            return None
-        return None, *self._logprobs(request.prompt_tokens[1:], request.prompt_logprobs)
-
-    def _logprobs(self, tokens: Sequence[int], entries: Sequence[TokenLogprobs]) -> tuple[dict[int, Logprob], ...]:
-        return tuple(logprob_tables(self.codec, tokens, entries))
+        return prompt_logprobs_of(self.codec, request)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from parlay.config.verification import COUPLED
 from parlay.drafting.state import DraftState
-from parlay.errors import RequestError
+from parlay.errors import EngineFaultError, RequestError
 from parlay.kv.table import BlockTable
 from parlay.text.tokenizer import Detokenizer
 from parlay.types.output import FinishReason, Rejected
@@ -100,6 +100,11 @@ class Request:
 
     def __post_init__(self) -> None:
         self.draw = self.params.draw
+
+    def interrupt(self, now: float) -> None:
+        """End it, since an exception has come in the middle of a change to it."""
+        self.error = EngineFaultError("a step was interrupted in which this request was; send it again")
+        self.finish_reason, self.counts.finished = "abort", now
 
     @property
     def output_tokens(self) -> list[int]:

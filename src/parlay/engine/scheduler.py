@@ -17,7 +17,6 @@ from parlay.drafting.notes import Notes
 from parlay.drafting.offers import NOTHING, Offer
 from parlay.engine.request import Request, Rows
 from parlay.engine.stats import EngineStats
-from parlay.errors import EngineFaultError
 from parlay.kv.pool import BlockPool
 from parlay.sampling.live import LiveProcessor, Output
 from parlay.types.output import FinishReason, Rejected
@@ -374,35 +373,26 @@ class Scheduler:
     def mend(self, now: float, *, processing: bool = True) -> None:
         """Begin anew after an exception that came from outside in the middle of anything.
 
-        Blocks are nobody's, plans are dropped, and all unfinished requests wait with the tokens that they have; what
-        they had computed is found again as far as it is shared. Only those end whose tokens were being committed, or
-        whose processors may be out of step with them.
-
-        Args:
-            now: the engine's clock.
-            processing: whether processors were at work.
+        Blocks are nobody's, plans are dropped, and all unfinished requests wait with the tokens that they have. Only
+        those end whose tokens were being committed, or, if the step was `processing`, whose processors were at work.
         """
-        running, queued, half = set(self._running), [*self._running, *self._waiting], self._half
-        every = list(dict.fromkeys([*queued, *self._under_way.values()]))
-        self._under_way, self._half, self._left = {}, None, 0
-        self._notes.clear()
-        self._preempted.clear()
+        running, half = set(self._running), self._half
+        every = list(dict.fromkeys([*self._running, *self._waiting, *self._under_way.values()]))
+        self._under_way, self._notes, self._preempted, self._half, self._left = {}, deque(), set(), None, 0
         for request in every:
             request.table.drop()
             request.computed = 0
+            request.counts.preemptions += request.counts.admitted > 0
             broken = request is half or (processing and request in running and request.processor is not None)
             if broken and request.finish_reason is None:
-                request.error = EngineFaultError("a step was interrupted in which this request was; send it again")
-                request.finish_reason, request.counts.finished = "abort", now
+                request.interrupt(now)
                 self.stats.finished["abort"] += 1
         self.pool.reset()
-        live = [request for request in every if request.finish_reason is None]
-        for request in live:
-            request.counts.preemptions += request.counts.admitted > 0
-        self._waiting, self._running = sorted(live, key=lambda r: r.priority), []
-        for request_id in self.processors.keys() - {request.request_id for request in live}:
+        self._running = []
+        self._waiting = sorted((r for r in every if r.finish_reason is None), key=lambda r: r.priority)
+        for request_id in self.processors.keys() - {request.request_id for request in self._waiting}:
             del self.processors[request_id]
-        self.drafting.restart(live)
+        self.drafting.restart(self._waiting)
 
     def check(self) -> None:
         """Recount every block; all tables must belong to running requests.
