@@ -59,6 +59,23 @@ def test_several_places_are_shared_as_well() -> None:
     assert served(["a0", "a1", "a2", "a3", "b0", "b1"], places=2)[:4] == ["a0", "b0", "a1", "b1"]
 
 
+@pytest.mark.parametrize("rests", [False, True])
+def test_a_place_rests_as_long_as_its_last_call_took(rests: bool) -> None:
+    async def main() -> float:
+        turns, clock = Turns(rests=rests), asyncio.get_running_loop().time
+        times = list[float]()
+
+        async def work() -> None:
+            times.append(clock())
+            await asyncio.sleep(0.05)
+            times.append(clock())
+
+        await asyncio.gather(turns.run("a", work), turns.run("b", work))
+        return times[2] - times[1]
+
+    assert (asyncio.run(main()) >= 0.049) == rests
+
+
 def test_a_call_that_leaves_takes_no_turn() -> None:
     async def main() -> None:
         turns, free = Turns(), asyncio.Event()

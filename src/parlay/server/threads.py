@@ -12,7 +12,7 @@ from parlay.text.tokenizer import TextCodec
 T = TypeVar("T")
 
 # Characters, tokens or bytes. A long input takes longer than a task should delay others; a huge one takes much memory
-# too, and is processed one after another.
+# too, and is processed one after another, half of the time: decoding it keeps other requests from the interpreter.
 LONG, _HUGE = 1 << 12, 1 << 18
 _AT_ONCE = 4  # long inputs
 
@@ -23,7 +23,7 @@ class Threads:
     def __init__(self) -> None:
         """Start no thread yet."""
         self._long, self._huge = ThreadPoolExecutor(_AT_ONCE, "parlay-long"), ThreadPoolExecutor(1, "parlay-huge")
-        self._long_turns, self._huge_turns = Turns(_AT_ONCE), Turns()
+        self._long_turns, self._huge_turns = Turns(_AT_ONCE), Turns(rests=True)
         self._template_turns: dict[str, Turns] = {}
 
     async def run(self, key: str, size: int, work: Callable[[], T]) -> T:

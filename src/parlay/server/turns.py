@@ -1,6 +1,7 @@
 """Turns at a scarce worker: one for each key after another, however much one of them has waiting."""
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -14,9 +15,15 @@ class Turns:
     A key that has many calls waiting gets one turn, then every other key that waits gets one.
     """
 
-    def __init__(self, places: int = 1) -> None:
-        """Begin with all places free; there are as many as calls may run at once."""
-        self._free = places
+    def __init__(self, places: int = 1, *, rests: bool = False) -> None:
+        """Begin with all places free.
+
+        Args:
+            places: as many as calls may run at once.
+            rests: a place stays empty for as long as its last call took, so that calls take half of the time at most:
+                the rest is for what shares the interpreter with them.
+        """
+        self._free, self._rests = places, rests
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by key, the next one first
 
     async def run(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
@@ -29,8 +36,8 @@ class Turns:
             Exception: anything that `work` raises.
         """
         await self._turn(key)
-        task = asyncio.ensure_future(work())
-        task.add_done_callback(self._done)
+        task, began = asyncio.ensure_future(work()), time.monotonic()
+        task.add_done_callback(lambda done: self._done(done, time.monotonic() - began))
         await asyncio.wait((task,))  # which, cancelled, leaves the task alone
         return task.result()
 
@@ -49,10 +56,13 @@ class Turns:
                 self._forget(key, called)
             raise
 
-    def _done(self, task: "asyncio.Future[Any]") -> None:
+    def _done(self, task: "asyncio.Future[Any]", seconds: float) -> None:
         if not task.cancelled():
             task.exception()  # nobody may be left to take it
-        self._leave()
+        if self._rests:
+            task.get_loop().call_later(seconds, self._leave)
+        else:
+            self._leave()
 
     def _leave(self) -> None:
         """Give a free place to the next key."""
