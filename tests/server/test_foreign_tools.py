@@ -9,6 +9,7 @@ import pytest
 from openai.types.responses import ResponseCustomToolCallItem, ResponseFunctionToolCall, ToolParam
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
+from parlay.server.errors import ApiError
 from parlay.server.openai.responses_input import messages_of
 from parlay.server.openai.responses_stream import Output
 from parlay.server.openai.responses_tools import choice_of, function_name, functions_of, input_of
@@ -77,6 +78,17 @@ def test_choices() -> None:
         "type": "allowed_tools",
         "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "shell"}}]},
     }
+    # As in OpenAI's guide to function calling, where hosted tools stand beside functions.
+    hosted = [{"type": "mcp", "server_label": "deepwiki"}, {"type": "image_generation"}, {"type": "web_search"}]
+    assert choice_of({**allowed, "tools": [*allowed["tools"], *hosted]}) == choice_of(allowed)
+    assert choice_of({**allowed, "tools": hosted}) == "none"
+    with pytest.raises(ApiError, match="this server runs none of the tools in allowed_tools"):
+        choice_of({**allowed, "mode": "required", "tools": hosted})
+
+
+def test_arguments_as_an_object() -> None:
+    (message,) = messages_of([{"type": "function_call", "call_id": "c", "name": "f", "arguments": {"é": [1]}}])
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"é": [1]}'
 
 
 @pytest.mark.parametrize(

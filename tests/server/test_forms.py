@@ -178,6 +178,13 @@ def test_references_of_a_function_stay_its_own(schema: Any, value: Any, choice: 
     assert not permitted(made, '[{"name":"f","arguments":{"x":4}}]' if choice == "required" else '{"x":4}')
 
 
+def test_functions_in_the_form_of_responses() -> None:
+    """Cursor and others send it to chat completions too."""
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    assert ChatFields(tools=flat) == ChatFields(tools=TOOLS)
+    assert read_tools(ChatFields(tools=[*flat[:1], *TOOLS[1:]])) == read_tools(ChatFields(tools=TOOLS))
+
+
 def test_allowed_tools() -> None:
     described = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]}
     outside = {

@@ -53,6 +53,7 @@ class Asked:
             `continuous_usage_stats` too, every chunk has the usage so far.
         return_sources: give `sources`, which says who guessed each piece of the text.
         return_token_ids: give `token_ids` and `prompt_token_ids`.
+        return_tokens_as_token_ids: write the tokens of log-probabilities as `token_id:ID`.
         return_metrics: give `metrics.speculative_decoding`, in vLLM's form; of a streamed answer with its usage.
         prediction: a text that the answer will mostly repeat, `{"type": "content", "content": ...}`; it makes the
             answer come faster and changes nothing in it.
@@ -69,6 +70,7 @@ class Asked:
     stream_options: dict[str, Any] | None = None
     return_sources: bool = False
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     return_metrics: bool = False
     prediction: Prediction | None = None
     user: str | None = None
@@ -190,10 +192,19 @@ class ChatFields(Asked):
         Asked.__post_init__(self)
         if self.tool_choice == "auto" and not self.tools:  # clients send it without tools too
             object.__setattr__(self, "tool_choice", None)
+        if self.tools:
+            object.__setattr__(self, "tools", [_nested(tool) for tool in self.tools])
         if self.modalities not in (None, [], ["text"]):
             raise ConfigError("modalities: the model writes text only; leave it out", param="modalities")
         if self.top_logprobs and not self.logprobs:
             raise ConfigError("top_logprobs needs logprobs; set logprobs to true", param="top_logprobs")
+
+
+def _nested(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool as chat completions have it; some clients send the form of responses."""
+    if tool.get("type") != "function" or "function" in tool or "name" not in tool:
+        return tool
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
