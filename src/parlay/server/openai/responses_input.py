@@ -172,9 +172,8 @@ def _add(made: _Conversation, item: dict[str, Any], where: str) -> None:
                 raise _wrong(where, f"a role is {', '.join(_ROLES)}, not {shown(item.get('role'))}")
             made.add(role, _content(item.get("content"), f"{where}.content"))
         case "function_call":
-            given = item.get("arguments")
-            arguments = _json(given) if isinstance(given, dict) else _string(item, "arguments", where)
-            made.call(_string(item, "call_id", where), _string(item, "name", where), space, arguments)
+            name, arguments = _string(item, "name", where), _string(item, "arguments", where)
+            made.call(_string(item, "call_id", where), name, space, arguments)
         case "custom_tool_call":
             arguments = json.dumps({INPUT: _string(item, "input", where)}, ensure_ascii=False)
             made.call(_string(item, "call_id", where), _string(item, "name", where), space, arguments)
