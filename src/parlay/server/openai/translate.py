@@ -163,14 +163,19 @@ def _is_object(hint: Any) -> bool:
 
 
 def settled(body: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any]:
-    """Return a body without values that stand for nothing: PHP's empty object is a list, and a negative number of
-    tokens is no limit."""
-    found = {name: value for name, value in body.items() if not (name in objects and value == [])}
+    """Return a body without values that stand for nothing.
+
+    They are what is empty, where PHP writes objects as lists, and a negative number of tokens, which is no limit.
+    """
+    found = {name: value for name, value in body.items() if not (name in objects and value in ([], {}))}
     for name in ("reasoning_effort", "verbosity"):
         if found.get(name) in ("", "default", "auto"):
             del found[name]
-    if found.get("stop") == "":
-        del found["stop"]
+    for name in ("stop", "tool_choice", "chat_template"):
+        if found.get(name) == "":
+            del found[name]
+    if isinstance(stop := found.get("stop"), list):
+        found["stop"] = [text for text in stop if text != ""]
     for name in ("max_completion_tokens", "max_output_tokens"):
         if _is_unlimited(found.get(name)):
             del found[name]
