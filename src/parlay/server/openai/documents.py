@@ -46,8 +46,17 @@ _MESSAGES = {
     "minItems": 1,
     "items": {
         "type": "object",
-        "properties": {"role": {"type": "string"}, "content": {"type": "string"}},
-        "required": ["role", "content"],
+        "properties": {
+            "role": {"type": "string"},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "object"}]}},
+                    {"type": "null"},
+                ]
+            },
+        },
+        "required": ["role"],
     },
 }
 _INPUT = {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}

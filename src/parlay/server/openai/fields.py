@@ -146,7 +146,7 @@ class ChatFields(Asked):
     """The body of `/v1/chat/completions`, besides sampling parameters.
 
     Attributes:
-        messages: with `role` and `content`.
+        messages: with `role` and `content`, which is text, a list of parts, or null beside calls.
         logprobs: give log-probabilities.
         top_logprobs: of this many most likely tokens at each position.
         max_completion_tokens: another name of `max_tokens`.
@@ -219,7 +219,7 @@ class TokenizeFields:
         add_generation_prompt: end a conversation with what begins an answer.
         continue_final_message: go on with the last message.
         tools: functions that the template shows.
-        tool_choice: as in chat completions; with `none` the template gets no tools.
+        tool_choice: as in chat completions.
         chat_template: a template in place of the model's own, where the server allows it.
         chat_template_kwargs: further variables that the template reads.
         reasoning_effort: a variable that the template reads.
