@@ -12,7 +12,7 @@ from parlay.config import ServerConfig, build
 from parlay.errors import ConfigError, ContextLengthError, RequestError, shown
 from parlay.server.errors import ApiError
 from parlay.server.openai.foreign import COUNTED, Foreign
-from parlay.server.openai.translate import ignored_keys, objects_of, settled, translated
+from parlay.server.openai.translate import ignored_keys, nested_tool, objects_of, settled, translated
 from parlay.types.params import SamplingParams
 
 T = TypeVar("T")
@@ -193,18 +193,11 @@ class ChatFields(Asked):
         if self.tool_choice == "auto" and not self.tools:  # clients send it without tools too
             object.__setattr__(self, "tool_choice", None)
         if self.tools:
-            object.__setattr__(self, "tools", [_nested(tool) for tool in self.tools])
+            object.__setattr__(self, "tools", [nested_tool(tool) for tool in self.tools])
         if self.modalities not in (None, [], ["text"]):
             raise ConfigError("modalities: the model writes text only; leave it out", param="modalities")
         if self.top_logprobs and not self.logprobs:
             raise ConfigError("top_logprobs needs logprobs; set logprobs to true", param="top_logprobs")
-
-
-def _nested(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool as chat completions have it; some clients send the form of responses."""
-    if tool.get("type") != "function" or "function" in tool or "name" not in tool:
-        return tool
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

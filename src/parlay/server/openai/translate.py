@@ -188,5 +188,12 @@ def settled(body: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any]
     return found
 
 
+def nested_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool as chat completions have it; some clients send the form of responses."""
+    if tool.get("type") != "function" or "function" in tool or "name" not in tool:
+        return tool
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
 def _is_unlimited(value: Any) -> bool:
     return type(value) in (int, float) and value == -1
