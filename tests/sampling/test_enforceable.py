@@ -225,6 +225,10 @@ TAGGED = [
     ("schema", "good", "bad"),
     [
         ({"type": "string", "nullable": True}, [None, "a"], [1]),  # OpenAPI 3.0
+        # Gemini's: https://ai.google.dev/api/caching#Schema
+        ({"type": "STRING", "nullable": True}, [None, "a"], [1]),
+        ({"type": "OBJECT", "properties": {"a": {"type": "INTEGER"}}}, [{"a": 1}], [1, {"a": "b"}]),
+        ({"type": ["String", "NULL"]}, [None, "a"], [1]),
         ({"enum": ["a", "b"], "type": "string", "nullable": True}, [None, "b"], ["c"]),
         ({"$defs": {"a": {"type": "integer"}}, "$ref": "#/$defs/a", "nullable": True}, [None, 3], ["c"]),
         ({**OBJECT, "required": None}, [{}, {"x": 1}], [3]),  # PHP
@@ -272,6 +276,7 @@ def test_nothing_is_lost(schema: dict[str, Any], good: list[Any], bad: list[Any]
         ({"type": "object", "minProperties": 3}, "#/minProperties", {}),
         ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 1}]}, "#/oneOf", "a"),
         ({"anyOf": [], "type": "string"}, "#/anyOf has a value that the keyword does not take", "a"),
+        ({"type": ["OBJECT", "any"]}, "#/type has", 1),
         ({"type": "dict", "properties": {"x": {"type": "float"}}}, "#/type has", {"x": 1}),  # the BFCL's types
         ({"type": "string", "maxlength": 3}, "#/maxlength is no keyword (did you mean 'maxLength'?)", "abcd"),
         ({"type": "string", "pattern": "("}, "#/pattern is not enforced", "abc"),

@@ -374,6 +374,18 @@ def test_values_that_openais_clients_send_for_nothing() -> None:
     assert [w.partition(" ")[0].partition("=")[0] for w in warnings] == ["truncation", "include:"]
 
 
+# What forms send whose fields were left empty, and PHP, which cannot tell an empty object from an empty list.
+@pytest.mark.parametrize(
+    "empty",
+    [{"stop": [""]}, {"stop": ["", "x"]}, {"tool_choice": ""}, {"chat_template": ""}, {"prediction": {}},
+     {"structured_outputs": {}}, {"speculative": {}}, {"prediction": []}, {"response_format": {}}],
+)  # fmt: skip
+def test_what_is_empty_stands_for_nothing(empty: dict[str, Any]) -> None:
+    made, sampling, warnings = read("chat", **empty)
+    assert (made, warnings) == (read("chat")[0], ())
+    assert make_params(sampling, ServerConfig()) == SamplingParams(stop=tuple(filter(None, empty.get("stop", ()))))
+
+
 def test_top_p_of_zero_is_greedy() -> None:
     assert SamplingParams(top_p=0, temperature=0.8).temperature == 0
     assert SamplingParams(top_p=0.1, temperature=0.8).temperature == 0.8

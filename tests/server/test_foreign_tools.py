@@ -9,6 +9,7 @@ import pytest
 from openai.types.responses import ResponseCustomToolCallItem, ResponseFunctionToolCall, ToolParam
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
+from parlay.server.errors import ApiError
 from parlay.server.openai.responses_input import messages_of
 from parlay.server.openai.responses_stream import Output
 from parlay.server.openai.responses_tools import choice_of, function_name, functions_of, input_of
@@ -77,6 +78,30 @@ def test_choices() -> None:
         "type": "allowed_tools",
         "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "shell"}}]},
     }
+    # As in OpenAI's guide to function calling, where hosted tools stand beside functions.
+    hosted = [{"type": "mcp", "server_label": "deepwiki"}, {"type": "image_generation"}, {"type": "web_search"}]
+    assert choice_of({**allowed, "tools": [*allowed["tools"], *hosted]}) == choice_of(allowed)
+    assert choice_of({**allowed, "tools": hosted}) == "none"
+    with pytest.raises(ApiError, match="this server runs none of the tools in allowed_tools"):
+        choice_of({**allowed, "mode": "required", "tools": hosted})
+
+
+# A screenshot, an image, and what the code interpreter drew, as OpenAI's types have them.
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ({"type": "image_generation_call", "id": "i", "status": "completed", "result": "iVBO", "size": "x"}, "size"),
+        ({"type": "computer_call_output", "call_id": "c", "output":
+            {"type": "computer_screenshot", "image_url": "data:image/png;base64,iVBO"}}, "screenshot left out"),
+        ({"type": "code_interpreter_call", "id": "c", "code": "plot()", "container_id": "k", "status": "completed",
+            "outputs": [{"type": "image", "url": "data:image/png;base64,iVBO"}]}, "plot()"),
+        ({"type": "mcp_call", "name": "shot", "output": "text", "arguments": "{}"}, '"text"'),
+    ],
+)  # fmt: skip
+def test_images_are_no_text(item: dict[str, Any], said: str) -> None:
+    (message,) = messages_of([item])
+    assert said in message["content"]
+    assert "iVBO" not in message["content"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Tools and response_format together: an answer is calls or by the schema, and never taken for the other."""
 
 import json
+import re
 from typing import Any
 
 import openai
@@ -176,6 +177,38 @@ def test_references_of_a_function_stay_its_own(schema: Any, value: Any, choice: 
     given = json.dumps(value, separators=(",", ":"))
     assert permitted(made, f'[{{"name":"f","arguments":{given}}}]' if choice == "required" else given)
     assert not permitted(made, '[{"name":"f","arguments":{"x":4}}]' if choice == "required" else '{"x":4}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"properties": {"a": {"$ref": "#/$defs/Lost"}}}, "nothing in the JSON schema where '#/.defs/Lost' leads"),
+        ({"properties": {"a": False}, "required": ["a"]}, "required property 'a' is unsatisfiable"),
+        ({"properties": {"a": {"$ref": "https://json.schemastore.org/package"}}}, "retrieving it failed"),
+        ({"properties": {f"p{i}": {} for i in range(600)}}, "has 600 properties and may have 500"),
+    ],
+)
+def test_one_odd_function_that_need_not_be_called(schema: dict[str, Any], words: str) -> None:
+    """Tools of MCP servers come with schemas that nobody has checked (huggingface/chat-ui#2299)."""
+    odd = {"type": "function", "function": {"name": "odd", "parameters": {"type": "object", **schema}}}
+    made = form(tools=[odd, *TOOLS], response_format=by(ANSWER))
+    (warning,) = made.warnings
+    assert re.match(f"nothing is enforced of tools.0..function.parameters: .*{words}", warning)
+    assert permitted(made, '<tool_call>\n{"name": "odd", "arguments": {"b": 1}}\n</tool_call>')
+    assert not permitted(made, '<tool_call>\n{"name": "get_weather", "arguments": {"city": 1}}\n</tool_call>')
+
+
+def test_one_odd_function_that_is_strict() -> None:
+    function = {"name": "odd", "parameters": {"properties": {"a": {"$ref": "#/$defs/Lost"}}}, "strict": True}
+    with pytest.raises(ApiError, match="there is nothing in the JSON schema"):
+        form(tools=[{"type": "function", "function": function}, *TOOLS], response_format=by(ANSWER))
+
+
+def test_functions_in_the_form_of_responses() -> None:
+    """Cursor and others send it to chat completions too."""
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    assert ChatFields(tools=flat) == ChatFields(tools=TOOLS)
+    assert read_tools(ChatFields(tools=[*flat[:1], *TOOLS[1:]])) == read_tools(ChatFields(tools=TOOLS))
 
 
 def test_allowed_tools() -> None:

@@ -59,6 +59,21 @@ def test_no_entry_is_lost_where_tokens_are_parts_of_characters(kind: str) -> Non
     ]
 
 
+@pytest.mark.parametrize("kind", ["byte level", "llama"])
+def test_tokens_as_ids(kind: str) -> None:
+    """vLLM's form, with which clients find tokens whose texts are the same or incomplete."""
+    codec = codec_of(kind)
+    *others, token = codec.encode("🎉", add_special_tokens=False)[-3:]
+    found = tables(codec, [token], others)
+    completed = completion_logprobs(codec, [token], found, [0], as_ids=True)
+    (entry,) = chat_logprobs(codec, [token], found, 3, as_ids=True)["content"]
+    assert completed["tokens"] == [entry["token"]] == [f"token_id:{token}"]
+    named = {f"token_id:{one}": -float(rank) for rank, one in enumerate([*others, token], start=1)}
+    assert completed["top_logprobs"] == [named]
+    assert {one["token"]: one["logprob"] for one in entry["top_logprobs"]} == named
+    assert entry["bytes"] == list(codec.token_bytes(token))
+
+
 def test_tokens_with_and_without_a_space_are_two() -> None:
     codec = codec_of("llama")
     spaced, bare = (codec.tokenizer.token_to_id(name) for name in ("\u2581id", "id"))

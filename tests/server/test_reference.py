@@ -3,11 +3,15 @@
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from typing import Any
 
+import jsonschema
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 from serving import Live
 from test_foreign_pages import NoEngine
 
+from parlay.server.openai.documents import schemas
 from parlay.server.openai.reference import kind
 
 
@@ -83,3 +87,17 @@ def test_it_needs_nothing_from_elsewhere(live: Live) -> None:
 )
 def test_types_in_words(schema: dict[str, object], words: str) -> None:
     assert kind(schema) == words
+
+
+def test_the_document_allows_what_openais_clients_send() -> None:
+    calls: list[Any] = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    messages: list[ChatCompletionMessageParam] = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi."}]},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "x"}]},
+    ]
+    made = schemas()
+    body = {"messages": messages, "stop": [""], "speculative": {}, "logit_bias": [], "max_tokens": -1}
+    jsonschema.validate(body, {**made["ChatFields"], "components": {"schemas": made}})

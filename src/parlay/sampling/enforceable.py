@@ -293,8 +293,9 @@ def _fitting(key: str, value: Any) -> tuple[Any] | None:
     elif key == "required":
         good = isinstance(value, list) and all(isinstance(name, str) for name in value)
     elif key == "type":
-        kinds = value if isinstance(value, list) else [value]
-        good = bool(kinds) and all(isinstance(kind, str) and kind in _TYPES for kind in kinds)
+        kinds = [str(kind).lower() for kind in (value if isinstance(value, list) else [value])]  # Gemini: "STRING"
+        good = bool(kinds) and _TYPES.issuperset(kinds)
+        value = kinds if isinstance(value, list) else kinds[0]
     elif key in ("$ref", "format", "pattern"):
         good = isinstance(value, str)
     return (value,) if good else None

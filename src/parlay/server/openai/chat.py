@@ -274,7 +274,11 @@ class ChatShape(Shape):
         if self.params.logprobs is not None:
             shown = len(news.tokens) - self._unseen(news)
             choice["logprobs"] = chat_logprobs(
-                self.front.engine.codec, news.tokens[:shown], news.logprobs[:shown], self.params.logprobs
+                self.front.engine.codec,
+                news.tokens[:shown],
+                news.logprobs[:shown],
+                self.params.logprobs,
+                as_ids=self.asked.return_tokens_as_token_ids,
             )
         if news.sources is not None:
             choice["sources"] = news.sources

@@ -158,7 +158,9 @@ class CompletionShape(Shape):
             new = self.offsets[index].add(tokens, news.text, finished=news.finish is not None)
             places = [*prompt_places, *new]
             scored = (*ids, *tokens) if prompt_places else tokens
-            choice["logprobs"] = completion_logprobs(codec, scored, positions, places)
+            choice["logprobs"] = completion_logprobs(
+                codec, scored, positions, places, as_ids=self.asked.return_tokens_as_token_ids
+            )
         if sources is not None:
             choice["sources"] = sources
         if self.asked.return_token_ids:

@@ -46,8 +46,17 @@ _MESSAGES = {
     "minItems": 1,
     "items": {
         "type": "object",
-        "properties": {"role": {"type": "string"}, "content": {"type": "string"}},
-        "required": ["role", "content"],
+        "properties": {
+            "role": {"type": "string"},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "object"}]}},
+                    {"type": "null"},
+                ]
+            },
+        },
+        "required": ["role"],
     },
 }
 _INPUT = {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}
@@ -140,11 +149,11 @@ def _also(cls: type, name: str) -> list[dict[str, Any]]:
     """Return the schemas of values that a field may have beside its own, and that stand for nothing."""
     found: list[dict[str, Any]] = []
     if name in objects_of(cls) | objects_of(SamplingParams):
-        found.append({"type": "array", "maxItems": 0})
+        found += [{"type": "array", "maxItems": 0}, {"type": "object", "maxProperties": 0}]
     if name in ("reasoning_effort", "verbosity"):
         found.append({"enum": ["", "default", "auto"]})
     if name == "stop":
-        found.append({"const": ""})
+        found += [{"const": ""}, {"type": "array", "items": {"type": "string"}}]
     if name == "structured_outputs":
         found.append({"type": "boolean"})
     if name == "logprobs" and cls is CompletionFields:

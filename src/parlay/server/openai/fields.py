@@ -12,7 +12,7 @@ from parlay.config import ServerConfig, build
 from parlay.errors import ConfigError, ContextLengthError, RequestError, shown
 from parlay.server.errors import ApiError
 from parlay.server.openai.foreign import COUNTED, Foreign
-from parlay.server.openai.translate import ignored_keys, objects_of, settled, translated
+from parlay.server.openai.translate import ignored_keys, nested_tool, objects_of, settled, translated
 from parlay.types.params import SamplingParams
 
 T = TypeVar("T")
@@ -53,6 +53,7 @@ class Asked:
             `continuous_usage_stats` too, every chunk has the usage so far.
         return_sources: give `sources`, which says who guessed each piece of the text.
         return_token_ids: give `token_ids` and `prompt_token_ids`.
+        return_tokens_as_token_ids: write the tokens of log-probabilities as `token_id:ID`.
         return_metrics: give `metrics.speculative_decoding`, in vLLM's form; of a streamed answer with its usage.
         prediction: a text that the answer will mostly repeat, `{"type": "content", "content": ...}`; it makes the
             answer come faster and changes nothing in it.
@@ -69,6 +70,7 @@ class Asked:
     stream_options: dict[str, Any] | None = None
     return_sources: bool = False
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     return_metrics: bool = False
     prediction: Prediction | None = None
     user: str | None = None
@@ -144,7 +146,7 @@ class ChatFields(Asked):
     """The body of `/v1/chat/completions`, besides sampling parameters.
 
     Attributes:
-        messages: with `role` and `content`.
+        messages: with `role` and `content`, which is text, a list of parts, or null beside calls.
         logprobs: give log-probabilities.
         top_logprobs: of this many most likely tokens at each position.
         max_completion_tokens: another name of `max_tokens`.
@@ -190,6 +192,8 @@ class ChatFields(Asked):
         Asked.__post_init__(self)
         if self.tool_choice == "auto" and not self.tools:  # clients send it without tools too
             object.__setattr__(self, "tool_choice", None)
+        if self.tools:
+            object.__setattr__(self, "tools", [nested_tool(tool) for tool in self.tools])
         if self.modalities not in (None, [], ["text"]):
             raise ConfigError("modalities: the model writes text only; leave it out", param="modalities")
         if self.top_logprobs and not self.logprobs:
@@ -208,7 +212,7 @@ class TokenizeFields:
         add_generation_prompt: end a conversation with what begins an answer.
         continue_final_message: go on with the last message.
         tools: functions that the template shows.
-        tool_choice: as in chat completions; with `none` the template gets no tools.
+        tool_choice: as in chat completions.
         chat_template: a template in place of the model's own, where the server allows it.
         chat_template_kwargs: further variables that the template reads.
         reasoning_effort: a variable that the template reads.

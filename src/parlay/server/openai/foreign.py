@@ -261,7 +261,6 @@ FOREIGN: dict[str, Foreign] = {
     **_all("logits_processors custom_logit_processor",
         "functions cannot be sent; use logit_bias, allowed_token_ids or bad_words", []),
     **_all("logprob_token_ids", "the most likely tokens are reported; use logprobs", []),
-    **_all("return_tokens_as_token_ids", "tokens are given as text; use return_token_ids", []),
     **_all("watermark watermarking", "nothing is hidden in answers", []),
     **_all("repetition_detection stop_regex", "only stop, stop_token_ids and max_tokens end an answer", []),
     **_all("t_max_predict_ms max_time", "only stop, stop_token_ids and max_tokens end an answer", [0, -1]),
@@ -341,7 +340,7 @@ ELSEWHERE: dict[str, Mapping[str, Foreign]] = {
         **_all("n best_of", "a response is one answer", [1]),
         **_all("logprobs top_logprobs prompt_logprobs", "log-probabilities come with chat completions only", [0]),
         **_all(
-            "return_rejected return_sources return_token_ids return_metrics",
+            "return_rejected return_sources return_token_ids return_tokens_as_token_ids return_metrics",
             "it comes with chat completions only",
             [],
         ),

@@ -22,6 +22,7 @@ from parlay.types.json_schema import closed
 SPACE = r" |\r?\n[ \t]{0,20}"
 _OWN = "structured_outputs"
 _COMPACT = {"whitespace_flexible": False}
+_OBJECT = {"type": "object"}
 _MOST_NAMED = 8  # keywords, in warnings
 _MANY = 1 << 15  # characters of functions' schemas, above which compiling takes long
 
@@ -206,11 +207,25 @@ class _Making:
     def enforced(self) -> dict[str, Any]:
         """Return the schemas of all functions' arguments; any object where the model chooses from very many."""
         size = sum(len(_line(schema)) for schema in self.tools.parameters.values())
-        few = self.tools.mode == "required" or size <= _MANY
+        if self.tools.mode == "required":
+            return {name: self.parameters(name) for name in self.tools.parameters}
         return {
-            name: self.parameters(name) if few or name in self.strict else {"type": "object"}
+            name: self.parameters(name) if name in self.strict else self.chosen(name) if size <= _MANY else _OBJECT
             for name in self.tools.parameters
         }
+
+    def chosen(self, name: str) -> dict[str, Any]:
+        """Return the same of a function that need not be called: any object where its schema cannot be served."""
+        where = self.names.parameters.format(list(self.tools.given).index(name))
+        try:
+            schema = self.parameters(name)
+            trouble = f"{where}: {found}" if (found := fault(schema)) else ""
+        except ApiError as error:
+            trouble = str(error)
+        if not trouble:
+            return schema
+        self.dropped.append(f"nothing is enforced of {trouble}")
+        return _OBJECT
 
     def schema(self, schema: dict[str, Any], where: str, strict: bool, param: str) -> dict[str, Any]:
         """Return what is enforced of a schema.

@@ -54,7 +54,12 @@ def prompt_offsets(codec: TextCodec, tokens: Sequence[int], text: str) -> list[i
 
 
 def completion_logprobs(
-    codec: TextCodec, tokens: Sequence[int], positions: Sequence[Position], offsets: list[int]
+    codec: TextCodec,
+    tokens: Sequence[int],
+    positions: Sequence[Position],
+    offsets: list[int],
+    *,
+    as_ids: bool = False,
 ) -> dict[str, Any]:
     """Return the log-probabilities of `/v1/completions`.
 
@@ -63,6 +68,7 @@ def completion_logprobs(
         tokens: the chosen ones.
         positions: a table for each; None for a prompt's first token.
         offsets: where in the text each of them begins.
+        as_ids: tokens are written as `token_id:ID`, as in vLLM.
     """
     own: list[float | None] = []
     tops: list[dict[str, float] | None] = []
@@ -73,20 +79,25 @@ def completion_logprobs(
             continue
         top: dict[str, float] = {}
         for other, entry in sorted(table.items(), key=lambda item: item[1].rank):
-            top.setdefault(spelled(codec, other), _finite(entry.logprob))
-        tops.append(top | {spelled(codec, token): _finite(table[token].logprob)})
-    texts = [spelled(codec, token) for token in tokens]
+            top.setdefault(_name(codec, other, as_ids=as_ids), _finite(entry.logprob))
+        tops.append(top | {_name(codec, token, as_ids=as_ids): _finite(table[token].logprob)})
+    texts = [_name(codec, token, as_ids=as_ids) for token in tokens]
     return {"tokens": texts, "token_logprobs": own, "top_logprobs": tops, "text_offset": offsets}
 
 
-def chat_logprobs(codec: TextCodec, tokens: Sequence[int], positions: Sequence[Position], top: int) -> dict[str, Any]:
-    """Return the log-probabilities of `/v1/chat/completions`, with the `top` most likely at each position."""
+def chat_logprobs(
+    codec: TextCodec, tokens: Sequence[int], positions: Sequence[Position], top: int, *, as_ids: bool = False
+) -> dict[str, Any]:
+    """Return the log-probabilities of `/v1/chat/completions`, with the `top` most likely at each position.
+
+    With `as_ids`, tokens are written as `token_id:ID`, as in vLLM.
+    """
     content = []
     for token, table in zip(tokens, positions, strict=True):
         assert table is not None
         likely = sorted((item for item in table.items() if item[1].rank <= top), key=lambda item: item[1].rank)
-        entries = [_entry(codec, *item) for item in likely]
-        content.append({**_entry(codec, token, table[token]), "top_logprobs": entries})
+        entries = [_entry(codec, *item, as_ids=as_ids) for item in likely]
+        content.append({**_entry(codec, token, table[token], as_ids=as_ids), "top_logprobs": entries})
     return {"content": content, "refusal": None}
 
 
@@ -112,9 +123,13 @@ def spelled(codec: TextCodec, token: int, mark: str = "bytes:") -> str:
         return mark + "".join(chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02x}" for byte in raw)
 
 
-def _entry(codec: TextCodec, token: int, entry: Logprob) -> dict[str, Any]:
+def _name(codec: TextCodec, token: int, mark: str = "bytes:", *, as_ids: bool) -> str:
+    return f"token_id:{token}" if as_ids else spelled(codec, token, mark)
+
+
+def _entry(codec: TextCodec, token: int, entry: Logprob, *, as_ids: bool) -> dict[str, Any]:
     return {
-        "token": spelled(codec, token, ""),
+        "token": _name(codec, token, "", as_ids=as_ids),
         "logprob": _finite(entry.logprob),
         "bytes": list(codec.token_bytes(token)),
     }

@@ -20,6 +20,7 @@ _TEXTS = {
     "reasoning_text": "text",
 }  # fmt: skip
 _MEDIA = ("input_image", "input_file", "input_audio", "computer_screenshot", "image_url")
+_DRAWN = "image_generation_call"  # whose result is an image in base64
 # Of which nothing is to be read: settings, what is about the server, and tools, which are read elsewhere.
 _SILENT = (
     "configuration_update", "compaction_trigger", "additional_tools", "mcp_list_tools",
@@ -192,7 +193,8 @@ def _add(made: _Conversation, item: dict[str, Any], where: str) -> None:
         case str(kind) if kind.endswith("_call") and isinstance(item.get("call_id"), str):
             made.call(item["call_id"], str(item.get("name") or kind.removesuffix("_call")), space, _arguments(item))
         case str(kind) if kind:
-            rest = {key: value for key, value in item.items() if key not in _ABOUT and value is not None}
+            hidden = {*_ABOUT, "result"} if kind == _DRAWN else _ABOUT
+            rest = {key: value for key, value in item.items() if key not in hidden and value is not None}
             made.describe("assistant", f"[{kind}] {_json(rest)}")
         case kind:
             raise _wrong(where, f"a type is text such as 'message' or 'function_call', not {shown(kind)}")
@@ -226,7 +228,19 @@ def _arguments(item: dict[str, Any]) -> str:
 
 
 def _json(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(_legible(value), ensure_ascii=False)
+
+
+def _legible(value: Any) -> Any:
+    """Return a value with a word in place of images and files, whose bytes would fill the context."""
+    if isinstance(value, dict):
+        kind = value.get("type")
+        if isinstance(kind, str) and kind in _MEDIA:
+            return f"[{kind} left out]"
+        return {key: _legible(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_legible(inner) for inner in value]
+    return "[data left out]" if isinstance(value, str) and value.startswith("data:") else value
 
 
 def _content(content: Any, where: str) -> str | list[dict[str, Any]]:

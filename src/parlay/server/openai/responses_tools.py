@@ -20,6 +20,7 @@ _INPUT = {
     "required": [INPUT],
     "additionalProperties": False,
 }
+_CALLABLE = ("function", "custom")  # the others OpenAI runs
 _SHOWN = ("name", "description", "parameters")  # `strict` and the rest are about the server
 
 
@@ -111,7 +112,7 @@ def _add(made: Functions, tool: Any, outer: Origin) -> None:
             raise _wrong(f"a namespace is {{'type': 'namespace', 'name': ..., 'tools': [...]}}, not {shown(tool)}")
         for one in inner:
             _add(made, one, Origin("", name))
-    elif kind in ("function", "custom"):
+    elif kind in _CALLABLE:
         # Some clients send the form of chat completions.
         inner = tool.get(kind)
         own = inner if isinstance(inner, dict) else tool
@@ -148,15 +149,19 @@ def choice_of(choice: str | dict[str, Any]) -> str | dict[str, Any]:
         return choice
     kind = choice.get("type")
     if kind == "allowed_tools":
-        tools = choice.get("tools")
-        named = [choice_of(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else tools
-        return {"type": kind, kind: {"mode": choice.get("mode"), "tools": named}}
-    if kind not in ("function", "custom"):
-        raise ApiError(
-            400, "tool_choice is none, auto, required, {'type': 'function', 'name': ...} or "
-            f"{{'type': 'allowed_tools', 'mode': ..., 'tools': [...]}}, not of type {shown(kind)}",
-            param="tool_choice", code="unsupported_value",
-        )  # fmt: skip
+        mode, tools = choice.get("mode"), choice.get("tools")
+        given = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else []
+        named = [choice_of(one) for one in given if one.get("type", "function") in _CALLABLE]
+        if given and not named:
+            if mode == "auto":
+                return "none"
+            raise _wrong_choice("this server runs none of the tools in allowed_tools; name a function")
+        return {"type": kind, kind: {"mode": mode, "tools": named}}
+    if kind not in _CALLABLE:
+        raise _wrong_choice(
+            "tool_choice is none, auto, required, {'type': 'function', 'name': ...} or "
+            f"{{'type': 'allowed_tools', 'mode': ..., 'tools': [...]}}, not of type {shown(kind)}"
+        )
     inner = choice.get(kind)
     own = inner if isinstance(inner, dict) else choice
     name, namespace = own.get("name"), str(own.get("namespace") or "")
@@ -192,6 +197,10 @@ def _beginning(arguments: str) -> str:
         except ValueError:
             continue
     return arguments
+
+
+def _wrong_choice(message: str) -> ApiError:
+    return ApiError(400, message, param="tool_choice", code="unsupported_value")
 
 
 def _wrong(message: str) -> ApiError:

@@ -227,7 +227,7 @@ def _xml_value(answer: Scanner, at: int, schema: Any) -> Wait[int]:
     """Give a value that stands as bare text, a text as it grows; return behind it."""
     if (yield from answer.char(at)) == "\n":
         at += 1
-    is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
+    is_text = isinstance(schema, Mapping) and str(schema.get("type")).lower() == "string"
     if is_text:
         answer.add('"')
     begin = at

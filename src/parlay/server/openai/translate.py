@@ -163,14 +163,19 @@ def _is_object(hint: Any) -> bool:
 
 
 def settled(body: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any]:
-    """Return a body without values that stand for nothing: PHP's empty object is a list, and a negative number of
-    tokens is no limit."""
-    found = {name: value for name, value in body.items() if not (name in objects and value == [])}
+    """Return a body without values that stand for nothing.
+
+    They are what is empty, where PHP writes objects as lists, and a negative number of tokens, which is no limit.
+    """
+    found = {name: value for name, value in body.items() if not (name in objects and value in ([], {}))}
     for name in ("reasoning_effort", "verbosity"):
         if found.get(name) in ("", "default", "auto"):
             del found[name]
-    if found.get("stop") == "":
-        del found["stop"]
+    for name in ("stop", "tool_choice", "chat_template"):
+        if found.get(name) == "":
+            del found[name]
+    if isinstance(stop := found.get("stop"), list):
+        found["stop"] = [text for text in stop if text != ""]
     for name in ("max_completion_tokens", "max_output_tokens"):
         if _is_unlimited(found.get(name)):
             del found[name]
@@ -181,6 +186,13 @@ def settled(body: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any]
     if isinstance(found.get("structured_outputs"), bool):  # OpenRouter's name of a model's ability
         del found["structured_outputs"]
     return found
+
+
+def nested_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool as chat completions have it; some clients send the form of responses."""
+    if tool.get("type") != "function" or "function" in tool or "name" not in tool:
+        return tool
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
 def _is_unlimited(value: Any) -> bool:
