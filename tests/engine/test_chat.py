@@ -217,6 +217,18 @@ def test_a_model_without_a_template(tmp_path: Path) -> None:
     assert codec.chat(HELLO) == "hi!"
 
 
+def test_a_template_in_place_of_several(tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path)
+    named = [{"name": name, "template": name} for name in ("default", "tool_use", "rag")]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    codec = TextCodec(tmp_path)
+    codec.use_template("{{ messages[1].content | trim }}!")
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    assert codec.template_names == {"default"}
+    assert "hi!" in codec.chat(HELLO, ChatOptions(tools=tools))
+    assert codec.lane(codec.template) == "own"
+
+
 def test_the_embedded_model_has_one() -> None:
     text = TextCodec(ASSETS / "tiny-code").chat([{"role": "user", "content": "hi"}])
     assert text == "<|endoftext|><|user|>\nhi\n<|assistant|>\n"

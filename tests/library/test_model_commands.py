@@ -130,6 +130,8 @@ def test_show_reads_what_stands_beside_a_model(run: Run, files: Path, tmp_path: 
     assert card["generation"] == {"temperature": 0.6, "top_k": 20}
     assert card["license"] == "apache-2.0"
     assert card["chat_template"] is True
+    named = write_gguf(ASSETS / "tiny-code", tmp_path / "m.gguf", tokenizer__chat_template__tool_use="{{ messages }}")
+    assert json.loads(run("show", str(named), "--json")[1])["chat_template"] is True
     (path / "tokenizer_config.json").write_text("{}")
     assert json.loads(run("show", str(path), "--json")[1])["chat_template"] is False
     assert card["local"]["place"] == "disk"

@@ -58,6 +58,7 @@ PATTERNS = {
     "qwen35": [QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")],
     "seed-coder": [QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")],
     "minicpm5": [r"\p{N}{1,3}", QWEN2.replace(r"|\p{N}|", r"|\p{N}+|")],
+    "viking": ["(?: |)(?:(?![(|.,!?…。\uff0c、।\u06d4،)])\\S)+", r"\p{N}"],
     "superbpe": [r"\p{N}+", "(?=([0-9]{3})+(?![0-9]))"],
     # Its letters are those of two cases, but not Armenian's and Georgian's small ones.
     "deepseek-llm": [

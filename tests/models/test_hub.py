@@ -17,7 +17,7 @@ from gguf_files import write_gguf
 from parlay import LLM, ConfigError, ModelError
 from parlay.bench.provenance import provenance
 from parlay.checkpoints.find import find_model
-from parlay.checkpoints.hub import Hub
+from parlay.checkpoints.hub import Hub, read_id
 from parlay.config import EngineConfig
 from parlay.models.select import describe_model
 
@@ -111,7 +111,21 @@ def test_what_is_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert call["name"] == "owner/model"
         assert (call["revision"], call["token"], call["cache_dir"]) == ("v1", "secret", "/cache")
         assert {"*.json", "*.jinja", "merges.txt", "tokenizer.model", "*.tiktoken"} <= set(call["allow_patterns"])
-        assert call["ignore_patterns"] == ["*/*", "consolidated*"]
+        assert call["ignore_patterns"] == ["*/*[!a]", "consolidated*"]
+
+
+def test_of_folders_only_templates_are_fetched() -> None:
+    """Files of Hermes 3, Cohere's Command A and Llama 3.1, as the hub's own library filters them."""
+    wanted = ["config.json", "model-00001-of-00002.safetensors", "chat_template.jinja", "merges.txt",
+              "additional_chat_templates/tool_use.jinja", "additional_chat_templates/rag.jinja"]  # fmt: skip
+    others = ["original/consolidated.00.pth", "original/params.json", "original/tokenizer.model", "README.md",
+              "onnx/model.onnx", "onnx/model.safetensors", "1_Pooling/config.json", "consolidated.safetensors",
+              "gguf/merges.txt", "LICENSE", "vision/qwen.tiktoken"]  # fmt: skip
+    asked = read_id("owner/model")
+    found = huggingface_hub.utils.filter_repo_objects(
+        [*wanted, *others], allow_patterns=asked.patterns, ignore_patterns=list(asked.ignored)
+    )
+    assert list(found) == wanted
 
 
 def test_a_directory_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

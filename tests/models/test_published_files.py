@@ -13,7 +13,7 @@ from pieces import logits_in_pieces, make_runner, random_tokens
 from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor
 
-from parlay import ModelError
+from parlay import ConfigError, ModelError
 from parlay.checkpoints.find import find_model
 from parlay.models.select import describe_model, resolve_dtype
 from parlay.text.chat import ChatOptions
@@ -83,6 +83,29 @@ def test_an_added_scaling_leaves_the_base_of_frequencies(tmp_path: Path) -> None
 def test_other_names_of_dtypes(tmp_path: Path, said: str, dtype: str) -> None:
     path = write_llama(tmp_path / "model", torch_dtype=said)
     assert resolve_dtype("auto", describe_model(str(path))) is getattr(torch, dtype)
+
+
+@pytest.mark.parametrize("said", ["float64", "float8_e4m3fn", "int8"])
+def test_a_dtype_of_the_config_that_is_not_served(tmp_path: Path, said: str) -> None:
+    path = write_llama(tmp_path / "model", torch_dtype=said)
+    with pytest.raises(ConfigError, match=f"model: its config names the dtype '{said}', .* give dtype='float32' or"):
+        resolve_dtype("auto", describe_model(str(path)))
+    assert resolve_dtype("float32", describe_model(str(path))) is torch.float32
+
+
+@pytest.mark.parametrize("none", [None, []])
+def test_a_generation_config_that_names_no_end(tmp_path: Path, none: Any) -> None:
+    path = write_llama(tmp_path / "model", eos_token_id=5)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": none}))
+    assert describe_model(str(path)).eos_token_ids == (5,)
+
+
+@pytest.mark.parametrize("odd", ["2", 2.5, [1, "</s>"], -1, True])
+def test_ends_that_are_no_ids_are_named_with_their_file(tmp_path: Path, odd: Any) -> None:
+    path = write_llama(tmp_path / "model", eos_token_id=5)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": odd}))
+    with pytest.raises(ModelError, match=r"generation_config.json: eos_token_id must be a token id or several"):
+        describe_model(str(path))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

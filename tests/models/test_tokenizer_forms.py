@@ -306,7 +306,9 @@ def test_drafts_and_digests_look_at_every_form(tmp_path: Path) -> None:
     assert read_tokenizer(tokenizer_file(tmp_path)).get_vocab() == files["vocab__json"]
     before = digest_model(tmp_path)
     put(tmp_path, merges__txt=files["merges__txt"] + "a b\n")
-    assert digest_model(tmp_path) != before
+    changed = digest_model(tmp_path)
+    put(tmp_path, added_tokens__json={"  ": 4095})
+    assert len({before, changed, digest_model(tmp_path)}) == 3
 
 
 # Special tokens that stand beside a `tokenizer.json`.
@@ -327,12 +329,18 @@ def listed(text: str, **attributes: bool) -> dict[str, Any]:
         ({"tokenizer_config__json": {"eos_token": "\u0120the"}}, "a\u0120the b"),
         ({"special_tokens_map__json": {"additional_special_tokens": ["\u0120x"]}}, "a\u0120x b"),
         ({"special_tokens_map__json": {"pad_token": {"content": "\u0120id", **SPECIAL}}}, "\u0120id</s>"),
+        ({"added_tokens__json": {"      ": "SIZE"}}, "a       b"),
+        (
+            {"added_tokens__json": {"<|im_end|>": "SIZE"}, "tokenizer_config__json": {"eos_token": "<|im_end|>"}},
+            "a<|im_end|>",
+        ),
     ],
-    ids=["Phi", "swallowing", "no special one", "eos", "additional", "pad"],
+    ids=["Phi", "swallowing", "no special one", "eos", "additional", "pad", "Phi 1.5's spaces", "ChatML of 2023"],
 )
 def test_special_tokens_that_only_configs_know(tmp_path: Path, files: dict[str, Any], text: str) -> None:
     tokenizer = byte_level()
-    files = json.loads(json.dumps(files).replace("SIZE", str(tokenizer.get_vocab_size())))
+    size = str(tokenizer.get_vocab_size())
+    files = json.loads(json.dumps(files).replace(': "SIZE"', f": {size}").replace("SIZE", size))
     files.setdefault("tokenizer_config__json", {})["tokenizer_class"] = "PreTrainedTokenizerFast"
     put(tmp_path, tokenizer__json=tokenizer.to_str(), **files)
     ours, theirs = TextCodec(tmp_path), AutoTokenizer.from_pretrained(str(tmp_path))
@@ -340,6 +348,21 @@ def test_special_tokens_that_only_configs_know(tmp_path: Path, files: dict[str, 
     assert ours.encode(text) == ids != tokenizer.encode(text).ids
     for skip in (False, True):
         assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize(
+    "config", [{"eos_token": "</s>"}, {"added_tokens_decoder": {}, "eos_token": "</s>"}], ids=repr
+)
+def test_which_file_names_the_end(tmp_path: Path, config: dict[str, Any]) -> None:
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
+    older = {
+        "special_tokens_map__json": {"eos_token": "<s>"},
+        "added_tokens__json": {"far": byte_level().get_vocab_size()},
+    }
+    put(tmp_path, tokenizer__json=byte_level().to_str(), tokenizer_config__json=config, **older)
+    ours, theirs = TextCodec(tmp_path), AutoTokenizer.from_pretrained(str(tmp_path))
+    assert ours.end == theirs.eos_token_id
+    assert ours.encode("afar") == theirs("afar").input_ids
 
 
 @pytest.mark.parametrize(

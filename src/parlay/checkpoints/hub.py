@@ -17,10 +17,10 @@ _ID = re.compile(rf"([A-Za-z0-9][\w.-]*/{_PART})(?:/((?:{_PART}/)*{_PART}\.gguf)
 # The forms in which the hub's pages and other tools write a name: an address, of a model or of one of its files.
 _ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/(?=[^/]+/[^/]+)|hf://")
 _VIEW = re.compile(r"/(?:tree|blob|resolve|raw)/main(?=/|$)|[?#].*$|/$")
-# Copies of the weights in formats that parlay does not read, and files in folders.
 _PICKLED = ("pytorch_model*.bin", "medusa_lm_head.pt")
 _TEXTS = ("*.json", "*.jinja", *VOCABULARIES)
-_IGNORED = ("*/*", "consolidated*")
+# Copies of the weights in formats that parlay does not read, and files in folders, apart from templates (`.jinja`).
+_IGNORED = ("*/*[!a]", "consolidated*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,7 +166,10 @@ def read_raw(path: Path) -> dict[str, Any]:
     generation = path / "generation_config.json"
     if generation.is_file():
         ends = read_json(generation).get("eos_token_id")
-        raw = raw if ends is None else {**raw, "eos_token_id": ends}
+        try:
+            raw = {**raw, "eos_token_id": ends} if read_ids(ends) else raw
+        except TypeError as error:
+            raise ModelError(f"{generation}: {error}") from None
     read_packing(path, raw)
     if not (raw.get("dtype") or raw.get("torch_dtype")) and (found := stored_dtype(path)):
         raw = {**raw, "dtype": found}  # as transformers finds out what a silent config means

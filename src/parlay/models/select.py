@@ -127,6 +127,11 @@ def resolve_dtype(asked: str, config: ModelConfig) -> torch.dtype:
             f"dtype 'float16' is not served for {config.path}, which is stored as {config.dtype}; take 'bfloat16', "
             "whose range is larger, or 'float32'"
         )
+    if name not in _DTYPES and asked == "auto":
+        known = " or ".join(map(repr, _DTYPES))
+        raise ConfigError(
+            f"{config.path}: its config names the dtype {shown(name)}, which is not served; give dtype={known}"
+        )
     if name not in _DTYPES:
         raise ConfigError(f"dtype {shown(name)} is not served{nearest(name, _DTYPES)}")
     return _DTYPES[name]

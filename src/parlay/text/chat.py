@@ -59,6 +59,8 @@ class ChatOptions:
 
 def pieces(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> int:
     """Return how many messages there are, parts and calls in them, and tools: a template's time grows with these."""
+    if not isinstance(messages, Sequence):  # which `render` refuses
+        return 0
     lists = (message.get(name) for message in messages if isinstance(message, Mapping) for name in _LISTS)
     return len(messages) + sum(len(one) for one in lists if isinstance(one, list)) + len(tools or ())
 

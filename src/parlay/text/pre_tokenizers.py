@@ -55,6 +55,7 @@ PATTERNS = {
     ),
     "seed-coder": (rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",),
     "minicpm5": (r"\p{N}{1,3}", rf"{_CONTRACTIONS}{_WORDS}|\p{{N}}+|{_REST}"),
+    "viking": (r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+", r"\p{N}"),
     "superbpe": (r"\p{N}+", r"(?=([0-9]{3})+(?![0-9]))"),
     "deepseek-llm": (
         r"[\r\n]",

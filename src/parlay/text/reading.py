@@ -13,7 +13,7 @@ from parlay.checkpoints.files import read_json
 from parlay.errors import ModelError, brief
 from parlay.panics import Contained
 from parlay.text.gguf import read_gguf_tokenizer
-from parlay.text.special_tokens import add_named
+from parlay.text.special_tokens import add_named, with_older
 from parlay.text.template_files import read_templates, template_settings
 from parlay.text.vocabulary_files import FORMS, read_vocabulary
 
@@ -119,8 +119,10 @@ def read_texts(model: Path) -> tuple[Tokenizer, dict[str, Any]]:
     """
     if model.is_file():
         return read_gguf_tokenizer(model)
-    config, tokens = model / "tokenizer_config.json", model / "special_tokens_map.json"
-    about = (read_json(tokens) if tokens.is_file() else {}) | (read_json(config) if config.is_file() else {})
+    config, *older = (
+        model / name for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+    )
+    about = with_older(*(read_json(file) if file.is_file() else {} for file in (config, *older)))
     tokenizer = read_tokenizer(tokenizer_file(model), about)
     add_named(tokenizer, about, config)
     about.pop("chat_template", None)

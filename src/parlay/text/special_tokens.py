@@ -43,6 +43,27 @@ def add_by_kind(
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(found)
 
 
+def with_older(config: dict[str, Any], roles: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
+    """Return a `tokenizer_config.json` with what older files beside it have, which count if it lists no tokens.
+
+    Source: transformers' `from_pretrained`.
+
+    Args:
+        config: the config.
+        roles: `special_tokens_map.json`.
+        added: `added_tokens.json`, ids by texts.
+    """
+    if "added_tokens_decoder" in config:
+        return config
+    about = config | roles
+    special = {token_text(one) for one in _named(about)}
+    listed = {
+        str(index): {"content": text, "special": text in special, "normalized": text not in special}
+        for text, index in added.items()
+    }
+    return {**about, "added_tokens_decoder": listed} if listed else about
+
+
 def add_named(tokenizer: Tokenizer, about: dict[str, Any], file: Path) -> None:
     """Add the tokens that a `tokenizer_config.json` names and a tokenizer does not know as such.
 

@@ -193,8 +193,8 @@ class TextCodec:
         return choose(self._templates, given, tools=tools)
 
     def use_template(self, template: str) -> None:
-        """Take a chat template in place of the model's own."""
-        self._template = template
+        """Take a chat template in place of all of the model's own."""
+        self._templates = {DEFAULT: template}
 
     def shows_tools(self, template: str | None = None) -> bool:
         """Whether a chat template, by default the model's own for tools, passes tools to the model."""
