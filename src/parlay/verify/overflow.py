@@ -1,4 +1,4 @@
-"""Logits that decide nothing, as activations leave them that have overflowed: all equal, or infinite, or no numbers."""
+"""Logits that decide nothing: all equal, infinite or no numbers, as overflowed activations leave them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,19 +22,18 @@ def refuse_overflow(spans: Sequence[Span], logits: Tensor, verdicts: Sequence[Ve
         logits: `[rows, vocab]` float32, as for `coupled.verify`.
         verdicts: one a span.
     """
-    result, first = list(verdicts), 0
+    result = list(verdicts)
     for i, (span, verdict) in enumerate(zip(spans, verdicts, strict=True)):
-        if not span.sample:
-            continue
         begins = span.start == 0 or len(span.tokens) > 1
-        if begins or 0 in verdict.tokens:
-            nodes = (ROOT, *verdict.path)  # whose rows the tokens were drawn from
-            suspects = {node for node, token in zip(nodes, verdict.tokens, strict=False) if token == 0}
-            suspects |= {ROOT} if begins else set()
-            if not all(_decides(logits[first + 1 + node]) for node in suspects):
-                none = None if verdict.logprobs is None else ()
-                result[i] = replace(verdict, tokens=(), path=(), logprobs=none, error=_overflow())
-        first += 1 + len(span.draft)
+        if not verdict.tokens or not (begins or 0 in verdict.tokens):
+            continue
+        nodes = (ROOT, *verdict.path)  # whose rows the tokens were drawn from
+        suspects = {node for node, token in zip(nodes, verdict.tokens, strict=False) if token == 0}
+        suspects |= {ROOT} if begins else set()
+        root = sum(1 + len(other.draft) for other in spans[:i] if other.sample)
+        if not all(_decides(logits[root + 1 + node]) for node in suspects):
+            none = None if verdict.logprobs is None else ()
+            result[i] = replace(verdict, tokens=(), path=(), logprobs=none, error=_overflow())
     return result
 
 
