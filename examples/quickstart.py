@@ -16,8 +16,8 @@ def main() -> None:
         metrics = completion.metrics
         print(prompt + completion.text)
         print(
-            f"--- {metrics.emitted} tokens in {metrics.steps} steps "
-            f"({metrics.acceptance_length:.2f} a step; {metrics.accepted} of {metrics.drafted} draft tokens accepted)\n"
+            f"--- {metrics.emitted} tokens in {metrics.steps} steps ({metrics.acceptance_length:.2f} a step; "
+            f"{metrics.accepted} of {metrics.drafted} draft tokens accepted)\n"
         )
 
 
