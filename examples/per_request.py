@@ -13,7 +13,9 @@ def main() -> None:
         if output.error:
             print(f"refused: {output.error}")
         else:
-            print(f"{wish}: {output.metrics.drafted} guesses, {output.metrics.acceptance_length:.2f} tokens a step")
+            print(
+                f"{wish}: {output.metrics.drafted} draft tokens, {output.metrics.acceptance_length:.2f} tokens a step"
+            )
 
 
 if __name__ == "__main__":

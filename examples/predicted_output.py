@@ -13,7 +13,9 @@ def main() -> None:
         (one,) = llm.generate(prompt, params)[0].outputs
         assert one.text == before, "what is predicted changes nothing"
         assert one.rejected is not None
-        print(f"{one.metrics.steps} steps, {one.metrics.accepted} guesses right, {len(one.rejected)} wrong")
+        print(
+            f"{one.metrics.steps} steps, {one.metrics.accepted} draft tokens accepted, {len(one.rejected)} rejected"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Complete a few prompts with the embedded model, guessing from n-grams, and see what speculation did."""
+"""Complete a few prompts with the embedded model, drafting from n-grams, and see what speculation did."""
 
 from parlay import LLM, SamplingParams
 
@@ -16,8 +16,8 @@ def main() -> None:
         metrics = completion.metrics
         print(prompt + completion.text)
         print(
-            f"--- {metrics.emitted} tokens in {metrics.steps} steps "
-            f"({metrics.acceptance_length:.2f} a step; {metrics.accepted} of {metrics.drafted} guesses accepted)\n"
+            f"--- {metrics.emitted} tokens in {metrics.steps} steps ({metrics.acceptance_length:.2f} a step; "
+            f"{metrics.accepted} of {metrics.drafted} draft tokens accepted)\n"
         )
 
 

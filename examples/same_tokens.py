@@ -7,14 +7,14 @@ PROMPTS = [f"def function_{i}(values):\n" for i in range(8)]
 
 def main() -> None:
     plain = LLM("tiny-code", speculative_config=None)
-    guessing = LLM(
+    speculating = LLM(
         "tiny-code",
         speculative_config={"method": "draft_model", "model": "tiny-code-draft", "num_speculative_tokens": 4},
     )
     for temperature in (0.0, 0.8, 1.3):
         params = SamplingParams(temperature=temperature, max_tokens=32, seed=7)
         alone = [plain.generate(prompt, params)[0].outputs[0].token_ids for prompt in PROMPTS]
-        batched = [output.outputs[0].token_ids for output in guessing.generate(PROMPTS, params)]
+        batched = [output.outputs[0].token_ids for output in speculating.generate(PROMPTS, params)]
         assert alone == batched
         print(f"temperature {temperature}: {sum(map(len, alone))} tokens, all the same")
 

@@ -331,9 +331,9 @@ def test_mix(seed: int, index: int) -> None:
     [
         ([], "empty"),
         ("", "empty"),
-        ([1] * 128, "max_model_len=128"),
-        ([1] * 500, "max_model_len=128"),
-        ("x" * 300, "max_model_len=128"),
+        ([1] * 128, "length is 128 tokens"),
+        ([1] * 500, "length is 128 tokens"),
+        ("x" * 300, "length is 128 tokens"),
         ([257], "257"),
         ([-1], "-1"),
         ([1, 1.5], "integer"),

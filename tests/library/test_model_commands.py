@@ -178,6 +178,27 @@ def test_rm_keeps_what_another_revision_needs(run: Run, standing: StandInHub, hu
     assert not second.exists()
 
 
+@pytest.mark.parametrize("first", ["owner/model", "owner/mirror", "other/model"])
+def test_rm_leaves_mirrors_alone(run: Run, standing: StandInHub, hub: Hub, files: Path, first: str) -> None:
+    """Their revisions have the same name."""
+    repositories = {"owner/model", "owner/mirror", "other/model"}
+    for one in sorted(repositories):
+        standing.publish(one, all=files / "model")
+        find_model(one, hub)
+    assert run("rm", first, "--yes")[0] == 0
+    assert not (Path(str(hub.cache_dir)) / f"models--{first.replace('/', '--')}").exists()
+    assert {name for name in models(run) if "/" in name} == repositories - {first}
+
+
+def test_rm_of_a_repository_names_its_files(run: Run, hub: Hub) -> None:
+    for kind in ("Q8_0", "F16"):
+        pull(f"owner/files:{kind}", hub)
+    status, _, err = run("rm", "owner/files", "--yes")
+    assert status == 2
+    assert "give one: 'owner/files/m-F16.gguf', 'owner/files/m-Q8_0.gguf'" in err
+    assert {"owner/files/m-F16.gguf", "owner/files/m-Q8_0.gguf"} <= set(models(run))
+
+
 def test_rm_refuses(run: Run, own_names: Path, files: Path, tmp_path: Path) -> None:
     copy = shutil.copy(files / FILE, tmp_path / "mine.gguf")
     own_names.write_text(f'[mine]\nx = "{copy}"\n')

@@ -162,8 +162,8 @@ def _compare(turns: "Turns", completions: "Mapping[str, list[CompletionOutput]]"
     console.print(table)
     if off:
         console.print(
-            f"{', '.join(off)}: switched off most of the time, since on this machine a step of this model costs less "
-            "than a draft would save; larger models gain (docs/performance.md)",
+            f"{', '.join(off)}: switched off most of the time, since beside steps as short as this model's a draft "
+            "costs more than it saves; larger models gain (docs/performance.md)",
             style="dim",
         )
     return same

@@ -16,10 +16,13 @@ from parlay.config.foreign import FOREIGN
 from parlay.config.foreign_flags import answer
 from parlay.config.older import OLDER
 from parlay.errors import ParlayError, shown
+from parlay.types.params import SamplingParams
 
 _MODEL = "model_word"
 _CLOSE, _ALMOST = 0.75, 0.9  # how alike a flag and a suggestion are, 1 being equal
 _MOST_NAMES = 10  # that a message lists
+_SAMPLING = {f"--{field.name.replace('_', '-')}" for field in fields(SamplingParams)}
+_BY_REQUESTS = "requests give it; --generation-config DIR has the values of those that do not"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtT])(i?[bB])?", re.ASCII)
 
 
@@ -109,6 +112,9 @@ def near_flag(flag: str, known: Collection[str]) -> str:
         known: those of the command.
     """
     other = answer(flag)
+    meant = other and re.match(r"write (--[\w-]+)", other)
+    if meant and meant[1] not in known:  # a flag of other commands
+        other = _BY_REQUESTS if "--generation-config" in known and meant[1] in _SAMPLING else None
     close = get_close_matches(flag, known, n=1, cutoff=_CLOSE if other is None else _ALMOST)
     if close:
         return f" (did you mean {close[0]!r}?)"

@@ -1,7 +1,8 @@
 """A request's answer so far: its text, and its metrics."""
 
 from parlay.engine.request import Request
-from parlay.text.tokenizer import TextCodec, logprob_tables
+from parlay.text.logprobs import logprob_tables
+from parlay.text.tokenizer import TextCodec
 from parlay.types.output import CompletionOutput, Logprob, RequestMetrics
 
 

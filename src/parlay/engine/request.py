@@ -106,6 +106,18 @@ class Request:
         self.error = EngineFaultError("a step was interrupted in which this request was; send it again")
         self.finish_reason, self.counts.finished = "abort", now
 
+    def ends(self, token: int, known: int) -> FinishReason | None:
+        """Return why it ends with this token, the last of so many known ones, if it does."""
+        if token in self.stop_ids:
+            # End-of-sequence is the ordinary way to stop and needs no further reason.
+            self.stop_reason = token if token in self.params.stop_token_ids else None
+            return "stop"
+        stop = self.detokenizer.append(token) if self.detokenizer else None
+        if stop is not None:
+            self.stop_reason = stop
+            return "stop"
+        return "length" if known - len(self.prompt_tokens) >= self.max_tokens else None
+
     @property
     def output_tokens(self) -> list[int]:
         """The emitted tokens."""

@@ -332,7 +332,7 @@ class Scheduler:
             request.sources.append(sources[depth])
             if verdict.logprobs is not None:
                 request.logprobs.append(verdict.logprobs[depth])
-            reason = self._ends(request, token, known + depth + 1)
+            reason = request.ends(token, known + depth + 1)
             if reason is not None:
                 del request.tokens[known + depth + 1 :]
                 break
@@ -357,18 +357,6 @@ class Scheduler:
             self.finish(request, "abort", now)
             return
         request.table.trim(max(len(request.tokens), self.drafting.reach(request)))
-
-    def _ends(self, request: Request, token: int, known: int) -> FinishReason | None:
-        """Return why the request ends with this token, if it does."""
-        if token in request.stop_ids:
-            # End-of-sequence is the ordinary way to stop and needs no further reason.
-            request.stop_reason = token if token in request.params.stop_token_ids else None
-            return "stop"
-        stop = request.detokenizer.append(token) if request.detokenizer else None
-        if stop is not None:
-            request.stop_reason = stop
-            return "stop"
-        return "length" if known - len(request.prompt_tokens) >= request.max_tokens else None
 
     def mend(self, now: float, *, processing: bool = True) -> None:
         """Begin anew after an exception that came from outside in the middle of anything.

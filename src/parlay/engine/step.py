@@ -32,6 +32,7 @@ from parlay.types.plan import (
     TokenLogprobs,
     Verdict,
 )
+from parlay.verify.overflow import refuse_overflow
 from parlay.verify.select import Verifier, plainly
 
 _PATIENT = 3  # drafting steps in a row that may fail for no request's fault, until those in them lose their proposer
@@ -159,6 +160,7 @@ class Worker:
             self._laws,
             processed_logprobs=self._processed_logprobs,
         )
+        verdicts = refuse_overflow(spans, logits, verdicts)
         for i, span in enumerate(spans):
             if span.scored:
                 scores = tuple(self._score_prompt(span, offsets[i], hidden))

@@ -16,7 +16,7 @@ from parlay.errors import ModelError, shown
 from parlay.library.local import Local, describe, on_this_machine
 from parlay.models.config import architecture_of, read_raw
 from parlay.text.reading import tokenizer_file
-from parlay.text.template_files import read_templates
+from parlay.text.template_files import gguf_templates, read_templates
 
 # The sampling parameters of generation_config.json, and of a GGUF file.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
@@ -128,7 +128,7 @@ def _of_file(path: Path) -> dict[str, Any]:
         sampling = {f"general.sampling.{key}": name for key, name in _GGUF_SAMPLING.items()}
         return {
             "tokenizer": file.text("tokenizer.ggml.model", "") or None,
-            "chat_template": "tokenizer.chat_template" in file,
+            "chat_template": bool(gguf_templates(file)),
             "generation": {name: file.value(key) for key, name in sampling.items() if key in file},
             "license": file.text("general.license", "") or None,
         }

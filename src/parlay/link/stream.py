@@ -9,7 +9,8 @@ from threading import Lock
 
 from parlay.errors import ParlayError
 from parlay.link.protocol import Delta, PromptScores, ReportError
-from parlay.text.tokenizer import TextCodec, logprob_tables
+from parlay.text.logprobs import logprob_tables
+from parlay.text.tokenizer import TextCodec
 from parlay.types.output import CompletionOutput, FinishReason, Logprob, Rejected, RequestMetrics, RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.plan import TokenLogprobs

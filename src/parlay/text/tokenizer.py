@@ -1,7 +1,7 @@
 """Text to tokens and back."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -22,9 +22,7 @@ from parlay.text.special_tokens import token_text
 from parlay.text.template_files import DEFAULT, choose
 from parlay.text.template_process import TemplateProcess
 from parlay.text.token_bytes import decoder_parts, raw_bytes, text_within
-from parlay.types.output import Logprob
 from parlay.types.params import SamplingParams
-from parlay.types.plan import TokenLogprobs
 
 _LONG = 1024  # characters or tokens
 _ENCODING = Contained("its library panics")
@@ -394,13 +392,3 @@ def check_prompt(ids: Iterable[int], vocab_size: int, max_model_len: int) -> tup
         if not 0 <= token < vocab_size:
             raise RequestError(f"prompt token {token} is not an id between 0 and {vocab_size - 1}")
     return tokens
-
-
-def logprob_tables(
-    codec: TextCodec, tokens: Sequence[int], entries: Sequence[TokenLogprobs]
-) -> Iterator[dict[int, Logprob]]:
-    """Yield for each token what is reported of it: its own log-probability and those of the most likely ones."""
-    for token, entry in zip(tokens, entries, strict=True):
-        table = {t: Logprob(p, rank, codec.token_text(t)) for rank, (t, p) in enumerate(entry.top, start=1)}
-        table.setdefault(token, Logprob(entry.logprob, entry.rank, codec.token_text(token)))
-        yield table
