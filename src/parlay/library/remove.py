@@ -1,7 +1,7 @@
 """Removing models from the hub's cache or from parlay's own, and nothing else."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from parlay.checkpoints.download import cache_of, cut_off, drop
@@ -51,6 +51,9 @@ def removable(name: str, hub: Hub = DEFAULT) -> Removable:
         repositories.add(read_id(asked).repository)
     partial = [file for repository in repositories for file in cut_off(repository, hub)]
     odd = [] if found else [folder for one in repositories for folder in snapshots_of(one, hub)]
+    readable = sorted(one.name for one in look(hub).checkpoints if odd and any(d in one.path.parents for d in odd))
+    if readable:
+        raise ConfigError(f"{shown(name)} is here in single files, give one: {', '.join(map(shown, readable))}")
     if found or partial or odd:
         for one in (*(file for local in found if local.place == "hub" for file in local.files), *odd):
             _check_inside(one, hub)
@@ -73,7 +76,7 @@ def remove(what: Removable, hub: Hub = DEFAULT) -> int:
     """
     try:
         freed = sum(drop(partial) for partial in what.cut_off)
-        freed += _drop_revisions([folder.name for folder in what.unreadable], hub)
+        freed += sum(_drop_revision(folder, hub) for folder in what.unreadable)
         for one in what.checkpoints:
             if one.place == "wheel":
                 freed += one.size
@@ -121,16 +124,19 @@ def _sweep(one: Local, hub: Hub) -> None:
     folder = next(parent for parent in (one.path, *one.path.parents) if parent.name == one.commit)
     if not folder.is_dir() or any(file.suffix in _WEIGHTS for file in folder.rglob("*")):
         return
-    _drop_revisions([str(one.commit)], hub)
+    _drop_revision(folder, hub)
 
 
-def _drop_revisions(commits: list[str], hub: Hub) -> int:
-    """Remove revisions from the hub's cache, and return how many bytes that freed."""
+def _drop_revision(folder: Path, hub: Hub) -> int:
+    """Remove a revision from the hub's cache, and return how many bytes that freed."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
-        strategy = scan_cache_dir(cache_of(hub)).delete_revisions(*commits)
+        scanned = scan_cache_dir(cache_of(hub))
     except CacheNotFound:
         return 0
+    # A mirrored repository has the same commits, and the hub's library removes the first that it finds.
+    own = frozenset(one for one in scanned.repos if one.repo_path in folder.parents)
+    strategy = replace(scanned, repos=own).delete_revisions(folder.name)
     strategy.execute()
     return strategy.expected_freed_size
