@@ -190,12 +190,13 @@ def test_rm_leaves_mirrors_alone(run: Run, standing: StandInHub, hub: Hub, files
     assert {name for name in models(run) if "/" in name} == repositories - {first}
 
 
-def test_rm_of_a_repository_names_its_files(run: Run, hub: Hub) -> None:
+def test_a_repository_of_several_files_names_them(run: Run, hub: Hub) -> None:
     for kind in ("Q8_0", "F16"):
         pull(f"owner/files:{kind}", hub)
-    status, _, err = run("rm", "owner/files", "--yes")
-    assert status == 2
-    assert "give one: 'owner/files/m-F16.gguf', 'owner/files/m-Q8_0.gguf'" in err
+    for command in (["rm", "owner/files", "--yes"], ["show", "owner/files"]):
+        status, _, err = run(*command)
+        assert status == 2
+        assert "give one: 'owner/files/m-F16.gguf', 'owner/files/m-Q8_0.gguf'" in err
     assert {"owner/files/m-F16.gguf", "owner/files/m-Q8_0.gguf"} <= set(models(run))
 
 

@@ -13,7 +13,7 @@ from parlay.checkpoints.hub import DEFAULT, Hub, is_hub_id
 from parlay.checkpoints.names import resolve
 from parlay.checkpoints.packing import quantization_of
 from parlay.errors import ModelError, shown
-from parlay.library.local import Local, describe, on_this_machine
+from parlay.library.local import Local, describe, look, on_this_machine
 from parlay.models.config import architecture_of, read_raw
 from parlay.text.reading import tokenizer_file
 from parlay.text.template_files import gguf_templates, read_templates
@@ -100,6 +100,9 @@ def _local(name: str, hub: Hub) -> Local:
         return describe(named.path, "disk", named.name)
     if named is None and not is_hub_id(name):
         raise unknown(name)
+    files = [one.name for one in look(hub).checkpoints if one.repository == name]
+    if files:
+        raise ModelError(f"{shown(name)} is here in single files, give one: {', '.join(map(shown, files))}")
     raise ModelError(f"{shown(name)} is not on this machine; fetch it with `parlay pull {name}`")
 
 
