@@ -19,6 +19,7 @@ import parlay
 from parlay import LLM, EngineFaultError, RankError, SamplingParams
 from parlay.drafting.calibration import Calibration, _Model
 from parlay.drafting.controller import Controller
+from parlay.engine import exclusive
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.step import Worker
 from parlay.interrupts import Deferred
@@ -34,6 +35,11 @@ PARAMS = [
 ]
 OTHER = SamplingParams(temperature=0.7, seed=3, max_tokens=12, ignore_eos=True)
 FORMED = SamplingParams(temperature=0.7, seed=3, max_tokens=12, structured_outputs={"regex": "[a-z]{20}"})
+
+
+# Between the lines of this file nothing can be raised: the interpreter looks for signals and for exceptions of other
+# threads after calls, and locks are taken and released by single ones.
+LOCKS = exclusive.__file__
 
 
 class Stop(BaseException):
@@ -54,7 +60,8 @@ class Lines:
         sys.settrace(None)
 
     def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(SOURCE) else None
+        file = frame.f_code.co_filename
+        return self._line if file.startswith(SOURCE) and file != LOCKS else None
 
     def _line(self, frame: FrameType, event: str, arg: object) -> Any:
         self.count += event == "line"
