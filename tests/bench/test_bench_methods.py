@@ -259,7 +259,7 @@ def test_contenders_of_another_model(model: Path, tmp_path: Path, caplog: pytest
     assert list(found) == ["none", AUTO, "auto+draft_model", *sorted([*own, "draft_model"])]
     assert found["draft_model"].options == {"model": str(draft)}
     assert found["draft_model"].num_speculative_tokens == 3
-    stranger = write_llama(tmp_path / "stranger", seed=1, num_hidden_layers=1, vocab_size=300)
+    stranger = write_llama(tmp_path / "stranger", seed=1, num_hidden_layers=1, vocab_size=400)
     with pytest.raises(ModelError):
         contenders(str(model), 3, (), {"draft_model": str(stranger)})
 
