@@ -102,7 +102,7 @@ def test_tensors_lie_where_their_own_part_says(folder: Path) -> None:
 
 def test_a_folder_of_two_models_is_none(folder: Path) -> None:
     shutil.copy(folder.parent / "whole.gguf", folder)
-    with pytest.raises(ModelError, match=r"several GGUF models, of which one must be named: .*whole\.gguf"):
+    with pytest.raises(ModelError, match=r"2 GGUF models; give one of the files: .*whole\.gguf"):
         describe_model(str(folder))
 
 

@@ -1,6 +1,7 @@
 """Heads whose layers several ranks share: the bits of one rank for any shape, and each rank's share of the memory."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from queue import Queue
 from typing import Any, NamedTuple
@@ -84,9 +85,10 @@ def draft(group: Group, links: Links, target: Path, method: str, options: dict[s
     head = make_proposer(config_of_head, info)
     assert isinstance(head, Head)
 
-    def tell(order: Any) -> None:
+    def tell(order: Any) -> AbstractContextManager[None]:
         for link in links.values():
             link.put(encode(order))
+        return nullcontext()
 
     lender = load_model(config, info.dtype, 128, kernels)
     announced = tell if group.size > 1 and group.rank == 0 else nobody

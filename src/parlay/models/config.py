@@ -8,7 +8,6 @@ from typing import Any
 
 from parlay.checkpoints.files import class_names, config_file, dtype_of, read_json
 from parlay.checkpoints.gguf_config import read_gguf_config
-from parlay.checkpoints.gguf_parts import gguf_models
 from parlay.checkpoints.headers import stored_dtype
 from parlay.checkpoints.packing import read_packing
 from parlay.errors import ModelError, brief, shown
@@ -178,9 +177,6 @@ def read_raw(path: Path) -> dict[str, Any]:
 
 def _no_model(path: Path) -> str:
     """Return why a directory without a `config.json` is no model."""
-    models = [file.name for file in gguf_models(path)]
-    if models:
-        return f"{path} has several GGUF models, of which one must be named: {', '.join(models)}"
     if (path / "adapter_config.json").is_file():
         return f"{path} is an adapter (LoRA), which is not served; merge it into its base model and save that"
     return f"{path / 'config.json'} does not exist; a model directory needs one"
