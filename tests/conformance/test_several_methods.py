@@ -183,7 +183,7 @@ def test_a_list_may_be_json(make_llm: MakeLLM, plain: Plain) -> None:
             [{"method": "ngram", "lengths": "fixed"}, {"method": "suffix", "lengths": "latency"}],
             "lengths counts for all",
         ),
-        ([{"method": "ngram"}, "suffix"], "or a list of them, not 'suffix'"),
+        ([{"method": "ngram"}, 3], "must be a mapping"),
         ([{"method": "ngram"}, {"method": "suffix", "prompt_lookup_min": 2}], "prompt_lookup_min"),
     ],
 )
