@@ -104,7 +104,7 @@ def make_llm(models: dict[str, Pair]) -> Iterator[MakeLLM]:
         if isinstance(speculative, dict):
             speculative = {"lengths": "fixed", **speculative}
         elif isinstance(speculative, list) and not any(
-            "lengths" in one or not isinstance(one, dict) for one in speculative
+            not isinstance(one, dict) or "lengths" in one for one in speculative
         ):
             speculative = [{"lengths": "fixed", **one} for one in speculative]
         options = {"model": str(models[dtype].target), "max_model_len": 128, "max_num_seqs": 16, **options}

@@ -30,7 +30,7 @@ def switch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int, int
     def install(choose: Callable[[int, int, int], int]) -> Callable[..., None]:
         step = [0]
 
-        def limit(drafting: Drafting, request: Drafted) -> int:
+        def limit(drafting: Drafting, request: Drafted, *emitting: Any) -> int:
             return choose(step[0], request.request_id, usual(drafting, request))
 
         monkeypatch.setattr(Drafting, "limit", limit)

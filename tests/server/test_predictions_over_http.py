@@ -89,7 +89,7 @@ def test_where_it_does_nothing(live: Live, text: str) -> None:
 @pytest.mark.parametrize(
     ("prediction", "words"),
     [
-        ({}, "`type`"),
+        ({"content": "x"}, "`type`"),
         ("text", "object"),
         ({"type": "image", "content": "x"}, "image"),
         ({"type": "content"}, "`content`"),
