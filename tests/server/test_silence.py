@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 from serving import Live
+from tokenizers import Tokenizer, models
 
 from parlay import CompletionOutput, EngineDeadError, ParlayError, RequestOutput
 from parlay.config import ServerConfig
@@ -18,6 +19,7 @@ from parlay.server.app import create_app
 from parlay.server.openai import answer
 from parlay.server.openai.events import Events
 
+WORDS = Tokenizer(models.WordLevel({"w": 0, "a": 1}, unk_token="w"))
 HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
 PING = b": ping\n\n"
 
@@ -27,7 +29,7 @@ class Slow:
 
     model_name, model_names = "slow", ("slow",)
     numerics_id, max_model_len, state = "none", 1 << 20, "ready"
-    codec, sampling_defaults = SimpleNamespace(tokenizer=None), MappingProxyType({})
+    codec, sampling_defaults = SimpleNamespace(tokenizer=WORDS), MappingProxyType({})
 
     def __init__(self, wait: Callable[[], Any], error: ParlayError | None = None) -> None:
         self.wait, self.error = wait, error

@@ -7,6 +7,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from parlay import CompletionOutput, RequestOutput
 from parlay.config import ServerConfig
@@ -14,6 +15,7 @@ from parlay.server.app import create_app
 from parlay.server.gate import Gate
 from parlay.server.openai import answer
 
+WORDS = Tokenizer(models.WordLevel({"w": 0, "a": 1}, unk_token="w"))
 HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
 
 
@@ -22,7 +24,7 @@ class Endless:
 
     model_name, model_names = "endless", ("endless",)
     numerics_id, max_model_len, state = "none", 1 << 20, "ready"
-    codec, sampling_defaults = SimpleNamespace(tokenizer=None), MappingProxyType({})
+    codec, sampling_defaults = SimpleNamespace(tokenizer=WORDS), MappingProxyType({})
 
     def __init__(self) -> None:
         self.left = False
