@@ -36,6 +36,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "bias": {"temperature": 0, "logit_bias": {"95": 6}, "presence_penalty": 0.5, "max_tokens": 24},
 }
 TERSE: dict[str, Any] = {"frequency_penalty": 2}  # JSON may have any amount of space, which a small model likes
+END = 0  # of an answer
 PLAIN: dict[str, Any] = {"speculative": {"enabled": False}}
 
 
@@ -208,6 +209,8 @@ def test_three_turns_with_a_tool(client: openai.OpenAI, streamed: bool) -> None:
     messages: list[Any] = [{"role": "user", "content": "How is the weather in Rome?"}]
     for choice in (NAMED, "required", "none"):
         more: dict[str, Any] = {"messages": messages, "tool_choice": choice, "parallel_tool_calls": False}
+        if choice == "none":
+            more["logit_bias"] = {str(END): 8}
         if streamed:
             with client.chat.completions.stream(**asked, **more) as stream:
                 for _ in stream:
