@@ -104,8 +104,8 @@ class PackedLayers(CompoundLayers):
         """Return the bits of a layer's integers: of several kinds of layers, shapes tell which one it is."""
         several = [scheme.bits for scheme in self._packing.schemes]
         scales, zeros = self._shape(base, "scales"), self._shape(base, "qzeros")
-        told = zeros[-1] * _WORD // scales[-1] if len(zeros) == len(scales) == 2 and scales[-1] else 0
-        return told if told in several else several[0]
+        bits = zeros[-1] * _WORD // scales[-1] if len(zeros) == len(scales) == 2 and scales[-1] else 0
+        return bits if bits in several else several[0]
 
     def _spread(self, words: Tensor, bits: int) -> Tensor:
         """Return the integers of words `[a, b]` as uint8 `[a, b, n]`."""

@@ -92,8 +92,8 @@ class Conversation:
         """
         if name == "system":
             text = value.strip("\"'")
-            told = [{"role": "system", "content": text}] if text else []
-            self._messages, self._start = told + self._messages[len(self._start) :], told
+            system = [{"role": "system", "content": text}] if text else []
+            self._messages, self._start = system + self._messages[len(self._start) :], system
             self._note("the system message is set")
             return
         known = {f.name: getattr(self._params, f.name) for f in fields(SamplingParams)}

@@ -20,7 +20,7 @@ _LOOK = 2.0
 _STARTING = 600.0  # seconds that a rank may take to load its weights
 
 
-class Told:
+class Orders:
     """Orders to the other ranks, each carried out here within the region of the call that sent it.
 
     What ends such a region early leaves the others in the middle of a pass, of which nobody knows how far it came. So
@@ -32,7 +32,7 @@ class Told:
         self._links, self._process = links, os.getpid()
         self._doing, self._why = False, "this engine was interrupted while its ranks computed together"
 
-    def __call__(self, order: Order, count: int | None = None) -> "Told":
+    def __call__(self, order: Order, count: int | None = None) -> "Orders":
         """Send an order to the first `count` of the others, or to all; then this rank is in its region.
 
         Raises:
@@ -84,7 +84,7 @@ class Ranks:
         self.threads = env.threads()
         self.beside = 1
         self._links: list[Connection[bytes, bytes]] = []
-        self._told = Told(self._links)
+        self._orders = Orders(self._links)
         self.close = lambda: None
 
     def start(self, first: Assignment) -> None:
@@ -100,7 +100,7 @@ class Ranks:
     @property
     def on_order(self) -> OnOrder:
         """The function to call with every order for the others."""
-        return self._told if self._links else nobody
+        return self._orders if self._links else nobody
 
     @property
     def looks(self) -> float | None:
@@ -121,7 +121,7 @@ class Ranks:
     def on_call(self) -> OnOrder:
         """The function to call with every order for those that share a proposer's layers."""
         count = self.draft_group.size - 1
-        return (lambda order: self._told(order, count)) if count else nobody
+        return (lambda order: self._orders(order, count)) if count else nobody
 
     def wait(self, numerics: Sequence[str]) -> None:
         """Wait until all have loaded their share.
