@@ -35,7 +35,7 @@ class Fault(NamedTuple):
 FAULTS = [
     Fault(
         "a key dropped from the noise",
-        "src/parlay/verify/coupled.py",
+        "src/parlay/acceptance/coupled.py",
         "seeds = [span.seed for span in plain for _ in range(1 + len(span.draft))]",
         "seeds = [0 for span in plain for _ in range(1 + len(span.draft))]",
     ),

@@ -14,6 +14,7 @@ from kernels.breaking import OtherOrder
 import parlay.engine.engine
 import parlay.numerics.identify
 from parlay import LLM, SamplingParams
+from parlay.acceptance.tree import children, depths
 from parlay.bench import sameness
 from parlay.cli.main import main
 from parlay.kernels.base import Kernels
@@ -24,7 +25,6 @@ from parlay.sampling.sampler import token_logprobs
 from parlay.sampling.seeds import mix
 from parlay.types.draft import Draft
 from parlay.types.output import CompletionOutput, Logprob
-from parlay.verify.tree import children, depths
 
 
 @pytest.mark.parametrize("kinds", [sameness.QUICK, pytest.param(tuple(sameness.KINDS), marks=pytest.mark.soak)])
@@ -209,12 +209,12 @@ def depths_plus_one(draft: Draft) -> list[int]:
 
 ARRIVALS = count()
 PLANTED: dict[str, tuple[str, Any]] = {
-    "a guess is accepted unasked": ("parlay.verify.coupled.children", any_child),
-    "noise of another position": ("parlay.verify.coupled.depths", depths_plus_one),
+    "a guess is accepted unasked": ("parlay.acceptance.coupled.children", any_child),
+    "noise of another position": ("parlay.acceptance.coupled.depths", depths_plus_one),
     "blocks shared by other texts": ("parlay.kv.table.block_hash", lambda parent, tokens: block_hash(parent, ())),
     "seeds that count arrivals": ("parlay.engine.engine.mix", lambda seed, j: mix(seed, j + next(ARRIVALS))),
     "log-probabilities of a batch": (
-        "parlay.verify.coupled.token_logprobs",
+        "parlay.acceptance.coupled.token_logprobs",
         lambda kernels, row, token, top: token_logprobs(kernels, row * (1 + next(ARRIVALS) / 64), token, top),
     ),
 }
@@ -250,7 +250,7 @@ def test_a_classical_sampler_that_is_biased_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Guesses that all stand have the draft's law."""
-    monkeypatch.setattr("parlay.verify.classical._log_ratio", lambda *of: 0.0)
+    monkeypatch.setattr("parlay.acceptance.classical._log_ratio", lambda *of: 0.0)
     own = json.dumps({"method": "draft_model", "model": "tiny-code-draft", "verification": "rejection"})
     assert main(["verify", "--quick", "--max-tokens", "2", "--speculative-config", own, "--json"]) == 1
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][-1]

@@ -19,8 +19,8 @@ from conftest import MakeLLM, Pair, Plain
 from numpy.typing import NDArray
 
 from parlay import LLM, ConfigError, RequestError, SamplingParams
+from parlay.acceptance import oracle
 from parlay.sampling.seeds import mix
-from parlay.verify import oracle
 
 METHODS = ("ngram", "draft_model")
 GUIDED = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator")

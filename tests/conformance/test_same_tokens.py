@@ -17,10 +17,10 @@ from conftest import DTYPES, MakeLLM, Plain, check_accepted, drafts, guesses_on_
 from crossing import covering, crossed
 
 from parlay import SamplingParams
+from parlay.acceptance import coupled
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.proposers.select import proposers
-from parlay.verify import coupled
 
 METHODS = list(proposers.names())
 DRAFTING = [name for name in METHODS if drafts(name)]

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay import SamplingParams
+from parlay.acceptance.tree import paths
 from parlay.drafting.calibration import Calibration
 from parlay.drafting.goodput import survivals
 from parlay.drafting.hosts import Turn
@@ -15,7 +16,6 @@ from parlay.drafting.state import Candidate
 from parlay.drafting.union import union
 from parlay.types.draft import ROOT, Draft
 from parlay.types.plan import Verdict
-from parlay.verify.tree import paths
 
 GREEDY = SamplingParams(temperature=0)
 

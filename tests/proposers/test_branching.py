@@ -13,6 +13,7 @@ from torch import Tensor
 from watching import start
 
 from parlay import SamplingParams
+from parlay.acceptance.tree import depths, paths
 from parlay.drafting.goodput import survivals
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
@@ -20,7 +21,6 @@ from parlay.proposers.branching import _chosen, _draft, _products
 from parlay.proposers.expander import Expander, Head, Start
 from parlay.proposers.recorder import Recorder
 from parlay.types.draft import ROOT, Draft
-from parlay.verify.tree import depths, paths
 
 VOCAB = 12
 KERNELS = select_kernels()

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from parlay.acceptance.tree import depths, paths
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.types.draft import ROOT, Draft
 from parlay.types.plan import Span, Verdict
-from parlay.verify.tree import depths, paths
 
 SIZE = 4
 BLOCKS = 64

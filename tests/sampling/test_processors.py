@@ -10,10 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from parlay import RequestError, SamplingParams
+from parlay.acceptance import oracle
 from parlay.sampling.processors import prepare
 from parlay.sampling.tally import Tally
 from parlay.types.processor import RowProcessor
-from parlay.verify import oracle
 
 VOCAB = 9
 EOS = frozenset({8})

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay import SamplingParams
+from parlay.acceptance import oracle
 from parlay.kernels.select import select_kernels
 from parlay.sampling.sampler import (
     draw,
@@ -16,7 +17,6 @@ from parlay.sampling.sampler import (
     token_logprobs,
 )
 from parlay.sampling.seeds import mix, signed
-from parlay.verify import oracle
 
 MIXED = [
     SamplingParams(temperature=0.0),

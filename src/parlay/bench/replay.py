@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from parlay.acceptance.tree import children
 from parlay.bench.costs import Costs, LookUps
 from parlay.bench.steps import Outcome, Step, step_of
 from parlay.bench.traces import Recorded
@@ -36,7 +37,6 @@ from parlay.types.cache import CacheSpec
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.params import SamplingParams
 from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, StepOutput, StepTimes, Verdict
-from parlay.verify.tree import children
 
 TIMED = (1, 2, 4, 8, 16, 32)  # rows of the passes that an engine times at start
 STEPS = 400  # of plain decoding, that a replay has at least

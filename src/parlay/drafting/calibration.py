@@ -20,10 +20,10 @@ from math import exp, log
 import numpy as np
 from numpy.typing import NDArray
 
+from parlay.acceptance.tree import depths
 from parlay.types.draft import ROOT, Draft
 from parlay.types.params import DrawParams, SamplingParams
 from parlay.types.plan import Verdict
-from parlay.verify.tree import depths
 
 DEPTHS = 8  # deeper nodes count as this one: few are reached, and their acceptance is much alike
 _SURE = 0.99  # a proposer's estimates are clipped here: beyond, they tell little (counts of 1 of 1, for example)

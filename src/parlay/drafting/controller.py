@@ -254,7 +254,7 @@ class Controller:
         """Learn at which depths 1, 2, ... a device proposer's draft was accepted, as far as it was judged.
 
         Args:
-            levels: see `parlay.verify.tree.levels`.
+            levels: see `parlay.acceptance.tree.levels`.
             length: nodes on the draft's longest path.
             nodes: its nodes that were verified; 0 if none were.
         """

@@ -16,6 +16,7 @@ from dataclasses import replace
 from math import expm1, log1p
 from time import perf_counter
 
+from parlay.acceptance.tree import height, levels, walk
 from parlay.drafting.bounds import own_bound, permitted, within
 from parlay.drafting.controller import Controller
 from parlay.drafting.device import Device
@@ -31,7 +32,6 @@ from parlay.drafting.union import best_of, union
 from parlay.proposers.base import DeviceProposer, HostProposer
 from parlay.types.draft import NO_DRAFT
 from parlay.types.plan import CatchUp, Plan, Proposal, Span, SpanError, StepOutput, Verdict
-from parlay.verify.tree import height, levels, walk
 
 _TIMED = 8  # steps
 _LEAST = 0.25  # of the price of a row: a host proposer's chain ends where it promises less

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
+from parlay.acceptance.tree import in_order
 from parlay.drafting.hosts import NEVER, Host, Turn
 from parlay.drafting.prediction import Follower
 from parlay.kv.table import BlockTable
@@ -12,7 +13,6 @@ from parlay.sampling.grammar import Constraint
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.params import SamplingParams
 from parlay.types.plan import CatchUp, ProposerState
-from parlay.verify.tree import in_order
 
 
 class Why(StrEnum):

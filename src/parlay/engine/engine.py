@@ -7,6 +7,7 @@ from time import perf_counter
 import torch
 
 from parlay import env
+from parlay.acceptance.select import make_verifier
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig, SpeculativeConfig
@@ -62,7 +63,6 @@ from parlay.types.plan import SpanError
 from parlay.types.progress import OnProgress, ignore
 from parlay.types.stats import StatsSnapshot
 from parlay.types.structured import StructuredOutputsParams
-from parlay.verify.select import make_verifier
 
 
 class Engine:

@@ -11,6 +11,8 @@ from time import perf_counter
 
 from torch import Tensor
 
+from parlay.acceptance.overflow import refuse_overflow
+from parlay.acceptance.select import Verifier, plainly
 from parlay.engine.request import Request
 from parlay.engine.scheduler import Scheduler
 from parlay.kernels.base import Kernels
@@ -32,8 +34,6 @@ from parlay.types.plan import (
     TokenLogprobs,
     Verdict,
 )
-from parlay.verify.overflow import refuse_overflow
-from parlay.verify.select import Verifier, plainly
 
 _PATIENT = 3  # drafting steps in a row that may fail for no request's fault, until those in them lose their proposer
 _SCORED_AT_ONCE = 64  # rows of a prompt: logits of a whole prompt might not fit into memory

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from parlay.acceptance.tree import depths, paths
 from parlay.kernels.base import AttentionView
 from parlay.types.draft import NO_DRAFT, Draft
-from parlay.verify.tree import depths, paths
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from parlay import LLM, SamplingParams
+from parlay.acceptance import coupled
 from parlay.runner.batch import Stretch, flatten
-from parlay.verify import coupled
 
 VOCAB = 32
 SEEDS = 3000

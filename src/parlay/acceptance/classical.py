@@ -19,11 +19,11 @@ from math import exp, inf
 import torch
 from torch import Tensor
 
+from parlay.acceptance.rows import Emission, TargetRows
 from parlay.kernels.base import Kernels
 from parlay.sampling.law import Law, Purpose, noise_key, uniforms
 from parlay.types.draft import ROOT
 from parlay.types.plan import Span, Verdict
-from parlay.verify.rows import Emission, TargetRows
 
 
 def rejection(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:

@@ -9,10 +9,10 @@ from checkpoints import write_llama
 from safetensors.torch import load_file, save_file
 
 from parlay import LLM, EngineFaultError, SamplingParams
+from parlay.acceptance.overflow import refuse_overflow
 from parlay.types.draft import Draft
 from parlay.types.params import DrawParams
 from parlay.types.plan import Span, Verdict
-from parlay.verify.overflow import refuse_overflow
 
 
 @pytest.mark.parametrize(

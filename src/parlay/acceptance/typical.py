@@ -12,12 +12,12 @@ from math import log
 import numpy as np
 from torch import Tensor
 
+from parlay.acceptance.rows import Emission, TargetRows
+from parlay.acceptance.tree import children
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference_drawing import decay
 from parlay.types.draft import ROOT
 from parlay.types.plan import Span, Verdict
-from parlay.verify.rows import Emission, TargetRows
-from parlay.verify.tree import children
 
 THRESHOLD, ALPHA = 0.09, 0.3
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parlay.acceptance.tree import children, depths, height, paths
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
-from parlay.verify.tree import children, depths, height, paths
 
 
 @st.composite

@@ -17,6 +17,11 @@ from verify import classical as oracle
 from verify.test_coupled import span_of
 
 from parlay import SamplingParams
+from parlay.acceptance import classical, coupled
+from parlay.acceptance.rows import TargetRows
+from parlay.acceptance.select import Rule, verify
+from parlay.acceptance.tree import paths
+from parlay.acceptance.typical import entropy, typical
 from parlay.kernels.noise import gumbel_noise
 from parlay.kernels.reference_drawing import process_row
 from parlay.kernels.select import select_kernels
@@ -24,11 +29,6 @@ from parlay.proposers.draws import Draws
 from parlay.sampling.law import Law, Purpose, noise_key, uniforms
 from parlay.types.draft import ROOT, Draft
 from parlay.types.plan import Span, Verdict
-from parlay.verify import classical, coupled
-from parlay.verify.rows import TargetRows
-from parlay.verify.select import Rule, verify
-from parlay.verify.tree import paths
-from parlay.verify.typical import entropy, typical
 
 VOCAB = 5
 KERNELS = ["native", "reference"]

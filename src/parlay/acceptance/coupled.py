@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from parlay.acceptance.tree import children, depths
 from parlay.errors import RequestError
 from parlay.kernels.base import Kernels
 from parlay.sampling.live import NO_PROCESSORS, LiveProcessor, Processors
@@ -27,7 +28,6 @@ from parlay.sampling.sampler import (
 from parlay.types.draft import ROOT
 from parlay.types.params import DrawParams
 from parlay.types.plan import Span, SpanError, TokenLogprobs, Verdict
-from parlay.verify.tree import children, depths
 
 
 def verify(

@@ -12,12 +12,12 @@ from scipy.stats import chisquare
 from verify.test_coupled import GOLDENS, span_of
 
 from parlay import SamplingParams
+from parlay.acceptance.classical import block, rejection
+from parlay.acceptance.select import Rule, verify
 from parlay.kernels.select import select_kernels
 from parlay.sampling.law import Law, Purpose, noise_key
 from parlay.types.draft import Draft
 from parlay.types.plan import Span, Verdict
-from parlay.verify.classical import block, rejection
-from parlay.verify.select import Rule, verify
 
 RULES = [rejection, block]
 VOCAB = 10

@@ -7,21 +7,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from parlay.acceptance import coupled
+from parlay.acceptance.classical import block, rejection
+from parlay.acceptance.rows import TargetRows
+from parlay.acceptance.typical import ALPHA, THRESHOLD, typical
 from parlay.config.speculative import SpeculativeConfig
 from parlay.kernels.base import Kernels
 from parlay.sampling.law import NO_LAWS, Laws
 from parlay.sampling.live import NO_PROCESSORS, Processors
 from parlay.types.plan import Span, SpanError, Verdict
-from parlay.verify import coupled
-from parlay.verify.classical import block, rejection
-from parlay.verify.rows import TargetRows
-from parlay.verify.typical import ALPHA, THRESHOLD, typical
 
 Rule = Callable[[Kernels, Span, TargetRows], Verdict]
 
 
 class Verifier(Protocol):
-    """Decides every span of a step; see `parlay.verify.coupled.verify`."""
+    """Decides every span of a step; see `parlay.acceptance.coupled.verify`."""
 
     def __call__(
         self,

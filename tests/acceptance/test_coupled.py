@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from parlay import SamplingParams
+from parlay.acceptance import oracle
+from parlay.acceptance.coupled import verify
+from parlay.acceptance.tree import children, paths
 from parlay.kernels.select import select_kernels
 from parlay.sampling.live import LiveProcessor
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.plan import Span, Verdict
-from parlay.verify import oracle
-from parlay.verify.coupled import verify
-from parlay.verify.tree import children, paths
 
 GOLDENS = json.loads((Path(__file__).parent.parent / "goldens/verify/golden.json").read_text())
 VOCAB = 5
