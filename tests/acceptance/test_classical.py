@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from verify.classical import Chance, Law, Model, accepts, block, drawn, law, rejection, rest, several, without
+from acceptance.classical import Chance, Law, Model, accepts, block, drawn, law, rejection, rest, several, without
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "goldens" / "verify" / "golden.json").read_text())
 EXACT = 1e-12

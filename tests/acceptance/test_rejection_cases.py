@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from acceptance.test_coupled import GOLDENS, span_of
 from laws import numbered
 from scipy.stats import chisquare
-from verify.test_coupled import GOLDENS, span_of
 
 from parlay import SamplingParams
 from parlay.acceptance.classical import block, rejection

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from acceptance import classical as oracle
+from acceptance.test_coupled import span_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from laws import numbered
 from numpy.typing import NDArray
 from scipy.stats import chisquare
-from verify import classical as oracle
-from verify.test_coupled import span_of
 
 from parlay import SamplingParams
 from parlay.acceptance import classical, coupled
