@@ -1,12 +1,12 @@
 """How far ahead weights are asked for: measured once, remembered, and no bit of a product hangs on it."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from parlay import env
+from parlay.cache_file import CacheFile
 from parlay.kernels import tuning
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
@@ -59,14 +59,14 @@ def test_no_bit_hangs_on_it(native: Kernels) -> None:
 def test_it_is_measured_once(native: Kernels, asked: list[tuple[int, int, int]], tmp_path: Path) -> None:
     tune(native, 1)
     assert len(asked) > 10
-    (found,) = json.loads((tmp_path / "prefetching.json").read_text()).values()
+    (found,) = CacheFile("prefetching", 1, folder=tmp_path).read().values()
     assert asked[-1] == tuple(found.values())
     first = asked[-1]
     asked.clear()
     tune(native, 1)
     assert asked == [first]
     tune(native, 2)  # another number of threads is another setting
-    assert len(json.loads((tmp_path / "prefetching.json").read_text())) == 2
+    assert len(CacheFile("prefetching", 1, folder=tmp_path).read()) == 2
 
 
 def test_the_usual_stays_unless_another_is_clearly_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,31 +74,6 @@ def test_the_usual_stays_unless_another_is_clearly_faster(monkeypatch: pytest.Mo
     assert tuning._best([lambda: 1.0, lambda: 0.9, lambda: 0.8], 0) == 2
     turns = iter([1.0, 9.0, 1.0, 0.5, 9.0, 9.0, 9.0, 9.0])  # the least of each counts, whatever disturbs the others
     assert tuning._best([lambda: next(turns), lambda: next(turns)], 0) == 1
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("", "[]", "{", '{"a": 3}', '{"SETTING": {"few_rows": -1, "ahead": 0, "blocks": 0}}'),
-        *(
-            '{"SETTING": {"few_rows": %, "ahead": 0, "blocks": 0}}'.replace("%", str(2**bits))
-            for bits in (63, 64, 100)
-        ),
-        '{"SETTING": {"few_rows": 1, "ahead": 0, "blocks": 1e300}}',
-    ],
-)
-def test_a_damaged_file_is_written_anew(
-    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[int, int, int]], native: Kernels
-) -> None:
-    monkeypatch.setattr(tuning, "measure", lambda kernels: Prefetching(1, 2, 3))
-    file = tmp_path / "prefetching.json"
-    tune(native, 1)
-    (setting,) = json.loads(file.read_text())
-    asked.clear()
-    file.write_text(content.replace("SETTING", setting))
-    tune(native, 1)
-    assert asked == [(1, 2, 3)]
-    assert [tuple(own.values()) for own in json.loads(file.read_text()).values()] == [(1, 2, 3)]
 
 
 def test_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch, native: Kernels) -> None:

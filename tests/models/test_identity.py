@@ -125,11 +125,11 @@ def test_files_are_read_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))  # as a copy that keeps times would
     assert digest_model(model) != before
     assert read == ["model.safetensors"]
-    kept = env.cache_dir()
-    assert kept is not None
-    for damage in ("", "[]", "{", '{"' + str(file) + '": 3}'):
-        (kept / "digests.json").write_text(damage)
-        assert digest_model(model) != before
+    cache = env.cache_dir()
+    assert cache is not None
+    (cache / "digests.json").write_text("{")
+    assert digest_model(model) != before
+    assert len(read) == 5, "all files were read again"
 
 
 def test_a_file_that_cannot_be_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

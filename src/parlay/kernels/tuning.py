@@ -2,19 +2,18 @@
 
 Some processors prefetch the one stream of weights by themselves, others do not, so a compiled-in choice would fit
 only some. Measured once for each processor, instruction set and number of threads, in about half a second, and saved
-in one small file. If that is missing or damaged, it is measured again.
+in a cache file.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
 import torch
 
 from parlay import env
-from parlay.kept import read_kept, write_kept
+from parlay.cache_file import CacheFile
 from parlay.kernels.base import Kernels
 from parlay.kernels.huge import empty_huge
 from parlay.kernels.linear import LinearWeight
@@ -29,7 +28,6 @@ _GAIN = 0.97  # of the time of what there was before, below which another choice
 _FEW_ROWS = (1, 2, 3, 5, 8)
 _AHEAD = (2048, 6144, 10240)
 _BLOCKS_AHEAD = (0, 4096, 10240)
-_MOST = 1 << 20  # of any of these; beyond are only damaged files
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +54,16 @@ def tune(kernels: Kernels, threads: int) -> None:
     """
     if kernels.prefetch is None:
         return
-    folder = env.cache_dir()
-    file = folder / "prefetching.json" if folder else None
+    cache = CacheFile("prefetching", 1)
     setting = " ".join((kernels.name, str(threads), *env.cpu()))
-    known = _read(file)
-    if setting not in known:
-        known[setting] = measure(kernels)
-        logger.info("kernels: %s", known[setting])
-        write_kept(file, {name: asdict(own) for name, own in known.items()})
-    found = known[setting]
+    known = cache.read()
+    if setting in known:
+        found = Prefetching(**known[setting])
+    else:
+        found = measure(kernels)
+        logger.info("kernels: %s", found)
+        with cache.changing() as entries:
+            entries[setting] = asdict(found)
     kernels.prefetch(found.few_rows, found.ahead, found.blocks)
 
 
@@ -123,12 +122,3 @@ def _seconds(kernels: Kernels, weights: Sequence[LinearWeight], rows: int, how: 
     for weight in weights:
         kernels.linear(x, weight, out)
     return perf_counter() - began
-
-
-def _read(file: Path | None) -> dict[str, Prefetching]:
-    try:
-        raw = read_kept(file)
-        known = {str(setting): Prefetching(**{k: int(v) for k, v in own.items()}) for setting, own in raw.items()}
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        return {}
-    return {setting: own for setting, own in known.items() if all(0 <= n <= _MOST for n in asdict(own).values())}

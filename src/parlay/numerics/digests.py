@@ -6,12 +6,11 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from parlay import env
+from parlay.cache_file import CacheFile
 from parlay.checkpoints.files import VOCABULARIES
 from parlay.checkpoints.gguf_parts import first_part, part_files
 from parlay.checkpoints.loader import weight_files
 from parlay.errors import ModelError, brief
-from parlay.kept import read_kept, seal, write_kept
 
 _SMALL = ("config.json", "generation_config.json")
 _TEXTS = (
@@ -22,7 +21,7 @@ _TEXTS = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_KEPT = 1000  # files whose digests are remembered
+_FILES = 1000  # whose digests are remembered
 
 
 def start_digest(model: Path, tokenizer: Path | None = None) -> Future[str]:
@@ -69,10 +68,8 @@ def digest_files(files: Mapping[str, Path]) -> str:
     Raises:
         ModelError: a file cannot be read.
     """
-    folder = env.cache_dir()
-    kept = folder / "digests.json" if folder else None
-    raw = read_kept(kept)
-    known = dict(raw) if isinstance(raw, dict) else {}
+    cache = CacheFile("digests", 1, most=_FILES)
+    known = cache.read()
     whole, fresh = blake3(), {}
     for label, file in files.items():
         try:
@@ -81,19 +78,16 @@ def digest_files(files: Mapping[str, Path]) -> str:
             real = file.resolve()
             about = real.stat()
             facts = [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
-            place, found = str(real), known.get(str(real))
-            if isinstance(found, list) and found[:4] == facts and found[5:] == [seal(place, found[:5])]:
-                digest = str(found[4])
-            else:
+            *before, digest = known.get(str(real), [""])
+            if before != facts:
                 digest = _digest(real)
-                entry = [*facts, digest]
-                fresh[place] = [*entry, seal(place, entry)]
+                fresh[str(real)] = [*facts, digest]
         except OSError as error:
             raise ModelError(f"{file} cannot be read: {brief(str(error))}") from None
         whole.update(f"{label}\n{digest}\n".encode())
     if fresh:
-        known = {place: found for place, found in known.items() if place not in fresh} | fresh
-        write_kept(kept, dict(list(known.items())[-_KEPT:]))
+        with cache.changing() as entries:
+            entries.update(fresh)
     return whole.hexdigest()
 
 

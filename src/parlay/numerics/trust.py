@@ -1,6 +1,6 @@
 """Which kernels can be trusted here: the self-check's findings, remembered on disk, and what follows from them.
 
-The memory is one small JSON file. It may be lost, damaged or not writable: then the check runs again, no more.
+What is remembered may be lost or damaged: then the check runs again, no more.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from parlay import env
-from parlay.kept import read_kept, seal, write_kept
+from parlay.cache_file import CacheFile
 from parlay.kernels.base import Kernels
 from parlay.log import logger
 from parlay.numerics import selfcheck
@@ -83,15 +83,17 @@ def recall(
     kernels: Kernels, cases: Sequence[Case], threads: int, check: Callable[[list[Case]], dict[Case, Finding]]
 ) -> dict[Case, Finding]:
     """Return what is remembered of each case, running `check` for those of which nothing is."""
-    file = _file()
+    cache = CacheFile("selfcheck", 1, most=_SETTINGS)
     setting = _setting(kernels.name, kernels.switches, threads)
-    known = _read(file).get(setting, {})
+    known = cache.read().get(setting, {})
     missing = [case for case in dict.fromkeys(cases) if str(case) not in known]
     if missing:
-        fresh = {str(case): finding for case, finding in check(missing).items()}
+        fresh = {str(case): [list(found.row_counts), found.bits] for case, found in check(missing).items()}
         known |= fresh
-        _write(file, setting, fresh)
-    return {case: known[str(case)] for case in cases}
+        with cache.changing() as entries:
+            entries[setting] = entries.get(setting, {}) | fresh
+    found = {case: known[str(case)] for case in cases}
+    return {case: Finding(tuple(counts), bits) for case, (counts, bits) in found.items()}
 
 
 def summarise(findings: dict[Case, Finding]) -> Trust:
@@ -131,43 +133,3 @@ def _files() -> str:
 
 def _has_onednn() -> bool:
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-
-
-def _file() -> Path | None:
-    folder = env.cache_dir()
-    return folder / "selfcheck.json" if folder else None
-
-
-def _read(file: Path | None) -> dict[str, dict[str, Finding]]:
-    """Return what is remembered: findings by case, by setting."""
-    try:
-        return {
-            setting: {case: _finding(setting, case, *entry) for case, entry in of.items()}
-            for setting, of in read_kept(file).items()
-        }
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        return {}
-
-
-def _finding(setting: str, case: str, counts: list[int], bits: int, check: int) -> Finding:
-    """Return what an entry says.
-
-    Raises:
-        ValueError: it is damaged; TypeError likewise.
-    """
-    if check != seal(setting, case, counts, bits):
-        raise ValueError("a finding is damaged")
-    return Finding(tuple(int(count) for count in counts), int(bits))
-
-
-def _write(file: Path | None, setting: str, fresh: dict[str, Finding]) -> None:
-    kept = _read(file)  # anew: another process may have written meanwhile
-    kept[setting] = kept.pop(setting, {}) | fresh  # the latest is the last
-    latest = list(kept.items())[-_SETTINGS:]
-    write_kept(
-        file,
-        {
-            name: {case: (f.row_counts, f.bits, seal(name, case, f.row_counts, f.bits)) for case, f in of.items()}
-            for name, of in latest
-        },
-    )
