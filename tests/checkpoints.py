@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from parlay.models.config import ModelConfig, parse_config, read_raw
+from parlay.checkpoints.config import read_raw
+from parlay.models.config import ModelConfig, parse_config
 from parlay.models.decoder import weight_shapes
 from parlay.models.families import llama
 

@@ -172,8 +172,8 @@ def use(path: Path, chats: bool) -> list[Exception]:
     """Do all that an engine does with a checkpoint's files; return what was refused."""
     import torch
 
-    from parlay.checkpoints.generation import sampling_defaults
     from parlay.checkpoints.headers import read_tensors
+    from parlay.checkpoints.sampling_defaults import sampling_defaults
     from parlay.errors import ParlayError
     from parlay.kernels.select import select_kernels
     from parlay.models.select import check_weights, describe_model, load_model

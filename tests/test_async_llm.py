@@ -14,7 +14,7 @@ from conftest import MakeLLM, Pair, proposer_options
 from parlay import AsyncLLM, ConfigError, ParlayError, RequestError, RequestOutput, SamplingParams
 from parlay.link.engine import AsyncEngine
 from parlay.link.protocol import Outputs, encode
-from parlay.text.tokenizer import Detokenizer
+from parlay.text.detokenizer import Detokenizer
 
 PROMPT = list(range(40, 52)) * 2
 PARAMS = SamplingParams(temperature=0.7, seed=3, max_tokens=12, logprobs=1)

@@ -15,7 +15,8 @@ from parlay.cli.flags import normalise
 from parlay.cli.main import main
 from parlay.config import EngineConfig
 from parlay.config.docs import attribute_docs
-from parlay.text.tokenizer import Detokenizer, TextCodec
+from parlay.text.detokenizer import Detokenizer
+from parlay.text.tokenizer import TextCodec
 from parlay.types.output import Rejected
 
 

@@ -11,7 +11,8 @@ from tokenizers.models import WordLevel
 
 from parlay.checkpoints.find import find_model
 from parlay.engine.attribution import Attribution
-from parlay.text.tokenizer import Detokenizer, TextCodec
+from parlay.text.detokenizer import Detokenizer
+from parlay.text.tokenizer import TextCodec
 from parlay.types.output import Rejected
 
 TEXT = "def naïve(☃):\n    return 1"

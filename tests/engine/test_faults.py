@@ -12,7 +12,7 @@ from parlay.engine.scheduler import Scheduler
 from parlay.engine.stats import EngineStats
 from parlay.proposers.methods.ngram import Proposer as NGram
 from parlay.sampling.processors import Penalties
-from parlay.text.tokenizer import Detokenizer
+from parlay.text.detokenizer import Detokenizer
 from parlay.types.plan import SpanError
 from parlay.types.stats import GuessStats
 

@@ -12,7 +12,7 @@ from checkpoints import write_llama
 from parlay import LLM, AsyncLLM, ModelError, ParlayError, RequestError, SamplingParams
 from parlay.checkpoints.find import find_model
 from parlay.panics import Contained
-from parlay.text.pieces import Pieces
+from parlay.text.detokenizer import IncrementalDecoder
 from parlay.text.tokenizer import TextCodec
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
@@ -68,16 +68,16 @@ def test_a_panic_while_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step goes on for everybody else."""
     llm = LLM("tiny-code")
     alone = llm.generate([5, 6, 7], PARAMS)[0]
-    step = Pieces.add
+    step = IncrementalDecoder.add
 
-    def add(self: Pieces, token: int) -> str:
+    def add(self: IncrementalDecoder, token: int) -> str:
         with Contained("the tokenizer cannot decode these tokens"):
             if self is broken:
                 raise PanicException("index out of bounds")
             return step(self, token)
         raise AssertionError
 
-    monkeypatch.setattr(Pieces, "add", add)
+    monkeypatch.setattr(IncrementalDecoder, "add", add)
     requests = [llm.engine.add(prompt, PARAMS)[0] for prompt in ([5, 6, 7], [8, 9])]
     broken = requests[1].detokenizer._pieces
     while llm.engine.busy:

@@ -12,7 +12,7 @@ from gguf_files import write_gguf
 from serving import Live
 
 from parlay import LLM, AsyncLLM, ConfigError, ModelError, SamplingParams
-from parlay.checkpoints.generation import sampling_defaults
+from parlay.checkpoints.sampling_defaults import sampling_defaults
 from parlay.cli.main import main
 
 OWN = {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.3, "do_sample": True, "max_length": 9, "min_p": None}

@@ -15,7 +15,7 @@ from pieces import logits_of
 
 from parlay import LLM, ConfigError, ModelError
 from parlay.checkpoints.find import find_model
-from parlay.checkpoints.gguf import GGUFFile
+from parlay.checkpoints.gguf.reader import GGUFFile
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
 from parlay.models.decoder import Decoder

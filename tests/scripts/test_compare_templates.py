@@ -7,7 +7,7 @@ from typing import Any
 import compare_templates
 import pytest
 from compare_templates import CASES, EQUAL, UNEXPLAINED, compare, main
-from engine.chat_templates import CHATML, GEMMA2, GLM, GUARD, LLAMA31, NAMED, NEMO, PHI35, QWEN, QWEN35
+from text.chat_templates import CHATML, GEMMA2, GLM, GUARD, LLAMA31, NAMED, NEMO, PHI35, QWEN, QWEN35
 
 from parlay.text import chat
 from parlay.text.messages import Message

@@ -19,7 +19,7 @@ from parlay.link.thread import ThreadDoor
 from parlay.sampling import grammar
 from parlay.sampling.grammar import Grammars
 from parlay.server.door import SocketDoor
-from parlay.text.tokenizer import Detokenizer
+from parlay.text.detokenizer import Detokenizer
 
 PROMPT = tuple(range(40, 52)) * 2
 LIMIT = 20.0

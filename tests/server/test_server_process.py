@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 import pytest
 from checkpoints import write_llama
-from engine.hostile_templates import HOSTILE
 from hostile import Watch, Wire, request, status
 from server_process import ServerProcess, alive, children, descriptors, renderers
 from serving import wait_for
+from text.hostile_templates import HOSTILE
 
 LONG = {"prompt": [1, 2, 3], "max_tokens": 480, "ignore_eos": True, "temperature": 0, "n": 4}
 SHORT = {"prompt": [1, 2, 3], "max_tokens": 2}

@@ -20,7 +20,8 @@ from parlay.models.select import Model
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, Runtime
 from parlay.proposers.places import scratch_blocks
 from parlay.runner.runner import ModelRunner
-from parlay.text.tokenizer import Detokenizer, TextCodec
+from parlay.text.detokenizer import Detokenizer
+from parlay.text.tokenizer import TextCodec
 from parlay.types.draft import Draft
 from parlay.types.params import SamplingParams
 

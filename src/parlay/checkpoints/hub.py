@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parlay.checkpoints.files import VOCABULARIES
-from parlay.checkpoints.gguf_parts import first_part, parts_pattern, whole_name
+from parlay.checkpoints.gguf.parts import first_part, parts_pattern, whole_name
 from parlay.errors import ModelError
 
 _PART = r"[A-Za-z0-9_][\w.-]*"
@@ -55,7 +55,7 @@ def _without_address(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HubName:
     """What a name on the hub asks for.
 
     Attributes:
@@ -117,11 +117,11 @@ class Asked:
         return tuple(f"{mark}{k}.gguf" for mark in "-._" for k in dict.fromkeys((kind, kind.lower(), kind.upper())))
 
 
-def read_id(name: str) -> Asked:
+def parse_hub_name(name: str) -> HubName:
     """Return what a name that `is_hub_id` asks for."""
     match = _ID.fullmatch(_without_address(name))
     assert match is not None
-    return Asked(*match.groups())
+    return HubName(*match.groups())
 
 
 def fetch(name: str, hub: Hub, weights: bool = True, called: str | None = None) -> Path:
@@ -140,7 +140,7 @@ def fetch(name: str, hub: Hub, weights: bool = True, called: str | None = None) 
     Raises:
         ModelError: the model is neither in the cache nor can it be downloaded, or has no such file.
     """
-    asked = read_id(name)
+    asked = parse_hub_name(name)
     if called is None:
         here = f"there is no directory {asked.repository!r} in {Path.cwd()}, and the model of that name"
     else:

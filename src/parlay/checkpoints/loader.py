@@ -15,14 +15,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from parlay.checkpoints.codebook import CodebookLayers
-from parlay.checkpoints.compound import CompoundLayers
 from parlay.checkpoints.files import dtype_of, pointer
-from parlay.checkpoints.gguf_names import GGUFWeights
-from parlay.checkpoints.packed import PackedLayers
-from parlay.checkpoints.packing import read_packing
+from parlay.checkpoints.gguf.tensors import GGUFWeights
 from parlay.checkpoints.pickled import Pickled
-from parlay.checkpoints.scaled import ScaledLayers
+from parlay.checkpoints.quantised.bitsandbytes import BitsAndBytesLayers
+from parlay.checkpoints.quantised.compressed_tensors import ScaledLayers
+from parlay.checkpoints.quantised.config import read_quantisation
+from parlay.checkpoints.quantised.gptq import GPTQLayers
+from parlay.checkpoints.quantised.layers import QuantisedLayers
 from parlay.errors import ModelError, brief, shown
 from parlay.kernels.quantise import quantise
 from parlay.types.progress import OnRead, ignore
@@ -33,7 +33,7 @@ from parlay.weights.weight import Weight
 
 _PICKLED = (".bin", ".pt")
 _HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-_LAYERS = {"awq": PackedLayers, "gptq": PackedLayers, "scaled": ScaledLayers, "codebook": CodebookLayers}
+_LAYERS = {"awq": GPTQLayers, "gptq": GPTQLayers, "scaled": ScaledLayers, "codebook": BitsAndBytesLayers}
 _NAME = 255  # characters of a file's name
 _LOOKED_UP = ("embed_positions.weight",)  # and added
 _NEVER_QUANTISED = (*_LOOKED_UP, ".gate.weight")  # and a router's
@@ -77,7 +77,7 @@ class Checkpoint:
                 self._where[name] = file
         raw = {} if head else _config(path)
         self._halves = path.is_file() or dtype_of(raw) == "float16"
-        packing = read_packing(path, raw)
+        packing = read_quantisation(path, raw)
         if packing is not None:
             kind = _LAYERS[packing.method]
             layers = kind(packing, {name: self._files[file] for name, file in self._where.items()})
@@ -185,7 +185,7 @@ class Checkpoint:
         """Return the blocks, or float16, that `read_weight` gives a matrix in; None for other numbers."""
         (file, own), shape = self._file(name), self.shape(name)
         if self._storage == "stored" and len(shape) == 2 and not name.endswith(_LOOKED_UP):
-            if not isinstance(file, GGUFWeights | CompoundLayers):
+            if not isinstance(file, GGUFWeights | QuantisedLayers):
                 half = self._halves and file.get_slice(own).get_dtype() == HALF.name
                 return HALF if half else None
             kind = file.kind(own)
@@ -197,7 +197,7 @@ class Checkpoint:
     def quantised(self, name: str) -> bool:
         """Whether a tensor is stored in small integers of any kind, whatever it is read as."""
         file, own = self._file(name)
-        return isinstance(file, CompoundLayers) or (isinstance(file, GGUFWeights) and file.kind(own).block > 1)
+        return isinstance(file, QuantisedLayers) or (isinstance(file, GGUFWeights) and file.kind(own).block > 1)
 
     def size(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, plain: Collection[str] = ()) -> int:
         """Return the bytes of some tensors once they are read.

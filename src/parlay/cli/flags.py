@@ -127,7 +127,7 @@ def _is_model(word: str) -> bool:
     """Whether a word names a model, as far as can be said without loading it."""
     from parlay.checkpoints.find import here
     from parlay.checkpoints.hub import is_hub_id
-    from parlay.checkpoints.names import resolve
+    from parlay.checkpoints.short_names import resolve
 
     try:
         return is_hub_id(word) or here(word) is not None or resolve(word) is not None

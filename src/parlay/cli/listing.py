@@ -12,7 +12,7 @@ from parlay.cli.pull import add_hub_flags
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parlay.library.local import Local
+    from parlay.checkpoints.inventory import LocalCheckpoint
 
 
 def add_parser(commands: Any) -> None:
@@ -32,11 +32,11 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Look up, then print."""
     from parlay.checkpoints.hub import Hub
-    from parlay.library.local import look
+    from parlay.checkpoints.inventory import take_inventory
 
     if options.names:
         return _names(options.json)
-    found = look(Hub(cache_dir=options.download_dir))
+    found = take_inventory(Hub(cache_dir=options.download_dir))
     if options.json:
         print(json.dumps({"models": [as_json(one) for one in found.checkpoints], "unreadable": found.unreadable}))
         return 0
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def as_json(one: "Local") -> dict[str, Any]:
+def as_json(one: "LocalCheckpoint") -> dict[str, Any]:
     """Return a checkpoint as JSON."""
     values = asdict(one)
     changed = datetime.fromtimestamp(one.changed).astimezone().isoformat(timespec="seconds")
@@ -58,7 +58,7 @@ def as_json(one: "Local") -> dict[str, Any]:
 
 
 def _names(as_line: bool) -> int:
-    from parlay.checkpoints.names import short_names
+    from parlay.checkpoints.short_names import short_names
 
     names = short_names()
     if as_line:
@@ -70,7 +70,7 @@ def _names(as_line: bool) -> int:
     return 0
 
 
-def _table(title: str, found: "Sequence[Local]") -> None:
+def _table(title: str, found: "Sequence[LocalCheckpoint]") -> None:
     """Print rows of text, which a pipe gets whole."""
     from parlay.checkpoints.download import size_text
 

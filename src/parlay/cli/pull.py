@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     """Download, and print the path and the size."""
     from parlay.checkpoints.download import size_text
     from parlay.checkpoints.hub import Hub
-    from parlay.library.pull import pull
+    from parlay.checkpoints.pull import pull
 
     hub = Hub(revision=options.revision, token=options.hf_token, cache_dir=options.download_dir)
     try:

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     """Show what would be removed, ask, remove."""
     from parlay.checkpoints.download import size_text
     from parlay.checkpoints.hub import Hub
-    from parlay.library.remove import removable, remove
+    from parlay.checkpoints.remove import removable, remove
 
     hub = Hub(cache_dir=options.download_dir)
     found = removable(options.name, hub)

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     """Fetch, load, then talk, or answer once."""
     from parlay.checkpoints.download import size_text
     from parlay.checkpoints.hub import Hub
-    from parlay.library.pull import pull
+    from parlay.checkpoints.pull import pull
 
     if "model" not in options:
         raise ConfigError(

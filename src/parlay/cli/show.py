@@ -9,7 +9,7 @@ from parlay.cli.listing import as_json
 from parlay.cli.pull import add_hub_flags
 
 if TYPE_CHECKING:
-    from parlay.library.card import Card
+    from parlay.checkpoints.details import Details
 
 
 def add_parser(commands: Any) -> None:
@@ -27,10 +27,10 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read the files' descriptions and print them."""
+    from parlay.checkpoints.details import read_details
     from parlay.checkpoints.hub import Hub
-    from parlay.library.card import read_card
 
-    card = read_card(options.name, Hub(cache_dir=options.download_dir))
+    card = read_details(options.name, Hub(cache_dir=options.download_dir))
     if options.json:
         print(json.dumps({**asdict(card), "local": as_json(card.local)}))
         return 0
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(card: "Card") -> list[tuple[str, str]]:
+def _lines(card: "Details") -> list[tuple[str, str]]:
     from parlay.checkpoints.download import size_text
 
     local, shape = card.local, card.shape

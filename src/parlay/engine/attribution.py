@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from parlay.text.pieces import DECODING, Pieces
-from parlay.text.token_bytes import text_within
+from parlay.text.detokenizer import IncrementalDecoder
+from parlay.text.token_bytes import DECODING, text_within
 from parlay.types.output import Rejected
 
 # Text, who supplied it, and whether it is part of the completion or a rejected node.
@@ -19,7 +19,7 @@ class Attribution:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
         """Begin behind the tokens of a prompt."""
         self._tokenizer = tokenizer
-        self._pieces = Pieces(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+        self._pieces = IncrementalDecoder(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
         # Where the text of each token ends, and its source; or a rejected node's text and source.
         self._waiting: deque[tuple[int, str] | tuple[str, str]] = deque()
         self._guesses: deque[Rejected] = deque()  # rejected behind the tokens so far

@@ -55,7 +55,8 @@ from parlay.runner.runner import ModelRunner
 from parlay.sampling.grammar import Grammars
 from parlay.sampling.live import LiveProcessor
 from parlay.sampling.seeds import arrival_seed, mix
-from parlay.text.tokenizer import Detokenizer, check_prompt, encode_prediction
+from parlay.text.detokenizer import Detokenizer
+from parlay.text.tokenizer import check_prompt, encode_prediction
 from parlay.types.output import CompletionOutput, Logprob
 from parlay.types.params import SamplingParams
 from parlay.types.place import check_place

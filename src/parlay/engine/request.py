@@ -10,7 +10,7 @@ from parlay.config.verification import COUPLED
 from parlay.drafting.state import DraftState
 from parlay.errors import EngineFaultError, RequestError
 from parlay.kv.table import BlockTable
-from parlay.text.tokenizer import Detokenizer
+from parlay.text.detokenizer import Detokenizer
 from parlay.types.output import FinishReason, Rejected
 from parlay.types.params import DrawParams, SamplingParams
 from parlay.types.plan import TokenLogprobs

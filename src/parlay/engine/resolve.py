@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from parlay.checkpoints.find import find_model, recommended
-from parlay.checkpoints.generation import sampling_defaults
 from parlay.checkpoints.hub import Hub
+from parlay.checkpoints.sampling_defaults import sampling_defaults
 from parlay.config import EngineConfig
 from parlay.engine.ranks import Ranks
 from parlay.errors import ConfigError

@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parlay.checkpoints.files import class_names, config_file, dtype_of, read_json
-from parlay.checkpoints.gguf_config import read_gguf_config
-from parlay.checkpoints.headers import stored_dtype
-from parlay.checkpoints.packing import read_packing
+from parlay.checkpoints.config import architecture_of, read_ids
+from parlay.checkpoints.files import config_file, dtype_of
 from parlay.errors import ModelError, brief, shown
 from parlay.models.rope import longest, read_rotary
 from parlay.models.style import Experts, Foreign, Rotary, Style
@@ -153,35 +151,6 @@ class ModelConfig:
         return products
 
 
-def read_raw(path: Path) -> dict[str, Any]:
-    """Return the content of a model's `config.json`, or what stands for it in a GGUF file.
-
-    Raises:
-        ModelError: it is missing or unreadable, or the weights are quantised in a way that is not served.
-    """
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise ModelError(_no_model(path))
-    raw = read_gguf_config(path) if path.is_file() else read_json(path / "config.json")
-    generation = path / "generation_config.json"
-    if generation.is_file():
-        ends = read_json(generation).get("eos_token_id")
-        try:
-            raw = {**raw, "eos_token_id": ends} if read_ids(ends) else raw
-        except TypeError as error:
-            raise ModelError(f"{generation}: {error}") from None
-    read_packing(path, raw)
-    if not (raw.get("dtype") or raw.get("torch_dtype")) and (found := stored_dtype(path)):
-        raw = {**raw, "dtype": found}  # as transformers finds out what a silent config means
-    return raw
-
-
-def _no_model(path: Path) -> str:
-    """Return why a directory without a `config.json` is no model."""
-    if (path / "adapter_config.json").is_file():
-        return f"{path} is an adapter (LoRA), which is not served; merge it into its base model and save that"
-    return f"{path / 'config.json'} does not exist; a model directory needs one"
-
-
 def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     """Return the shape of a model from the content of its `config.json`, wherever that comes from.
 
@@ -222,15 +191,6 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     return config
 
 
-def architecture_of(raw: Mapping[str, Any]) -> str:
-    """Return the name of the class that a config is for; where it names none, of its model type's."""
-    names = class_names(raw)
-    if names and isinstance(raw.get("architectures"), list | str) and raw["architectures"]:
-        return names[0]
-    kind = "".join(part.capitalize() for part in names[0].removesuffix("_text").split("_")) if names else ""
-    return f"{kind}ForCausalLM" if kind else "an unnamed architecture"
-
-
 def _size(raw: dict[str, Any], key: str, default: int | None = None) -> int:
     """Return a whole number; null and 0 stand for the default, where there is one."""
     value = raw[key] if default is None else raw.get(key) or default
@@ -244,18 +204,6 @@ def _tied(raw: dict[str, Any]) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"tie_word_embeddings must be true or false, not {shown(value)}")
     return value
-
-
-def read_ids(value: Any) -> tuple[int, ...]:
-    """Return token ids that a config gives as one, several or none.
-
-    Raises:
-        TypeError: they are something else.
-    """
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(token) is int and token >= 0 for token in ids):
-        raise TypeError(f"eos_token_id must be a token id or several, not {shown(value)}")
-    return tuple(ids)
 
 
 def check_sizes(config: ModelConfig) -> None:

@@ -8,14 +8,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from parlay.checkpoints.config import architecture_of, read_raw
 from parlay.checkpoints.find import find_model
 from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.checkpoints.loader import Checkpoint, file_format
-from parlay.checkpoints.packing import method_of, quantization_of
+from parlay.checkpoints.quantised.config import method_of, quantization_of
 from parlay.errors import ConfigError, ModelError, brief, nearest, shown
 from parlay.kernels.base import Kernels
 from parlay.log import logger
-from parlay.models.config import ModelConfig, architecture_of, parse_config, read_raw
+from parlay.models.config import ModelConfig, parse_config
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder
 from parlay.models.stages import own_layers

@@ -8,7 +8,7 @@ from blake3 import blake3
 
 from parlay.cache_file import CacheFile
 from parlay.checkpoints.files import VOCABULARIES
-from parlay.checkpoints.gguf_parts import first_part, part_files
+from parlay.checkpoints.gguf.parts import first_part, part_files
 from parlay.checkpoints.loader import weight_files
 from parlay.errors import ModelError, brief
 

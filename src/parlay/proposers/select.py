@@ -6,13 +6,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from parlay.checkpoints.detect import detect
 from parlay.checkpoints.find import ASSETS, find_model, target_of
 from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.config import SpeculativeConfig, build
 from parlay.config.speculative import AUTO, KEYS, PLAIN
 from parlay.errors import ConfigError, ModelError, nearest, shown
 from parlay.proposers.base import HostProposer, Proposer, TargetInfo
-from parlay.proposers.detect import detect
 from parlay.proposers.heads import Options as CheckpointOptions
 from parlay.registry import Registry
 

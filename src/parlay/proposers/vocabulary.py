@@ -9,10 +9,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from parlay.checkpoints.files import tokenizer_file
 from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.heads import pads
-from parlay.text.reading import read_tokenizer, tokenizer_file
+from parlay.text.tokenizer_files import read_tokenizer
 from parlay.weights.weight import Weight
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from parlay.config import build
 from parlay.errors import ConfigError, RequestError, shown
-from parlay.text.conform import conformed
+from parlay.text.adapt import adapted
 from parlay.text.messages import Content, plain
+from parlay.text.template_capabilities import capabilities_of, variables
 from parlay.text.template_runner import Runner
-from parlay.text.template_traits import traits_of, variables
 
 HERE = Runner()
 _OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
@@ -90,7 +90,7 @@ def render(
     given = [plain(message) for message in messages]
     if not given:
         raise RequestError("messages is empty; a conversation needs at least one message")
-    made, tools = conformed(given, options.tools, template, special, runner)
+    made, tools = adapted(given, options.tools, template, special, runner)
     options = replace(options, tools=tools)
     if not options.continue_final_message:
         return runner.run(template, _variables(made, special, options))
@@ -114,7 +114,7 @@ def shows_tools(template: str, special: Mapping[str, str], runner: Runner = HERE
         runner: where the template is run.
     """
     try:
-        return traits_of(template, special, runner).tools
+        return capabilities_of(template, special, runner).tools
     except RequestError:  # whoever renders a conversation gets it
         return True
 

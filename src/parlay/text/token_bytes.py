@@ -8,6 +8,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from parlay.panics import Contained
+
+DECODING = Contained("the tokenizer cannot decode these tokens")
+
 _PLAIN = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 # The byte that each letter of byte-level BPE stands for; unprintable ones have letters from 256 on.
 LETTERS = {chr(byte): byte for byte in _PLAIN} | {

@@ -5,24 +5,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
-from io import StringIO
 from operator import index
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
+from parlay.checkpoints.chat_templates import DEFAULT, choose
 from parlay.errors import ContextLengthError, RequestError, about, brief
 from parlay.panics import Contained
 from parlay.text.chat import ChatOptions, pieces, render, shows_tools
-from parlay.text.pieces import DECODING, Pieces
-from parlay.text.reading import read_texts
 from parlay.text.sentence_piece import spaced
 from parlay.text.special_tokens import token_text
-from parlay.text.template_files import DEFAULT, choose
 from parlay.text.template_process import TemplateProcess
-from parlay.text.token_bytes import decoder_parts, raw_bytes, text_within
-from parlay.types.params import SamplingParams
+from parlay.text.token_bytes import DECODING, decoder_parts, raw_bytes, text_within
+from parlay.text.tokenizer_files import read_texts
 
 _LONG = 1024  # characters or tokens
 _ENCODING = Contained("its library panics")
@@ -246,102 +243,6 @@ class TextCodec:
         """End the processes that run chat templates, for good."""
         for one in self._runners.values():
             one.close()
-
-
-class Detokenizer:
-    """One completion's text, token by token; the cost of a token does not grow with the length of the text."""
-
-    def __init__(
-        self,
-        codec: TextCodec,
-        stop: Sequence[str],
-        skip_special_tokens: bool,
-        *,
-        prompt: Sequence[int] = (),
-        include_stop: bool = False,
-        min_tokens: int = 0,
-    ) -> None:
-        """Begin with no text.
-
-        Args:
-            codec: the tokenizer.
-            stop: strings that end the text.
-            skip_special_tokens: leave special tokens out of the text.
-            prompt: tokens that the text continues.
-            include_stop: cut the text behind a stop string instead of before it.
-            min_tokens: so many of the first tokens complete no stop string.
-        """
-        self._stop = tuple(stop)
-        self._include = include_stop
-        self._immune = min_tokens
-        self._pieces = Pieces(codec.tokenizer, prompt, skip_special_tokens=skip_special_tokens)
-        self._tokens = 0
-        self._hold = max(map(len, stop), default=1) - 1
-        self._text = StringIO(newline="\n")  # which translates no line ends
-        self._length = 0
-
-    @classmethod
-    def of(cls, codec: TextCodec, params: SamplingParams, prompt: Sequence[int]) -> "Detokenizer":
-        """Begin behind a prompt, as a request's parameters say."""
-        cut, first = params.include_stop_str_in_output, params.min_tokens
-        skip = params.skip_special_tokens
-        return cls(codec, params.stop, skip, prompt=prompt, include_stop=cut, min_tokens=first)
-
-    def append(self, token: int) -> str | None:
-        """Add a token; return the stop string that it completes, after cutting the text before or behind it."""
-        piece = self._pieces.add(token)
-        self._tokens += 1
-        immune, self._immune = self._immune > 0, self._immune - 1
-        if not piece:
-            return None
-        before = self._length
-        self._text.seek(before)
-        self._text.write(piece)
-        self._length += len(piece)
-        if immune or not self._stop:
-            return None
-        # What the piece completes begins in the last characters.
-        begin = max(0, before - self._hold)
-        tail = self._from(begin)
-        found = [(at, s) for s in self._stop if (at := tail.find(s, max(0, before + 1 - len(s) - begin))) >= 0]
-        if not found:
-            return None
-        at, stop = min(found)
-        self._length = begin + at + (len(stop) if self._include else 0)
-        self._text.truncate(self._length)
-        return stop
-
-    def _from(self, begin: int) -> str:
-        self._text.seek(begin)
-        return self._text.read()
-
-    @property
-    def text(self) -> str:
-        """Everything decoded so far, cut once a stop string was found."""
-        return self._from(0)
-
-    @property
-    def settled(self) -> str:
-        """The text without an end that may turn out to begin a stop string; it is never taken back."""
-        return self.settled_since(0)
-
-    def settled_since(self, seen: int) -> str:
-        """Return what `settled` has after its first `seen` characters, without reading those."""
-        begin = min(seen, max(0, self._length - self._hold))
-        text = self._from(begin)
-        for length in range(min(self._hold, self._length), 0, -1):
-            if any(s.startswith(text[-length:]) for s in self._stop):
-                text = text[:-length]
-                break
-        return text[seen - begin :]
-
-    def complete(self, tokens: Sequence[int]) -> str:
-        """Return the final text of a whole completion; a last character that is incomplete is left out.
-
-        Args:
-            tokens: those that were added, and perhaps further ones.
-        """
-        return self.text + self._pieces.rest(tokens[self._tokens :])
 
 
 @about("prediction")

@@ -15,8 +15,8 @@ from parlay.llm import LLM
 from parlay.text.chat import ChatOptions
 from parlay.text.tokenizer import TextCodec
 from parlay.train.data import LEAST_TOKENS, Text
-from parlay.train.kept import read_kept, usable
 from parlay.train.options import TrainOptions
+from parlay.train.written import read_kept, usable
 from parlay.types.params import SamplingParams
 
 _AT_ONCE = 64

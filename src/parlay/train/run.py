@@ -19,8 +19,8 @@ from parlay.models.config import ModelConfig
 from parlay.numerics.digests import digest_model
 from parlay.proposers.select import explain_if_draft_head
 from parlay.text.tokenizer import TextCodec
-from parlay.train.card import card
 from parlay.train.data import Text, digest, read_texts
+from parlay.train.model_card import card
 from parlay.train.options import TrainOptions
 from parlay.train.prompts import header_of, write_prompts
 from parlay.train.responses import write_responses

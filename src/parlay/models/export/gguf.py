@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parlay.checkpoints.gguf_names import ROTARY, Family, file_name, in_pairs
-from parlay.checkpoints.gguf_parts import GGUFModel
-from parlay.checkpoints.gguf_write import Entry, Value, encode, header, padding
+from parlay.checkpoints.gguf.parts import GGUFModel
+from parlay.checkpoints.gguf.tensors import ROTARY, Family, file_name, in_pairs
+from parlay.checkpoints.gguf.writer import Entry, Value, encode, header, padding
 from parlay.errors import ConfigError, ModelError, shown
 from parlay.log import logger
 from parlay.models.config import ModelConfig
 from parlay.models.export.metadata import family_to_write, metadata, rotary_factors
-from parlay.models.export.vocabulary import vocabulary
 from parlay.models.select import check_weights, describe_files, weight_shapes
 from parlay.models.stored import open_weights
+from parlay.text.gguf_vocabulary import vocabulary
 from parlay.types.storage import MADE, Storage
 from parlay.weights.kinds import BY_NAME, Kind
 
@@ -94,7 +94,11 @@ def export(path: Path, output: Path, form: Form, *, force: bool = False, tick: T
     else:
         general: dict[str, Value] = {"general.architecture": name, "general.type": "model"}
         general["general.name"] = _name(config.path.resolve())
-        told = {**general, **metadata(config), **vocabulary(config, name)}
+        told = {
+            **general,
+            **metadata(config),
+            **vocabulary(config.path, name, config.vocab_size, config.eos_token_ids, config.raw),
+        }
         keys = {key: encode(value) for key, value in told.items()}
         factors = rotary_factors(config)
     keys["general.file_type"] = encode(_FILE_TYPES[form])

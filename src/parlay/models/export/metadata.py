@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.checkpoints.gguf_config import SIZES, YARN
-from parlay.checkpoints.gguf_names import FAMILIES, Family, family_for
-from parlay.checkpoints.gguf_write import Value
+from parlay.checkpoints.gguf.config import SIZES, YARN
+from parlay.checkpoints.gguf.tensors import FAMILIES, Family, family_for
+from parlay.checkpoints.gguf.writer import Value
 from parlay.errors import ModelError
 from parlay.models.config import ModelConfig
 from parlay.models.rotary import llama3_divisors

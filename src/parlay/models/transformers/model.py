@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from parlay.checkpoints.config import architecture_of, read_ids
 from parlay.checkpoints.files import dtype_of
 from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError, brief
 from parlay.kernels.base import AttentionView, Kernels
-from parlay.models.config import ModelConfig, architecture_of, check_sizes, read_ids
+from parlay.models.config import ModelConfig, check_sizes
 from parlay.models.context import Buffers, ForwardContext, LayerCache
 from parlay.models.style import Foreign, Rotary
 from parlay.models.transformers.attention import KEYWORD, Call, PagedAttention, Place, attend, register

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parlay.text.pieces import Pieces
+from parlay.text.detokenizer import IncrementalDecoder
 from parlay.text.tokenizer import TextCodec
 from parlay.types.output import Logprob
 
@@ -17,7 +17,7 @@ class Offsets:
 
     def __init__(self, codec: TextCodec, prompt: Sequence[int], *, skip_special_tokens: bool, begin: int = 0) -> None:
         """Begin behind the tokens of a prompt, `begin` characters into the text."""
-        self._pieces = Pieces(codec.tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+        self._pieces = IncrementalDecoder(codec.tokenizer, prompt, skip_special_tokens=skip_special_tokens)
         self._next = self._end = begin
 
     def add(self, tokens: Sequence[int], text: str, *, finished: bool) -> list[int]:
@@ -44,7 +44,7 @@ def prompt_offsets(codec: TextCodec, tokens: Sequence[int], text: str) -> list[i
     ):
         first += 1
     offsets, place = [0] * first, 0
-    pieces = Pieces(codec.tokenizer, skip_special_tokens=False)
+    pieces = IncrementalDecoder(codec.tokenizer, skip_special_tokens=False)
     for token in tokens[first:]:
         offsets.append(min(place, len(text)))
         piece = pieces.add(token)

@@ -1,0 +1,1 @@
+"""GGUF files: reading, what their names and keys mean, writing."""

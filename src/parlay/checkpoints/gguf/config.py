@@ -1,0 +1,191 @@
+"""A GGUF file's metadata as the `config.json` that Hugging Face would write for the same model.
+
+Source: ggml's `docs/gguf.md` for the keys.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from parlay.checkpoints.gguf.end_tokens import end_tokens
+from parlay.checkpoints.gguf.parts import GGUFModel
+from parlay.checkpoints.gguf.reader import GGUFFile
+from parlay.checkpoints.gguf.tensors import MAX_EXPERTS, Family, family_of, size_of
+from parlay.errors import ModelError
+
+# Config keys by the metadata's, of every family.
+SIZES = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "context_length": "max_position_embeddings",
+}
+_BOS = "tokenizer.ggml.bos_token_id"
+YARN = {
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+    "yarn_attn_factor": "attention_factor",
+}
+
+
+def read_gguf_config(path: Path) -> dict[str, Any]:
+    """Return the shape of a GGUF file's model as a `config.json` of Hugging Face would hold it.
+
+    Raises:
+        ModelError: the file is damaged, contradicts itself, or holds a model that is not served.
+    """
+    with GGUFModel(path) as file:
+        name, family = family_of(file)
+        embedding = file.tensors.get("token_embd.weight")
+        if embedding is None:
+            raise ModelError(f"{path} lacks the tensor 'token_embd.weight'")
+        heads = size_of(file, f"{name}.attention.head_count")
+        defaults = {
+            "attention.head_count_kv": heads,
+            "attention.key_length": size_of(file, f"{name}.embedding_length") // max(heads, 1),
+        }
+        sizes = {hf: size_of(file, f"{name}.{key}", defaults.get(key)) for key, hf in SIZES.items()}
+        context, layers = sizes.pop("max_position_embeddings"), sizes.pop("num_hidden_layers")
+        sizes["vocab_size"] = embedding.shape[0]
+        hidden, head_dim = sizes["hidden_size"], sizes["head_dim"]
+        _check_sizes(file, {**sizes, "num_experts": size_of(file, f"{name}.expert_count", 0) or 1}, layers)
+        if size_of(file, f"{name}.attention.value_length", head_dim) != head_dim:
+            raise ModelError(f"{path}: heads whose values are not as wide as their keys are not served")
+        options = _options(file, name, family, head_dim)
+        if family.wide_layers:
+            options["query_pre_attn_scalar"] = hidden // heads if layers == family.wide_layers else head_dim
+        return {
+            "architectures": [family.architecture],
+            "model_type": name,
+            **sizes,
+            "num_hidden_layers": layers,
+            "rms_norm_eps": file.number(f"{name}.attention.layer_norm_rms_epsilon"),
+            "max_position_embeddings": context,
+            "tie_word_embeddings": "output.weight" not in file.tensors,
+            "dtype": _dtype(file),
+            "bos_token_id": file.integer(_BOS) if _BOS in file else None,
+            "eos_token_id": end_tokens(file) or None,
+            **_rotary(file, name, head_dim),
+            **family.fixed,
+            **options,
+        }
+
+
+def _options(file: GGUFFile, name: str, family: Family, head_dim: int) -> dict[str, Any]:
+    """Return what only some families have."""
+    options: dict[str, Any] = {}
+    for key, hf in family.options.items():
+        key = f"{name}.{key}"
+        if key in file and hf == "sliding_window_pattern" and file.is_array(key):
+            options["layer_types"] = [
+                "sliding_attention" if sliding else "full_attention" for sliding in file.numbers(key)
+            ]
+        elif key in file:
+            options[hf] = file.value(key)
+    if options.get("sliding_window") == 0:  # which says that there is none
+        options["sliding_window"] = None
+    if name == "granite":
+        # Hugging Face's class takes 1 where a config is silent, ggml what a Llama has.
+        options.setdefault("attention_multiplier", head_dim**-0.5)
+    # One flag for all of attention, and one for the whole network; the loader compares with what there is. Some files
+    # have biases of queries, keys and values alone.
+    biases = ("attn_q", "qkv_bias"), ("attn_output", "attention_bias"), ("ffn_down", "mlp_bias")
+    for last, flag in biases:
+        if f"blk.0.{last}.bias" in file.tensors:
+            options[flag] = True
+    return options
+
+
+def _check_sizes(file: GGUFFile, sizes: dict[str, int], layers: int) -> None:
+    """Refuse sizes that nothing in the file has, before anything as large is made."""
+    largest = max(max(stored.shape) for stored in file.tensors.values())
+    for key, size in {**sizes, "num_hidden_layers": layers}.items():
+        limit = {"num_hidden_layers": len(file.tensors), "num_experts": min(largest, MAX_EXPERTS)}.get(key, largest)
+        if not 1 <= size <= limit:
+            raise ModelError(f"{file.path}: {key} is {size}, but the file's tensors allow 1 to {limit}")
+    tokens = file.length("tokenizer.ggml.tokens")
+    if tokens > sizes["vocab_size"]:
+        raise ModelError(f"{file.path} names {tokens} tokens but embeds only {sizes['vocab_size']}")
+
+
+def _dtype(file: GGUFFile) -> str:
+    """Return what to compute in: norms are always stored as float32 and say nothing."""
+    kinds = {stored.kind.name for stored in file.tensors.values() if len(stored.shape) > 1}
+    return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(kinds), "bfloat16")
+
+
+def _rotary(file: GGUFFile, name: str, head_dim: int) -> dict[str, Any]:
+    theta = file.number(f"{name}.rope.freq_base", 10000.0)
+    if not 0 < theta < math.inf:
+        raise ModelError(f"{file.path}: {name}.rope.freq_base must be above 0 and finite, not {theta}")
+    found: dict[str, Any] = {"rope_theta": theta}
+    rotated = size_of(file, f"{name}.rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        if name != "phi3":
+            raise ModelError(f"{file.path}: rotating {rotated} of {head_dim} dimensions a head is not served")
+        found["partial_rotary_factor"] = rotated / head_dim
+    # Files of 2023 have the second key. A factor of 0 says that there is none.
+    factor = file.number(f"{name}.rope.scaling.factor", file.number(f"{name}.rope.scale_linear", 0.0))
+    kind = file.text(f"{name}.rope.scaling.type", "linear" if factor else "none")
+    scaling: dict[str, Any] = {}
+    if "rope_freqs.weight" in file.tensors:
+        scaling = _llama3(file, theta, head_dim)
+    elif "rope_factors_long.weight" in file.tensors:
+        # The scale on cosines and sines that files hold beside follows from the lengths.
+        original = f"{name}.rope.scaling.original_context_length"
+        found["original_max_position_embeddings"] = file.integer(original)
+        short, long = (_factors(file, f"rope_factors_{x}.weight", rotated) for x in ("short", "long"))
+        scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    elif kind == "none" or (kind == "linear" and factor == 0):
+        return found
+    else:
+        whole = -1.0, float(kind == "yarn")  # all of YaRN, or nothing of it
+        for key, neutral in (("attn_factor", (1.0,)), ("yarn_log_multiplier", (0.0,)), ("yarn_ext_factor", whole)):
+            if file.number(f"{name}.rope.scaling.{key}", neutral[0]) not in neutral:
+                raise ModelError(f"{file.path}: {name}.rope.scaling.{key} is not served")
+        scaling = {"rope_type": kind, "factor": factor}
+        for key, hf in YARN.items() if kind == "yarn" else ():
+            if f"{name}.rope.scaling.{key}" in file:
+                scaling[hf] = file.value(f"{name}.rope.scaling.{key}")
+    return {**found, "rope_scaling": scaling}
+
+
+def _factors(file: GGUFFile, name: str, rotated: int) -> list[float]:
+    """Return by how much each rotary frequency is divided."""
+    stored = file.tensors.get(name)
+    if stored is None or stored.shape != (rotated // 2,):
+        raise ModelError(f"{file.path}: tensor {name!r} must have {rotated // 2} elements")
+    # As decimals, like float32 numbers of the metadata.
+    factors = [float(str(x)) for x in file.read(name).numpy()]
+    if not all(0 < x < math.inf for x in factors):
+        raise ModelError(f"{file.path}: tensor {name!r} must hold numbers above 0")
+    return factors
+
+
+def _llama3(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
+    """Return the parameters of Llama 3.1's scaling; a file holds only what they make of the frequencies.
+
+    Two of them never vary, the factor is the largest divisor, and of the original lengths a power of two fits.
+    """
+    divisors = _factors(file, "rope_freqs.weight", head_dim)
+    factor, low, high = max(divisors), 1.0, 4.0
+    for original in (8192, *(2**i for i in range(4, 21))):
+        for index, divisor in enumerate(divisors):
+            turns = original * theta ** (-2 * index / head_dim) / (2 * math.pi)
+            blend = min(max((turns - low) / (high - low), 0.0), 1.0)
+            if not math.isclose(divisor * (blend + (1 - blend) / factor), 1.0, rel_tol=1e-4):
+                break
+        else:
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }
+    raise ModelError(f"{file.path}: 'rope_freqs.weight' scales rotary frequencies in a way that is not served")

@@ -1,0 +1,291 @@
+"""What a GGUF file calls its tensors, in Hugging Face's words.
+
+Source: llama.cpp's converters for what happens to weights on the way into a file, which is undone here: Llama's
+rotary rows are interleaved, Gemma's norms are stored plus one, experts are stacked.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from parlay.checkpoints.gguf.parts import GGUFModel
+from parlay.checkpoints.gguf.reader import GGUFFile, TensorInfo
+from parlay.checkpoints.quantised.layers import Shape
+from parlay.errors import ModelError
+from parlay.weights.kinds import Kind
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from parlay.weights.weight import Weight
+
+MAX_EXPERTS = 1 << 10  # a layer; twice what any model has
+
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_INNER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# Frequencies of rotary scaling: the config tells of them.
+ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One of `general.architecture`'s values.
+
+    Attributes:
+        architecture: the class's name at Hugging Face.
+        inner: a layer's tensors that are named otherwise than most families' are.
+        experts: a layer's tensors that are stacked, one an expert; `{}` stands for its number.
+        interleaved: rotary rows of queries and keys come in pairs instead of halves.
+        norm_offset: what was added to the weights of norms.
+        options: config keys by the metadata's, beside those that all families have.
+        fixed: what every model of the family has unless the file says otherwise.
+        wide_layers: the number of layers of the one model whose queries are scaled by hidden size over heads.
+    """
+
+    architecture: str
+    inner: dict[str, str] = field(default_factory=dict)
+    experts: dict[str, str] = field(default_factory=dict)
+    interleaved: bool = False
+    norm_offset: float = 0.0
+    options: dict[str, str] = field(default_factory=dict)
+    fixed: dict[str, Any] = field(default_factory=dict)
+    wide_layers: int | None = None
+
+
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_SOFTCAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", interleaved=True),
+    "granite": Family(
+        "GraniteForCausalLM",
+        interleaved=True,
+        options={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+    ),
+    "qwen2": Family("Qwen2ForCausalLM"),
+    "qwen3": Family("Qwen3ForCausalLM"),
+    "qwen3moe": Family(
+        "Qwen3MoeForCausalLM",
+        {"ffn_gate_inp": "mlp.gate"},
+        {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")},
+        options={
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_weights_norm": "norm_topk_prob",
+        },
+        fixed={"norm_topk_prob": True},
+    ),
+    "phi3": Family("Phi3ForCausalLM", {"ffn_up": "mlp.gate_up_proj"}, options=_WINDOW),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        _GEMMA,
+        norm_offset=1.0,
+        options=_WINDOW | _SOFTCAPS,
+        fixed=_GELU,
+        wide_layers=46,
+    ),
+    "gemma3": Family(
+        "Gemma3ForCausalLM",
+        _GEMMA,
+        norm_offset=1.0,
+        options=_WINDOW
+        | {
+            "rope.freq_base_swa": "rope_local_base_freq",
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        fixed=_GELU
+        | {
+            "model_type": "gemma3_text",
+            "rope_local_base_freq": 10000.0,
+            "sliding_window": None,
+            "sliding_window_pattern": 6,
+        },
+        wide_layers=62,
+    ),
+}
+# Two more that files call `llama`; both are known by what they have beside.
+_MISTRAL = Family("MistralForCausalLM", interleaved=True, options=_WINDOW)
+_MIXTRAL = Family(
+    "MixtralForCausalLM",
+    {"ffn_gate_inp": "block_sparse_moe.gate"},
+    {
+        f"ffn_{x}_exps": f"block_sparse_moe.experts.{{}}.{w}"
+        for x, w in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
+    },
+    interleaved=True,
+    options=_WINDOW | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+)
+
+
+class GGUFWeights:
+    """The tensors of a GGUF file under Hugging Face's names; offers what a safetensors file does."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a model's file, or all of its parts, and check headers.
+
+        Raises:
+            ModelError: it cannot be read, is damaged, or holds a model that is not served.
+        """
+        self._file = GGUFModel(path)
+        self._name, self._family = family_of(self._file)
+        self._names: dict[str, tuple[str, int | None]] = {}
+        for stored in self._file.tensors.values():
+            if stored.name not in ROTARY:
+                self._names |= _hugging_face(stored, self._family)
+
+    def keys(self) -> list[str]:
+        """Return the tensors' names."""
+        return list(self._names)
+
+    def get_slice(self, name: str) -> Shape:
+        """Return what knows a tensor's shape without reading it."""
+        ours, index = self._names[name]
+        return Shape(list(self._file.tensors[ours].shape[0 if index is None else 1 :]))
+
+    def get_tensor(self, name: str) -> Tensor:
+        """Return a tensor as Hugging Face's class would have it; what was quantised comes as float32."""
+        tensor = self._halved(name, self._file.read(*self._names[name]))
+        if self._family.norm_offset and "norm" in name:
+            return tensor - self._family.norm_offset
+        return tensor
+
+    def kind(self, name: str) -> Kind:
+        """Return how a tensor is stored."""
+        return self._file.tensors[self._names[name][0]].kind
+
+    def get_blocks(self, name: str) -> Weight:
+        """Return a matrix of blocks as Hugging Face's class would have it, as it is stored."""
+        from parlay.weights.weight import Part, Weight
+
+        stored = self._file.read_blocks(*self._names[name])
+        return Weight(tuple(Part(part.kind, self._halved(name, part.data)) for part in stored.parts))
+
+    def _halved(self, name: str, tensor: Tensor) -> Tensor:
+        """Return a tensor whose rotary rows come in halves, not in pairs."""
+        heads = self._heads(name) if self._family.interleaved else None
+        if heads is None:
+            return tensor
+        if tensor.shape[0] % (2 * heads):
+            raise ModelError(
+                f"{self._file.path}: tensor {self._names[name][0]!r} has {tensor.shape[0]} rows, which are not "
+                f"{heads} heads of pairs; the file is damaged"
+            )
+        pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
+        return pairs.transpose(1, 2).reshape(tensor.shape)
+
+    def __enter__(self) -> GGUFWeights:
+        self._file.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.__exit__(kind, error, trace)
+
+    def _heads(self, name: str) -> int | None:
+        """Return how many heads a tensor's rows belong to, where they are rotated."""
+        heads = size_of(self._file, f"{self._name}.attention.head_count")
+        if ".q_proj." in name:
+            return heads
+        if ".k_proj." in name:
+            return size_of(self._file, f"{self._name}.attention.head_count_kv", heads)
+        return None
+
+
+def family_for(architecture: str) -> tuple[str, Family] | None:
+    """Return what files call the architecture of a class of Hugging Face's, and what is known of it, if they do."""
+    families = [*FAMILIES.items(), ("llama", _MISTRAL), ("llama", _MIXTRAL)]
+    return next(((name, family) for name, family in families if family.architecture == architecture), None)
+
+
+def family_of(file: GGUFFile) -> tuple[str, Family]:
+    """Return what the file calls its model's architecture, and what is known of it."""
+    name = file.text("general.architecture")
+    if name not in FAMILIES:
+        raise ModelError(f"{file.path}: the architecture {name!r} is not served; {', '.join(FAMILIES)} are")
+    if name == "llama" and size_of(file, "llama.expert_count", 0):
+        return name, _MIXTRAL
+    if name == "llama" and "llama.attention.sliding_window" in file:
+        return name, _MISTRAL
+    return name, FAMILIES[name]
+
+
+def _hugging_face(stored: TensorInfo, family: Family) -> dict[str, tuple[str, int | None]]:
+    """Return Hugging Face's name of a tensor, or of each one in a stack, and where it is.
+
+    An unknown one keeps its own name, and is a leftover to the loader.
+    """
+    layer = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.([a-z_]+)\.(weight|bias)", stored.name)
+    if not layer:
+        part, _, kind = stored.name.partition(".")
+        return {f"{_OUTER[part]}.{kind}" if part in _OUTER else stored.name: (stored.name, None)}
+    index, part, kind = layer.groups()
+    prefix = f"model.layers.{index}."
+    if part in family.experts and len(stored.shape) == 3 and stored.shape[0] <= MAX_EXPERTS:
+        names = [f"{prefix}{family.experts[part].format(e)}.{kind}" for e in range(stored.shape[0])]
+        return {name: (stored.name, e) for e, name in enumerate(names)}
+    inner = family.inner.get(part) or _INNER.get(part)
+    return {f"{prefix}{inner}.{kind}" if inner else stored.name: (stored.name, None)}
+
+
+def file_name(name: str, family: Family) -> tuple[str, int | None]:
+    """Return what a file calls one of Hugging Face's tensors, and which of a stack it is: undoes `_hugging_face`."""
+    stem, _, kind = name.rpartition(".")
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
+    if not layer:
+        return f"{ {hf: part for part, hf in _OUTER.items()}[stem] }.{kind}", None
+    index, inner = layer.groups()
+    for part, pattern in family.experts.items():
+        expert = re.fullmatch(re.escape(pattern).replace(r"\{\}", r"(\d+)"), inner)
+        if expert:
+            return f"blk.{index}.{part}.{kind}", int(expert[1])
+    return f"blk.{index}.{ {hf: part for part, hf in (_INNER | family.inner).items()}[inner] }.{kind}", None
+
+
+def in_pairs(tensor: Tensor, heads: int) -> Tensor:
+    """Return a tensor whose rotary rows come in pairs, not in halves: undoes what reading does."""
+    halves = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
+    return halves.transpose(1, 2).reshape(tensor.shape)
+
+
+def size_of(file: GGUFFile, key: str, default: int | None = None) -> int:
+    """Return a size that may be stored once, or once a layer."""
+    if not file.is_array(key):
+        return file.integer(key, default)
+    values = set(file.numbers(key))
+    if len(values) != 1 or not isinstance(min(values), int):
+        raise ModelError(f"{file.path}: {key} differs from layer to layer, which is not served")
+    return int(values.pop())

@@ -1,0 +1,273 @@
+"""Linear layers stored in eight bits or four with scales beside them: FP8, and what llm-compressor writes.
+
+Source: vLLM's `fp8` and `fbgemm_fp8` checkpoints, DeepSeek-V3's blocks, the formats of compressed-tensors, and
+bitsandbytes' `Linear8bitLt`.
+
+    FP8     weight float8_e4m3fn [outputs, inputs]; weight_scale of one number, [outputs, 1], or a number for each
+            block; weight_scale_inv is the same under DeepSeek's name
+    int8    weight int8 [outputs, inputs]; weight_scale likewise; weight_zero_point int8, where asymmetric
+            bitsandbytes: SCB float32 [outputs] instead, 127 times the scale; weight_format uint8, 0 for rows
+    packed  weight_packed int32 [outputs, inputs / n], n = 32 / bits, the first input in the lowest bits, each plus
+            half of the range; weight_scale [outputs, groups]; weight_zero_point int32 [outputs / n, groups], packed
+            along the outputs, or int8 [outputs, groups]; weight_shape int64 [2]; weight_g_idx int32 [inputs], the
+            group of each input, all -1 where groups follow each other
+    all     a number is scale * (stored - zero point)
+
+What the scales of activations say is of no use here: kernels round rows by themselves, see `kernels.quantised`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.checkpoints.quantised.config import QuantisationConfig, Scheme
+from parlay.checkpoints.quantised.layers import QuantisedLayers, fits_float16, float16_bytes
+from parlay.errors import ModelError
+from parlay.weights.kinds import BY_NAME, Kind
+from parlay.weights.weight import Part, Weight
+
+_WORD = 32  # bits
+_NIBBLES, _BYTES = BY_NAME["Q4_1"], BY_NAME["Q8_0"]
+_UNORDERED = -1  # fills an index that llm-compressor never set
+_LLM_INT8 = "SCB"
+_SCALES = ("weight_scale", "weight_scale_inv", _LLM_INT8)
+_FLOATS = ("F32", "BF16", "F16", "F8_E8M0")
+_INTEGERS = ("I32", "I64")
+_BESIDE = (
+    *_SCALES,
+    "weight_format",
+    *("weight_zero_point", "weight_packed", "weight_shape", "weight_g_idx"),
+    *("input_scale", "input_zero_point", "output_scale", "output_zero_point"),
+    *("q_scale", "k_scale", "v_scale", "kv_scale"),
+)
+
+
+class ScaledLayers(QuantisedLayers):
+    """The layers of a checkpoint that have scales beside them."""
+
+    def __init__(self, packing: QuantisationConfig, tensors: Mapping[str, Any]) -> None:
+        """Find the layers and check their shapes.
+
+        Args:
+            packing: what the config says.
+            tensors: the open file of every tensor, by name.
+
+        Raises:
+            ModelError: a part is missing, or shapes contradict each other or the config.
+        """
+        self._packing = packing
+        self._bits: dict[str, int] = {}  # of packed layers
+        beside = {name for name in tensors if name.rpartition(".")[2] in _BESIDE}
+        bases = {name.rpartition(".")[0] for name in beside if name.rpartition(".")[2] in (*_SCALES, "weight_packed")}
+        weights = {f"{base}.weight" for base in bases}
+        super().__init__(packing.path, tensors, bases, beside | (weights & set(tensors)))
+
+    def get_tensor(self, name: str) -> Tensor:  # noqa: D102
+        base = self._bases[name]
+        levels, scales, zeros = self._read(base)
+        group = self._order(base, "weight_g_idx", scales.shape[1], _UNORDERED)
+        if group is not None:
+            return (levels - (0 if zeros is None else zeros[:, group])) * scales[:, group]
+        spread = self._spread(name, scales)
+        return (levels if zeros is None else levels - self._spread(name, zeros)) * spread
+
+    def get_blocks(self, name: str) -> Weight:  # noqa: D102
+        kind = self.kind(name)
+        assert kind is not None
+        levels, scales, zeros = self._read(self._bases[name])
+        outputs, inputs = levels.shape
+        codes = levels.reshape(outputs, inputs // kind.block, kind.block)
+        data = torch.empty((*codes.shape[:2], kind.size), dtype=torch.uint8)
+        repeats = codes.shape[1] // scales.shape[1]
+        data[:, :, :2] = float16_bytes(scales.expand(outputs, -1), repeats)
+        if kind is _BYTES:
+            data[:, :, 2:] = codes.to(torch.int8).view(torch.uint8)
+        else:
+            least = -scales * (8 + (0 if zeros is None else zeros))
+            nibbles = (codes + 8).to(torch.uint8)
+            data[:, :, 2:4] = float16_bytes(least, repeats)
+            data[:, :, 4:] = nibbles[:, :, :16] | nibbles[:, :, 16:] << 4
+        return Weight((Part(kind, data.view(outputs, -1)),))
+
+    def _find_kind(self, name: str) -> Kind | None:
+        base, (outputs, inputs) = self._bases[name], self._shapes[name]
+        packed = self._has(base, "weight_packed")
+        if not (packed or self._dtype(base, "weight") == "I8"):
+            return None
+        scales = self._scales(base)
+        groups = scales.shape[1]
+        if self._order(base, "weight_g_idx", groups, _UNORDERED) is not None:
+            return None
+        blocks = _NIBBLES if packed and self._bits[base] == 4 else _BYTES
+        if inputs % groups or inputs // groups % blocks.block or len(scales) not in (1, outputs):
+            return None
+        if blocks is _BYTES:
+            return _BYTES if self._zeros(base) is None and fits_float16(scales) else None
+        return _NIBBLES if fits_float16(scales, 15) else None
+
+    # ------------------------------------------------------------------------------------------------- reading
+
+    def _read(self, base: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return signed integers or FP8's numbers `[outputs, inputs]`, scales and zero points, all float32."""
+        scales, zeros = self._scales(base), self._zeros(base)
+        if not self._has(base, "weight_packed"):
+            return self._get(base, "weight").float(), scales, zeros
+        _, inputs = self._shapes[f"{base}.weight"]
+        return self._integers(base, self._get(base, "weight_packed"))[:, :inputs].float(), scales, zeros
+
+    def _zeros(self, base: str) -> Tensor | None:
+        """Return zero points as scales are shaped; None where all are 0."""
+        if not self._has(base, "weight_zero_point"):
+            return None
+        zeros = self._get(base, "weight_zero_point")
+        if zeros.dtype is torch.int32:
+            outputs, _ = self._shapes[f"{base}.weight"]
+            zeros = self._integers(base, zeros.T)[:, :outputs].T
+        zeros = _matrix(zeros.float())
+        return zeros if bool(zeros.any()) else None
+
+    def _integers(self, base: str, words: Tensor) -> Tensor:
+        """Return the signed integers of words `[a, b]`, `[a, b * n]`."""
+        bits = self._bits[base]
+        found = (words[:, :, None] >> torch.arange(0, _WORD, bits, dtype=torch.int32)) & ((1 << bits) - 1)
+        return found.reshape(len(words), -1) - (1 << (bits - 1))
+
+    def _scales(self, base: str) -> Tensor:
+        part = self._scale_of(base)
+        scales = _matrix(self._get(base, part).float())
+        if part == _LLM_INT8:  # an output of zeros has a scale of 0
+            valid, scales = scales.isfinite() & (scales >= 0), scales / 127
+        else:
+            valid = scales.isfinite() & (scales != 0)  # AutoRound makes some below 0
+        if not bool(valid.all()):
+            raise ModelError(
+                f"{self._path}: {base}.{part} holds scales that are 0 or no finite numbers; the checkpoint "
+                "is damaged, fetch it again"
+            )
+        return scales
+
+    def _spread(self, name: str, factors: Tensor) -> Tensor:
+        """Return numbers of blocks `[a, b]` as one for each weight."""
+        outputs, inputs = self._shapes[name]
+        high, wide = self._block(name, (len(factors), factors.shape[1]))
+        return factors.repeat_interleave(high, 0)[:outputs].repeat_interleave(wide, 1)[:, :inputs]
+
+    def _block(self, name: str, blocks: tuple[int, int]) -> tuple[int, int]:
+        """Return the size of blocks, of which there are so many; those at the end may be smaller."""
+        outputs, inputs = self._shapes[name]
+        said = self._packing.blocks
+        if said and blocks == _counts(self._shapes[name], said):
+            return said
+        return outputs // blocks[0], inputs // blocks[1]
+
+    # ------------------------------------------------------------------------------------------------ checking
+
+    def _check(self, base: str) -> tuple[int, int]:
+        packed = self._has(base, "weight_packed")
+        self._need(base, self._scale_of(base), "weight_shape" if packed else "weight")
+        if not any(scheme.packed == packed for scheme in self._packing.schemes):
+            raise ModelError(
+                f"{self._path}: {base} is {'' if packed else 'not '}packed into words, unlike what its "
+                "quantization_config says; the config or the checkpoint is wrong"
+            )
+        shape = self._check_packed(base) if packed else self._check_plain(base)
+        counts = self._check_scales(base, shape)
+        schemes = self._schemes(base, shape, counts)
+        if self._has(base, "weight_zero_point"):
+            self._expect(base, "weight_zero_point", *(("I32", "I8") if packed else ("I8",)))
+            wanted: tuple[int, ...] = self._shape(base, self._scale_of(base))
+            if self._dtype(base, "weight_zero_point") == "I32":
+                wanted = (-(-shape[0] * self._bits[base] // _WORD), counts[1])
+            if self._shape(base, "weight_zero_point") != wanted:
+                self._refuse(base, "weight_zero_point", f"zero points beside {counts[0]} x {counts[1]} scales")
+        elif all(scheme.zeros for scheme in schemes):
+            self._need(base, "weight_zero_point")
+        if self._has(base, "weight_g_idx"):
+            self._expect(base, "weight_g_idx", *_INTEGERS)
+            if self._shape(base, "weight_g_idx") != (shape[1],):
+                self._refuse(base, "weight_g_idx", f"groups of {shape[1]} inputs")
+        return shape
+
+    def _check_plain(self, base: str) -> tuple[int, int]:
+        stored = self._shape(base, "weight")
+        if len(stored) != 2:
+            self._refuse(base, "weight", "a matrix")
+        if self._dtype(base, "weight") not in ("I8", "F8_E4M3"):
+            raise ModelError(
+                f"{self._path}: {base}.weight is stored as {self._dtype(base, 'weight')} beside a scale; int8 and "
+                "float8_e4m3fn are served"
+            )
+        if self._has(base, "weight_format") and self._get(base, "weight_format").flatten().tolist() != [0]:
+            raise ModelError(
+                f"{self._path}: {base}.weight is laid out for a certain GPU; save the model again with bitsandbytes "
+                "0.45 or later, which writes rows"
+            )
+        return stored[0], stored[1]
+
+    def _check_packed(self, base: str) -> tuple[int, int]:
+        self._expect(base, "weight_packed", "I32")
+        self._expect(base, "weight_shape", *_INTEGERS)
+        if self._shape(base, "weight_shape") != (2,):
+            self._refuse(base, "weight_shape", "outputs and inputs")
+        outputs, inputs = map(int, self._get(base, "weight_shape").tolist())
+        stored = self._shape(base, "weight_packed")
+        served = sorted({scheme.bits for scheme in self._packing.schemes if scheme.packed})
+        fitting = [bits for bits in served if stored == (outputs, -(-inputs * bits // _WORD))]
+        if min(outputs, inputs) < 1 or not fitting:
+            bits = " or ".join(map(str, served))
+            self._refuse(base, "weight_packed", f"{outputs} x {inputs} numbers of {bits} bits")
+        self._bits[base] = fitting[0]
+        return outputs, inputs
+
+    def _check_scales(self, base: str, shape: tuple[int, int]) -> tuple[int, int]:
+        """Return how many scales there are along outputs and inputs."""
+        part, (outputs, inputs) = self._scale_of(base), shape
+        self._expect(base, part, *_FLOATS)
+        counts = self._shape(base, part)
+        if counts in ((), (1,), (outputs,)):
+            counts = (*counts, 1, 1)[:2]
+        # By tensor, by channel, by group of inputs, or in the blocks that the config says.
+        said = self._packing.blocks
+        if len(counts) == 2 and counts != (said and _counts(shape, said)):
+            rows, columns = counts
+            if rows not in (1, outputs) or not columns or inputs % columns:
+                self._refuse(base, part, f"the scales of {outputs} x {inputs} numbers")
+        elif len(counts) != 2:
+            self._refuse(base, part, f"the scales of {outputs} x {inputs} numbers")
+        return counts[0], counts[1]
+
+    def _schemes(self, base: str, shape: tuple[int, int], counts: tuple[int, int]) -> list[Scheme]:
+        """Return the schemes that a layer's tensors fit, apart from zero points."""
+        inputs, packed = shape[1], self._has(base, "weight_packed")
+        alike = [
+            scheme
+            for scheme in self._packing.schemes
+            if scheme.packed == packed and scheme.bits == self._bits.get(base, 8)
+        ]
+        said = self._packing.blocks
+        if said is None or counts != _counts(shape, said):
+            each = inputs // counts[1]
+            # A group may be larger than all of a layer's inputs.
+            alike = [
+                scheme
+                for scheme in alike
+                if each == (scheme.group or inputs) or (counts[1] == 1 and scheme.group > inputs)
+            ]
+        if not alike:
+            self._refuse(base, self._scale_of(base), "the scales of groups as large as the config says")
+        return alike
+
+    def _scale_of(self, base: str) -> str:
+        return next((part for part in _SCALES if self._has(base, part)), _SCALES[0])
+
+
+def _counts(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
+    """Return how many blocks a matrix has along outputs and inputs, those at the end being smaller."""
+    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
+
+
+def _matrix(factors: Tensor) -> Tensor:
+    """Return factors of a tensor, of channels or of blocks as `[a, b]`."""
+    return factors if factors.dim() == 2 else factors.reshape(-1, 1)

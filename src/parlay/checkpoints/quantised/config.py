@@ -1,0 +1,227 @@
+"""What a `config.json` says of quantised layers; imports no torch, for the server's front reads configs too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parlay.errors import ModelError, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How some layers' numbers are stored.
+
+    Attributes:
+        bits: of a number.
+        packed: several numbers are in a word.
+        group: inputs that share a scale, 0 for all of them.
+        zeros: there are zero points.
+    """
+
+    bits: int
+    packed: bool = False
+    group: int = 0
+    zeros: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisationConfig:
+    """What a config says of its quantised layers.
+
+    Attributes:
+        path: of the model, for errors.
+        method: "awq", "gptq", "scaled" for weights with scales beside them, "codebook" for bitsandbytes' four bits.
+        schemes: one or more, of which each layer's tensors must fit one. Groups and zero points of AWQ and GPTQ are
+            told by tensors alone.
+        shift: what is to be added to zero points.
+        blocks: outputs and inputs of a block with a scale of its own, where the config says so.
+    """
+
+    path: Path
+    method: str
+    schemes: tuple[Scheme, ...]
+    shift: int = 0
+    blocks: tuple[int, int] | None = None
+
+
+def quantization_of(raw: Mapping[str, Any]) -> Any:
+    """Return what a `config.json` says of quantised weights, under the key of early llm-compressor too."""
+    early = raw.get("compression_config")
+    if not raw.get("quantization_config") and isinstance(early, dict) and "quant_method" in early:
+        return early
+    return raw.get("quantization_config")
+
+
+def method_of(raw: Mapping[str, Any]) -> str | None:
+    """Return who quantised the weights, if a `config.json` says so."""
+    config = quantization_of(raw)
+    method = config.get("quant_method") if isinstance(config, Mapping) else None
+    return None if method is None else str(method)
+
+
+def read_quantisation(path: Path, raw: Mapping[str, Any]) -> QuantisationConfig | None:
+    """Return how a model's linear layers are quantised, or None if they are not.
+
+    Args:
+        path: of the model.
+        raw: its `config.json`.
+
+    Raises:
+        ModelError: in a way that is not served.
+    """
+    config = quantization_of(raw)
+    if not config:
+        return None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path}: quantization_config must be a mapping, not {shown(config)}")
+    method = config.get("quant_method")
+    if method in ("fp8", "fbgemm_fp8"):
+        return _read_fp8(path, config)
+    if method == "compressed-tensors":
+        return _read_compressed(path, config)
+    if method == "bitsandbytes":
+        return _read_bitsandbytes(path, config)
+    if method == "auto-round":
+        config = _as_packed(path, config)
+        method = config["quant_method"]
+    if method not in ("awq", "gptq"):
+        raise ModelError(
+            f"{path} holds weights quantised by {shown(method)}, which is not served; awq, gptq, auto-round, fp8, "
+            "compressed-tensors, bitsandbytes and GGUF files are"
+        )
+    served: dict[str, tuple[Any, ...]] = {"bits": (4,), "version": (None, "gemm")}
+    if method == "gptq":
+        served = {"bits": (4, 8), "checkpoint_format": (None, "gptq", "gptq_v2")}
+    for key, values in served.items():
+        value = config.get(key)
+        if (value.lower() if isinstance(value, str) else value) not in values or isinstance(value, bool):
+            choices = " or ".join(str(v) for v in values if v is not None)
+            raise ModelError(
+                f"{path}: quantization_config has {key}={shown(value)}; {method} is served with {key}={choices}"
+            )
+    shift = int(method == "gptq" and config.get("checkpoint_format") != "gptq_v2")
+    bits = dict.fromkeys((config["bits"], *_further_bits(path, config)))
+    return QuantisationConfig(path, method, tuple(Scheme(b, packed=True) for b in bits), shift)
+
+
+def _further_bits(path: Path, config: Mapping[str, Any]) -> list[int]:
+    """Return the bits of layers that GPTQModel's `dynamic` or AutoRound's `extra_config` sets apart.
+
+    Which layers these are is not looked up: each layer's tensors tell its bits.
+    """
+    rules = {key: config.get(key) or {} for key in ("dynamic", "extra_config")}
+    for key, value in rules.items():
+        if not isinstance(value, dict):
+            raise ModelError(f"{path}: quantization_config has {key}={shown(value)}, which must be a mapping")
+    found = []
+    for name, rule in (item for value in rules.values() for item in value.items()):
+        bits = rule.get("bits") if isinstance(rule, dict) else None
+        if bits is None or name.startswith("-:") or bits in (16, 32):  # these layers are not quantised
+            continue
+        if type(bits) is not int or bits not in (4, 8):
+            raise ModelError(
+                f"{path}: quantization_config has bits={shown(bits)} for {shown(name)}; 4 or 8 are served"
+            )
+        found.append(bits)
+    return found
+
+
+def _as_packed(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return AutoRound's description of weights in the words of the library whose layout they have.
+
+    Source: the `packing_format` of intel/auto-round's exporters.
+    """
+    form = str(config.get("packing_format"))
+    method = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}.get(form)
+    if method is None:
+        raise ModelError(
+            f"{path}: auto-round is served with packing_format auto_round:auto_gptq or auto_round:auto_awq, not "
+            f"{shown(form)}"
+        )
+    return {**config, "quant_method": method}
+
+
+def _read_fp8(path: Path, config: Mapping[str, Any]) -> QuantisationConfig:
+    """Return how FP8 weights are stored: vLLM's and DeepSeek's `fp8`, and `fbgemm_fp8`."""
+    if config.get("fmt", "e4m3") != "e4m3":
+        raise ModelError(f"{path}: FP8 is served as e4m3, not as {shown(config['fmt'])}")
+    return QuantisationConfig(path, "scaled", (Scheme(8),), blocks=_blocks(path, config.get("weight_block_size")))
+
+
+def _read_bitsandbytes(path: Path, config: Mapping[str, Any]) -> QuantisationConfig:
+    """Return how bitsandbytes has stored weights; the rest is told by tensors beside each layer's."""
+    said = [key for key in ("load_in_4bit", "load_in_8bit") if config.get(key) is True]
+    if len(said) != 1:
+        raise ModelError(
+            f"{path}: quantization_config of bitsandbytes needs either load_in_4bit or load_in_8bit to be true, not "
+            f"{' and '.join(said) or 'none'}"
+        )
+    if said == ["load_in_4bit"]:
+        return QuantisationConfig(path, "codebook", (Scheme(4, packed=True),))
+    return QuantisationConfig(path, "scaled", (Scheme(8),))
+
+
+def _read_compressed(path: Path, config: Mapping[str, Any]) -> QuantisationConfig:
+    """Return how llm-compressor has stored weights.
+
+    Which layers its `targets` and `ignore` mean is not looked up: a layer that is quantised has a scale beside it,
+    and its tensors say which of several schemes is its own.
+    """
+    for key in ("sparsity_config", "transform_config"):
+        said = config.get(key)
+        if said and not (isinstance(said, dict) and said.get("format") == "dense"):
+            raise ModelError(f"{path}: quantization_config has a {key}, which is not served")
+    groups = config.get("config_groups")
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise ModelError(f"{path}: quantization_config needs config_groups, a mapping of mappings")
+    form = config.get("format")
+    if form != "mixed-precision":  # then config_groups have formats
+        _check_format(path, form)
+    found = [scheme for scheme in (_scheme(path, form, group) for group in groups.values()) if scheme is not None]
+    sizes = {blocks for _, blocks in found if blocks}
+    if len(sizes) > 1:
+        raise ModelError(f"{path}: quantization_config has blocks of several sizes, which is not served")
+    schemes = tuple(dict.fromkeys(scheme for scheme, _ in found)) or (Scheme(8),)
+    return QuantisationConfig(path, "scaled", schemes, blocks=next(iter(sizes), None))
+
+
+def _scheme(path: Path, form: object, group: Mapping[str, Any]) -> tuple[Scheme, tuple[int, int] | None] | None:
+    """Return what one of `config_groups` says of weights, and their blocks; None if it quantises none."""
+    own, weights = group.get("format") or form, group.get("weights")
+    _check_format(path, own)
+    if weights is None or own == "dense":
+        return None
+    if not isinstance(weights, dict):
+        raise ModelError(f"{path}: quantization_config has weights={shown(weights)}, which must be a mapping")
+    bits, size = weights.get("num_bits", 8), weights.get("group_size")
+    served = (4, 8) if own == "pack-quantized" else (8,)
+    if type(bits) is not int or bits not in served:
+        raise ModelError(
+            f"{path}: quantization_config has weights of {shown(bits)} bits; as {own} served are "
+            f"{' or '.join(map(str, served))}"
+        )
+    if size is not None and type(size) is not int:
+        raise ModelError(f"{path}: quantization_config has group_size={shown(size)}, which must be an integer")
+    scheme = Scheme(bits, own == "pack-quantized", max(size or 0, 0), weights.get("symmetric") is False)
+    return scheme, _blocks(path, weights.get("block_structure"))
+
+
+def _check_format(path: Path, form: object) -> None:
+    if form not in _FORMATS:
+        raise ModelError(
+            f"{path}: compressed-tensors are served in the formats {', '.join(_FORMATS)}, not {shown(form)}"
+        )
+
+
+def _blocks(path: Path, said: object) -> tuple[int, int] | None:
+    if said is None:
+        return None
+    if isinstance(said, list | tuple) and len(said) == 2:
+        high, wide = said
+        if type(high) is int and type(wide) is int and min(high, wide) > 0:
+            return high, wide
+    raise ModelError(f"{path}: blocks of weights must have two sizes above 0, not {shown(said)}")
+
+
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
