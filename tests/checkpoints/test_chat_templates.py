@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from checkpoints import write_byte_tokenizer
-from models.test_gguf_tokenizer import spm_keys, write_tokenizer
+from text.test_gguf_tokenizer import spm_keys, write_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from parlay import RequestError
