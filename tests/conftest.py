@@ -32,6 +32,8 @@ torch.set_num_threads(1)
 
 DTYPES = ("float32", "bfloat16")
 
+pytest_plugins = ("hub_fixtures",)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

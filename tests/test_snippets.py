@@ -16,7 +16,7 @@ from checkpoints import write_llama
 from serving import Live
 
 from parlay import AsyncLLM
-from parlay.checkpoints import names
+from parlay.checkpoints import short_names as names
 from parlay.cli.flags import Parser
 from parlay.cli.main import main
 

@@ -14,7 +14,7 @@ from gguf import GGUFWriter
 from gguf_files import write_gguf
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_gguf_tokenizer import spm_keys
+from text.test_gguf_tokenizer import spm_keys
 
 from parlay import LLM, ModelError
 from parlay.checkpoints.gguf.reader import GGUFFile

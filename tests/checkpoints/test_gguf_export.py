@@ -15,8 +15,8 @@ from gguf_families import VARIANTS, convert
 from gguf_files import write_dequantised, write_gguf
 from pieces import logits_of
 from safetensors.torch import load_file, save_file
-from test_packed import AWQ
-from test_packed import write as write_packed
+from test_gptq import AWQ
+from test_gptq import write as write_packed
 
 from parlay import LLM, ConfigError, ModelError, SamplingParams
 from parlay.checkpoints.find import find_model

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from parlay import LLM, ConfigError, ModelError
+from parlay.checkpoints import detect as module
 from parlay.checkpoints.detect import detect
 from parlay.checkpoints.find import ASSETS
 from parlay.config import SpeculativeConfig
-from parlay.proposers import detect as module
 from parlay.proposers.select import embedded_configs, proposers, resolve_method
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
