@@ -130,7 +130,7 @@ def children(pid: int) -> list[int]:
 
 def renderers(pid: int) -> list[int]:
     """Return the processes in which a server runs chat templates: the model's, and clients'."""
-    return [child for child in children(pid) if "template_worker" in _command(child)]
+    return [child for child in children(pid) if "template_process" in _command(child)]
 
 
 def alive(pid: int) -> bool:

@@ -66,5 +66,25 @@ _FILLS = (
     "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% else %}ab{% endif %}{% endmacro %}{{ f(40) }}",
     "{% set ns = namespace(x=['a']) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
 )
-HOSTILE = (*(_NESTED + use for use in _USES), *(_LONG + fill for fill in _FILLS))
-KINDS = tuple(HOSTILE[i] for i in (0, 8, 9, 10, 25, 28, 34, 36, 46, 54))  # of each kind one
+_ENDLESS = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% for a in [1, 1] recursive %}{{ loop([1, 1]) if loop.depth < 60 }}{% endfor %}",
+    "{% for a in range(99999) %}{{ range(99999) | list | length }}{% endfor %}",
+    "{{ 10**(10**10) }}",
+)
+_LARGE = (
+    "{{ 'a' * 10**10 }}",
+    "{{ [1] * 10**10 }}",
+    "{% set ns = namespace(x='ab') %}" + "{% set ns.x = ns.x ~ ns.x %}" * 40 + "{{ ns.x }}",
+    "{% set ns = namespace(x=[1]) %}" + "{% set ns.x = ns.x + ns.x %}" * 40 + "{{ ns.x }}",
+    "{{ '%999999999d' % 1 }}",
+    "{{ '{:{}}'.format(1, 999999999) }}",
+    "{{ 'a' | center(999999999) }}",
+    "{{ 'a'.zfill(999999999) }}",
+    "{% set x = 'a' * 2**20 %}{% for i in range(1000) %}{{ x }}{% endfor %}",
+)
+HOSTILE = (*(_NESTED + use for use in _USES), *(_LONG + fill for fill in _FILLS), *_ENDLESS, *_LARGE)
+# Of each kind one.
+KINDS = (*(HOSTILE[i] for i in (0, 8, 9, 10, 25, 28, 34, 36, 46, 54)), _ENDLESS[0], _ENDLESS[-1], *_LARGE[:5:2])

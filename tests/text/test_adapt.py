@@ -30,7 +30,7 @@ from text.chat_templates import (
 from parlay import RequestError
 from parlay.text.chat import ChatOptions, render
 from parlay.text.template_capabilities import capabilities_of
-from parlay.text.template_runner import Runner
+from parlay.text.template_process import Runner
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 SYSTEM, BRIEF = {"role": "system", "content": "Rule."}, {"role": "developer", "content": "Be brief."}

@@ -9,82 +9,14 @@ from parsing import DEEP, examples, many, orderly
 from text.chat_templates import reference
 
 from parlay import RequestError
-from parlay.text import template as templates
-from parlay.text.chat import HERE, ChatOptions, render
+from parlay.text.chat import ChatOptions, render
+from parlay.text.template_process import TemplateProcess
 
 MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "x" * 3000}]
 
 
 def chat(template: str, **options: Any) -> str:
     return render(template, MESSAGES, {"bos_token": "<s>"}, ChatOptions(**options))
-
-
-@pytest.fixture
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "_TURNS", 1000)
-
-
-TEN_TIMES = "{% for _ in range(10) %}"
-ENDLESS = {
-    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "loops that skip": "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
-    "loops over text": "{% for a in messages[1].content %}{% for b in messages[1].content %}{% endfor %}{% endfor %}",
-    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "recursive loops": "{% for a in [1, 1] recursive %}{{ loop([1, 1]) if loop.depth < 60 }}{% endfor %}",
-    "filters": "{% for a in range(99999) %}{{ range(99999) | list | length }}{% endfor %}",
-    "constants": TEN_TIMES * 7 + "x" + "{% endfor %}" * 7,
-}
-
-
-@pytest.mark.usefixtures("_short")
-@pytest.mark.parametrize("template", ENDLESS.values(), ids=list(ENDLESS))
-def test_what_does_not_end_is_ended(template: str) -> None:
-    with orderly(), pytest.raises(RequestError, match="does not come to an end") as error:
-        chat(template)
-    with orderly():
-        raise error.value
-
-
-def test_turns_are_those_of_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "_TURNS", 30)
-    variables = {"messages": [{"role": "user"}, {"role": "system"}]}
-    for _ in range(5):
-        assert (
-            HERE.run("{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}" * 10, variables)
-            == "user" * 10
-        )
-    with pytest.raises(RequestError, match="end"):
-        HERE.run("{% for m in messages if m.role == 'user' %}{{ m.role }}{% endfor %}" * 16, variables)
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ 'a' * 10**10 }}",
-        "{{ 10**10 * 'a' }}",
-        "{{ [1] * 10**10 }}",
-        "{{ 10**(10**10) }}",
-        "{{ 2**4096 }}",
-        "{% set ns = namespace(x='ab') %}" + "{% set ns.x = ns.x ~ ns.x %}" * 40 + "{{ ns.x }}",
-        "{% set ns = namespace(x='ab') %}" + "{% set ns.x = ns.x + ns.x %}" * 40 + "{{ ns.x }}",
-        "{% set ns = namespace(x=[1]) %}" + "{% set ns.x = ns.x + ns.x %}" * 40 + "{{ ns.x }}",
-        "{{ '%999999999d' % 1 }}",
-        "{{ '%*d' % (999999999, 1) }}",
-        "{{ '%999999999d' | format(1) }}",
-        "{{ '{:999999999}'.format(1) }}",
-        "{{ '{:{}}'.format(1, 999999999) }}",
-        "{{ 'a' | center(999999999) }}",
-        "{{ 'a' | indent(width=999999999) }}",
-        "{{ 'a'.ljust(999999999) }}",
-        "{{ 'a'.zfill(999999999) }}",
-        "{% set x = 'a' * 2**20 %}{% for i in range(1000) %}{{ x }}{% endfor %}",
-    ],
-)
-def test_what_would_fill_the_memory_is_refused(template: str) -> None:
-    with orderly(), pytest.raises(RequestError, match="far larger than a conversation") as error:
-        chat(template)
-    with orderly():
-        raise error.value
 
 
 @pytest.mark.parametrize(
@@ -104,7 +36,7 @@ def test_what_would_fill_the_memory_is_refused(template: str) -> None:
         "{{ '{0.__class__.__mro__}'.format(messages) }}",
         "{{ messages.append({}) }}",
         "{{ messages[0].update({'content': 'y'}) }}",
-        "{{ environment.turns }}",
+        "{{ environment }}",
     ],
 )
 def test_nothing_can_be_reached(template: str) -> None:
@@ -139,13 +71,16 @@ PIECES = st.sampled_from([*WORDS.split(), "\n", "\ud800"])
 
 @examples
 def test_any_template_gives_text_or_an_error(examples: int) -> None:
+    process = TemplateProcess(1.0)
+
     @many(examples)
-    @given(st.lists(PIECES | st.text(max_size=4), max_size=25).map(" ".join), st.booleans())
-    def run(template: str, prompt: bool) -> None:
+    @given(st.lists(PIECES | st.text(max_size=4), max_size=25).map(" ".join))
+    def run(template: str) -> None:
         with orderly():
-            assert isinstance(chat(template, add_generation_prompt=prompt), str)
+            assert isinstance(process.run(template, {"messages": MESSAGES, "bos_token": "<s>"}), str)
 
     run()
+    process.close()
 
 
 @pytest.mark.parametrize("template", ["{{ " + DEEP + " }}", "{% if x %}" * 5000, "{{ " + "-" * 50_000 + "1 }}"])

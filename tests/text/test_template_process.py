@@ -48,9 +48,13 @@ def test_a_template_is_run(process: TemplateProcess) -> None:
     with pytest.raises(RequestError, match="the chat template refuses these messages: "):
         process.run("{% if %}", VARIABLES)
     with pytest.raises(RequestError, match="far larger than a conversation"):
-        process.run("{{ 'a' * 10**10 }}", VARIABLES)
+        process.run("{{ 'a' * 2**25 }}", VARIABLES)
     assert process.run("{{ 'é\ud800' }}", VARIABLES) == "é\ud800"
     assert pid_of(process) == first, "a refusal ends nothing"
+    with pytest.raises(RequestError, match="needs far more memory than a conversation"):
+        process.run("{{ 'a' * 10**10 }}", VARIABLES)
+    with pytest.raises(RequestError, match="does not come to an end"):
+        process.run(ENDLESS, VARIABLES)
 
 
 def test_what_a_template_is_given(process: TemplateProcess) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from parlay.text.messages import Message, arguments_of, text_of
 from parlay.text.template_capabilities import CallForm, Capabilities, History, call_form, capabilities_of
-from parlay.text.template_runner import Runner
+from parlay.text.template_process import Runner
 from parlay.text.tool_prompt import described, in_text
 
 Tools = list[dict[str, Any]] | None

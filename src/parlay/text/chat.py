@@ -12,7 +12,7 @@ from parlay.errors import ConfigError, RequestError, shown
 from parlay.text.adapt import adapted
 from parlay.text.messages import Content, plain
 from parlay.text.template_capabilities import capabilities_of, variables
-from parlay.text.template_runner import Runner
+from parlay.text.template_process import Runner
 
 HERE = Runner()
 _OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})

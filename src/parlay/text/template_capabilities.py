@@ -12,7 +12,7 @@ from typing import Any
 
 from parlay.errors import TemplateRefusalError
 from parlay.text.messages import Content, Message, text_of, with_reasoning
-from parlay.text.template_runner import Runner
+from parlay.text.template_process import Runner
 
 _SAID, _MORE = "xyzzy", "plugh"
 _ROLES = ("system", "user", "assistant")

@@ -1,33 +1,96 @@
-"""Chat templates in a separate process, which is ended where a template takes too long or too much memory.
+"""Running chat templates, those of others in a process that is ended where one takes too long or too much memory.
 
-A template is untrusted code. The sandbox of `template` counts its iterations, but one call within it, such as a
-comparison of nested lists, can take forever and holds the interpreter meanwhile. A process can be ended.
+A template is untrusted code, and one call within it, such as a comparison of nested lists, can take forever and hold
+the interpreter meanwhile. A process can be ended. This file is that process's program, too: it answers each
+`[template, list of variables, seconds]` until its input ends.
 """
 
 import json
+import signal
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any
+from pathlib import Path
+from time import process_time
+from typing import Any, BinaryIO, TypeVar
 
 from parlay import env
-from parlay.errors import RequestError, TemplateRefusalError
-from parlay.text.template_runner import Runner
+from parlay.errors import RequestError, TemplateRefusalError, brief
 
-# Those of parlay's own models, which end.
+# The templates of parlay's own models, which end.
 _SHIPPED = frozenset({"6efb3b03ee354915a0d4c4d44d0233ddd7a185262a82e1ad184bde68c6efd641"})
 SECONDS = 10.0  # that one rendering may take, the start of a process included
+_SPARE = 2  # seconds of processor time beyond those
+_MEMORY = 1 << 29  # bytes beyond what the process has at its start
 _LONGEST = 1 << 28  # bytes of an answer
-_COMMAND = (sys.executable, "-P", "-m", "parlay.text.template_worker")
-LENGTH = 8  # bytes, little-endian, before each message
+_LENGTH = 8  # bytes, little-endian, before each message
+_COMMAND = (sys.executable, "-P", "-m", "parlay.text.template_process")
+_REMEMBERED = 32  # findings
 
 _ENDLESS = "the chat template does not come to an end; give another one"
 _CLOSED = "no chat template is run any more: the engine was closed; start another"
-_DIED = "the process of the chat template has ended, perhaps for want of memory; give another template"
+_DIED = "the chat template needs far more memory than a conversation, or ended its process; give another one"
+
+T = TypeVar("T")
+
+
+class Runner:
+    """Runs templates in this process, for those that are trusted to end."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Any] = {}
+
+    def run(self, template: str, variables: Mapping[str, Any]) -> str:
+        """Return the text that a template makes.
+
+        Args:
+            template: in Jinja's language.
+            variables: its variables by name.
+
+        Raises:
+            TemplateRefusalError: it is no template, or refuses.
+            RequestError: it does not end, or its result is too large.
+        """
+        (found,) = self.run_each(template, [variables])
+        if isinstance(found, TemplateRefusalError):
+            raise found
+        return found
+
+    def run_each(self, template: str, many: Sequence[Mapping[str, Any]]) -> list[str | TemplateRefusalError]:
+        """Return the texts that a template makes of each of several sets of variables, or why it refuses one.
+
+        Raises:
+            RequestError: it does not end, or its result is too large.
+        """
+        return [_run(template, variables) for variables in many]
+
+    def remembered(self, about: Hashable, find: Callable[[], T]) -> T:
+        """Return what `find` returns about a template, calling it only for what is not cached."""
+        if about in self._known:
+            found: T = self._known[about]
+            return found
+        found = self._known[about] = find()
+        for oldest in list(self._known)[:-_REMEMBERED]:
+            self._known.pop(oldest, None)
+        return found
+
+
+def _run(template: str, variables: Mapping[str, Any]) -> str | TemplateRefusalError:
+    from parlay.text.template import render  # slow to import
+
+    try:
+        return render(template, variables)
+    except TemplateRefusalError as refusal:
+        return refusal
+    except (RequestError, MemoryError):
+        raise
+    except Exception as error:  # a template's expressions may raise anything
+        reason = brief(str(error).strip().split("\n")[0]) or type(error).__name__
+        return TemplateRefusalError(f"the chat template refuses these messages: {reason}")
 
 
 class TemplateProcess(Runner):
@@ -55,11 +118,11 @@ class TemplateProcess(Runner):
         if sha256(template.encode(errors="surrogatepass")).hexdigest() in _SHIPPED:
             return super().run_each(template, many)
         try:
-            asked = json.dumps([template, many, self._seconds], default=_plain).encode()
+            call = json.dumps([template, many, self._seconds], default=_plain).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the chat template is given plain data alone: {error}") from None
         with self._lock:  # a call that waited here while it was closed starts no further process
-            answer = self._ask(asked)
+            answer = self._call(call)
         found, trouble = json.loads(answer)
         if trouble is not None:
             raise RequestError(str(trouble))
@@ -70,7 +133,7 @@ class TemplateProcess(Runner):
         self._closed = True
         _end(self._started)
 
-    def _ask(self, asked: bytes) -> bytes:
+    def _call(self, message: bytes) -> bytes:
         """Return the process's answer.
 
         Raises:
@@ -81,16 +144,14 @@ class TemplateProcess(Runner):
             _end(self._started)
             raise RequestError(_CLOSED)
         late = threading.Event()
-        timer = threading.Timer(self._seconds, _give_up, (process, late))
+        timer = threading.Timer(self._seconds, _kill, (process, late))
         timer.daemon = True
         timer.start()
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(len(asked).to_bytes(LENGTH, "little") + asked)
-            process.stdin.flush()
-            length = int.from_bytes(_exactly(process, LENGTH), "little")
-            return _exactly(process, length)
+            _send(process.stdin, message)
+            return _receive(process.stdout)
         except (OSError, EOFError, ValueError):
             _end(self._started)
             raise RequestError(_CLOSED if self._closed else _ENDLESS if late.is_set() else _DIED) from None
@@ -101,32 +162,39 @@ class TemplateProcess(Runner):
         if self._started and self._started[0].poll() is not None:
             _end(self._started)
         if not self._started:
+            pipe = subprocess.PIPE
             try:
-                self._started.append(
-                    subprocess.Popen(
-                        _COMMAND,
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL,
-                        env=env.inherited({}),
-                    )
+                process = subprocess.Popen(
+                    _COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=env.inherited({})
                 )
             except OSError as error:
                 raise RequestError(
                     f"no process can be started to run the chat template in ({error.strerror}); try again later"
                 ) from None
+            self._started.append(process)
         return self._started[0]
 
 
-def _exactly(process: "subprocess.Popen[bytes]", count: int) -> bytes:
-    assert process.stdout is not None
-    found = process.stdout.read(count) if count <= _LONGEST else b""
-    if len(found) < count:
+def _send(stream: Any, message: bytes) -> None:
+    stream.write(len(message).to_bytes(_LENGTH, "little") + message)
+    stream.flush()
+
+
+def _receive(stream: Any) -> bytes:
+    """Return the next message.
+
+    Raises:
+        EOFError: there is none, or it is too long.
+    """
+    header = stream.read(_LENGTH)
+    length = int.from_bytes(header, "little")
+    message: bytes = stream.read(length) if len(header) == _LENGTH and length <= _LONGEST else b""
+    if len(message) < max(length, 1):
         raise EOFError
-    return found
+    return message
 
 
-def _give_up(process: "subprocess.Popen[bytes]", late: threading.Event) -> None:
+def _kill(process: "subprocess.Popen[bytes]", late: threading.Event) -> None:
     late.set()
     process.kill()
 
@@ -156,3 +224,48 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | set | frozenset):
         return list(value)
     raise TypeError(f"{type(value).__name__} is none")
+
+
+def _serve(calls: BinaryIO, answers: BinaryIO) -> None:
+    """Answer each call by `[found, null]`, or by `[null, what is wrong]` with the template.
+
+    Each of `found` is `[text, null]` or `[null, why it is refused]`.
+    """
+    runner = Runner()
+    _limit_memory()
+    with suppress(EOFError, MemoryError):  # after which the rest may be damaged
+        while True:
+            template, many, seconds = json.loads(_receive(calls))
+            _limit_time(seconds)
+            try:
+                found = [
+                    [None, str(one)] if isinstance(one, TemplateRefusalError) else [one, None]
+                    for one in runner.run_each(template, many)
+                ]
+                answer = json.dumps([found, None])
+            except RequestError as error:
+                answer = json.dumps([None, str(error)])
+            _send(answers, answer.encode())
+
+
+def _limit_memory() -> None:
+    with suppress(ImportError, OSError, ValueError, IndexError):  # where a system has no such limits
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _MEMORY, hard))
+
+
+def _limit_time(seconds: float) -> None:
+    """Have the system end this process in case its parent, which would do so, is gone."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(process_time() + seconds) + _SPARE, hard))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides when this ends
+    _serve(sys.stdin.buffer, sys.stdout.buffer)
