@@ -53,7 +53,7 @@ class Details:
 
 
 def read_details(name: str, hub: Hub = DEFAULT) -> Details:
-    """Return the description in a checkpoint's files on this machine; the hub is not asked.
+    """Return the description in a checkpoint's files on this machine; without the hub.
 
     Raises:
         ModelError: it is not on this machine, or its files cannot be read.
@@ -62,9 +62,9 @@ def read_details(name: str, hub: Hub = DEFAULT) -> Details:
     local = _local(name, hub)
     raw, tensors = read_raw(local.path), read_tensors(local.path)
     kinds: dict[str, int] = {}
-    for held in tensors.values():
-        kind = kind_text(held.kind)
-        kinds[kind] = kinds.get(kind, 0) + held.size
+    for tensor in tensors.values():
+        kind = kind_text(tensor.kind)
+        kinds[kind] = kinds.get(kind, 0) + tensor.size
     own = _of_file(local.path) if local.path.is_file() else _of_directory(local.path)
     return Details(
         local=local,
@@ -106,7 +106,7 @@ def _local(name: str, hub: Hub) -> LocalCheckpoint:
 
 
 def _parameters(tensors: dict[str, TensorHeader]) -> int | None:
-    return sum(math.prod(held.shape) for held in tensors.values()) or None
+    return sum(math.prod(tensor.shape) for tensor in tensors.values()) or None
 
 
 def _count(raw: dict[str, Any], key: str) -> int | None:

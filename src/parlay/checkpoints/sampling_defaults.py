@@ -16,25 +16,25 @@ NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _IN_GGUF = ("temp", "top_p", "top_k", "min_p", "penalty_repeat")  # after `general.sampling.`
 
 
-def sampling_defaults(model: Path, asked: str = "auto") -> dict[str, Any]:
+def sampling_defaults(model: Path, source: str = "auto") -> dict[str, Any]:
     """Return sampling parameters for requests that do not give their own.
 
     Args:
         model: a directory or GGUF file.
-        asked: `auto` reads what comes with the model; `vllm` or `none` reads nothing, so that parlay's own defaults
+        source: `auto` reads what comes with the model; `vllm` or `none` reads nothing, so that parlay's own defaults
             hold; else a directory with a `generation_config.json`.
 
     Raises:
         ConfigError: the directory has no such file.
         ModelError: the file cannot be read, or has something else than numbers.
     """
-    if asked in ("vllm", "none"):
+    if source in ("vllm", "none"):
         return {}
-    if asked != "auto":
-        file = Path(asked) / FILE
+    if source != "auto":
+        file = Path(source) / FILE
         if not file.is_file():
             raise ConfigError(
-                f"generation_config={shown(asked)}: {file} does not exist; give auto, vllm or a directory with one"
+                f"generation_config={shown(source)}: {file} does not exist; give auto, vllm or a directory with one"
             )
         return _numbers(read_json(file), file)
     if model.is_file():

@@ -46,7 +46,7 @@ class Named:
 
 
 @dataclass(slots=True)
-class _Family:
+class _ShortName:
     default: str | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
     tags: dict[str, Named] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def similar(name: str, known: Iterable[str]) -> list[str]:
     return found if len(name) <= 100 else []
 
 
-def _families() -> dict[str, _Family]:
+def _families() -> dict[str, _ShortName]:
     families = _read(_TABLE, {})
     own = env.config_dir()
     if own is not None and (own / "models.toml").is_file():
@@ -99,7 +99,7 @@ def _families() -> dict[str, _Family]:
     return families
 
 
-def _read(table: Path, families: Mapping[str, _Family]) -> dict[str, _Family]:
+def _read(table: Path, families: Mapping[str, _ShortName]) -> dict[str, _ShortName]:
     """Return families with what a table adds to them, or has instead."""
     try:
         content = tomllib.loads(table.read_text("utf-8"))
@@ -111,12 +111,12 @@ def _read(table: Path, families: Mapping[str, _Family]) -> dict[str, _Family]:
             raise ConfigError(
                 f"{table}: {shown(word)} must be a table whose name is of small letters, digits, dots and dashes"
             )
-        known = read.get(word, _Family())
+        known = read.get(word, _ShortName())
         sampling = known.sampling
         if "sampling" in entries:
             sampling = _sampling(f"{table}: {word}.sampling", entries["sampling"])
         tags = {t: _entry(table, word, t, v, sampling) for t, v in entries.items() if t not in _FAMILY_KEYS}
-        family = _Family(entries.get("default", known.default), sampling, {**known.tags, **tags})
+        family = _ShortName(entries.get("default", known.default), sampling, {**known.tags, **tags})
         if not family.tags:
             raise ConfigError(f'{table}: {word} is empty; give it a tag, such as 1b = "owner/model:Q4_K_M"')
         _default(word, family, table)
@@ -165,7 +165,7 @@ def _entry(table: Path, word: str, tag: str, value: Any, sampling: Mapping[str, 
     return named
 
 
-def _default(word: str, family: _Family, table: Path = _TABLE) -> str:
+def _default(word: str, family: _ShortName, table: Path = _TABLE) -> str:
     """Return the tag that is meant without one: what the table says, or the only one."""
     if family.default is None and len(family.tags) == 1:
         return next(iter(family.tags))

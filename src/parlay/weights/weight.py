@@ -38,7 +38,7 @@ class Part:
         return self.kind.block > 1
 
     @property
-    def kept(self) -> bool:
+    def compact(self) -> bool:
         """Whether it stays in a form that activations never have: blocks or float16."""
         return self.quantised or self.kind is HALF
 
@@ -64,7 +64,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A matrix `[outputs, inputs]` in one or several parts; nothing of it is unpacked until asked for."""
+    """A matrix `[outputs, inputs]` in one or several parts; nothing of it is unpacked until it is used."""
 
     parts: tuple[Part, ...]
 
@@ -89,9 +89,9 @@ class Weight:
         return sum(len(part.data) for part in self.parts), self.parts[0].inputs
 
     @property
-    def kept(self) -> bool:
+    def compact(self) -> bool:
         """Whether any part stays in a form that activations never have."""
-        return any(part.kept for part in self.parts)
+        return any(part.compact for part in self.parts)
 
     @property
     def block(self) -> int:

@@ -66,14 +66,14 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class _Array:
+class _List:
     kind: int
     length: int
     offset: int
 
 
 class GGUFFile:
-    """An open GGUF file: metadata by key, tensors by name. Nothing but the header is read until asked for.
+    """An open GGUF file: metadata by key, tensors by name. Nothing but the header is read until it is used.
 
     Attributes:
         path: the file.
@@ -172,11 +172,11 @@ class GGUFFile:
     def length(self, key: str) -> int:
         """Return how many elements a list of the metadata has; an absent one has none."""
         array = self._metadata.get(key)
-        return array.length if isinstance(array, _Array) else 0
+        return array.length if isinstance(array, _List) else 0
 
     def is_array(self, key: str) -> bool:
         """Return whether a value of the metadata is a list."""
-        return isinstance(self._metadata.get(key), _Array)
+        return isinstance(self._metadata.get(key), _List)
 
     def read(self, name: str, index: int | None = None) -> Tensor:
         """Return a tensor: floats as they are stored, everything else dequantised to float32.
@@ -308,7 +308,7 @@ class GGUFFile:
         self._elements += length
         if self._elements > _MAX_ELEMENTS or length > self._size:
             self._fail(f"{key} claims {length} elements")
-        array = _Array(inner, length, self._at)
+        array = _List(inner, length, self._at)
         if inner == _STRING:
             at, data = self._at, self._data
             for _ in range(length):
@@ -352,9 +352,9 @@ class GGUFFile:
             self._fail(f"{key} must be of type {kind.__name__}")
         return value
 
-    def _array(self, key: str, kinds: tuple[int, ...], words: str) -> _Array | None:
+    def _array(self, key: str, kinds: tuple[int, ...], words: str) -> _List | None:
         value = self._metadata.get(key)
-        if value is not None and (not isinstance(value, _Array) or value.kind not in kinds):
+        if value is not None and (not isinstance(value, _List) or value.kind not in kinds):
             self._fail(f"{key} must be a list of {words}")
         return value
 

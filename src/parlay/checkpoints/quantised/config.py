@@ -33,7 +33,7 @@ class QuantisationConfig:
         path: of the model, for errors.
         method: "awq", "gptq", "scaled" for weights with scales beside them, "codebook" for bitsandbytes' four bits.
         schemes: one or more, of which each layer's tensors must fit one. Groups and zero points of AWQ and GPTQ are
-            told by tensors alone.
+            known from tensors alone.
         shift: what is to be added to zero points.
         blocks: outputs and inputs of a block with a scale of its own, where the config says so.
     """
@@ -150,7 +150,7 @@ def _read_fp8(path: Path, config: Mapping[str, Any]) -> QuantisationConfig:
 
 
 def _read_bitsandbytes(path: Path, config: Mapping[str, Any]) -> QuantisationConfig:
-    """Return how bitsandbytes has stored weights; the rest is told by tensors beside each layer's."""
+    """Return how bitsandbytes has stored weights; the rest is known from tensors beside each layer's."""
     said = [key for key in ("load_in_4bit", "load_in_8bit") if config.get(key) is True]
     if len(said) != 1:
         raise ModelError(
