@@ -50,7 +50,7 @@ def disturbed(method: str, teacher: Teacher, texts: list[Text] | None = None, **
 @torch.no_grad()
 def guesses(trainee: Trainee, lesson: Lesson) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield logits of each guess, and the rows that they start from."""
-    for i, guess in enumerate(trainee.guess(lesson)):
+    for i, guess in enumerate(trainee.draft(lesson)):
         yield guess.states @ guess.output.weight.T, guess.labels - i - 1
 
 
@@ -98,7 +98,7 @@ def rolled(path: Path, lesson: Lesson, states: Tensor, teacher: Teacher, guesses
             known = twin.states(states[rows[: last + 1]])
             for i in range(min(guesses, len(rows) - 1 - last)):
                 tokens = lesson.tokens[rows[1 : last + 2 + i]]
-                foreseen = twin.foresee(tokens, known)
+                foreseen = twin.next_states(tokens, known)
                 found[i][rows[last]] = twin.logits(foreseen[-1])
                 known = torch.cat([known, foreseen[-1:]])
     return found

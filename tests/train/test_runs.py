@@ -23,10 +23,10 @@ from parlay.text.tokenizer import TextCodec
 from parlay.train.data import Text, read_texts
 from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
-from parlay.train.run import Progress, schedule, train
+from parlay.train.run import TrainingProgress, schedule, train
 from parlay.train.save import alone
-from parlay.train.teacher import Lesson, Output, Teacher
-from parlay.train.trainee import Guess, distil, methods
+from parlay.train.teacher import Lesson, OutputLayer, Teacher
+from parlay.train.trainee import DraftStep, distil, methods
 
 SHORT = {"generate": 40, "response_tokens": 20, "epochs": 2, "evaluate_every": 3}
 
@@ -46,7 +46,7 @@ class KilledError(Exception):
 
 
 def killed_at(doing: str, done: int) -> Any:
-    def watch(progress: Progress) -> None:
+    def watch(progress: TrainingProgress) -> None:
         if (progress.doing, progress.done) == (doing, done):
             raise KilledError
 
@@ -61,7 +61,7 @@ def test_a_run_goes_on_as_if_it_had_not_been_stopped(method: str, target: Path, 
         with pytest.raises(KilledError):
             train(method, stopped, watch=killed_at(doing, done))
     assert not (tmp_path / "stopped" / "config.json").exists()
-    seen: list[Progress] = []
+    seen: list[TrainingProgress] = []
     assert train(method, stopped, watch=seen.append) == whole
     assert seen[0].done > 0, "it began anew"
     for file in sorted((tmp_path / "whole").iterdir()):
@@ -82,7 +82,7 @@ def test_responses_are_not_written_again(target: Path, data: Path, tmp_path: Pat
     lines = file.read_text().splitlines()
     assert len(lines) == 65
     file.write_text("\n".join(lines) + '\n{"prompt": [1, 2')  # as a kill within a line leaves it
-    seen: list[Progress] = []
+    seen: list[TrainingProgress] = []
     train("medusa", chosen, watch=seen.append)
     assert [p.done for p in seen if p.doing == "writing"] == [64, 80]
     assert file.read_text().splitlines()[:65] == lines
@@ -157,7 +157,7 @@ def test_a_checkpoint_of_another_version(target: Path, data: Path, tmp_path: Pat
     train("medusa", chosen)
 
 
-def plain_loss(guess: Guess, wanted: Tensor) -> Tensor:
+def plain_loss(guess: DraftStep, wanted: Tensor) -> Tensor:
     logits = guess.states @ guess.output.weight.T
     if guess.output.cap:
         logits = guess.output.cap * torch.tanh(logits / guess.output.cap)
@@ -174,7 +174,7 @@ def test_the_loss_is_cross_entropy(cap: float, frozen: bool, narrow: bool, monke
     ids = torch.randperm(70)[:30].sort().values if narrow else None
     states, weight = torch.randn(41, 8, requires_grad=True), torch.randn(30, 8, requires_grad=not frozen)
     wanted = torch.randn(50, 70 if narrow else 30).mul(3).softmax(-1)
-    guess = Guess(states, Output(weight, cap, ids), torch.randint(50, (41,)))
+    guess = DraftStep(states, OutputLayer(weight, cap, ids), torch.randint(50, (41,)))
     lesson = taught(wanted, ids)
     found, _ = distil(guess, lesson)
     expected = plain_loss(guess, wanted)
@@ -374,7 +374,7 @@ def test_the_target_is_in_memory_once(
         assert not any(writer() for writer in writers), "who wrote is still there"
         return Teacher(chosen)
 
-    monkeypatch.setattr("parlay.train.responses.LLM", load)
+    monkeypatch.setattr("parlay.train.written.LLM", load)
     monkeypatch.setattr("parlay.train.run.Teacher", teach)
     train("medusa", options(target, data, tmp_path / "head", **{**SHORT, "max_steps": 1}))
 

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from training import options, write_target
 
 from parlay.errors import ConfigError
-from parlay.train.data import Text
+from parlay.train.data import Text, sample, split
 from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
-from parlay.train.run import Progress, train
-from parlay.train.split import sample, split
+from parlay.train.run import TrainingProgress, train
 from parlay.train.teacher import Teacher
 from parlay.train.trainee import methods
 
@@ -117,7 +116,7 @@ def test_nothing_is_learnt_from_what_is_held_out(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(methods.load("medusa").Trainee, "__init__", spy)
     asked = options(write_target(tmp_path / "target"), data, tmp_path / "head", generate=0, epochs=1)
-    seen: list[Progress] = []
+    seen: list[TrainingProgress] = []
     train("medusa", asked, watch=seen.append)
     letters = {int(text.tokens[-1]) for text in given}
     assert len(letters) == 9

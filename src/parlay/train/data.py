@@ -1,7 +1,7 @@
 """Texts to learn from: files of text or JSONL, as tokens, with those marked that count."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +14,7 @@ from parlay.errors import ConfigError, RequestError, shown
 from parlay.log import logger
 from parlay.text.chat import ChatOptions
 from parlay.text.tokenizer import TextCodec
+from parlay.train.options import TrainOptions
 
 LEAST_TOKENS = 4  # of a text; shorter ones teach nothing
 _LINES = (".jsonl", ".ndjson")
@@ -75,6 +76,40 @@ def read_texts(path: Path, codec: TextCodec, vocab: int, max_length: int, prompt
             f"{path} has tokens beyond the target's vocabulary of {vocab}; its tokenizer is another one's"
         )
     return [replace(text, part=number) for number, text in enumerate(texts)]
+
+
+def split(texts: Sequence[Text], options: TrainOptions) -> tuple[list[Text], list[Text]]:
+    """Return texts to learn from and texts to measure on, the latter at most a share `held_out` of all tokens.
+
+    Whole documents are held out, in a random order, as long as they fit into the share. If the first does not, its
+    end is, without splitting the texts of one of its parts.
+
+    Raises:
+        ConfigError: all texts come from a single part.
+    """
+    tokens: dict[int, dict[int, int]] = {}  # of every document's parts
+    for text in texts:
+        parts = tokens.setdefault(text.document, {})
+        parts[text.part] = parts.get(text.part, 0) + len(text.tokens)
+    if sum(map(len, tokens.values())) < 2:
+        raise ConfigError("a single text cannot be both learnt from and held out; give more data")
+    room = options.held_out * sum(len(text.tokens) for text in texts)
+    apart: set[int] = set()
+    for document in np.random.default_rng(options.seed).permutation(sorted(tokens)):
+        parts = tokens[int(document)]
+        if apart and sum(parts.values()) > room:
+            break
+        for part in sorted(parts, reverse=True):
+            if apart and parts[part] > room:
+                break
+            apart.add(part)
+            room -= parts[part]
+    return [text for text in texts if text.part not in apart], [text for text in texts if text.part in apart]
+
+
+def sample(texts: Sequence[Text], count: int) -> list[Text]:
+    """Return at most `count` texts, evenly spread."""
+    return list(texts[:: max(1, -(-len(texts) // count))])
 
 
 def digest(texts: list[Text]) -> str:
@@ -200,7 +235,7 @@ def _conversation(messages: Any, codec: TextCodec, prompts: bool) -> Text:
             # A template that shows the past differently: only the last answer is where it was when it was written.
             if i < len(messages) - 1:
                 continue
-            raise RequestError("the chat template does not show the last answer where it asks for one")
+            raise RequestError("the chat template does not show the last answer where it is to be")
         answers.append((len(begins), len(until)))
     if not answers and prompts and messages[-1]["role"] != "assistant":
         return Text.of(codec.encode(codec.chat(messages), add_special_tokens=False), [])

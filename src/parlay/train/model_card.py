@@ -53,7 +53,7 @@ tags: [speculative-decoding, {method}]
 ---
 # {method} draft head for {options.target}
 
-It guesses the next tokens of its target, which confirms or corrects them: with it, text comes faster and is the same.
+It drafts the next tokens of its target, which accepts or corrects them: with it, text comes faster and is the same.
 
     parlay generate --model {shlex.quote(options.target)} --speculative-config {head}
 
@@ -67,10 +67,10 @@ distributions, not the tokens alone.
 
 ## On the held-out texts
 
-Share of guesses that are the target's likeliest token, given the text so far; the loss is {figures.loss:.3f} nats a
-guess, and was {untrained.loss:.3f} before training. Tokens that the head cannot guess count for nothing in it.
+Share of draft tokens that are the target's likeliest, given the text so far; the loss is {figures.loss:.3f} nats a
+token, and was {untrained.loss:.3f} before training. Tokens that the head cannot draft count for nothing in it.
 
-| guess | untrained | trained |
+| draft token | untrained | trained |
 |---|---|---|
 {rows}
 """

@@ -5,31 +5,25 @@ Such prompts are typical for the model and need not be collected. Each has a see
 Source: Magpie (arXiv 2406.08464).
 """
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from parlay.errors import ConfigError
-from parlay.llm import LLM
 from parlay.text.chat import ChatOptions
 from parlay.text.tokenizer import TextCodec
 from parlay.train.data import LEAST_TOKENS, Text
 from parlay.train.options import TrainOptions
-from parlay.train.written import read_kept, usable
+from parlay.train.written import AT_ONCE, Tick, WrittenFile
 from parlay.types.params import SamplingParams
 
-_AT_ONCE = 64
 _TEMPERATURE = 1.0  # variety counts for more than sense
 _TOKENS = 128  # most tokens of a prompt; one that has no end by then is dropped
 _APART = 1 << 32  # between the seeds of prompts and of responses
 _PATIENCE = 512  # most tries in a row without a prompt
-_SHAPING = ("dtype", "max_length", "max_model_len", "seed")
 _MARK = "what-the-user-says"
 
 
 def write_prompts(
-    file: Path, options: TrainOptions, target: str, codec: TextCodec, tick: Callable[[int], None] = lambda done: None
+    file: Path, options: TrainOptions, target: str, codec: TextCodec, tick: Tick = lambda done: None
 ) -> list[Text]:
     """Return `options.generate` conversations that end with the user's turn, which the target has written.
 
@@ -44,14 +38,13 @@ def write_prompts(
         ConfigError: the target has no chat template or writes no prompts; the file has been written with other
             options, or cannot be read or written.
     """
-    shaping = {name: value for name, value in asdict(options).items() if name in _SHAPING}
-    header = json.dumps({**shaping, "weights": target}, sort_keys=True)
-    with usable(file, "prompts"):
-        found = dict(read_kept(file, header, "prompts", lambda entry: (str(entry["prompt"]), int(entry["try"]))))
+    written = WrittenFile(file, "prompts", options, weights=target)
+    with written.usable():
+        found = dict(written.read(lambda entry: (str(entry["prompt"]), int(entry["try"]))))
         if len(found) < options.generate:
-            _write(file, header, found, options, codec, tick)
-    asked = [_shown(prompt, codec) for prompt in list(found)[: options.generate]]
-    return [Text.of(tokens[-options.max_length :], [], number, number) for number, tokens in enumerate(asked)]
+            _write(written, found, options, codec, tick)
+    shown = [_shown(prompt, codec) for prompt in list(found)[: options.generate]]
+    return [Text.of(tokens[-options.max_length :], [], number, number) for number, tokens in enumerate(shown)]
 
 
 def header_of(codec: TextCodec) -> str:
@@ -75,49 +68,29 @@ def _shown(prompt: str, codec: TextCodec) -> list[int]:
     return codec.encode(codec.chat([{"role": "user", "content": prompt}]), add_special_tokens=False)
 
 
-def _write(
-    file: Path,
-    header: str,
-    found: dict[str, int],
-    options: TrainOptions,
-    codec: TextCodec,
-    tick: Callable[[int], None],
-) -> None:
+def _write(written: WrittenFile, found: dict[str, int], options: TrainOptions, codec: TextCodec, tick: Tick) -> None:
     begin = codec.encode(header_of(codec), add_special_tokens=False)
-    llm = LLM(
-        options.target,
-        dtype=options.dtype,
-        max_model_len=options.max_model_len,
-        max_num_seqs=_AT_ONCE,
-        speculative_config=None,
-        use_tqdm_on_load=False,
-    )
-    tried = given = max(found.values(), default=-1) + 1
-    with file.open("a", encoding="utf-8") as out:
-        if not out.tell():
-            out.write(header + "\n")
+    answers = written.writer()
+    drawn = latest = max(found.values(), default=-1) + 1
+    with written.adding() as add:
         while len(found) < options.generate:
             tick(len(found))
-            numbers = range(tried, tried + _AT_ONCE)
+            numbers = range(drawn, drawn + AT_ONCE)
             params = [
                 SamplingParams(temperature=_TEMPERATURE, max_tokens=_TOKENS, seed=_APART + options.seed + i)
                 for i in numbers
             ]
-            for i, answer in zip(numbers, llm.generate([begin] * _AT_ONCE, params, use_tqdm=False), strict=True):
-                if answer.error is not None:
-                    raise answer.error
-                said = answer.outputs[0]
-                prompt = said.text.strip()
-                if said.finish_reason != "stop" or len(said.token_ids) < LEAST_TOKENS or prompt in found:
+            for i, answer in zip(numbers, answers([begin] * AT_ONCE, params), strict=True):
+                prompt = answer.text.strip()
+                if answer.finish_reason != "stop" or len(answer.token_ids) < LEAST_TOKENS or prompt in found:
                     continue
                 if len(found) < options.generate:
-                    found[prompt], given = i, i
-                    out.write(json.dumps({"prompt": prompt, "try": i}) + "\n")
-            tried += _AT_ONCE
-            if tried - given > _PATIENCE:
+                    found[prompt], latest = i, i
+                    add({"prompt": prompt, "try": i})
+            drawn += AT_ONCE
+            if drawn - latest > _PATIENCE:
                 raise ConfigError(
                     f"the target wrote no further prompt in {_PATIENCE} tries; give prompts as data, or let it "
                     f"generate {len(found)}"
                 )
-            out.flush()
     tick(len(found))

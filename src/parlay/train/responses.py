@@ -3,24 +3,16 @@
 Every response has a seed, so it is the same in every run.
 """
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parlay.errors import ConfigError
-from parlay.llm import LLM
 from parlay.train.data import LEAST_TOKENS, Text, digest
 from parlay.train.options import TrainOptions
-from parlay.train.written import read_kept, usable
+from parlay.train.written import AT_ONCE, Tick, WrittenFile
 from parlay.types.params import SamplingParams
-
-_AT_ONCE = 64
-_SHAPING = ("dtype", "temperature", "response_tokens", "max_length", "max_model_len", "seed")
 
 
 def write_responses(
@@ -29,7 +21,7 @@ def write_responses(
     options: TrainOptions,
     target: str,
     vocab: int,
-    tick: Callable[[int], None] = lambda done: None,
+    tick: Tick = lambda done: None,
 ) -> list[Text]:
     """Return the target's answers to the prompts of texts, or its continuations where they have none.
 
@@ -44,20 +36,19 @@ def write_responses(
     Raises:
         ConfigError: the file has been written with other options or data, or cannot be read or written.
     """
-    shaping = {name: value for name, value in asdict(options).items() if name in _SHAPING}
-    header = json.dumps({**shaping, "weights": target, "data": digest(texts)}, sort_keys=True)
-    with usable(file, "responses"):
-        found = read_kept(file, header, "responses", _pair)
+    shaping = "temperature", "response_tokens"
+    written = WrittenFile(file, "responses", options, *shaping, weights=target, data=digest(texts))
+    sources = _sources(texts, options)
+    with written.usable():
+        found = written.read(_pair)
         if not all(0 <= token < vocab for pair in found for part in pair for token in part):
             raise ConfigError(
                 f"{file} has tokens beyond the target's vocabulary of {vocab}; delete it, and the target writes its "
                 "responses again"
             )
         if len(found) < options.generate:
-            _write(file, header, found, texts, options, tick)
-    order = _order(texts, options)
-    asked = [texts[order[i % len(texts)]] for i in range(options.generate)]
-    made = [Text.of(*pair, text.document, text.part) for pair, text in zip(found, asked, strict=False)]
+            _write(written, found, sources, options, tick)
+    made = [Text.of(*pair, text.document, text.part) for pair, text in zip(found, sources, strict=False)]
     made = [text for text in made if len(text.tokens) >= LEAST_TOKENS and text.counted[2:].any()]
     if not made:
         raise ConfigError(
@@ -72,28 +63,18 @@ def _pair(entry: Any) -> tuple[list[int], list[int]]:
 
 
 def _write(
-    file: Path,
-    header: str,
+    written: WrittenFile,
     found: list[tuple[list[int], list[int]]],
-    texts: list[Text],
+    sources: list[Text],
     options: TrainOptions,
-    tick: Callable[[int], None],
+    tick: Tick,
 ) -> None:
-    order = _order(texts, options)
-    llm = LLM(
-        options.target,
-        dtype=options.dtype,
-        max_model_len=options.max_model_len,
-        speculative_config=None,
-        use_tqdm_on_load=False,
-    )
-    with file.open("a", encoding="utf-8") as out:
-        if not out.tell():
-            out.write(header + "\n")
+    answers = written.writer()
+    with written.adding() as add:
         while len(found) < options.generate:
             tick(len(found))
-            numbers = range(len(found), min(len(found) + _AT_ONCE, options.generate))
-            prompts = [_prompt(texts[order[i % len(texts)]], i, options) for i in numbers]
+            numbers = range(len(found), min(len(found) + AT_ONCE, options.generate))
+            prompts = [_prompt(sources[i], i, options) for i in numbers]
             params = [
                 SamplingParams(
                     temperature=options.temperature[i % len(options.temperature)],
@@ -102,20 +83,16 @@ def _write(
                 )
                 for i in numbers
             ]
-            answers = llm.generate(prompts, params, use_tqdm=False)
-            for prompt, answer in zip(prompts, answers, strict=True):
-                if answer.error is not None:
-                    raise answer.error
-                pair = prompt, list(answer.outputs[0].token_ids)
-                found.append(pair)
-                out.write(json.dumps({"prompt": pair[0], "response": pair[1]}) + "\n")
-            out.flush()
+            for prompt, answer in zip(prompts, answers(prompts, params), strict=True):
+                found.append((prompt, list(answer.token_ids)))
+                add({"prompt": prompt, "response": list(answer.token_ids)})
     tick(len(found))
 
 
-def _order(texts: list[Text], options: TrainOptions) -> NDArray[np.int64]:
-    """Return the order in which texts give prompts: the i-th response's is of the i-th of these, over and over."""
-    return np.random.default_rng(options.seed).permutation(len(texts))
+def _sources(texts: list[Text], options: TrainOptions) -> list[Text]:
+    """Return for each response the text that gives its prompt: all of them in a random order, over and over."""
+    order = np.random.default_rng(options.seed).permutation(len(texts))
+    return [texts[order[i % len(texts)]] for i in range(options.generate)]
 
 
 def _prompt(text: Text, number: int, options: TrainOptions) -> list[int]:

@@ -3,7 +3,7 @@
 Source: EAGLE-3 (Li et al. 2025, arXiv 2503.01840, section 3.2, "training-time test"). First every row pairs the
 target's state with the token after it; then, repeatedly, the state that the head itself predicted with the next
 token. Keys and values of the first pass are seen by all later rows, of the others only by rows that follow from them.
-The tokens are the text's: those that the head would have guessed, as long as its draft is still accepted.
+The tokens are the text's: those that the head would have drafted, as long as its draft is still accepted.
 """
 
 from abc import abstractmethod
@@ -20,8 +20,8 @@ from parlay.models.config import ModelConfig
 from parlay.models.select import exposes_hidden_states
 from parlay.train.data import Text
 from parlay.train.layers import frequencies, public_name, random, turn
-from parlay.train.teacher import Lesson, Output, Teacher
-from parlay.train.trainee import Guess, Trainee
+from parlay.train.teacher import Lesson, OutputLayer, Teacher
+from parlay.train.trainee import DraftStep, Trainee
 
 EPS = 1e-5
 THETA = 10000.0
@@ -48,7 +48,7 @@ class Options:
             )
 
 
-class _Asked(Protocol):
+class _RolloutOptions(Protocol):
     """The options that every such method has."""
 
     @property
@@ -63,7 +63,7 @@ class Rollout:
     """How far the head has continued from the rows it starts from.
 
     Attributes:
-        cos, sin: `[rows + guesses, head_dim]` of all positions.
+        cos, sin: `[rows + depth, head_dim]` of all positions.
         starts: `[texts, n]`, the rows that it starts from; of the first node's pairs they see those up to there.
         keys, values: of every node, `[texts, groups, rows, head_dim]` of the first and n rows of later ones.
     """
@@ -154,9 +154,9 @@ class RolloutTrainee(Trainee):
     decay: ClassVar[float] = 0.8  # a node counts for nothing where the one before it is rejected
     layer: Layer
 
-    def __init__(self, options: _Asked, teacher: Teacher, texts: Sequence[Text]) -> None:
+    def __init__(self, options: _RolloutOptions, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
-        self.guesses, self.config = options.rollout, teacher.config
+        self.depth, self.config = options.rollout, teacher.config
         self.inner = options.intermediate_size or teacher.config.intermediate_size
         self._embedding = teacher.embedding()
         self._turns = frequencies(teacher.config.head_dim, THETA)
@@ -174,17 +174,17 @@ class RolloutTrainee(Trainee):
         """Return `[rows, width]`, a pair's input from the target's states."""
 
     @abstractmethod
-    def foresee(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:
+    def next_states(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:
         """Return the predicted states, from embedded tokens beside states, as `Layer` does."""
 
     @abstractmethod
-    def score(self, state: Tensor) -> tuple[Tensor, Output]:
+    def score(self, state: Tensor) -> tuple[Tensor, OutputLayer]:
         """Return the output layer's input, and the output layer."""
 
-    def guess(self, lesson: Lesson) -> Iterator[Guess]:  # noqa: D102
-        guesses = [lesson.starts(2 + i) for i in range(self.guesses)]
+    def draft(self, lesson: Lesson) -> Iterator[DraftStep]:  # noqa: D102
+        levels = [lesson.starts(2 + i) for i in range(self.depth)]
         active = torch.zeros(len(lesson.text), dtype=torch.bool, device=lesson.text.device)
-        active[torch.cat(guesses)] = True
+        active[torch.cat(levels)] = True
         if not active.any():
             return
         # Texts side by side, shorter ones padded with rows that are never read; of each the rows to start from.
@@ -196,17 +196,17 @@ class RolloutTrainee(Trainee):
         index = torch.zeros_like(lesson.text)
         index[origins] = torch.arange(len(origins), device=origins.device)
 
-        angles = torch.arange(places.shape[1] + self.guesses, device=places.device)[:, None]
+        angles = torch.arange(places.shape[1] + self.depth, device=places.device)[:, None]
         angles = angles * self._turns.to(places.device)
         rollout = Rollout(angles.cos(), angles.sin(), starts)
         tokens, state = lesson.tokens[places], self.begin(lesson)[places]
-        for i, rows in enumerate(guesses):
+        for i, rows in enumerate(levels):
             next_tokens = tokens.roll(-1 - i, 1)
             if i:
                 next_tokens = next_tokens.gather(1, starts)
-            state = self.foresee(embedding(next_tokens, self._embedding), state, rollout).float()
+            state = self.next_states(embedding(next_tokens, self._embedding), state, rollout).float()
             states, output = self.score(state[real][index[rows]])
-            yield Guess(states, output, rows + 1 + i)
+            yield DraftStep(states, output, rows + 1 + i)
 
     def layer_tensors(self, prefix: str) -> dict[str, Tensor]:
         """Return the layer's tensors by their public names."""

@@ -19,13 +19,12 @@ from parlay.models.config import ModelConfig
 from parlay.numerics.digests import digest_model
 from parlay.proposers.select import explain_if_draft_head
 from parlay.text.tokenizer import TextCodec
-from parlay.train.data import Text, digest, read_texts
+from parlay.train.data import Text, digest, read_texts, sample, split
 from parlay.train.model_card import card
 from parlay.train.options import TrainOptions
 from parlay.train.prompts import header_of, write_prompts
 from parlay.train.responses import write_responses
 from parlay.train.save import alone, load_checkpoint, save_checkpoint, save_head
-from parlay.train.split import sample, split
 from parlay.train.teacher import Teacher, describe_target
 from parlay.train.trainee import Trainee, distil, methods
 
@@ -48,7 +47,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """A run's progress.
 
     Attributes:
@@ -65,7 +64,7 @@ class Progress:
     figures: Figures | None = None
 
 
-Watch = Callable[[Progress], None]
+Watch = Callable[[TrainingProgress], None]
 
 
 def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = lambda progress: None) -> Figures:
@@ -95,7 +94,7 @@ def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = la
             f"{output} lies within {data}, so the run would learn from its own files; give another output"
         )
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device='cuda' was asked for, but torch finds none here; leave it at 'cpu'")
+        raise ConfigError("device='cuda': torch finds no GPU here; leave it at 'cpu'")
     path = find_model(options.target)
     with explain_if_draft_head(options.target, path):
         target = describe_target(options)
@@ -135,21 +134,21 @@ def _train(
     load_checkpoint(work / "checkpoint.pt", identity)  # another run's is refused before anything is written
     if options.data is None:
 
-        def asked(done: int) -> None:
-            watch(Progress("asking", done, options.generate))
+        def tick_prompts(done: int) -> None:
+            watch(TrainingProgress("asking", done, options.generate))
 
-        texts = write_prompts(work / "prompts.jsonl", options, weights, codec, asked)
+        texts = write_prompts(work / "prompts.jsonl", options, weights, codec, tick_prompts)
     if options.generate:
 
-        def tick(done: int) -> None:
-            watch(Progress("writing", done, options.generate))
+        def tick_responses(done: int) -> None:
+            watch(TrainingProgress("writing", done, options.generate))
 
-        texts = write_responses(work / "responses.jsonl", texts, options, weights, target.vocab_size, tick)
+        texts = write_responses(work / "responses.jsonl", texts, options, weights, target.vocab_size, tick_responses)
     teacher = Teacher(options)  # only now, so that the target's weights are in memory once while it writes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         learnt, held_out = split(texts, options)
-        run = _Run(methods.load(method).Trainee(own, teacher, learnt), teacher, learnt, held_out, options)
+        run = _Training(methods.load(method).Trainee(own, teacher, learnt), teacher, learnt, held_out, options)
         run.identity = {**identity, "texts": digest(texts)}
         figures = run.finish(work / "checkpoint.pt", watch)
         text = card(method, options, own, (learnt, held_out), run.untrained, figures, run.steps)
@@ -160,7 +159,7 @@ def _train(
     return figures
 
 
-class _Run:
+class _Training:
     """Weights, optimiser, and position in the data."""
 
     identity: dict[str, Any]
@@ -200,7 +199,7 @@ class _Run:
                     f"{checkpoint} does not fit this version of parlay; go on with the one that wrote it, or delete "
                     "it and the run begins anew"
                 ) from None
-        watch(Progress("training", self.step, self.steps, None, figures))
+        watch(TrainingProgress("training", self.step, self.steps, None, figures))
         while self.step < self.steps:
             loss = self._learn(self._batch())
             if not math.isfinite(loss):
@@ -210,7 +209,7 @@ class _Run:
                 if not math.isfinite(figures.loss):  # the last update was too large, and its loss is not yet known
                     raise ConfigError(f"the loss is {figures.loss} after step {self.step}; lower the learning_rate")
                 save_checkpoint(checkpoint, self._state(figures), self.identity)
-            watch(Progress("training", self.step, self.steps, loss, figures))
+            watch(TrainingProgress("training", self.step, self.steps, loss, figures))
         return figures
 
     def _batch(self) -> list[Text]:
@@ -249,17 +248,17 @@ class _Run:
         lesson = self.teacher.lesson(texts)
         losses, right, counts = [], [], []
         with torch.autocast(self.options.device, torch.bfloat16, enabled=self.options.autocast):
-            for guess in self.trainee.guess(lesson):
-                loss, good = distil(guess, lesson)
+            for step in self.trainee.draft(lesson):
+                loss, good = distil(step, lesson)
                 losses.append(loss)
                 right.append(good)
-                counts.append(len(guess.labels))
+                counts.append(len(step.labels))
         return losses, right, counts
 
     @torch.no_grad()
     def measure(self, texts: Sequence[Text]) -> Figures:
         """Return the head's figures on texts."""
-        size, count = self.options.batch_size, self.trainee.guesses
+        size, count = self.options.batch_size, self.trainee.depth
         loss, right, labels = 0.0, np.zeros(count), np.zeros(count)
         for first in range(0, len(texts), size):
             for part in self.teacher.parts(texts[first : first + size]):

@@ -35,17 +35,17 @@ def alone(directory: Path) -> Iterator[None]:
     Raises:
         ConfigError: another run is there.
     """
-    held = os.open(directory, os.O_RDONLY)
+    handle = os.open(directory, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
                 f"another run is writing to {directory}; wait for its end, or give another output"
             ) from None
         yield
     finally:
-        os.close(held)
+        os.close(handle)
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], identity: dict[str, Any]) -> None:

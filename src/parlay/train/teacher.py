@@ -26,11 +26,11 @@ _ROWS = 1024  # of one pass, unless a single text is longer
 _HEAD_ROWS = 64
 _WIDE = 16  # times as many rows on an accelerator, which small passes leave idle
 _LIKE = 0.1  # by how much its states may differ from the engine's, relative to their norm
-_KEPT = 0.5  # share of the memory that is free at first: most that may hold states for later epochs
+_SHARE = 0.5  # share of the memory that is free at first: most that may hold states for later epochs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Output:
+class OutputLayer:
     """An output layer.
 
     Attributes:
@@ -56,7 +56,7 @@ class Lesson:
         wanted: `[rows, V]` float32, its distributions of the next token; `[rows, n]` of the tokens that
             `Teacher.narrow` named.
         best: `[rows]` int64, the likeliest token of all.
-        tapped: `[rows, H]` float32 each, the residual stream where `Teacher.tap` asked for it.
+        tapped: `[rows, H]` float32 each, the residual stream where `Teacher.tap` says.
     """
 
     tokens: Tensor
@@ -123,11 +123,11 @@ class Teacher:
         self._runner = ModelRunner(model, kernels, rows // _BLOCK + options.batch_size + 1, _BLOCK)
         self._device = torch.device(options.device)
         self._ids: Tensor | None = None
-        self._kept: dict[Text, tuple[Tensor, ...]] = {}
+        self._known: dict[Text, tuple[Tensor, ...]] = {}
         self._accelerated = None if options.device == "cpu" else self._accelerate()
         self._rows = rows if self._accelerated is None else rows * _WIDE
         again = options.epochs > 1 and self._accelerated is None
-        self._room = int(_KEPT * env.available_memory()) if again else 0
+        self._room = int(_SHARE * env.available_memory()) if again else 0
 
     def tap(self, layers: tuple[int, ...]) -> None:
         """Have every lesson give the residual stream after so many layers; before the first lesson.
@@ -157,14 +157,14 @@ class Teacher:
     @torch.no_grad()
     def lesson(self, texts: Sequence[Text]) -> Lesson:
         """Run the target over a group of `parts`; over each text once, as far as memory holds the results."""
-        new = [text for text in texts if text not in self._kept]
+        new = [text for text in texts if text not in self._known]
         run = self._states if self._accelerated is None else self._accelerated.states
         found = dict(zip(new, run(new), strict=True)) if new else {}
-        states = [found[text] if text in found else self._kept[text] for text in texts]
+        states = [found[text] if text in found else self._known[text] for text in texts]
         for text, own in found.items():
             size = sum(state.nbytes for state in own)
             if size <= self._room:
-                self._kept[text] = own
+                self._known[text] = own
                 self._room -= size
         hidden, *tapped = (torch.cat(parts) for parts in zip(*states, strict=True))
         wanted, best = self._answers(hidden)
@@ -206,7 +206,7 @@ class Teacher:
         if found is None:
             return None
         self._head = self.output()
-        self._head = Output(self._head.weight.to(self.dtype), self._head.cap)
+        self._head = OutputLayer(self._head.weight.to(self.dtype), self._head.cap)
         trial = Text.of([], [token % self.config.vocab_size for token in range(7, 7 * 33, 7)])
         expected, given = self._states([trial])[0][0].float(), found.states([trial])[0][0].float().cpu()
         if not float((given - expected).norm() / expected.norm()) < _LIKE:
@@ -237,7 +237,7 @@ class Teacher:
         return model.embedding.numbers(torch.float32).to(self._device)
 
     @torch.no_grad()
-    def output(self) -> Output:
+    def output(self) -> OutputLayer:
         """Return the target's output layer as one matrix, computed from unit vectors.
 
         Raises:
@@ -256,4 +256,4 @@ class Teacher:
             raise ModelError(
                 f"the output layer of {self.config.path} is no plain matrix; no head can be trained on top of it"
             )
-        return Output(weight.to(self._device), cap)
+        return OutputLayer(weight.to(self._device), cap)

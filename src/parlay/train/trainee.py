@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from parlay.models.config import ModelConfig
 from parlay.registry import Registry
 from parlay.train.data import Text
-from parlay.train.teacher import Lesson, Output, Teacher
+from parlay.train.teacher import Lesson, OutputLayer, Teacher
 
 _LOSS_LOGITS = 1 << 21  # at a time on the CPU, whose caches they are to fit
 _WIDE = 32  # times as many on an accelerator, which small products leave idle
@@ -29,7 +29,7 @@ methods = Registry("parlay.proposers.methods", "method to train", "training", fi
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Guess:
+class DraftStep:
     """One node of many rows, up to the output layer.
 
     Attributes:
@@ -39,7 +39,7 @@ class Guess:
     """
 
     states: Tensor
-    output: Output
+    output: OutputLayer
     labels: Tensor
 
 
@@ -49,14 +49,14 @@ class Trainee(nn.Module, ABC):
     Attributes:
         file: name of its weights in the public format.
         tokenized: whether it is a model by itself, which has the target's tokenizer beside it.
-        guesses: how many tokens it guesses in a row.
+        depth: how many tokens it drafts in a row.
         decay: weight of a node, relative to the one before it.
     """
 
     decay: ClassVar[float] = 1.0
     file: ClassVar[str] = "model.safetensors"
     tokenized: ClassVar[bool] = False
-    guesses: int
+    depth: int
 
     @abstractmethod
     def __init__(self, options: Any, teacher: Teacher, texts: Sequence[Text]) -> None:
@@ -88,7 +88,7 @@ class Trainee(nn.Module, ABC):
         """
 
     @abstractmethod
-    def guess(self, lesson: Lesson) -> Iterator[Guess]:
+    def draft(self, lesson: Lesson) -> Iterator[DraftStep]:
         """Yield every node in turn, for all rows of a lesson that have a label for it."""
 
     @abstractmethod
@@ -96,33 +96,33 @@ class Trainee(nn.Module, ABC):
         """Return config and tensors in the public format."""
 
 
-def distil(guess: Guess, lesson: Lesson) -> tuple[Tensor, Tensor]:
+def distil(step: DraftStep, lesson: Lesson) -> tuple[Tensor, Tensor]:
     """Return the summed cross entropy against the target's distributions, and how often both find the same best.
 
     Logits exist only for a few rows at a time, for any vocabulary. The best are compared only where no gradient is
     needed.
 
     Args:
-        guess: one node, of n rows.
+        step: one node, of n rows.
         lesson: has the target's distributions, of the tokens of the node's output layer.
     """
-    device = guess.states.device.type
+    device = step.states.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
     learn = torch.is_grad_enabled()
     loss, right = _Distil.apply(  # type: ignore[no-untyped-call]
-        guess.states, guess.output, guess.output.weight, lesson, guess.labels, dtype, learn
+        step.states, step.output, step.output.weight, lesson, step.labels, dtype, learn
     )
     return loss, right
 
 
 class _Distil(torch.autograd.Function):
-    """Output layer and loss in one, with the gradient computed in the forward pass."""
+    """OutputLayer layer and loss in one, with the gradient computed in the forward pass."""
 
     @staticmethod
     def forward(
         ctx: Any,
         states: Tensor,
-        output: Output,
+        output: OutputLayer,
         weight: Tensor,
         lesson: Lesson,
         labels: Tensor,

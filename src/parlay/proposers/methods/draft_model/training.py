@@ -15,8 +15,8 @@ from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
 from parlay.train.data import Text
 from parlay.train.layers import frequencies, public_name, random, turn
-from parlay.train.teacher import Lesson, Output, Teacher
-from parlay.train.trainee import Guess
+from parlay.train.teacher import Lesson, OutputLayer, Teacher
+from parlay.train.trainee import DraftStep
 from parlay.train.trainee import Trainee as Base
 
 _EPS = 1e-5
@@ -96,7 +96,7 @@ class Trainee(Base):
 
     def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
-        self.guesses = 1
+        self.depth = 1
         self._options, self._config = options, teacher.config
         width = options.hidden_size
         self._inner = options.intermediate_size or 3 * width
@@ -114,7 +114,7 @@ class Trainee(Base):
                 "target as a directory"
             )
 
-    def guess(self, lesson: Lesson) -> Iterator[Guess]:  # noqa: D102
+    def draft(self, lesson: Lesson) -> Iterator[DraftStep]:  # noqa: D102
         rows = torch.arange(len(lesson.text), device=lesson.text.device)
         same = lesson.text[:, None] == lesson.text[None, :]
         angles = (rows - same.int().argmax(1))[:, None] * self._turns.to(rows.device)
@@ -124,7 +124,7 @@ class Trainee(Base):
             state = layer(state, mask, angles.cos(), angles.sin())
         starts = lesson.starts(1)
         state = rms_norm(state.float()[starts], state.shape[-1:], self.norm, _EPS)
-        yield Guess(state, Output(self.embed_tokens), starts)
+        yield DraftStep(state, OutputLayer(self.embed_tokens), starts)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return a Llama in Hugging Face format."""

@@ -15,7 +15,7 @@ from parlay.proposers.methods.eagle.format import ARCHITECTURE, JOIN, layer
 from parlay.train.data import Text
 from parlay.train.layers import random
 from parlay.train.rollout import Layer, Options, Rollout, RolloutTrainee
-from parlay.train.teacher import Lesson, Output, Teacher
+from parlay.train.teacher import Lesson, OutputLayer, Teacher
 
 __all__ = ["Options", "Trainee"]
 
@@ -33,12 +33,12 @@ class Trainee(RolloutTrainee):
     def begin(self, lesson: Lesson) -> Tensor:  # noqa: D102
         return lesson.hidden
 
-    def foresee(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:  # noqa: D102
+    def next_states(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:  # noqa: D102
         joined = linear(torch.cat([embedded, state], -1), self.fc)
         after: Tensor = self.layer(joined, joined, rollout)
         return after
 
-    def score(self, state: Tensor) -> tuple[Tensor, Output]:  # noqa: D102
+    def score(self, state: Tensor) -> tuple[Tensor, OutputLayer]:  # noqa: D102
         return state, self._output
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

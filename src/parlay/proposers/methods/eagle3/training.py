@@ -16,7 +16,7 @@ from parlay.train.data import Text
 from parlay.train.layers import random
 from parlay.train.rollout import Layer, Rollout, RolloutTrainee, norm
 from parlay.train.rollout import Options as RolloutOptions
-from parlay.train.teacher import Lesson, Output, Teacher
+from parlay.train.teacher import Lesson, OutputLayer, Teacher
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,13 @@ class Trainee(RolloutTrainee):
     def begin(self, lesson: Lesson) -> Tensor:  # noqa: D102
         return linear(torch.cat(lesson.tapped, -1), self.fc)
 
-    def foresee(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:  # noqa: D102
+    def next_states(self, embedded: Tensor, state: Tensor, rollout: Rollout) -> Tensor:  # noqa: D102
         pair = torch.cat([norm(embedded, self.input_norm), norm(state, self.hidden_norm)], -1)
         after: Tensor = self.layer(pair, state, rollout)
         return after
 
-    def score(self, state: Tensor) -> tuple[Tensor, Output]:  # noqa: D102
-        return norm(state, self.norm), Output(
+    def score(self, state: Tensor) -> tuple[Tensor, OutputLayer]:  # noqa: D102
+        return norm(state, self.norm), OutputLayer(
             self.head, ids=None if self._ids is None else self._ids.to(state.device)
         )
 

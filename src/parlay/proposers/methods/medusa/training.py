@@ -17,8 +17,8 @@ from parlay.proposers.methods.medusa.format import ARCHITECTURE, BIASED, FILE, H
 from parlay.proposers.methods.medusa.format import block as block_name
 from parlay.proposers.methods.medusa.format import output as output_name
 from parlay.train.data import Text
-from parlay.train.teacher import Lesson, Output, Teacher
-from parlay.train.trainee import Guess
+from parlay.train.teacher import Lesson, OutputLayer, Teacher
+from parlay.train.trainee import DraftStep
 from parlay.train.trainee import Trainee as Base
 
 
@@ -27,7 +27,7 @@ class Options:
     """Training options of Medusa heads.
 
     Attributes:
-        num_heads: tokens guessed in a row.
+        num_heads: tokens drafted in a row.
         num_layers: residual blocks of a head.
         own_outputs: give every head its own output layer, as in the first generation; without, as in the second,
             heads are far smaller and use the target's.
@@ -51,7 +51,7 @@ class Trainee(Base):
     def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
         config = teacher.config
-        self.guesses = options.num_heads
+        self.depth = options.num_heads
         self._vocab = config.vocab_size
         self._own = options.own_outputs
         self._target = teacher.output()
@@ -65,15 +65,15 @@ class Trainee(Base):
         copies = options.num_heads if options.own_outputs else 0
         self.outputs = nn.ParameterList(nn.Parameter(first.clone()) for _ in range(copies))
 
-    def guess(self, lesson: Lesson) -> Iterator[Guess]:  # noqa: D102
+    def draft(self, lesson: Lesson) -> Iterator[DraftStep]:  # noqa: D102
         for i, blocks in enumerate(self.blocks):
             assert isinstance(blocks, nn.ModuleList)
             starts = lesson.starts(2 + i)
             state = lesson.hidden[starts]
             for block in blocks:
                 state = state + silu(block(state))
-            output = Output(self.outputs[i]) if self._own else self._target
-            yield Guess(state, output, starts + 1 + i)
+            output = OutputLayer(self.outputs[i]) if self._own else self._target
+            yield DraftStep(state, output, starts + 1 + i)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return heads in their authors' layout."""
@@ -91,7 +91,7 @@ class Trainee(Base):
         config = {
             "architectures": [ARCHITECTURE],
             "model_type": MODEL_TYPE,
-            HEADS: self.guesses,
+            HEADS: self.depth,
             LAYERS: layers,
             "hidden_size": self._target.weight.shape[1],
             "vocab_size": self._vocab,

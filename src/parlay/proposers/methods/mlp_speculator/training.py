@@ -16,8 +16,8 @@ from torch.nn.functional import embedding, gelu, linear
 from parlay.errors import ConfigError
 from parlay.proposers.methods.mlp_speculator.format import ARCHITECTURE, MODEL_TYPE, PREFIX, tensor
 from parlay.train.data import Text
-from parlay.train.teacher import Lesson, Output, Teacher
-from parlay.train.trainee import Guess
+from parlay.train.teacher import Lesson, OutputLayer, Teacher
+from parlay.train.trainee import DraftStep
 from parlay.train.trainee import Trainee as Base
 
 _EPS = 1e-6
@@ -28,7 +28,7 @@ class Options:
     """Training options of an MLP speculator.
 
     Attributes:
-        n_predict: tokens guessed in a row.
+        n_predict: tokens drafted in a row.
         inner_dim: width of its states; 0 takes the target's.
         tie_weights: one embedding, norm and output layer for all nodes.
         scale_input: norm the target's state first.
@@ -52,7 +52,7 @@ class Trainee(Base):
     def __init__(self, options: Options, teacher: Teacher, texts: Sequence[Text]) -> None:
         super().__init__(options, teacher, texts)
         self._options = options
-        self.guesses = options.n_predict
+        self.depth = options.n_predict
         self._vocab, self._width = teacher.config.vocab_size, teacher.config.hidden_size
         inner = self._inner = options.inner_dim or self._width
         fade = 0.5 ** (0.5 / options.n_predict)
@@ -69,11 +69,11 @@ class Trainee(Base):
         self.ln = nn.ParameterList(nn.Parameter(torch.ones(inner)) for _ in range(stages))
         self.ln_bias = nn.ParameterList(nn.Parameter(torch.zeros(inner)) for _ in range(stages))
 
-    def guess(self, lesson: Lesson) -> Iterator[Guess]:  # noqa: D102
+    def draft(self, lesson: Lesson) -> Iterator[DraftStep]:  # noqa: D102
         state = lesson.hidden
         if self._options.scale_input:
             state = _norm(state) * 0.5**0.5
-        for i in range(self.guesses):
+        for i in range(self.depth):
             stage = 0 if self._options.tie_weights else i
             # Beyond a text's end come another's tokens; such rows are left out for this node and all later ones.
             before = lesson.tokens.roll(-1 - i)
@@ -81,7 +81,7 @@ class Trainee(Base):
             state = _norm(state + self._share * embedding(before, self.emb[stage]))
             state = gelu(state * self.ln[stage] + self.ln_bias[stage])
             starts = lesson.starts(2 + i)
-            yield Guess(state[starts], Output(self.head[stage]), starts + 1 + i)
+            yield DraftStep(state[starts], OutputLayer(self.head[stage]), starts + 1 + i)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the weights under IBM's names; of tied ones the first."""
