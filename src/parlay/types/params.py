@@ -148,7 +148,8 @@ class SamplingParams:
         stop_token_ids: further tokens that end the output, kept in `token_ids`.
         ignore_eos: do not stop at the model's end-of-sequence tokens.
         bad_words: texts whose tokens may not occur in the output one after another: those of the text at the
-            beginning of a text, after a space, and after a line's end. Other tokens that spell the same text may.
+            beginning of a text, after a space, and after a line's end. Other tokens that spell or contain the same
+            text may, as in vLLM and transformers; "\\n" does not forbid a token of two line ends.
             Where nothing but the end of a bad word is left, it is emitted.
         allowed_token_ids: no other tokens are emitted; None allows all.
         logit_bias: added to these token ids' logits, each between -100 and 100.
