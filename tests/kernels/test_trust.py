@@ -11,8 +11,8 @@ import torch
 
 from parlay.kernels.reference import ReferenceKernels
 from parlay.numerics import selfcheck, trust
+from parlay.numerics.kernel_choice import choose_kernels, judge
 from parlay.numerics.selfcheck import Case, product_case
-from parlay.numerics.trust import choose_kernels, judge
 
 from .breaking import OtherOrder
 

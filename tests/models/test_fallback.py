@@ -20,7 +20,7 @@ from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
 from parlay.models.transformers import modules as foreign_modules
 from parlay.models.transformers.modules import Linear, RotaryTable
-from parlay.numerics import whole
+from parlay.numerics import model_selfcheck
 from parlay.numerics.identify import inspect
 from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
@@ -101,7 +101,7 @@ def test_the_whole_model_is_checked_once(
     assert str(numerics) == first
     assert any("transformers" in str(case) for case in findings)
     assert not any(found.row_counts for found in findings.values())
-    monkeypatch.setattr(whole, "check_whole", None)
+    monkeypatch.setattr(model_selfcheck, "check_rows", None)
     assert LLM(path, max_model_len=32).numerics_id == first
 
 

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from parlay.errors import RequestError
-from parlay.panics import Contained
+from parlay.rust_panics import Contained
 from parlay.text.token_bytes import BYTE_TOKEN, unfinished
 
 DECODING = Contained("the tokenizer cannot decode these tokens")

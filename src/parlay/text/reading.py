@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from parlay.checkpoints.files import read_json
 from parlay.errors import ModelError, brief
-from parlay.panics import Contained
+from parlay.rust_panics import Contained
 from parlay.text.gguf import read_gguf_tokenizer
 from parlay.text.special_tokens import add_named, with_older
 from parlay.text.template_files import read_templates, template_settings

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer
 
 from parlay.errors import ContextLengthError, RequestError, about, brief
-from parlay.panics import Contained
+from parlay.rust_panics import Contained
 from parlay.text.chat import ChatOptions, pieces, render, shows_tools
 from parlay.text.pieces import DECODING, Pieces
 from parlay.text.reading import read_texts
