@@ -1,4 +1,4 @@
-"""Laws that hold for every combination of several things, of which the suite runs a covering part."""
+"""Distributions that hold for every combination of several things, of which the suite runs a covering part."""
 
 import itertools
 from collections.abc import Callable, Sequence

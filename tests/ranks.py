@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from parlay.kernels.exchange import SharedMemory, make_memory, make_ring, map_memory
-from parlay.parallel.group import ALONE, Group, Seat
+from parlay.parallel.group import ALONE, Group, RankPosition
 
 Result = TypeVar("Result")
 
@@ -43,7 +43,7 @@ def in_stages(
     rings = [make_ring(stages, stages, room) for _ in range(sharing)]
 
     def one(rank: int) -> Result:
-        seat = Seat(rank, stages * sharing, sharing)
+        seat = RankPosition(rank, stages * sharing, sharing)
         files = memories[seat.stage], rings[seat.place], -1
         exchange, ring, _ = map_memory(files, seat, room, room, patience)
         try:

@@ -143,7 +143,7 @@ def test_a_missing_draft(weightless: str) -> None:
     ids=str,
 )
 def test_too_little_memory_for_one_sequence(corrupt: str, options: dict[str, int]) -> None:
-    with pytest.raises(CapacityError, match="one sequence may have 512; lower max_model_len or"):
+    with pytest.raises(CapacityError, match="fewer than max_model_len=512; lower max_model_len, or"):
         LLM(corrupt, **options)
 
 

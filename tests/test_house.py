@@ -24,7 +24,7 @@ from parlay.train.trainee import methods
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
 from parlay.types.plan import CatchUp, ProposerState, Span, TokenLogprobs, Verdict
-from parlay.types.stats import GuessStats, Stats
+from parlay.types.stats import DraftStats, Stats
 
 SOURCE = Path(parlay.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -40,7 +40,7 @@ CONFIGS = [
     parlay.CompletionOutput,
     *(proposers.load(name).Options for name in proposers.names()),
     *(TrainOptions, *(methods.load(name).Options for name in methods.names())),
-    *(CacheSpec, CatchUp, Draft, GuessStats, Stats, ProposerState, Span, TokenLogprobs, Verdict),
+    *(CacheSpec, CatchUp, Draft, DraftStats, Stats, ProposerState, Span, TokenLogprobs, Verdict),
 ]
 
 
@@ -156,7 +156,7 @@ def test_every_environment_variable_is_described() -> None:
 def test_identities_do_not_change() -> None:
     """What describes a request or a step is frozen, apart from the request's own progress."""
     for cls in (*CONFIGS, parlay.RequestOutput):
-        if cls not in (GuessStats, Stats):
+        if cls not in (DraftStats, Stats):
             assert frozen(cls), cls
     assert not Request.__dataclass_params__.eq
 

@@ -14,7 +14,7 @@ from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.kernels.noise import gumbel_noise
 from parlay.kernels.reference_drawing import process_row
-from parlay.proposers.expander import Head, Start
+from parlay.proposers.expander import DraftHead, Start
 from parlay.types.draft import Draft
 from parlay.types.plan import Plan, Span
 
@@ -38,7 +38,7 @@ def asks(temperature: float = 0.7, **changes: Any) -> list[Ask]:
 
 def head_of(llm: LLM) -> Any:
     proposer = llm.engine._worker._proposer
-    assert isinstance(proposer, Head)
+    assert isinstance(proposer, DraftHead)
     return proposer
 
 

@@ -8,13 +8,13 @@ from numbers import Integral
 from os import PathLike, fspath
 from typing import Any
 
-from parlay.bar import loading_bar
 from parlay.config import EngineConfig, SpeculativeConfig, modernise
 from parlay.config.speculative import DEFAULT, Speculation
 from parlay.engine.engine import Engine
 from parlay.engine.exclusive import Exclusive
 from parlay.engine.request import Request, best
 from parlay.errors import CapacityError, ConfigError, RequestError, shown
+from parlay.loading_bar import loading_bar
 from parlay.metrics import Metric, metrics_of
 from parlay.text.chat import ChatOptions
 from parlay.text.tokenizer_view import TokenizerView

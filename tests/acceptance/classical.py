@@ -1,7 +1,7 @@
 """The classical samplers, as slow and obvious as they get: what fast ones are to be compared with.
 
-Each is written against a `Chance`, which is asked for every random decision. `law` follows all of them and gives the
-exact law of what comes out; a test may as well give a `Chance` that reads uniforms.
+Each is written against a `Chance`, which makes every random decision. `distribution` follows all of them and gives
+the exact distribution of what comes out; a test may as well give a `Chance` that reads uniforms.
 
 Sources: rejection sampling Leviathan, Kalman, Matias 2023 (arXiv 2211.17192) and Chen et al. 2023 (2302.01318);
 block verification Sun et al. 2024 (2403.10444); several guesses for one place, with replacement Miao et al. 2023
@@ -14,8 +14,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Law = NDArray[np.float64]  # [vocab]
-Model = Callable[[tuple[int, ...]], Law]  # of the next token, after so many
+Distribution = NDArray[np.float64]  # [vocab]
+Model = Callable[[tuple[int, ...]], Distribution]  # of the next token, after so many
 T = TypeVar("T")
 
 
@@ -26,7 +26,7 @@ class Chance(Protocol):
         """Return True with this probability."""
         ...
 
-    def token(self, law: Law) -> int:
+    def token(self, distribution: Distribution) -> int:
         """Return a token."""
         ...
 
@@ -46,20 +46,20 @@ class _Script:
     def true(self, probability: float) -> bool:
         return self._take(np.array([1 - probability, probability])) == 1
 
-    def token(self, law: Law) -> int:
-        return self._take(law)
+    def token(self, distribution: Distribution) -> int:
+        return self._take(distribution)
 
-    def _take(self, law: Law) -> int:
+    def _take(self, distribution: Distribution) -> int:
         if not self._decisions:
-            self.next = [i for i, p in enumerate(law) if p > 0]
+            self.next = [i for i, p in enumerate(distribution) if p > 0]
             raise _Ended
         chosen = self._decisions.pop(0)
-        self.probability *= float(law[chosen])
+        self.probability *= float(distribution[chosen])
         return chosen
 
 
-def law(play: Callable[[Chance], T]) -> dict[T, float]:
-    """Return the exact law of what `play` returns, by following every decision that it can take."""
+def distribution(play: Callable[[Chance], T]) -> dict[T, float]:
+    """Return the exact distribution of what `play` returns, by following every decision that it can take."""
     found: dict[T, float] = {}
     waiting: list[tuple[int, ...]] = [()]
     while waiting:
@@ -74,13 +74,13 @@ def law(play: Callable[[Chance], T]) -> dict[T, float]:
     return found
 
 
-def rest(p: Law, q: Law) -> Law:
-    """Return the law of what is left of `p` where `q` was tried in vain; `p` itself where nothing is."""
+def rest(p: Distribution, q: Distribution) -> Distribution:
+    """Return the distribution of what is left of `p` where `q` was tried in vain; `p` itself where nothing is."""
     left = np.maximum(p - q, 0)
     return left / left.sum() if left.sum() > 0 else p
 
 
-def accepts(p: Law, q: Law, token: int) -> float:
+def accepts(p: Distribution, q: Distribution, token: int) -> float:
     """Return the probability of accepting a token that was drawn from `q`."""
     return min(1.0, float(p[token] / q[token])) if q[token] > 0 else 0.0
 
@@ -114,11 +114,13 @@ def block(p: Model, q: Model, known: tuple[int, ...], draft: Sequence[int], chan
     return (*out, chance.token(after / after.sum()))[len(known) :]
 
 
-def several(p: Law, q: Law, guesses: Sequence[int], chance: Chance, *, replaced: bool) -> tuple[int | None, Law]:
+def several(
+    p: Distribution, q: Distribution, guesses: Sequence[int], chance: Chance, *, replaced: bool
+) -> tuple[int | None, Distribution]:
     """Return which of several guesses for one place is accepted, None if none is, and what is left of `p`.
 
     Args:
-        p: the target's law.
+        p: the target's distribution.
         q: what the guesses were drawn from, in this order.
         guesses: tokens.
         chance: decides.
@@ -135,14 +137,14 @@ def several(p: Law, q: Law, guesses: Sequence[int], chance: Chance, *, replaced:
     return None, p
 
 
-def without(q: Law, token: int) -> Law:
-    """Return a law that never gives this token; nothing where it gives no other."""
+def without(q: Distribution, token: int) -> Distribution:
+    """Return a distribution that never gives this token; nothing where it gives no other."""
     left = q.copy()
     left[token] = 0
     return left / left.sum() if left.sum() > 0 else left
 
 
-def drawn(q: Law, count: int, chance: Chance, *, replaced: bool) -> list[int]:
+def drawn(q: Distribution, count: int, chance: Chance, *, replaced: bool) -> list[int]:
     """Return guesses for one place."""
     made: list[int] = []
     while len(made) < count and q.any():

@@ -7,7 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from acceptance.classical import Chance, Law, Model, accepts, block, drawn, law, rejection, rest, several, without
+from acceptance.classical import (
+    Chance,
+    Distribution,
+    Model,
+    accepts,
+    block,
+    distribution,
+    drawn,
+    rejection,
+    rest,
+    several,
+    without,
+)
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "goldens" / "verify" / "golden.json").read_text())
 EXACT = 1e-12
@@ -15,22 +27,22 @@ Verify = Callable[[Model, Model, tuple[int, ...], Sequence[int], Chance], tuple[
 
 
 def model(vocab: int, seed: int, zeros: float = 0.0) -> Model:
-    """Return a random law for every context; some tokens may be impossible."""
+    """Return a random distribution for every context; some tokens may be impossible."""
 
-    def of(known: tuple[int, ...]) -> Law:
+    def of(known: tuple[int, ...]) -> Distribution:
         rng = np.random.default_rng([seed, len(known), *known])
         weights = rng.gamma(0.7, size=vocab) + 1e-3
         weights[rng.random(vocab) < zeros] = 0
         if not weights.any():
             weights[0] = 1
-        made: Law = weights / weights.sum()
+        made: Distribution = weights / weights.sum()
         return made
 
     return of
 
 
 def joint(p: Model, length: int) -> dict[tuple[int, ...], float]:
-    """Return the law of `length` tokens of plain decoding."""
+    """Return the distribution of `length` tokens of plain decoding."""
 
     def play(chance: Chance) -> tuple[int, ...]:
         out: tuple[int, ...] = ()
@@ -38,11 +50,11 @@ def joint(p: Model, length: int) -> dict[tuple[int, ...], float]:
             out = (*out, chance.token(p(out)))
         return out
 
-    return law(play)
+    return distribution(play)
 
 
 def of_chain(verify: Verify, p: Model, q: Model, length: int) -> dict[tuple[int, ...], float]:
-    """Return the law of the `length + 1` tokens that begin with those of one drafted chain."""
+    """Return the distribution of the `length + 1` tokens that begin with those of one drafted chain."""
 
     def play(chance: Chance) -> tuple[int, ...]:
         draft: tuple[int, ...] = ()
@@ -53,7 +65,7 @@ def of_chain(verify: Verify, p: Model, q: Model, length: int) -> dict[tuple[int,
             out = (*out, chance.token(p(out)))
         return out
 
-    return law(play)
+    return distribution(play)
 
 
 def accepted(verify: Verify, p: Model, q: Model, length: int) -> float:
@@ -65,7 +77,7 @@ def accepted(verify: Verify, p: Model, q: Model, length: int) -> float:
             draft = (*draft, chance.token(q(draft)))
         return len(verify(p, q, (), draft, chance)) - 1
 
-    return sum(count * chance for count, chance in law(play).items())
+    return sum(count * chance for count, chance in distribution(play).items())
 
 
 def distance(one: dict[Any, float], other: dict[Any, float]) -> float:
@@ -75,7 +87,7 @@ def distance(one: dict[Any, float], other: dict[Any, float]) -> float:
 @pytest.mark.parametrize("verify", [rejection, block])
 @pytest.mark.parametrize(("vocab", "length"), [(3, 1), (3, 2), (2, 3)])
 @pytest.mark.parametrize("zeros", [0.0, 0.4])
-def test_chains_keep_the_law(verify: Verify, vocab: int, length: int, zeros: float) -> None:
+def test_chains_keep_the_distribution(verify: Verify, vocab: int, length: int, zeros: float) -> None:
     for seed in range(4):
         p, q = model(vocab, seed, zeros), model(vocab, seed + 100, zeros)
         assert distance(of_chain(verify, p, q, length), joint(p, length + 1)) < EXACT
@@ -94,16 +106,16 @@ def test_block_verification_accepts_at_least_as_much() -> None:
 @pytest.mark.parametrize("replaced", [True, False])
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("zeros", [0.0, 0.4])
-def test_several_guesses_keep_the_law(replaced: bool, count: int, zeros: float) -> None:
+def test_several_guesses_keep_the_distribution(replaced: bool, count: int, zeros: float) -> None:
     for seed in range(10):
         p, q = model(4, seed, zeros)(()), model(4, seed + 100, zeros)(())
 
-        def play(chance: Chance, p: Law = p, q: Law = q) -> int:
+        def play(chance: Chance, p: Distribution = p, q: Distribution = q) -> int:
             guesses = drawn(q, count, chance, replaced=replaced)
             token, left = several(p, q, guesses, chance, replaced=replaced)
             return chance.token(left) if token is None else token
 
-        assert distance(law(play), dict(enumerate(p))) < EXACT
+        assert distance(distribution(play), dict(enumerate(p))) < EXACT
 
 
 # ----------------------------------------------------------------------------------------------- mistakes
@@ -112,8 +124,8 @@ def test_several_guesses_keep_the_law(replaced: bool, count: int, zeros: float) 
 def at_another_temperature(
     p: Model, q: Model, known: tuple[int, ...], draft: Sequence[int], chance: Chance
 ) -> tuple[int, ...]:
-    def other(context: tuple[int, ...]) -> Law:
-        made: Law = q(context) ** 2 / (q(context) ** 2).sum()
+    def other(context: tuple[int, ...]) -> Distribution:
+        made: Distribution = q(context) ** 2 / (q(context) ** 2).sum()
         return made
 
     return rejection(p, other, known, draft, chance)
@@ -134,7 +146,7 @@ def dropping_the_unlikely(
 def from_the_target_again(
     p: Model, q: Model, known: tuple[int, ...], draft: Sequence[int], chance: Chance
 ) -> tuple[int, ...]:
-    """A rejected guess is replaced by a draw from the whole law."""
+    """A rejected guess is replaced by a draw from the whole distribution."""
     out = known
     for token in draft:
         if not chance.true(accepts(p(out), q(out), token)):
@@ -166,13 +178,13 @@ def test_mistakes_with_chains_are_found_out(mistake: Verify) -> None:
     assert distance(of_chain(mistake, p, q, 2), joint(p, 3)) > 1e-3
 
 
-def duplicates_skipped(p: Law, q: Law, chance: Chance) -> int:
+def duplicates_skipped(p: Distribution, q: Distribution, chance: Chance) -> int:
     guesses = list(dict.fromkeys(drawn(q, 3, chance, replaced=True)))
     token, left = several(p, q, guesses, chance, replaced=True)
     return chance.token(left) if token is None else token
 
 
-def not_renormalised(p: Law, q: Law, chance: Chance) -> int:
+def not_renormalised(p: Distribution, q: Distribution, chance: Chance) -> int:
     guesses = drawn(q, 3, chance, replaced=False)
     left = q
     for guess in guesses:
@@ -183,13 +195,13 @@ def not_renormalised(p: Law, q: Law, chance: Chance) -> int:
     return chance.token(p)
 
 
-def chosen_as_if_drawn(p: Law, q: Law, chance: Chance) -> int:
+def chosen_as_if_drawn(p: Distribution, q: Distribution, chance: Chance) -> int:
     """The likeliest guesses are certain, and tested as if they had been drawn."""
     token, left = several(p, q, [int(t) for t in np.argsort(-q)[:2]], chance, replaced=False)
     return chance.token(left) if token is None else token
 
 
-def zero_is_accepted(p: Law, q: Law, chance: Chance) -> int:
+def zero_is_accepted(p: Distribution, q: Distribution, chance: Chance) -> int:
     """`u <= p / q` accepts what the target forbids where u is 0."""
     guess = chance.token(q)
     return guess if p[guess] == 0 or chance.true(accepts(p, q, guess)) else chance.token(rest(p, q))
@@ -200,12 +212,12 @@ def zero_is_accepted(p: Law, q: Law, chance: Chance) -> int:
     [(duplicates_skipped, 0.0), (not_renormalised, 0.0), (chosen_as_if_drawn, 0.0), (zero_is_accepted, 0.4)],
 )
 def test_mistakes_with_several_guesses_are_found_out(
-    mistake: Callable[[Law, Law, Chance], int], zeros: float
+    mistake: Callable[[Distribution, Distribution, Chance], int], zeros: float
 ) -> None:
     worst = 0.0
     for seed in range(10):
         p, q = model(4, seed, zeros)(()), model(4, seed + 100)(())
-        found = law(lambda chance, p=p, q=q: mistake(p, q, chance))  # type: ignore[misc]
+        found = distribution(lambda chance, p=p, q=q: mistake(p, q, chance))  # type: ignore[misc]
         worst = max(worst, distance(found, dict(enumerate(p))))
     assert worst > 1e-3
 
@@ -213,14 +225,14 @@ def test_mistakes_with_several_guesses_are_found_out(
 # ------------------------------------------------------------------------------------------------ goldens
 
 
-def recorded(laws: dict[str, list[float]]) -> Model:
-    known = {tuple(int(t) for t in key.split(",") if t): np.array(values) for key, values in laws.items()}
+def recorded(distributions: dict[str, list[float]]) -> Model:
+    known = {tuple(int(t) for t in key.split(",") if t): np.array(values) for key, values in distributions.items()}
     return lambda context: known[context]
 
 
 def one_hot(draft: Sequence[int], vocab: int) -> Model:
-    def of(context: tuple[int, ...]) -> Law:
-        made: Law = np.eye(vocab)[draft[len(context)]]
+    def of(context: tuple[int, ...]) -> Distribution:
+        made: Distribution = np.eye(vocab)[draft[len(context)]]
         return made
 
     return of
@@ -244,14 +256,14 @@ def test_recorded_rejections_of_given_drafts(case: dict[str, Any]) -> None:
     if -1 in draft or "output_sequence_probs" not in case:
         pytest.skip("a draft with gaps")
     p, q = recorded(case["target_probs_by_prefix"]), one_hot(draft, case["vocab"])
-    found = law(lambda chance: rejection(p, q, (), draft, chance))
+    found = distribution(lambda chance: rejection(p, q, (), draft, chance))
     expected = {tuple(map(int, key.split(","))): value for key, value in case["output_sequence_probs"].items()}
     assert distance(found, expected) < 1e-9
 
 
 @pytest.mark.parametrize("case", GOLDEN["tree_children"], ids=lambda case: str(case["candidates_in_order"]))
 def test_recorded_children(case: dict[str, Any]) -> None:
-    """Certain guesses in order are accepted with what is left of the target's law: the walk's own."""
+    """Certain guesses in order are accepted with what is left of the target's distribution: the walk's own."""
     p = np.array(case["target_probs"])
 
     def play(chance: Chance) -> int:
@@ -262,4 +274,4 @@ def test_recorded_children(case: dict[str, Any]) -> None:
             left = without(left, guess)
         return chance.token(left)
 
-    assert distance(law(play), dict(enumerate(case["output_marginal"]))) < 1e-9
+    assert distance(distribution(play), dict(enumerate(case["output_marginal"]))) < 1e-9

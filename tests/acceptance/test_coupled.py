@@ -21,7 +21,7 @@ from parlay.acceptance import oracle
 from parlay.acceptance.coupled import verify
 from parlay.acceptance.tree import children, paths
 from parlay.kernels.select import select_kernels
-from parlay.sampling.live import LiveProcessor
+from parlay.sampling.bound_processor import BoundProcessor
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
 from parlay.types.plan import Span, Verdict
 
@@ -131,7 +131,7 @@ def test_processors_follow_the_path_and_are_called_once_a_token(kernels: str, ba
         processors.append(Crooked() if crook else None)
         plan.append(span_of(prompt, draft, params, seed, request_id=len(plan)))
         rows.extend(rows_of(prompt, draft))
-    live = {i: LiveProcessor(one, output) for i, one in enumerate(processors) if one is not None}
+    live = {i: BoundProcessor(one, output) for i, one in enumerate(processors) if one is not None}
     verdicts = verify(select_kernels(force=kernels), plan, torch.from_numpy(np.array(rows)), live)
     for (prompt, draft, params, seed, _), span, verdict, processor in zip(
         batch, plan, verdicts, processors, strict=True
@@ -195,12 +195,12 @@ ONE_HOT = [case for case in GOLDENS["random"] if case["draft_kind"].startswith("
 
 
 @pytest.mark.parametrize("case", ONE_HOT, ids=lambda c: f"{c['vocab']}^{c['num_draft']}")
-def test_the_law_of_one_call(case: dict[str, Any]) -> None:
-    """For a fixed draft, the law of what one call emits is the exact one of rejection sampling."""
+def test_the_distribution_of_one_call(case: dict[str, Any]) -> None:
+    """For a fixed draft, the distribution of what one call emits is the exact one of rejection sampling."""
     assert law_p_value(case, verify) > 1e-3
 
 
-def test_a_biased_verifier_has_another_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_biased_verifier_has_another_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acceptance by likelihood instead of by equality, as typical acceptance does, is seen at once."""
 
     def eager(kernels: Any, plan: list[Span], logits: torch.Tensor) -> list[Verdict]:
@@ -217,9 +217,9 @@ def test_a_biased_verifier_has_another_law(monkeypatch: pytest.MonkeyPatch) -> N
 def law_p_value(case: dict[str, Any], verifier: Callable[..., list[Verdict]], draws: int = 5000) -> float:
     draft = Draft.chain(case["draft_tokens"], "test")
     prefixes = [case["draft_tokens"][:i] for i in range(len(draft) + 1)]
-    law = [case["target_probs_by_prefix"][",".join(map(str, prefix))] for prefix in prefixes]
+    distribution = [case["target_probs_by_prefix"][",".join(map(str, prefix))] for prefix in prefixes]
     with np.errstate(divide="ignore"):
-        logits = torch.from_numpy(np.log(np.array(law)).astype(np.float32))
+        logits = torch.from_numpy(np.log(np.array(distribution)).astype(np.float32))
     params = SamplingParams(temperature=1.0)
     plan = [span_of((0,), draft, params, seed) for seed in range(draws)]
     verdicts = verifier(select_kernels(), plan, logits.repeat(draws, 1))

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from acceptance.test_coupled import GOLDENS, span_of
-from laws import numbered
+from numbered_drafts import numbered
 from scipy.stats import chisquare
 
 from parlay import SamplingParams
 from parlay.acceptance.classical import block, rejection
 from parlay.acceptance.select import Rule, verify
 from parlay.kernels.select import select_kernels
-from parlay.sampling.law import Law, Purpose, noise_key
+from parlay.sampling.distribution import Distribution, Purpose, noise_key
 from parlay.types.draft import Draft
 from parlay.types.plan import Span, Verdict
 
@@ -24,12 +24,12 @@ VOCAB = 10
 
 
 def decide(rule: Rule, spans: Sequence[Span], logits: torch.Tensor) -> list[Verdict]:
-    told, laws = numbered(spans)
-    return verify(rule, False, select_kernels(), told, logits, laws=laws)
+    told, distributions = numbered(spans)
+    return verify(rule, False, select_kernels(), told, logits, distributions=distributions)
 
 
-def law(probs: Any) -> Law:
-    return Law(torch.as_tensor(np.asarray(probs, dtype=np.float64)).log().float())
+def distribution(probs: Any) -> Distribution:
+    return Distribution(torch.as_tensor(np.asarray(probs, dtype=np.float64)).log().float())
 
 
 def sure(tokens: Sequence[int], vocab: int = 64) -> torch.Tensor:
@@ -38,8 +38,8 @@ def sure(tokens: Sequence[int], vocab: int = 64) -> torch.Tensor:
 
 
 def chain(tokens: Sequence[int], vocab: int = 64) -> Draft:
-    """Return guesses that were drawn from the flat law."""
-    return Draft.chain(tokens, "test", None, (law(np.full(vocab, 1 / vocab)),) * len(tokens))
+    """Return guesses that were drawn from the flat distribution."""
+    return Draft.chain(tokens, "test", None, (distribution(np.full(vocab, 1 / vocab)),) * len(tokens))
 
 
 def warm(draft: Draft, seed: int = 0, **params: Any) -> Span:
@@ -112,8 +112,8 @@ def test_seeds_are_each_requests_own(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_flat_laws(rule: Rule) -> None:
-    """Where both laws are flat every guess stands, and what follows is flat."""
+def test_flat_distributions(rule: Rule) -> None:
+    """Where both distributions are flat every guess stands, and what follows is flat."""
     draws = 3000
     guesses = np.random.default_rng(3).integers(0, VOCAB, size=(draws, 2)).tolist()
     spans = [warm(chain(own, VOCAB), seed) for seed, own in enumerate(guesses)]
@@ -143,10 +143,10 @@ def test_masks_are_respected(rule: Rule, params: dict[str, Any]) -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("draws", [10_000, pytest.param(100_000, marks=pytest.mark.soak)])
 def test_what_is_recovered_converges_to_the_target(rule: Rule, draws: int) -> None:
-    """Over ten tokens the distance to the target's law falls with more samples; that to another law does not."""
+    """Over ten tokens the distance to the target's distribution falls with more samples; that to another does not."""
     rng = np.random.default_rng(5)
     p, q, other = (rng.dirichlet(np.ones(VOCAB)) for _ in range(3))
-    own = law(q)
+    own = distribution(q)
     kernels = select_kernels()
     seeds = torch.arange(draws)
     guesses = torch.empty(draws, dtype=torch.int64)
@@ -171,18 +171,18 @@ BLOCKS = [case for case in GOLDENS["block_verification"] if "draft_probs_by_pref
 
 
 @pytest.mark.parametrize("case", GENERAL, ids=lambda case: f"{case['vocab']}^{case['num_draft']}")
-def test_recorded_laws_of_drawn_drafts(case: dict[str, Any]) -> None:
+def test_recorded_distributions_of_drawn_drafts(case: dict[str, Any]) -> None:
     check(rejection, case, case["num_draft"], case["output_sequence_probs"])
 
 
 @pytest.mark.parametrize("case", BLOCKS, ids=lambda case: case["note"][:40])
 @pytest.mark.parametrize(("rule", "name"), [(rejection, "token"), (block, "block")])
-def test_recorded_laws_of_blocks(rule: Rule, name: str, case: dict[str, Any]) -> None:
+def test_recorded_distributions_of_blocks(rule: Rule, name: str, case: dict[str, Any]) -> None:
     check(rule, case, case["gamma"], case[f"output_sequence_probs_{name}"])
 
 
 def check(rule: Rule, case: dict[str, Any], length: int, expected: dict[str, float], draws: int = 1200) -> None:
-    """Draw drafts and compare what one call emits with its recorded law, how much of a draft stands included."""
+    """Draw drafts and compare what one call emits, and how much of it was drafted, with the record."""
 
     def key(tokens: Sequence[int]) -> str:
         return ",".join(map(str, tokens))
@@ -191,12 +191,12 @@ def check(rule: Rule, case: dict[str, Any], length: int, expected: dict[str, flo
     rng, spans, rows = np.random.default_rng(6), [], []
     for seed in range(draws):
         guesses: list[int] = []
-        laws = []
+        distributions = []
         for _ in range(length):
             own = np.array(q[key(guesses)])
-            laws.append(law(own / own.sum()))
+            distributions.append(distribution(own / own.sum()))
             guesses.append(int(rng.choice(len(own), p=own / own.sum())))
-        spans.append(warm(Draft.chain(guesses, "test", None, laws), seed))
+        spans.append(warm(Draft.chain(guesses, "test", None, distributions), seed))
         rows += [p[key(guesses[:i])] for i in range(length + 1)]
     seen = Counter(key(verdict.tokens) for verdict in decide(rule, spans, torch.tensor(rows).log()))
     assert {*seen} <= {one for one, chance in expected.items() if chance > 0}

@@ -1,4 +1,4 @@
-"""The rules that verify guesses: decision by decision the oracle's, and in the long run the target's law."""
+"""The rules that verify guesses: decision by decision the oracle's, and in the long run the target's distribution."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from acceptance import classical as oracle
 from acceptance.test_coupled import span_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from laws import numbered
+from numbered_drafts import numbered
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
@@ -26,7 +26,7 @@ from parlay.kernels.noise import gumbel_noise
 from parlay.kernels.reference_drawing import process_row
 from parlay.kernels.select import select_kernels
 from parlay.proposers.draws import Draws
-from parlay.sampling.law import Law, Purpose, noise_key, uniforms
+from parlay.sampling.distribution import Distribution, Purpose, noise_key, uniforms
 from parlay.types.draft import ROOT, Draft
 from parlay.types.plan import Span, Verdict
 
@@ -45,18 +45,18 @@ def random_logits(kind: int, vocab: int = VOCAB) -> Logits:
     return of
 
 
-def probabilities(row: NDArray[np.float32], params: SamplingParams) -> oracle.Law:
-    """Return the exact law that a row's token is drawn from."""
+def probabilities(row: NDArray[np.float32], params: SamplingParams) -> oracle.Distribution:
+    """Return the exact distribution that a row's token is drawn from."""
     scores = process_row(row, params.temperature, params.min_p, params.top_k, params.top_p).astype(np.float64)
     weights = np.exp(scores - scores.max())
-    made: oracle.Law = weights / weights.sum()
+    made: oracle.Distribution = weights / weights.sum()
     return made
 
 
-def law_of(probs: oracle.Law, ids: Sequence[int] | None = None) -> Law:
+def law_of(probs: oracle.Distribution, ids: Sequence[int] | None = None) -> Distribution:
     with np.errstate(divide="ignore"):
         logs = torch.from_numpy(np.log(probs).astype(np.float32))
-    return Law(logs, None if ids is None else torch.tensor(ids))
+    return Distribution(logs, None if ids is None else torch.tensor(ids))
 
 
 class Noise:
@@ -77,11 +77,11 @@ class Noise:
         self.trial += 1
         return coin < probability
 
-    def token(self, law: oracle.Law) -> int:
+    def token(self, distribution: oracle.Distribution) -> int:
         position = self._span.end + self.index - 1
         key = noise_key(position, Purpose.RESIDUAL, self.index) if self.of else position
         with np.errstate(divide="ignore"):
-            return int(np.argmax(np.log(law) + gumbel_noise(self._span.seed, key, len(law))))
+            return int(np.argmax(np.log(distribution) + gumbel_noise(self._span.seed, key, len(distribution))))
 
 
 class Onwards(Noise):
@@ -97,10 +97,10 @@ class Onwards(Noise):
         self._accepted = super().true(probability)
         return self._accepted
 
-    def token(self, law: oracle.Law) -> int:
+    def token(self, distribution: oracle.Distribution) -> int:
         if self._accepted:
             self.at(self._asked + 1, 0)
-        return super().token(law)
+        return super().token(distribution)
 
 
 class Block(Noise):
@@ -117,17 +117,17 @@ class Block(Noise):
             self._length = self._asked
         return accepted
 
-    def token(self, law: oracle.Law) -> int:
+    def token(self, distribution: oracle.Distribution) -> int:
         self.at(self._length + 1)
-        return super().token(law)
+        return super().token(distribution)
 
 
 def decide(kernels: str, rule: Rule, span: Span, target: Logits, prompt: tuple[int, ...]) -> Verdict:
     known = [prompt, *(prompt + tuple(span.draft.tokens[n] for n in path) for path in paths(span.draft))]
     rows = torch.from_numpy(np.array([target(k) for k in known]))
     before = rows.clone()
-    spans, laws = numbered([span])
-    (verdict,) = verify(rule, False, select_kernels(force=kernels), spans, rows, laws=laws)
+    spans, distributions = numbered([span])
+    (verdict,) = verify(rule, False, select_kernels(force=kernels), spans, rows, distributions=distributions)
     assert torch.equal(rows, before), "verification may not change the logits"
     return verdict
 
@@ -155,8 +155,8 @@ ids_ = st.sampled_from([None, (1, 3, 4), (4, 0), (2,)])
 common = (prompts, params_, st.integers(0, (1 << 64) - 1), st.integers(1, 6), stops, ids_, st.integers(0, 999))
 
 
-def wide(probs: oracle.Law, ids: Sequence[int] | None) -> oracle.Law:
-    """Return a law over the target's tokens."""
+def wide(probs: oracle.Distribution, ids: Sequence[int] | None) -> oracle.Distribution:
+    """Return a distribution over the target's tokens."""
     if ids is None:
         return probs
     made = np.zeros(VOCAB)
@@ -183,29 +183,31 @@ def test_chains_are_verified_as_the_oracle_does(
     """Under filters, with a vocabulary of the head's own, with certain guesses, to the end of the request."""
     target, head = random_logits(kind), random_logits(kind + 1000, len(ids or range(VOCAB)))
     drawn: list[int] = []
-    laws: list[oracle.Law] = []
+    distributions: list[oracle.Distribution] = []
     for i in range(data.draw(st.integers(1, 4))):
         own = probabilities(head((*prompt, *drawn)), params)
         some = [place for place in range(len(own)) if own[place] > 0]
         place = data.draw(st.sampled_from(some))
         drawn.append(place if ids is None else ids[place])
-        laws.append(wide(own, ids))
+        distributions.append(wide(own, ids))
         assert i < 4
     certain = data.draw(st.integers(0, 2)) if name == "rejection" else 0
-    short: list[Law | None] = [law_of(law if ids is None else law[list(ids)], ids) for law in laws]
+    short: list[Distribution | None] = [
+        law_of(distribution if ids is None else distribution[list(ids)], ids) for distribution in distributions
+    ]
     for _ in range(certain):  # forced by a grammar
         drawn.append(data.draw(st.integers(0, VOCAB - 1)))
-        laws.append(np.eye(VOCAB)[drawn[-1]])
+        distributions.append(np.eye(VOCAB)[drawn[-1]])
         short.append(None)
     draft = Draft.chain(drawn, "test", None, short)
     span = span_of(prompt, draft, params, seed, remaining=remaining, stop_ids=stop)
     verdict = decide(kernels, getattr(classical, name), span, target, prompt)
 
-    def p(context: tuple[int, ...]) -> oracle.Law:
+    def p(context: tuple[int, ...]) -> oracle.Distribution:
         return probabilities(target(context), params)
 
-    def q(context: tuple[int, ...]) -> oracle.Law:
-        return laws[len(context) - len(prompt)]
+    def q(context: tuple[int, ...]) -> oracle.Distribution:
+        return distributions[len(context) - len(prompt)]
 
     if name == "rejection":
         found = oracle.rejection(p, q, prompt, drawn, Onwards(kernels, span))
@@ -235,26 +237,26 @@ def test_trees_are_verified_as_the_oracle_does(
     target, head = random_logits(kind), random_logits(kind + 1000, len(ids or range(VOCAB)))
     tokens: list[int] = []
     parents: list[int] = []
-    laws: list[Law] = []
+    distributions: list[Distribution] = []
     below: dict[int, list[int]] = {}
-    wides: dict[int, oracle.Law] = {}
+    wides: dict[int, oracle.Distribution] = {}
     contexts = {ROOT: prompt}
     for node in range(ROOT, data.draw(st.integers(0, 3))):
         if node not in contexts:
             break
         own = probabilities(head(contexts[node]), params)
-        law = law_of(own, ids)
+        distribution = law_of(own, ids)
         wides[node] = wide(own, ids)
         some = [place for place in range(len(own)) if own[place] > 0]
         for place in data.draw(st.permutations(some))[: data.draw(st.integers(0, 3))]:
             child = len(tokens)
             tokens.append(place if ids is None else ids[place])
             parents.append(node)
-            laws.append(law)
+            distributions.append(distribution)
             below.setdefault(node, []).append(child)
             contexts[child] = (*contexts[node], tokens[child])
     assume(tokens)
-    draft = Draft(tuple(tokens), tuple(parents), ("test",) * len(tokens), None, tuple(laws))
+    draft = Draft(tuple(tokens), tuple(parents), ("test",) * len(tokens), None, tuple(distributions))
     span = span_of(prompt, draft, params, seed, remaining=remaining, stop_ids=stop)
     verdict = decide(kernels, classical.rejection, span, target, prompt)
     chance, node, found = Noise(kernels, span), ROOT, []
@@ -276,7 +278,7 @@ def test_trees_are_verified_as_the_oracle_does(
     assert list(verdict.path) == path[: len(verdict.tokens)]
 
 
-def test_a_law_without_further_tokens_ends_the_round() -> None:
+def test_a_distribution_without_further_tokens_ends_the_round() -> None:
     """What stands beside the only token that the head can guess was not drawn, and is not judged."""
     params, target = SamplingParams(), random_logits(3)
     one = law_of(np.eye(VOCAB)[2])
@@ -301,7 +303,7 @@ def test_the_streams_of_noise_share_no_key() -> None:
     assert max(keys) < 2**63
 
 
-# ----------------------------------------------------------------------------------------------- laws
+# ----------------------------------------------------------------------------------------------- distributions
 
 SEEDS, SOME, SOAK = 5_000, 4_000, 1_000_000
 TOKENS = 3
@@ -364,8 +366,8 @@ class Loop:
         some = [i for i in range(SMALL) if p[i] > 0 and q[i] > 0]
         return sum(1 / sum(max(p[i] / p[j], q[i] / q[j]) for i in range(SMALL)) for j in some)
 
-    def law(self, params: SamplingParams) -> NDArray[np.float64]:
-        """Return the exact joint law of the first two tokens, flat."""
+    def distribution(self, params: SamplingParams) -> NDArray[np.float64]:
+        """Return the exact joint distribution of the first two tokens, flat."""
         first = probabilities(self.target[0, 0].numpy(), params)
         return np.concatenate(
             [p * probabilities(self.target[1, t].numpy(), params) for t, p in enumerate(first.tolist())]
@@ -381,7 +383,7 @@ class Loop:
         count, width = len(spans), self._width
         tokens: list[list[int]] = [[] for _ in spans]
         parents: list[list[int]] = [[] for _ in spans]
-        laws: list[list[Law]] = [[] for _ in spans]
+        distributions: list[list[Distribution]] = [[] for _ in spans]
         nodes: list[list[tuple[int, tuple[int, ...]]]] = [[(ROOT, out)] for out in outs]
         for level in range(self._depth):
             rows = [(i, node, known) for i in range(count) for node, known in nodes[i]]
@@ -396,15 +398,15 @@ class Loop:
                 draws.branch(self._kernels, level, logits, found, likely)
             nodes = [[] for _ in spans]
             for row, (i, parent, known) in enumerate(rows):
-                law = Law(torch.empty(0)) if self._shared else draws.law(level, row)
+                distribution = Distribution(torch.empty(0)) if self._shared else draws.distribution(level, row)
                 for token in found[row].tolist():
                     nodes[i].append((len(tokens[i]), (*known, token)))
                     tokens[i].append(token)
                     parents[i].append(parent)
-                    laws[i].append(law)
+                    distributions[i].append(distribution)
         return [
             Draft(tuple(t), tuple(p), ("test",) * len(t), None, None if self._shared else tuple(q))
-            for t, p, q in zip(tokens, parents, laws, strict=True)
+            for t, p, q in zip(tokens, parents, distributions, strict=True)
         ]
 
     def _judge(
@@ -423,19 +425,19 @@ class Loop:
         ]
         if self._rule is None:
             return coupled.verify(self._kernels, judged, torch.stack(rows))
-        judged, laws = numbered(judged)
-        return verify(self._rule, self._lossy, self._kernels, judged, torch.stack(rows), laws=laws)
+        judged, distributions = numbered(judged)
+        return verify(self._rule, self._lossy, self._kernels, judged, torch.stack(rows), distributions=distributions)
 
 
 def p_value(loop: Loop, seeds: int, params: SamplingParams | None = None, first: int = 0) -> float:
-    """Return how well the first two tokens of so many seeds agree with the target's law."""
+    """Return how well the first two tokens of so many seeds agree with the target's distribution."""
     params = params or SamplingParams(temperature=1.0)
     seen = Counter(out[:2] for out in loop.run([(first + i) * 7919 + 1 for i in range(seeds)], params))
-    law = loop.law(params)
+    distribution = loop.distribution(params)
     counts = np.array([seen[a, b] for a in range(SMALL) for b in range(SMALL)])
-    if counts[law == 0].any():
+    if counts[distribution == 0].any():
         return 0.0
-    return float(chisquare(counts[law > 0], law[law > 0] * seeds)[1])
+    return float(chisquare(counts[distribution > 0], distribution[distribution > 0] * seeds)[1])
 
 
 CASES: dict[str, Callable[..., Loop]] = {
@@ -453,22 +455,24 @@ FILTERS = [SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_
 
 @pytest.mark.parametrize("params", FILTERS, ids=["all", "top-p"])
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_emitted_has_the_law_of_the_target(case: str, params: SamplingParams) -> None:
+def test_what_is_emitted_has_the_distribution_of_the_target(case: str, params: SamplingParams) -> None:
     assert p_value(CASES[case](), SOME if params.top_p < 1 else SEEDS, params) > 1e-3
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("params", FILTERS, ids=["all", "top-p"])
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_emitted_has_the_law_of_the_target_in_a_million_draws(case: str, params: SamplingParams) -> None:
+def test_what_is_emitted_has_the_distribution_of_the_target_in_a_million_draws(
+    case: str, params: SamplingParams
+) -> None:
     loop, counts, part = CASES[case](), Counter[tuple[int, ...]](), 50_000
     for first in range(0, SOAK, part):
         seeds = [(first + i) * 7919 + 1 for i in range(part)]
         counts.update(out[:2] for out in loop.run(seeds, params))
     seen = np.array([counts[a, b] for a in range(SMALL) for b in range(SMALL)])
-    law = loop.law(params)
-    assert not seen[law == 0].any()
-    assert chisquare(seen[law > 0], law[law > 0] * SOAK)[1] > 1e-4
+    distribution = loop.distribution(params)
+    assert not seen[distribution == 0].any()
+    assert chisquare(seen[distribution > 0], distribution[distribution > 0] * SOAK)[1] > 1e-4
 
 
 @pytest.mark.parametrize("params", FILTERS, ids=["all", "top-p"])
@@ -497,14 +501,16 @@ def test_an_entropy_is_its_definition_in_any_order() -> None:
     rng = np.random.default_rng(3)
     logits = torch.from_numpy((rng.normal(size=50_000) * 4).astype(np.float32))
     logits[rng.random(50_000) < 0.3] = -torch.inf
-    law = torch.log_softmax(logits.double(), -1).float()
-    exact = float(torch.special.entr(law.double().exp()).sum())
-    assert entropy(law) == pytest.approx(exact, rel=1e-6)
-    assert {entropy(law[torch.from_numpy(rng.permutation(50_000))]) for _ in range(5)} == {entropy(law)}
+    distribution = torch.log_softmax(logits.double(), -1).float()
+    exact = float(torch.special.entr(distribution.double().exp()).sum())
+    assert entropy(distribution) == pytest.approx(exact, rel=1e-6)
+    assert {entropy(distribution[torch.from_numpy(rng.permutation(50_000))]) for _ in range(5)} == {
+        entropy(distribution)
+    }
     assert entropy(torch.tensor([0.0, -torch.inf])) == 0
 
 
-def test_typical_acceptance_has_another_law() -> None:
+def test_typical_acceptance_has_another_distribution() -> None:
     assert p_value(Loop("typical"), SOME) < 1e-9
 
 
@@ -524,8 +530,10 @@ def test_what_is_drawn_with_the_noise_of_guesses_is_found_out(
 
 @pytest.mark.parametrize("case", ["rejection, chains", "rejection, trees", "block, chains"])
 def test_a_rest_that_is_not_taken_is_found_out(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing_taken(kernels: Any, target: torch.Tensor, law: Law, scale: float) -> tuple[float, torch.Tensor]:
-        mass, _ = excess(kernels, target, law, scale)
+    def nothing_taken(
+        kernels: Any, target: torch.Tensor, distribution: Distribution, scale: float
+    ) -> tuple[float, torch.Tensor]:
+        mass, _ = excess(kernels, target, distribution, scale)
         return mass, target
 
     excess = classical._excess
@@ -547,7 +555,10 @@ def test_noise_of_the_position_alone_is_found_out_over_two_steps(monkeypatch: py
 def test_guesses_dropped_for_what_they_are_are_found_out() -> None:
     def confident(draft: Draft) -> Draft:
         assert draft.q is not None
-        sure = [float(law.logs[token]) > np.log(0.3) for token, law in zip(draft.tokens, draft.q, strict=True)]
+        sure = [
+            float(distribution.logs[token]) > np.log(0.3)
+            for token, distribution in zip(draft.tokens, draft.q, strict=True)
+        ]
         return draft.cut(next((i for i, one in enumerate(sure) if not one), len(draft)))
 
     assert p_value(Loop("rejection", change=confident), SOME) < 1e-6
@@ -562,7 +573,7 @@ def test_siblings_judged_out_of_order_are_found_out() -> None:
     assert p_value(Loop("rejection", depth=1, width=2, alike=0.0, change=second), SOME) < 1e-6
 
 
-def test_a_draft_cut_for_no_reason_of_its_own_keeps_the_law() -> None:
+def test_a_draft_cut_for_no_reason_of_its_own_keeps_the_distribution() -> None:
     count = iter(range(10**9))
 
     def arbitrary(draft: Draft) -> Draft:

@@ -259,9 +259,9 @@ def test_the_metrics_page_of_ours_is_understood() -> None:
     from types import SimpleNamespace
 
     from parlay.server.metrics import PrometheusMetrics
-    from parlay.types.stats import GuessStats, StatsSnapshot
+    from parlay.types.stats import DraftStats, StatsSnapshot
 
-    guesses = GuessStats(4, 16, 8, [5, 3])
+    guesses = DraftStats(4, 16, 8, [5, 3])
     engine = StatsSnapshot(turns=9, undrafted={"no_guess": 5}, methods={"ngram": guesses}, lengths={4: 4})
     metrics = PrometheusMetrics('a "model" in {braces}', "ngram", [SimpleNamespace(stats=engine, restarts=0)])
     found = acceptance("", metrics.expose()[0].decode())

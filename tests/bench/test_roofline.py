@@ -18,7 +18,8 @@ from parlay.errors import ConfigError
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
-from parlay.models.select import Model, describe_model, load_model
+from parlay.models.select import CausalModel as Model
+from parlay.models.select import describe_model, load_model
 from parlay.proposers.base import TargetInfo
 from parlay.proposers.select import make_proposer
 from parlay.types.draft import Draft

@@ -15,7 +15,7 @@ from checkpoints import write_llama
 from server_process import START_SECONDS, ServerProcess
 from serving import wait_for
 
-from parlay.bar import loading_bar
+from parlay.loading_bar import loading_bar
 from parlay.types.progress import Progress
 
 ERASE, SHOW_CURSOR = "\x1b[2K", "\x1b[?25h"

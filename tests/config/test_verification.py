@@ -117,7 +117,8 @@ def test_plain_decoding_verifies_nothing(name: str) -> None:
 def test_guesses_that_are_not_drawn(verification: str, speculative: Any) -> None:
     several = speculative if isinstance(speculative, list) else [speculative]
     with pytest.raises(
-        ConfigError, match=f"verification='{verification}' is for guesses that are drawn.*leave verification out"
+        ConfigError,
+        match=f"verification='{verification}' needs draft tokens sampled from a known.*leave verification out",
     ):
         LLM("tiny-code", speculative_config=[{**one, "verification": verification} for one in several])
 
@@ -125,14 +126,16 @@ def test_guesses_that_are_not_drawn(verification: str, speculative: Any) -> None
 def test_shapes_that_do_not_fit() -> None:
     eagle = {**EAGLE, "tree": {"width": 2, "depth": 3}}
     with pytest.raises(
-        ConfigError, match="verification='block' takes chains; leave tree out, or write verification="
+        ConfigError, match="verification='block' takes chains, not trees; leave tree out, or write verification="
     ):
         LLM("tiny-code", speculative_config={**eagle, "verification": "block"})
     assert LLM("tiny-code", speculative_config={**eagle, "verification": "rejection"})
     assert LLM("tiny-code", speculative_config={**EAGLE, "tree": "off", "verification": "block"})
     for verification in ("rejection", "block"):
         medusa = {**MEDUSA, "medusa_choices": [[0], [1], [0, 0]], "verification": verification}
-        with pytest.raises(ConfigError, match=f"verification='{verification}' takes no branches chosen by rank"):
+        with pytest.raises(
+            ConfigError, match=f"verification='{verification}' does not take branches that are listed"
+        ):
             LLM("tiny-code", speculative_config=medusa)
     LLM("tiny-code", speculative_config={**MEDUSA, "medusa_choices": [[0], [1]], "verification": "typical"})
 

@@ -25,7 +25,7 @@ from parlay.proposers.select import proposers
 METHODS = list(proposers.names())
 DRAFTING = [name for name in METHODS if drafts(name)]
 TEMPERATURES = (0.0, 0.7, 1.3)
-LENGTHS = (1, 3, 8)  # the law does not depend on every draft length
+LENGTHS = (1, 3, 8)  # the distribution does not depend on every draft length
 MaxTokens = 24
 
 Requests = Callable[[str, float], list[Ask]]
@@ -91,11 +91,11 @@ def _clean_piece(text: str) -> str:
 
 
 def test_the_suite_runs_a_covering_part() -> None:
-    """Every method under every law; over all laws with every dtype and at every temperature."""
-    laws = [test_alone, test_from_the_prefix_cache, test_after_forced_preemption, test_when_blocks_run_out]
+    """Every method under every distribution; over all distributions with every dtype and at every temperature."""
+    distributions = [test_alone, test_from_the_prefix_cache, test_after_forced_preemption, test_when_blocks_run_out]
     met: set[tuple[str, Any]] = set()
-    for law in (*laws, test_four_completions):
-        cases = covering(law)
+    for distribution in (*distributions, test_four_completions):
+        cases = covering(distribution)
         assert [case["method"] for case in cases] == METHODS
         met |= {(case["method"], case[axis]) for case in cases for axis in ("dtype", "temperature")}
     assert met >= {(method, value) for method in METHODS for value in (*DTYPES, *TEMPERATURES)}

@@ -178,7 +178,7 @@ def test_a_list_may_be_json(make_llm: MakeLLM, plain: Plain) -> None:
         ([], "is an empty list"),
         ([{"method": "ngram"}, {"method": "ngram"}], "has 'ngram' twice"),
         ([{"method": "auto"}, {"method": "auto"}], "'auto' twice"),
-        ([{"method": "ngram"}, {"method": "none"}], "'none' stands for itself"),
+        ([{"method": "ngram"}, {"method": "none"}], "lists method 'none', which decodes plainly"),
         (
             [{"method": "ngram", "lengths": "fixed"}, {"method": "suffix", "lengths": "latency"}],
             "lengths counts for all",

@@ -117,8 +117,8 @@ def test_budgets(make_llm: MakeLLM, models: dict[str, Pair], method: str) -> Non
         ({"method": "draft_model", "tree": {"depth": 0}}, "depth of a tree must be 1 to 16, not 0"),
         ({"method": "draft_model", "tree": {"deep": 3}}, "unknown tree key 'deep'"),
         ({"method": "draft_model", "tree": {"depth": 6}, "num_speculative_tokens": 5}, "num_speculative_tokens=5"),
-        ({"method": "medusa", "tree": {"depth": 9}}, "tokens that 'medusa' guesses in a row"),
-        ({"method": "ngram", "tree": {"width": 2}}, "is for a proposer with weights"),
+        ({"method": "medusa", "tree": {"depth": 9}}, "tokens that 'medusa' can draft in a row"),
+        ({"method": "ngram", "tree": {"width": 2}}, "tree has a shape, which needs a method with weights"),
         ({"method": "ngram", "tree": "wide"}, "tree must be auto, off or a shape"),
     ],
 )
@@ -132,7 +132,7 @@ def test_trees_that_do_not_fit(models: dict[str, Pair], more: dict[str, Any], me
 def test_a_tree_beyond_the_context(models: dict[str, Pair]) -> None:
     pair = models["float32"]
     asked = {"method": "draft_model", "tree": {"depth": 9}, **proposer_options("draft_model", pair)}
-    with pytest.raises(ConfigError, match="beyond max_model_len=8"):
+    with pytest.raises(ConfigError, match="exceeds max_model_len=8"):
         LLM(str(pair.target), max_model_len=8, speculative_config=asked)
 
 

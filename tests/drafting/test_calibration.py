@@ -27,14 +27,14 @@ GREEDY, SAMPLED = SamplingParams(temperature=0), SamplingParams(temperature=0.7)
 DRAFTING = [name for name in proposers.names() if drafts(name)]
 
 # How likely a node is to be accepted, from its own estimate (None if there is none) and its depth, counted from 0.
-Law = Callable[[float | None, int], float]
+Distribution = Callable[[float | None, int], float]
 
 
 def chain(length: int, source: str = "guess", probs: Sequence[float] | None = None) -> Draft:
     return Draft.chain([0] * length, source, probs)
 
 
-def judge(rng: random.Random, draft: Draft, law: Law) -> Verdict:
+def judge(rng: random.Random, draft: Draft, law: Distribution) -> Verdict:
     """Accept a chain's nodes by a law, up to the first that is not."""
     accepted = 0
     for depth in range(len(draft)):
@@ -45,7 +45,7 @@ def judge(rng: random.Random, draft: Draft, law: Law) -> Verdict:
 
 
 def learn(
-    found: Calibration, rng: random.Random, raws: Iterator[Draft], law: Law, params: SamplingParams = GREEDY
+    found: Calibration, rng: random.Random, raws: Iterator[Draft], law: Distribution, params: SamplingParams = GREEDY
 ) -> Iterator[Draft]:
     """Have one draft after another judged; yields each as it was calibrated before."""
     for raw in raws:

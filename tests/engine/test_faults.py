@@ -14,7 +14,7 @@ from parlay.proposers.methods.ngram import Proposer as NGram
 from parlay.sampling.processors import Penalties
 from parlay.text.detokenizer import Detokenizer
 from parlay.types.plan import SpanError
-from parlay.types.stats import GuessStats
+from parlay.types.stats import DraftStats
 
 PROMPTS = [[*range(40 + i, 52 + i)] * 2 for i in range(5)]
 PARAMS = [
@@ -174,5 +174,5 @@ def test_every_guess_counts_for_who_made_it() -> None:
     stats.judge(("a",), ())
     stats.judge((), ())
     assert (stats.turns, stats.undrafted, stats.lengths) == (3, {"": 1}, {3: 1, 1: 1})
-    assert stats.methods == {"a": GuessStats(2, 3, 1, [1]), "b": GuessStats(1, 1, 1, [0, 1])}
-    assert stats.guesses == GuessStats(2, 4, 2, [1, 1])
+    assert stats.methods == {"a": DraftStats(2, 3, 1, [1]), "b": DraftStats(1, 1, 1, [0, 1])}
+    assert stats.guesses == DraftStats(2, 4, 2, [1, 1])

@@ -141,7 +141,7 @@ def test_an_engine_of_another_version(address: str) -> None:
         connection.send_bytes(msgspec.msgpack.encode({"model": "tiny-code"}))
         (line,) = refused(process)
         assert line == (
-            f"the engine at {address} speaks as another version of parlay does; install the same on all machines"
+            f"the engine at {address} is another version of parlay; install the same version on all machines"
         )
         connection.close()
 

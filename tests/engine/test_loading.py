@@ -13,7 +13,7 @@ from parlay import ModelError
 from parlay.checkpoints.loader import Checkpoint
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.engine.engine import Engine
-from parlay.engine.loading import Loading
+from parlay.engine.load_progress import LoadProgress
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_as, load_model, weight_shapes
 from parlay.types.progress import Progress
@@ -105,7 +105,7 @@ def test_a_broken_model_is_told_of_as_far_as_it_came(tmp_path: Path) -> None:
 
 def test_many_small_tensors_are_told_of_in_steps() -> None:
     told: list[Progress] = []
-    loading = Loading(EngineConfig(model="owner/name/"), 100_000, told.append)
+    loading = LoadProgress(EngineConfig(model="owner/name/"), 100_000, told.append)
     with loading.target(100_000) as on_read:
         for _ in range(99_990):
             on_read(1)
@@ -116,7 +116,7 @@ def test_many_small_tensors_are_told_of_in_steps() -> None:
 
 def test_more_than_was_announced_is_not_told() -> None:
     told: list[Progress] = []
-    loading = Loading(EngineConfig(), 10, told.append)
+    loading = LoadProgress(EngineConfig(), 10, told.append)
     with loading.target(10) as on_read:
         on_read(8)
         on_read(8)

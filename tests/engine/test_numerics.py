@@ -57,7 +57,7 @@ def test_other_arithmetic_is_another_id(make_llm: MakeLLM, monkeypatch: pytest.M
     for kernels in (ReferenceKernels("float32"), ReferenceKernels("rows")):
         kernels.name = "same name"
         monkeypatch.setattr(parlay.engine.engine, "select_kernels", lambda device, k=kernels: k)
-        monkeypatch.setattr("parlay.numerics.trust.env.cache_dir", lambda: None)
+        monkeypatch.setattr("parlay.numerics.kernel_choice.env.cache_dir", lambda: None)
         ids.add(make_llm(dtype="bfloat16").numerics_id)
     assert len(ids) == 2
 

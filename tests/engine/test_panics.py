@@ -11,7 +11,7 @@ from checkpoints import write_llama
 
 from parlay import LLM, AsyncLLM, ModelError, ParlayError, RequestError, SamplingParams
 from parlay.checkpoints.find import find_model
-from parlay.panics import Contained
+from parlay.rust_panics import Contained
 from parlay.text.detokenizer import IncrementalDecoder
 from parlay.text.tokenizer import TextCodec
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay import LLM, SamplingParams
-from parlay.sampling.live import Output
+from parlay.sampling.bound_processor import OutputTokens
 from parlay.types.plan import StepOutput, decode_plan, encode_plan
 
 
@@ -52,7 +52,7 @@ def test_a_recorded_run_is_replayed(make_llm: MakeLLM, models: dict[str, Pair], 
         assert (found.verdicts, found.proposals) == (output.verdicts, output.proposals)
 
 
-def test_laws_stay_with_the_worker(make_llm: MakeLLM, models: dict[str, Pair]) -> None:
+def test_distributions_stay_with_the_worker(make_llm: MakeLLM, models: dict[str, Pair]) -> None:
     """What drawn guesses were drawn from is numbers in a plan, and goes with the request."""
     config = {
         "method": "draft_model",
@@ -65,7 +65,7 @@ def test_laws_stay_with_the_worker(make_llm: MakeLLM, models: dict[str, Pair]) -
     assert any(draft.q is not None for draft in drawn)
     assert all(type(number) is int for draft in drawn for number in draft.q or ())
     run(llm, half_repeating(0.9)[:1])  # those that ended are forgotten with the next plan
-    assert len(llm.engine._worker._laws) <= 1
+    assert len(llm.engine._worker._distributions) <= 1
 
 
 def test_processors_go_with_their_requests(make_llm: MakeLLM) -> None:
@@ -83,7 +83,7 @@ def test_processors_go_with_their_requests(make_llm: MakeLLM) -> None:
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 8), st.slices(8), st.integers(-9, 9))
 def test_an_output_is_what_a_copy_would_be(tokens: list[int], start: int, part: slice, place: int) -> None:
     start = min(start, len(tokens))
-    view, copy = Output(tokens, start), tokens[start:]
+    view, copy = OutputTokens(tokens, start), tokens[start:]
     assert [*view] == copy
     assert len(view) == len(copy)
     assert list(view[part]) == copy[part]

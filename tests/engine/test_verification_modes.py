@@ -1,4 +1,4 @@
-"""Engines whose drafts are verified classically or typically: laws, repeatability, and all that requests ask for."""
+"""Engines whose drafts are verified classically or typically: distributions, repeatability, parameters."""
 
 import itertools
 from collections import Counter
@@ -102,13 +102,13 @@ def test_names(make_llm: MakeLLM, plain: LLM) -> None:
     assert made.metrics.lossless
 
 
-# ------------------------------------------------------------------------------------------------------- laws
+# ----------------------------------------------------------------------------------------------------- distributions
 
 SEEDS, SOAK, LENGTH, TOP = 800, 5000, 3, 3
 
 
 def exact(plain: LLM, prompt: tuple[int, ...], temperature: float) -> dict[tuple[int, ...], float]:
-    """Return the joint law of the first tokens, of which each is one of the likeliest few."""
+    """Return the joint distribution of the first tokens, of which each is one of the likeliest few."""
     known: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(LENGTH):
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=TOP, ignore_eos=True)
@@ -124,9 +124,13 @@ def exact(plain: LLM, prompt: tuple[int, ...], temperature: float) -> dict[tuple
 
 
 def p_value(
-    llm: LLM, law: dict[tuple[int, ...], float], prompt: tuple[int, ...], temperature: float, draws: int = SEEDS
+    llm: LLM,
+    distribution: dict[tuple[int, ...], float],
+    prompt: tuple[int, ...],
+    temperature: float,
+    draws: int = SEEDS,
 ) -> float:
-    """Return how well an engine's first tokens agree with a law, likely ones each and the rest together."""
+    """Return how well an engine's first tokens agree with a distribution, likely ones each and the rest together."""
     params = [
         SamplingParams(temperature=temperature, top_k=TOP, seed=7919 * i, max_tokens=LENGTH + 2, ignore_eos=True)
         for i in range(draws)
@@ -134,10 +138,10 @@ def p_value(
     outputs = llm.generate([list(prompt)] * draws, params, use_tqdm=False)
     assert sum(output.outputs[0].metrics.accepted for output in outputs) > draws / 10
     seen = Counter(output.outputs[0].token_ids[:LENGTH] for output in outputs)
-    if not {*seen} <= {*law}:
+    if not {*seen} <= {*distribution}:
         return 0.0
-    cells = [key for key, p in law.items() if p * draws >= 10]
-    counts, expected = [seen[key] for key in cells], [law[key] * draws for key in cells]
+    cells = [key for key, p in distribution.items() if p * draws >= 10]
+    counts, expected = [seen[key] for key in cells], [distribution[key] * draws for key in cells]
     counts.append(draws - sum(counts))
     expected.append(draws - sum(expected))
     return float(chisquare(counts, expected)[1])
@@ -150,18 +154,20 @@ PROMPT, WARM = "def area(width, height):\n    return", 1.2
     ("head", "mode", "tree"),
     [("draft_model", "rejection", "off"), ("eagle3", "block", "off"), ("eagle3", "rejection", TREE)],
 )
-def test_the_law_is_the_targets(make_llm: MakeLLM, plain: LLM, head: str, mode: str, tree: Any) -> None:
-    check_law(make_llm, plain, head, mode, tree, SEEDS)
+def test_the_distribution_is_the_targets(make_llm: MakeLLM, plain: LLM, head: str, mode: str, tree: Any) -> None:
+    check_distribution(make_llm, plain, head, mode, tree, SEEDS)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize(("mode", "tree"), [("rejection", "off"), ("block", "off"), ("rejection", TREE)])
-def test_the_law_is_the_targets_in_many_draws(make_llm: MakeLLM, plain: LLM, head: str, mode: str, tree: Any) -> None:
-    check_law(make_llm, plain, head, mode, tree, SOAK)
+def test_the_distribution_is_the_targets_in_many_draws(
+    make_llm: MakeLLM, plain: LLM, head: str, mode: str, tree: Any
+) -> None:
+    check_distribution(make_llm, plain, head, mode, tree, SOAK)
 
 
-def check_law(make_llm: MakeLLM, plain: LLM, head: str, mode: str, tree: Any, draws: int) -> None:
+def check_distribution(make_llm: MakeLLM, plain: LLM, head: str, mode: str, tree: Any, draws: int) -> None:
     given = speculative(head, mode, tree=tree)
     if tree != "off":
         del given["num_speculative_tokens"]
@@ -170,13 +176,13 @@ def check_law(make_llm: MakeLLM, plain: LLM, head: str, mode: str, tree: Any, dr
     assert p_value(llm, exact(plain, prompt, WARM), prompt, WARM, draws) > 1e-3
 
 
-def test_typical_acceptance_has_another_law(make_llm: MakeLLM, plain: LLM) -> None:
+def test_typical_acceptance_has_another_distribution(make_llm: MakeLLM, plain: LLM) -> None:
     prompt = tuple(plain.engine.encode(PROMPT))
     llm = tiny(make_llm, speculative("eagle3", "typical", posterior_threshold=0.1, posterior_alpha=1.0))
     assert p_value(llm, exact(plain, prompt, WARM), prompt, WARM) < 1e-6
 
 
-def test_a_law_that_guesses_were_not_drawn_from_is_found_out(
+def test_a_distribution_that_guesses_were_not_drawn_from_is_found_out(
     make_llm: MakeLLM, plain: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Expander._drafts
@@ -184,8 +190,8 @@ def test_a_law_that_guesses_were_not_drawn_from_is_found_out(
     def flatter(self: Expander, *of: Any) -> Any:
         drafts = whole(self, *of)
         for draft in drafts:
-            for law in draft.q or ():
-                law.logs.copy_(torch.log_softmax(law.logs / 2, -1))
+            for distribution in draft.q or ():
+                distribution.logs.copy_(torch.log_softmax(distribution.logs / 2, -1))
         return drafts
 
     monkeypatch.setattr(Expander, "_drafts", flatter)
@@ -194,7 +200,7 @@ def test_a_law_that_guesses_were_not_drawn_from_is_found_out(
     assert p_value(llm, exact(plain, prompt, WARM), prompt, WARM) < 1e-6
 
 
-# ------------------------------------------------------------------------------------------ what requests ask for
+# ---------------------------------------------------------------------------------------- what requests ask for
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -239,7 +245,7 @@ def test_penalties_grammars_and_processors(make_llm: MakeLLM, plain: LLM, head: 
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])
-def test_grammars_keep_their_law(make_llm: MakeLLM, plain: LLM, mode: str) -> None:
+def test_grammars_keep_their_distribution(make_llm: MakeLLM, plain: LLM, mode: str) -> None:
     """What a grammar forbids is masked before guesses are drawn: none is dropped for its own token."""
     form = StructuredOutputsParams(regex="[ab][ab][ab]")
     prompt = list(plain.engine.encode(PROMPT))

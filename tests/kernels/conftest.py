@@ -9,8 +9,8 @@ import torch
 
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
+from parlay.numerics.kernel_choice import summarise
 from parlay.numerics.selfcheck import check, product_case
-from parlay.numerics.trust import summarise
 
 try:
     from parlay.kernels import _native

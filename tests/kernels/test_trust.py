@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from parlay.kernels.reference import ReferenceKernels
-from parlay.numerics import selfcheck, trust
+from parlay.numerics import kernel_choice as trust
+from parlay.numerics import selfcheck
+from parlay.numerics.kernel_choice import choose_kernels, judge
 from parlay.numerics.selfcheck import Case, product_case
-from parlay.numerics.trust import choose_kernels, judge
 
 from .breaking import OtherOrder
 

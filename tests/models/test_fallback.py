@@ -19,8 +19,8 @@ from parlay import LLM, ModelError, SamplingParams
 from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
 from parlay.models.transformers import modules as foreign_modules
-from parlay.models.transformers.modules import Linear, RotaryTable
-from parlay.numerics import whole
+from parlay.models.transformers.modules import KernelLinear, RotaryTable
+from parlay.numerics import model_selfcheck
 from parlay.numerics.identify import inspect
 from parlay.runner.footprint import weight_bytes
 from parlay.runner.runner import ModelRunner
@@ -101,7 +101,7 @@ def test_the_whole_model_is_checked_once(
     assert str(numerics) == first
     assert any("transformers" in str(case) for case in findings)
     assert not any(found.row_counts for found in findings.values())
-    monkeypatch.setattr(whole, "check_whole", None)
+    monkeypatch.setattr(model_selfcheck, "check_rows", None)
     assert LLM(path, max_model_len=32).numerics_id == first
 
 
@@ -112,12 +112,12 @@ def test_rows_that_depend_on_their_number_are_said_aloud(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    forward = Linear.forward
+    forward = KernelLinear.forward
 
-    def uneven(self: Linear, x: Tensor) -> Tensor:
+    def uneven(self: KernelLinear, x: Tensor) -> Tensor:
         return forward(self, x) * (1 + 1e-6 * (x.shape[1] > 3))
 
-    monkeypatch.setattr(foreign_modules.Linear, "forward", uneven)
+    monkeypatch.setattr(foreign_modules.KernelLinear, "forward", uneven)
     llm = LLM(str(checkpoint("gptneox")), max_model_len=32)
     assert not llm.engine.numerics.exact
     assert llm.numerics_id.endswith("/up-to-floating-point")
@@ -154,8 +154,8 @@ def test_what_looks_into_modules_is_refused(
 def test_what_computes_something_else_is_refused(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = Linear.forward
-    monkeypatch.setattr(foreign_modules.Linear, "forward", lambda self, x: 1.1 * forward(self, x))
+    forward = KernelLinear.forward
+    monkeypatch.setattr(foreign_modules.KernelLinear, "forward", lambda self, x: 1.1 * forward(self, x))
     with pytest.raises(ModelError, match="Starcoder2ForCausalLM is not served: its logits differ"):
         runner_of(checkpoint("starcoder2"))
 

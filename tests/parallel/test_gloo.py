@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parlay.errors import RankError
 from parlay.parallel.gloo import Gloo, connect_ranks, make_store, reach_store
-from parlay.parallel.group import Seat
+from parlay.parallel.group import RankPosition
 
 HOST = "127.0.0.1"
 
@@ -77,7 +77,7 @@ def test_a_stage_that_does_not_come_is_given_up() -> None:
 
     def one(rank: int) -> None:
         own = store if rank == 0 else reach_store(HOST, store.port)
-        ring = connect_ranks(own, HOST, Seat(rank, 2), 0.5)[1]
+        ring = connect_ranks(own, HOST, RankPosition(rank, 2), 0.5)[1]
         assert ring is not None
         if rank == 1:
             time.sleep(1.5)

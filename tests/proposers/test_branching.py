@@ -18,8 +18,8 @@ from parlay.drafting.goodput import survivals
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
 from parlay.proposers.branching import _chosen, _draft, _products
-from parlay.proposers.expander import Expander, Head, Start
-from parlay.proposers.recorder import Recorder
+from parlay.proposers.expander import DraftHead, Expander, Start
+from parlay.proposers.pass_recorder import PassRecorder
 from parlay.types.draft import ROOT, Draft
 
 VOCAB = 12
@@ -33,14 +33,14 @@ def logits_of(request: int, path: Path) -> Tensor:
     return 2 * torch.randn(VOCAB, generator=torch.Generator().manual_seed(hash((request, path)) % 2**40))
 
 
-class Tabled(Head):
+class Tabled(DraftHead):
     """A head that knows its logits by heart."""
 
     source = "tabled"
     recordable = False
 
     def __init__(self, levels: int) -> None:
-        self._expander = Expander(self, KERNELS, Recorder(KERNELS, usable=False), levels, VOCAB)
+        self._expander = Expander(self, KERNELS, PassRecorder(KERNELS, usable=False), levels, VOCAB)
 
     def propose(self, *of: Any) -> Any:
         raise NotImplementedError

@@ -22,11 +22,11 @@ from parlay import LLM, SamplingParams
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
+from parlay.proposers.draft_slots import DraftSlots
 from parlay.proposers.expander import Expander, Start
-from parlay.proposers.places import Places
-from parlay.proposers.recorder import Recorder
+from parlay.proposers.pass_recorder import PassRecorder
 from parlay.runner.batch import Stretch, flatten
-from parlay.sampling.live import LiveProcessor
+from parlay.sampling.bound_processor import BoundProcessor
 from parlay.types.draft import Draft
 from parlay.types.plan import SpanError
 from parlay.types.processor import RowProcessor
@@ -42,7 +42,7 @@ def expand(
     """Return the drafts from random states, in the order of the requests, of which some have processors."""
     states = torch.randn((9, 64), generator=torch.Generator().manual_seed(seed))
     live = llm.engine._scheduler.processors
-    live.update({row: LiveProcessor(own, ()) for row, own in (processors or {}).items()})
+    live.update({row: BoundProcessor(own, ()) for row, own in (processors or {}).items()})
     try:
         made = sorted(head_of(llm)._expander.expand(starts, states), key=lambda pair: int(pair[0].index))
     finally:
@@ -146,15 +146,15 @@ def test_passes_run_in_order_and_are_recorded_once() -> None:
 
         return work
 
-    recorder = Recorder(KERNELS)
+    recorder = PassRecorder(KERNELS)
     for keys in ((1, 2), (1, 2, 3), (3, 1)):
         recorder.run([(key, scaled(key)) for key in keys])
     assert ran == [1, 2, 3]
     assert (x == 2 * 6 * 3).all()
 
 
-@pytest.mark.parametrize("recorder", [Recorder(KERNELS, usable=False), Recorder(ReferenceKernels())])
-def test_without_recordings_work_runs_every_time(recorder: Recorder) -> None:
+@pytest.mark.parametrize("recorder", [PassRecorder(KERNELS, usable=False), PassRecorder(ReferenceKernels())])
+def test_without_recordings_work_runs_every_time(recorder: PassRecorder) -> None:
     ran: list[int] = []
     for _ in range(2):
         recorder.run([(key, lambda key=key: ran.append(key)) for key in (3, 4)])
@@ -164,7 +164,7 @@ def test_without_recordings_work_runs_every_time(recorder: Recorder) -> None:
 @pytest.mark.parametrize("pairs", [False, True])
 def test_rows_of_levels_are_stretches_of_one(pairs: bool) -> None:
     tokens = torch.arange(12).view(4, 3)
-    places = Places(tokens, 8, 4, pairs=pairs)
+    places = DraftSlots(tokens, 8, 4, pairs=pairs)
     blocks = ((3, 1, 7), (5, 6), (0, 2))
     turn = [start(i, 3 - (i == 2), position=(6, 2, 4)[i], blocks=own) for i, own in enumerate(blocks)]
     places.prepare(turn)

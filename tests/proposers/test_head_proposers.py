@@ -45,7 +45,7 @@ from parlay import LLM, CapacityError, ConfigError, RequestOutput, SamplingParam
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.proposers import heads as shared
-from parlay.proposers.paired import PairedProposer
+from parlay.proposers.feature_head import FeatureHead
 from parlay.runner.batch import Stretch, flatten
 from parlay.types.draft import Draft
 
@@ -76,7 +76,7 @@ def twin(path: Path, llm: LLM) -> Twin:
 
 def assert_right(llm: LLM, path: Path, drafts: dict[Known, Noted]) -> None:
     """Compare drafts, by the known tokens that each follows, with the reference's."""
-    if isinstance(head_of(llm), PairedProposer):
+    if isinstance(head_of(llm), FeatureHead):
         assert_pairs_right(llm, path, drafts)
         return
     runner, propose = llm.engine._worker._runner, twin(path, llm)

@@ -20,9 +20,9 @@ from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
 from parlay.parallel.group import ALONE, Group
 from parlay.proposers.base import Runtime, TargetInfo
-from parlay.proposers.expander import Head
+from parlay.proposers.expander import DraftHead
 from parlay.proposers.select import make_proposer
-from parlay.proposers.shared import follow
+from parlay.proposers.shared_passes import follow
 from parlay.runner.orders import Array, Call, decode, encode, nobody
 from parlay.types.plan import CatchUp, Span, Verdict
 
@@ -83,7 +83,7 @@ def draft(group: Group, links: Links, target: Path, method: str, options: dict[s
     info = TargetInfo(config, getattr(torch, dtype), 128, ranks=group.size)
     config_of_head = SpeculativeConfig(method=method, options={**options, "draft_tensor_parallel_size": group.size})
     head = make_proposer(config_of_head, info)
-    assert isinstance(head, Head)
+    assert isinstance(head, DraftHead)
 
     def tell(order: Any) -> AbstractContextManager[None]:
         for link in links.values():
@@ -133,7 +133,7 @@ def _matrices(value: Any) -> Iterator[int]:
                 yield from walk(one, within)
             return
         module = type(value).__module__
-        own = within or module.startswith(("parlay.models", "parlay.kernels", "parlay.proposers.body"))
+        own = within or module.startswith(("parlay.models", "parlay.kernels", "parlay.proposers.head_layers"))
         if not (own or module.startswith("parlay.proposers.methods")):
             return
         names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]

@@ -14,7 +14,7 @@ from torch import Tensor
 from parlay.kernels.select import select_kernels
 from parlay.kv.store import allocate
 from parlay.models.context import Buffers, ForwardContext, LayerCache
-from parlay.models.select import Model, cache_spec, describe_model, load_model
+from parlay.models.select import CausalModel, cache_spec, describe_model, load_model
 from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.graphs import Graphs
 from parlay.types.draft import NO_DRAFT, ROOT, Draft
@@ -25,16 +25,16 @@ KERNELS = select_kernels()
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory) -> CausalModel:
     path = write_llama(tmp_path_factory.mktemp("graphs"), dtype=torch.bfloat16, num_hidden_layers=2)
     return load_model(describe_model(str(path)), torch.bfloat16, 128, KERNELS)
 
 
-def new_cache(model: Model) -> tuple[LayerCache, ...]:
+def new_cache(model: CausalModel) -> tuple[LayerCache, ...]:
     return allocate(cache_spec(model.config, model.dtype), BLOCKS, SIZE, model.dtype)
 
 
-def eager(model: Model, cache: tuple[LayerCache, ...], batch: Batch) -> Tensor:
+def eager(model: CausalModel, cache: tuple[LayerCache, ...], batch: Batch) -> Tensor:
     buffers = Buffers(len(batch.tokens), model.dtype)
     context = ForwardContext(KERNELS, batch.positions, batch.slots, batch.view, cache, buffers)
     return model.forward(batch.tokens, context)
@@ -66,7 +66,7 @@ def batches() -> list[Batch]:
     return made
 
 
-def test_the_same_bits(model: Model) -> None:
+def test_the_same_bits(model: CausalModel) -> None:
     recorded, plain = new_cache(model), new_cache(model)
     graphs = Graphs(model, KERNELS, recorded)
     for batch in batches():
@@ -107,7 +107,7 @@ def test_states_between_layers(tmp_path: Path) -> None:
 class Stale:
     """A model that computes outside the kernels, where no recording sees it."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: CausalModel) -> None:
         self.config, self.dtype, self._model = model.config, model.dtype, model
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
@@ -117,7 +117,7 @@ class Stale:
         return self._model.logits(hidden)
 
 
-def test_a_model_that_cannot_be_recorded(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_cannot_be_recorded(model: CausalModel, caplog: pytest.LogCaptureFixture) -> None:
     stale, cache = Stale(model), new_cache(model)
     graphs = Graphs(stale, KERNELS, new_cache(model))
     for batch in batches()[:5]:
@@ -126,7 +126,7 @@ def test_a_model_that_cannot_be_recorded(model: Model, caplog: pytest.LogCapture
         assert caplog.text.count("cannot be recorded") == 1
 
 
-def test_few_recordings_are_tried(model: Model) -> None:
+def test_few_recordings_are_tried(model: CausalModel) -> None:
     """A trial runs the model twice: to record it on another batch, and once more to compare."""
     spy = Spy(model, model.config.vocab_size)
     graphs, passes = Graphs(spy, KERNELS, new_cache(model)), {}
@@ -146,7 +146,7 @@ class StaleBeyond(Stale):
 
 
 @pytest.mark.parametrize("order", [(4, 8, 16, 9, 8), (8, 9, 4), (32, 4, 8, 20, 12, 11), (1, 2, 4, 8, 5, 12, 10)])
-def test_a_model_that_cannot_be_recorded_from_some_size_on(order: tuple[int, ...], model: Model) -> None:
+def test_a_model_that_cannot_be_recorded_from_some_size_on(order: tuple[int, ...], model: CausalModel) -> None:
     stale, cache = StaleBeyond(model), new_cache(model)
     graphs = Graphs(stale, KERNELS, new_cache(model))
     for turn in range(3):
@@ -155,7 +155,7 @@ def test_a_model_that_cannot_be_recorded_from_some_size_on(order: tuple[int, ...
             assert torch.equal(graphs.forward(batch), eager(stale, cache, batch))
 
 
-def test_errors_end_a_recording(model: Model) -> None:
+def test_errors_end_a_recording(model: CausalModel) -> None:
     def fail() -> None:
         raise ValueError("on purpose")
 
@@ -201,7 +201,7 @@ def test_every_operation_is_recorded() -> None:
 class Spy:
     """A model that notes what it is asked."""
 
-    def __init__(self, model: Model, vocab_size: int) -> None:
+    def __init__(self, model: CausalModel, vocab_size: int) -> None:
         self.config, self.dtype, self._model = replace(model.config, vocab_size=vocab_size), model.dtype, model
         self.tokens: list[Tensor] = []
 
@@ -213,7 +213,7 @@ class Spy:
         return self._model.logits(hidden)
 
 
-def test_recordings_share_their_memory(model: Model) -> None:
+def test_recordings_share_their_memory(model: CausalModel) -> None:
     """There is one for every number of rows."""
     graphs = Graphs(model, KERNELS, new_cache(model))
     first = graphs.forward(flatten([Stretch([1] * 3, 0, [0])], SIZE))
@@ -222,7 +222,7 @@ def test_recordings_share_their_memory(model: Model) -> None:
         assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
-def test_no_token_beyond_the_vocabulary(model: Model) -> None:
+def test_no_token_beyond_the_vocabulary(model: CausalModel) -> None:
     """Recording runs on other tokens than the batch's; there may be no other."""
     spy = Spy(model, 1)
     Graphs(spy, KERNELS, new_cache(model)).forward(flatten([Stretch([0, 0], 0, [0])], SIZE))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from parlay import SamplingParams
 from parlay.kernels.select import select_kernels
 from parlay.sampling import sampler
-from parlay.sampling.order import largest, rank
+from parlay.sampling.token_order import largest, rank
 
 Row = NDArray[np.float32]
 INF = float("inf")

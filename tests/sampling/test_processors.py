@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from parlay import RequestError, SamplingParams
 from parlay.acceptance import oracle
 from parlay.sampling.processors import prepare
-from parlay.sampling.tally import Tally
+from parlay.sampling.token_counts import TokenCounts
 from parlay.types.processor import RowProcessor
 
 VOCAB = 9
@@ -189,7 +189,7 @@ def test_functions_that_fail(function: Any, match: str) -> None:
 
 @given(outputs, st.lists(st.tuples(st.booleans(), tokens), max_size=60))
 def test_a_tally_is_a_counter(prompt: list[int], moves: list[tuple[bool, int]]) -> None:
-    tally, added = Tally(prompt), []
+    tally, added = TokenCounts(prompt), []
     for back, token in moves:
         if back and added:
             tally.take_back(added.pop())

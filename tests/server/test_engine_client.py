@@ -21,7 +21,7 @@ from serving import House, housed, last, until
 
 from parlay import ConfigError, EngineDeadError, ModelError, ParlayError, RequestError, RequestOutput, SamplingParams
 from parlay.server.remote.client import EngineClient
-from parlay.types.stats import GuessStats
+from parlay.types.stats import DraftStats
 
 PROMPT = list(range(40, 52)) * 2
 PARAMS = SamplingParams(temperature=0.7, seed=3, max_tokens=12, logprobs=1)
@@ -235,7 +235,7 @@ def test_what_it_knows_and_counts(house: House) -> None:
         sum(stats.undrafted.values()) - sum(before.undrafted.values()) == output.metrics.steps - output.metrics.drafts
     )
     # A method whose guesses did not seem to pay may have no counters yet.
-    nothing = GuessStats()
+    nothing = DraftStats()
     earlier, ngram = (of.methods.get("ngram", nothing) for of in (before, stats))
     assert ngram.accepted - earlier.accepted == output.metrics.accepted
     assert ngram.drafted - earlier.drafted == output.metrics.drafted

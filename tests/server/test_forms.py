@@ -185,7 +185,7 @@ def test_references_of_a_function_stay_its_own(schema: Any, value: Any, choice: 
         ({"properties": {"a": {"$ref": "#/$defs/Lost"}}}, "nothing in the JSON schema where '#/.defs/Lost' leads"),
         ({"properties": {"a": False}, "required": ["a"]}, "required property 'a' is unsatisfiable"),
         ({"properties": {"a": {"$ref": "https://json.schemastore.org/package"}}}, "retrieving it failed"),
-        ({"properties": {f"p{i}": {} for i in range(600)}}, "has 600 properties and may have 500"),
+        ({"properties": {f"p{i}": {} for i in range(600)}}, "has 600 properties, more than the 500"),
     ],
 )
 def test_one_odd_function_that_need_not_be_called(schema: dict[str, Any], words: str) -> None:

@@ -10,7 +10,7 @@ from serving import Live
 
 from parlay.server.listen import closing
 from parlay.server.logs import Speed, log_line, log_text, report_speed, text_of
-from parlay.types.stats import GuessStats, StatsSnapshot
+from parlay.types.stats import DraftStats, StatsSnapshot
 
 
 class NoEngine:
@@ -74,7 +74,7 @@ def test_the_paths_that_a_client_asks_for() -> None:
 
 
 def counters(steps: int, emitted: int, drafted: int = 0, accepted: int = 0) -> StatsSnapshot:
-    methods = {"ngram": GuessStats(drafted=drafted, accepted=accepted)}
+    methods = {"ngram": DraftStats(drafted=drafted, accepted=accepted)}
     return StatsSnapshot(steps=steps, emitted=emitted, prefilled=steps, methods=methods, blocks=10, blocks_used=5)
 
 

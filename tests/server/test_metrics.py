@@ -13,7 +13,7 @@ from parlay.server.guard import Account
 from parlay.server.metrics import PrometheusMetrics, names
 from parlay.server.openai.answer import _measure
 from parlay.types.output import CompletionOutput, RequestMetrics, RequestOutput
-from parlay.types.stats import GuessStats, StatsSnapshot
+from parlay.types.stats import DraftStats, StatsSnapshot
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ SNAPSHOT = StatsSnapshot(
     undrafted={"unlikely": 3, "no_guess": 1},
     lengths={3: 7, 1: 1},
     faults={"eagle": 2},
-    methods={"ngram": GuessStats(0, 20, 10, [6, 4]), "grammar": GuessStats(0, 3, 3, [2, 1])},
+    methods={"ngram": DraftStats(0, 20, 10, [6, 4]), "grammar": DraftStats(0, 3, 3, [2, 1])},
     preemptions=1,
     prompt_tokens=40,
     cached_tokens=16,

@@ -27,7 +27,7 @@ from parlay.link.protocol import (
 )
 from parlay.types.output import Rejected, RequestMetrics
 from parlay.types.plan import TokenLogprobs
-from parlay.types.stats import GuessStats, StatsSnapshot
+from parlay.types.stats import DraftStats, StatsSnapshot
 
 TEXT = st.text(max_size=20)
 COUNT = st.integers(0, 2**63)
@@ -37,7 +37,7 @@ SCORES = st.tuples(FLOAT, COUNT, st.lists(st.tuples(COUNT, FLOAT), max_size=3).m
 WHY = st.lists(st.tuples(TEXT, COUNT), max_size=2).map(tuple)
 STEPS = st.lists(st.tuples(COUNT, COUNT), max_size=2).map(tuple)
 METRICS = st.tuples(*[COUNT] * 3, IDS.map(tuple), *[COUNT] * 4, *[FLOAT] * 4, WHY, TEXT, STEPS)
-METHODS = st.builds(GuessStats, drafts=COUNT, drafted=COUNT, accepted=COUNT, accepted_per_position=IDS)
+METHODS = st.builds(DraftStats, drafts=COUNT, drafted=COUNT, accepted=COUNT, accepted_per_position=IDS)
 STATS = st.builds(
     StatsSnapshot,
     steps=COUNT,

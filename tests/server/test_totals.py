@@ -3,14 +3,14 @@
 from dataclasses import fields
 
 from parlay.server.remote.totals import total
-from parlay.types.stats import GuessStats, StatsSnapshot
+from parlay.types.stats import DraftStats, StatsSnapshot
 
 ONE = StatsSnapshot(
     steps=3,
     forward=0.5,
     undrafted={"unlikely": 2},
     lengths={3: 1},
-    methods={"ngram": GuessStats(drafts=1, drafted=5, accepted=3, accepted_per_position=[2, 1])},
+    methods={"ngram": DraftStats(drafts=1, drafted=5, accepted=3, accepted_per_position=[2, 1])},
     running=1,
     blocks=8,
 )
@@ -20,8 +20,8 @@ OTHER = StatsSnapshot(
     undrafted={"unlikely": 1, "no_guess": 1},
     lengths={1: 2},
     methods={
-        "ngram": GuessStats(drafts=2, drafted=6, accepted=4, accepted_per_position=[2, 1, 1]),
-        "grammar": GuessStats(drafts=1),
+        "ngram": DraftStats(drafts=2, drafted=6, accepted=4, accepted_per_position=[2, 1, 1]),
+        "grammar": DraftStats(drafts=1),
     },
     running=2,
     blocks=8,
@@ -39,8 +39,8 @@ def test_all_that_is_counted_is_added() -> None:
         undrafted={"unlikely": 3, "no_guess": 1},
         lengths={3: 1, 1: 2},
         methods={
-            "ngram": GuessStats(drafts=3, drafted=11, accepted=7, accepted_per_position=[4, 2, 1]),
-            "grammar": GuessStats(drafts=1),
+            "ngram": DraftStats(drafts=3, drafted=11, accepted=7, accepted_per_position=[4, 2, 1]),
+            "grammar": DraftStats(drafts=1),
         },
         running=3,
         blocks=16,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from parlay.acceptance.rows import Emission, TargetRows
 from parlay.kernels.base import Kernels
-from parlay.sampling.law import Law, Purpose, noise_key, uniforms
+from parlay.sampling.distribution import Distribution, Purpose, noise_key, uniforms
 from parlay.types.draft import ROOT
 from parlay.types.plan import Span, Verdict
 
@@ -38,11 +38,11 @@ def rejection(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
     for node, parent in enumerate(draft.parents):
         below[parent].append(node)
     node = ROOT
-    while (law := made.law(node)) is not None:
+    while (distribution := made.distribution(node)) is not None:
         children, position = below[node], span.end + len(made.tokens)
         index = len(made.tokens) + 1
         key = noise_key(position, Purpose.ACCEPT, index)
-        accepted, left = _round(kernels, span, rows, children, law, key)
+        accepted, left = _round(kernels, span, rows, children, distribution, key)
         if accepted is None:
             key = noise_key(position, Purpose.RESIDUAL, index) if children else position
             made.draw(left, key, node)
@@ -61,19 +61,19 @@ def block(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
     if rows.by_path:
         return rejection(kernels, span, rows)
     draft, made = span.draft, Emission(span, rows)
-    laws = [own for node in range(len(draft)) if (own := rows.drawn(node)) is not None]
+    distributions = [own for node in range(len(draft)) if (own := rows.drawn(node)) is not None]
     # A node that ends the request ends the block: nothing after it can be emitted.
     count = next((i + 1 for i, token in enumerate(draft.tokens) if token in span.stop_ids), len(draft))
     kept = [1.0]  # the probability that the first i nodes are accepted as far as their own distributions say
     for node in range(count):
-        before, token = rows.law(node - 1), draft.tokens[node]
-        ratio = exp(_log_ratio(before, laws[node], token))
+        before, token = rows.distribution(node - 1), draft.tokens[node]
+        ratio = exp(_log_ratio(before, distributions[node], token))
         kept.append(min(1.0, kept[-1] * ratio))
     length = 0
     for i in range(1, count + 1):
         wanted = kept[i]
         if i < count:
-            more, _ = _excess(kernels, rows.law(i - 1), laws[i], kept[i])
+            more, _ = _excess(kernels, rows.distribution(i - 1), distributions[i], kept[i])
             wanted = more / (more + 1 - kept[i]) if more + 1 - kept[i] > 0 else 1.0
         key = noise_key(span.end + i - 1, Purpose.ACCEPT, i)
         if uniforms(kernels, span.seed, key, 1)[0] < wanted:  # all are tried, also after rejected ones
@@ -81,11 +81,11 @@ def block(kernels: Kernels, span: Span, rows: TargetRows) -> Verdict:
     for node in range(length):
         if made.accept(draft.tokens[node], node, node - 1):
             return made.verdict
-    law, key = rows.law(length - 1), noise_key(span.end + length, Purpose.RESIDUAL, length + 1)
+    distribution, key = rows.distribution(length - 1), noise_key(span.end + length, Purpose.RESIDUAL, length + 1)
     if length < count:
-        mass, left = _excess(kernels, law, laws[length], kept[length])
-        law = left if mass > 0 else law
-    made.draw(law, key, length - 1)
+        mass, left = _excess(kernels, distribution, distributions[length], kept[length])
+        distribution = left if mass > 0 else distribution
+    made.draw(distribution, key, length - 1)
     return made.verdict
 
 
@@ -94,7 +94,7 @@ def _round(
 ) -> tuple[int | None, Tensor]:
     """Return which of a node's children is accepted, None for none, and the rest of the target's `[V]`."""
     coins = uniforms(kernels, span.seed, key, len(children)) if children else []
-    law: Law | None = None  # of the next child, without those before it
+    distribution: Distribution | None = None  # of the next child, without those before it
     for child, coin in zip(children, coins, strict=True):
         token, own = span.draft.tokens[child], rows.drawn(child)
         if own is None:  # not drawn: certain
@@ -102,36 +102,36 @@ def _round(
                 return child, left
             left = _without(kernels, left, token)
             continue
-        law = law or own
-        assert law is not None
-        place = law.place(token)
-        if place is None or float(law.logs[place]) == -inf:
+        distribution = distribution or own
+        assert distribution is not None
+        place = distribution.place(token)
+        if place is None or float(distribution.logs[place]) == -inf:
             break  # the distribution had no further token, and what stands here was not drawn
-        if coin < exp(min(_log_ratio(left, law, token), 0.0)):
+        if coin < exp(min(_log_ratio(left, distribution, token), 0.0)):
             return child, left
-        mass, rest = _excess(kernels, left, law, 1.0)
+        mass, rest = _excess(kernels, left, distribution, 1.0)
         if not mass > 0:  # the distributions are the same
             return child, left
         left = _normalised(kernels, rest)
-        law = Law(_without(kernels, law.logs, place), law.ids)
-        if float(law.logs.max()) == -inf:
+        distribution = Distribution(_without(kernels, distribution.logs, place), distribution.ids)
+        if float(distribution.logs.max()) == -inf:
             break
     return None, left
 
 
-def _log_ratio(target: Tensor, law: Law, token: int) -> float:
+def _log_ratio(target: Tensor, distribution: Distribution, token: int) -> float:
     """Return the log of how much likelier a drawn token is to the target; -inf where it is impossible."""
-    place = law.place(token)
-    own = -inf if place is None else float(law.logs[place])
+    place = distribution.place(token)
+    own = -inf if place is None else float(distribution.logs[place])
     wanted = float(target[token])
     return wanted - own if wanted > -inf and own > -inf else -inf
 
 
-def _excess(kernels: Kernels, target: Tensor, law: Law, scale: float) -> tuple[float, Tensor]:
+def _excess(kernels: Kernels, target: Tensor, distribution: Distribution, scale: float) -> tuple[float, Tensor]:
     """Return what is left of the target's distribution `[V]` times `scale` after a rejection: its sum and logs."""
     out, mass = torch.empty((1, len(target))), torch.empty(1, dtype=torch.float64)
     scales = torch.tensor([scale], dtype=torch.float64)
-    kernels.excess(target[None], law.logs[None], scales, mass, out, law.ids)
+    kernels.excess(target[None], distribution.logs[None], scales, mass, out, distribution.ids)
     return float(mass[0]), out[0]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from parlay.acceptance.tree import children, depths
 from parlay.errors import RequestError
 from parlay.kernels.base import Kernels
-from parlay.sampling.live import NO_PROCESSORS, LiveProcessor, Processors
+from parlay.sampling.bound_processor import NO_PROCESSORS, BoundProcessor, Processors
 from parlay.sampling.sampler import (
     draw,
     filter_tensors,
@@ -61,8 +61,8 @@ def verify(
             rows = logits[first_row : first_row + 1 + len(span.draft)]
             own = next(choices)
             try:
-                live = processors.get(span.request_id)
-                verdicts.append(_walk(kernels, span, rows, own, live, processed_logprobs))
+                processor = processors.get(span.request_id)
+                verdicts.append(_walk(kernels, span, rows, own, processor, processed_logprobs))
             except Exception as error:
                 raise SpanError(span.request_id) from error
             first_row += 1 + len(span.draft)
@@ -76,7 +76,7 @@ def _walk(
     span: Span,
     logits: Tensor,
     choices: Sequence[int] | None,
-    live: LiveProcessor | None,
+    processor: BoundProcessor | None,
     processed_logprobs: bool,
 ) -> Verdict:
     """Walk one span's tree.
@@ -86,7 +86,7 @@ def _walk(
         span: one that samples.
         logits: `[1 + nodes, vocab]`, the root's row and one row a node.
         choices: the target's choice at each of these rows; None where each depends on the path that leads there.
-        live: the request's processor, on which they then depend.
+        processor: the request's processor, on which they then depend.
         processed_logprobs: as for `verify`.
     """
     below = children(span.draft)
@@ -103,7 +103,7 @@ def _walk(
         else:
             row = raw.clone()
             try:
-                token = _choose(kernels, span, live, tokens, row)
+                token = _choose(kernels, span, processor, tokens, row)
             except RequestError as failure:
                 error = failure
                 break
@@ -124,14 +124,14 @@ def _scores(kernels: Kernels, span: Span, row: Tensor) -> Tensor:
     return row if span.params.temperature == 0 else process(kernels, row[None], [span.params])[0]
 
 
-def _choose(kernels: Kernels, span: Span, live: LiveProcessor | None, path: Sequence[int], row: Tensor) -> int:
+def _choose(kernels: Kernels, span: Span, processor: BoundProcessor | None, path: Sequence[int], row: Tensor) -> int:
     """Return the target's choice after `path`, from a row `[vocab]` that the request's processor changes first.
 
     Raises:
         RequestError: the user's processor fails.
     """
-    assert live is not None
-    live.process(path, row)
+    assert processor is not None
+    processor.process(path, row)
     return _draw(kernels, row[None], [span.params], [span.seed], [span.end + len(path)])[0]
 
 

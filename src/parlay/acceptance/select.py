@@ -13,8 +13,8 @@ from parlay.acceptance.rows import TargetRows
 from parlay.acceptance.typical import ALPHA, THRESHOLD, typical
 from parlay.config.speculative import SpeculativeConfig
 from parlay.kernels.base import Kernels
-from parlay.sampling.law import NO_LAWS, Laws
-from parlay.sampling.live import NO_PROCESSORS, Processors
+from parlay.sampling.bound_processor import NO_PROCESSORS, Processors
+from parlay.sampling.distribution import NO_DISTRIBUTIONS, Distributions
 from parlay.types.plan import Span, SpanError, Verdict
 
 Rule = Callable[[Kernels, Span, TargetRows], Verdict]
@@ -29,7 +29,7 @@ class Verifier(Protocol):
         spans: Sequence[Span],
         logits: Tensor,
         processors: Processors = NO_PROCESSORS,
-        laws: Laws = NO_LAWS,
+        distributions: Distributions = NO_DISTRIBUTIONS,
         *,
         processed_logprobs: bool = False,
     ) -> list[Verdict]:
@@ -58,7 +58,7 @@ def plainly(
     spans: Sequence[Span],
     logits: Tensor,
     processors: Processors = NO_PROCESSORS,
-    laws: Laws = NO_LAWS,
+    distributions: Distributions = NO_DISTRIBUTIONS,
     *,
     processed_logprobs: bool = False,
 ) -> list[Verdict]:
@@ -73,7 +73,7 @@ def verify(
     spans: Sequence[Span],
     logits: Tensor,
     processors: Processors = NO_PROCESSORS,
-    laws: Laws = NO_LAWS,
+    distributions: Distributions = NO_DISTRIBUTIONS,
     *,
     processed_logprobs: bool = False,
 ) -> list[Verdict]:
@@ -86,7 +86,7 @@ def verify(
         spans: as for `coupled.verify`, like what follows.
         logits: `[rows, vocab]` float32.
         processors: of those requests that have one.
-        laws: the distributions that nodes were drawn from, by request.
+        distributions: the distributions that nodes were drawn from, by request.
         processed_logprobs: report log-probabilities after processing instead of before.
 
     Raises:
@@ -101,8 +101,8 @@ def verify(
         first += len(own)
         if span.sample and span.params.temperature > 0 and (span.draft.q if not any_draft else span.draft.tokens):
             try:
-                live, drawn = processors.get(span.request_id), laws.get(span.request_id, ())
-                rows = TargetRows(kernels, span, own, live, drawn, processed_logprobs=processed_logprobs)
+                processor, drawn = processors.get(span.request_id), distributions.get(span.request_id, ())
+                rows = TargetRows(kernels, span, own, processor, drawn, processed_logprobs=processed_logprobs)
                 verdicts.append(rule(kernels, span, rows))
             except Exception as error:
                 raise SpanError(span.request_id) from error

@@ -32,12 +32,12 @@ def typical(
     draft, made = span.draft, Emission(span, rows)
     below = children(draft)
 
-    def likely(node: int, law: Tensor) -> list[int]:
-        least = min(log(threshold), log(alpha) - entropy(law))
-        return [child for token, child in below[node].items() if float(law[token]) > least]
+    def likely(node: int, distribution: Tensor) -> list[int]:
+        least = min(log(threshold), log(alpha) - entropy(distribution))
+        return [child for token, child in below[node].items() if float(distribution[token]) > least]
 
     def longest(node: int) -> list[int]:
-        paths = [[child, *longest(child)] for child in likely(node, rows.law(node))]
+        paths = [[child, *longest(child)] for child in likely(node, rows.distribution(node))]
         return max(paths, key=len, default=[])
 
     if not rows.by_path:
@@ -46,13 +46,13 @@ def typical(
             if made.accept(draft.tokens[child], child, node):
                 return made.verdict
             node = child
-        made.draw(rows.law(node), span.end + len(made.tokens), node)
+        made.draw(rows.distribution(node), span.end + len(made.tokens), node)
         return made.verdict
     node = ROOT
-    while (law := made.law(node)) is not None:
-        found = likely(node, law)
+    while (distribution := made.distribution(node)) is not None:
+        found = likely(node, distribution)
         if not found:
-            made.draw(law, span.end + len(made.tokens), node)
+            made.draw(distribution, span.end + len(made.tokens), node)
             break
         if made.accept(draft.tokens[found[0]], found[0], node):
             break
@@ -60,13 +60,13 @@ def typical(
     return made.verdict
 
 
-def entropy(law: Tensor) -> float:
+def entropy(distribution: Tensor) -> float:
     """Return the entropy of log-probabilities `[V]`, the same bits on every machine.
 
     Each token's share is counted in units, as in the kernels: shares below e^-29 count as nothing, and the sum is
     one of integers, which does not depend on order.
     """
-    logs = law.numpy()
+    logs = distribution.numpy()
     logs = np.minimum(logs[logs > np.float32(-29)], np.float32(0))
     shares = decay(logs).astype(np.float64) * -logs.astype(np.float64)
     return float(np.rint(shares * 2.0**42).astype(np.int64).sum()) / 2.0**42

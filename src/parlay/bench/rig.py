@@ -16,9 +16,9 @@ from parlay.engine.scheduler import Scheduler
 from parlay.engine.step import Worker
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
-from parlay.models.select import Model
+from parlay.models.select import CausalModel as Model
 from parlay.proposers.base import DeviceProposer, HostProposer, Proposer, Runtime
-from parlay.proposers.places import scratch_blocks
+from parlay.proposers.draft_slots import scratch_blocks
 from parlay.runner.runner import ModelRunner
 from parlay.text.detokenizer import Detokenizer
 from parlay.text.tokenizer import TextCodec

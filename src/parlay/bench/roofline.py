@@ -22,7 +22,8 @@ from parlay.config.speculative import plain
 from parlay.errors import ConfigError
 from parlay.kernels.select import select_kernels
 from parlay.kernels.tuning import tune
-from parlay.models.select import Model, describe_model, load_model, resolve_dtype
+from parlay.models.select import CausalModel as Model
+from parlay.models.select import describe_model, load_model, resolve_dtype
 from parlay.proposers.base import TargetInfo
 from parlay.proposers.select import make_proposer, resolve_methods
 

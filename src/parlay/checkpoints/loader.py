@@ -34,6 +34,7 @@ from parlay.weights.weight import Weight
 _PICKLED = (".bin", ".pt")
 _HEADS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _LAYERS = {"awq": GPTQLayers, "gptq": GPTQLayers, "scaled": ScaledLayers, "codebook": BitsAndBytesLayers}
+_QUANTISED = ("weight_scale", "weight_scale_inv", "weight_packed", "qweight")  # what tensors of few bits come with
 _NAME = 255  # characters of a file's name
 _LOOKED_UP = ("embed_positions.weight",)  # and added
 _NEVER_QUANTISED = (*_LOOKED_UP, ".gate.weight")  # and a router's
@@ -77,7 +78,9 @@ class Checkpoint:
                 self._where[name] = file
         raw = {} if head else _config(path)
         self._halves = path.is_file() or dtype_of(raw) == "float16"
-        packing = read_quantisation(path, raw)
+        # A head says so by its tensors: beside it may lie its target's config.
+        own = not head or any(name.endswith(_QUANTISED) for name in self._where)
+        packing = read_quantisation(path, _config(path)) if own else None
         if packing is not None:
             kind = _LAYERS[packing.method]
             layers = kind(packing, {name: self._files[file] for name, file in self._where.items()})

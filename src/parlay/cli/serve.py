@@ -80,8 +80,8 @@ async def _serve_and_end(
 
 
 async def _serve(values: dict[str, Any], speculative: SpeculativeConfig, config: ServerConfig) -> None:
-    from parlay.bar import loading_bar
     from parlay.cli.announce import facts, figures, loading
+    from parlay.loading_bar import loading_bar
     from parlay.server.app import create_app
     from parlay.server.browsers import LOOPBACK
     from parlay.server.garbage import leave_out_what_is_loaded, search_seldom

@@ -214,14 +214,17 @@ def together(several: Sequence[SpeculativeConfig]) -> SpeculativeConfig:
     shared: dict[str, Any] = {}
     for one in several:
         if one.method == PLAIN:
-            raise ConfigError(f"method {one.method!r} stands for itself; leave it out of the list, or the list out")
+            raise ConfigError(
+                f"speculative_config lists method {one.method!r}, which decodes plainly and cannot be combined with "
+                "others; remove it from the list, or give it alone"
+            )
         for own in fields(SpeculativeConfig):
             value = getattr(one, own.name)
             if own.name in _EACH or value == own.default:
                 continue
             if shared.setdefault(own.name, value) != value:
                 raise ConfigError(
-                    f"{own.name} counts for all proposers of the list, and is {shown(shared[own.name])} for one and "
+                    f"{own.name} applies to all methods of the list, but is {shown(shared[own.name])} for one and "
                     f"{shown(value)} for another; give it once"
                 )
     return SpeculativeConfig(method=None, **shared, several=tuple(replace(one, **shared) for one in several))

@@ -17,12 +17,12 @@ from parlay.drafting.prediction import Follower, Prediction
 from parlay.drafting.remembered import CostFile
 from parlay.drafting.state import DraftState
 from parlay.engine.answers import completion_of, prompt_logprobs_of
-from parlay.engine.loading import Loading
+from parlay.engine.load_progress import LoadProgress
 from parlay.engine.loads import Load, count_on_all, loads
 from parlay.engine.memory import Memory
-from parlay.engine.processing import check_ids, processor_of
 from parlay.engine.rank import Assignment, arithmetic
-from parlay.engine.request import Counts, Request
+from parlay.engine.request import Request, RequestCounts
+from parlay.engine.request_processor import check_ids, processor_of
 from parlay.engine.resolve import end_tokens, longest_sequence, make_ranks, request_defaults, text_codec
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names, settle_wish
@@ -45,23 +45,23 @@ from parlay.models.select import (
     resolve_dtype,
 )
 from parlay.numerics.digests import start_digest
-from parlay.numerics.identify import cases, describe_numerics, identify, trust_model
-from parlay.numerics.trust import choose_kernels
+from parlay.numerics.identify import cases, check_model, describe_numerics, identify
+from parlay.numerics.kernel_choice import choose_kernels
 from parlay.proposers.base import Runtime, TargetInfo
-from parlay.proposers.places import scratch_blocks
+from parlay.proposers.draft_slots import scratch_blocks
 from parlay.proposers.select import explain_if_draft_head
 from parlay.runner.footprint import end_bytes, weight_bytes
 from parlay.runner.runner import ModelRunner
+from parlay.sampling.bound_processor import BoundProcessor
 from parlay.sampling.grammar import Grammars
-from parlay.sampling.live import LiveProcessor
 from parlay.sampling.seeds import arrival_seed, mix
 from parlay.text.detokenizer import Detokenizer
 from parlay.text.tokenizer import check_prompt, encode_prediction
 from parlay.types.output import CompletionOutput, Logprob
 from parlay.types.params import SamplingParams
-from parlay.types.place import check_place
 from parlay.types.plan import SpanError
 from parlay.types.progress import OnProgress, ignore
+from parlay.types.queue_position import check_queue_position
 from parlay.types.stats import StatsSnapshot
 from parlay.types.structured import StructuredOutputsParams
 
@@ -121,10 +121,10 @@ class Engine:
             num_blocks, here = count_on_all(config, machines, self.max_model_len, available), machines[0]
             check_weights(model_config)
 
-        digest, loading = start_digest(path, self.codec.path), Loading(config, here.weights, on_progress)
+        digest, loading = start_digest(path, self.codec.path), LoadProgress(config, here.weights, on_progress)
         threads = ranks.threads
         torch.set_num_threads(threads)
-        kernels, trust = choose_kernels(select_kernels(config.device), cases(model_config, dtype), threads)
+        kernels, invariance = choose_kernels(select_kernels(config.device), cases(model_config, dtype), threads)
         kernels.set_threads(threads)
         tune(kernels, threads)
         # A proposer that processes every row of the target runs one more token for each request that emits.
@@ -134,16 +134,18 @@ class Engine:
         with loading.target(here.weights - more) as on_read:
             model = load_model(model_config, dtype, self.max_model_len, kernels, ranks.group, on_read)
         identity = identify(model_config, self.max_model_len, digest.result())
-        trust = trust_model(model, identity, kernels, trust, threads)
+        invariance = check_model(model, identity, kernels, invariance, threads)
         runner = ModelRunner(model, kernels, num_blocks + spare, config.block_size, ranks.group, ranks.on_order)
         ends = load_ends(model_config, dtype, kernels) if lent else model
-        processors: dict[int, LiveProcessor] = {}
+        processors: dict[int, BoundProcessor] = {}
         for method in methods:
             with loading.proposer(method) as on_read:
-                sizes, laws = (num_blocks, config.block_size, max_rows), speculative.verification in DRAWN
+                sizes, distributions = (num_blocks, config.block_size, max_rows), speculative.verification in DRAWN
                 shared = ranks.draft_group, ranks.on_call
-                method.proposer.load(Runtime(kernels, *sizes, ends, runner.cache, on_read, laws, processors, *shared))
-        ranks.wait((*arithmetic(kernels.name, trust.bits), identity))
+                method.proposer.load(
+                    Runtime(kernels, *sizes, ends, runner.cache, on_read, distributions, processors, *shared)
+                )
+        ranks.wait((*arithmetic(kernels.name, invariance.bits), identity))
 
         self.methods = method_names(methods)
         self._automatic = speculative.automatic
@@ -163,7 +165,7 @@ class Engine:
         self._pool = BlockPool(num_blocks, config.block_size)
         self.stats = EngineStats()
         self.ranks, self._verification = ranks, speculative.verification
-        numerics = describe_numerics(identity, model_config, dtype, kernels.name, trust)
+        numerics = describe_numerics(identity, model_config, dtype, kernels.name, invariance)
         summing = ranks.group.size if ranks.group.fast else 1
         self.numerics = replace(numerics, verification=self._verification, summing=summing)
         self.numerics_id = str(self.numerics)
@@ -208,7 +210,7 @@ class Engine:
         # A refused prompt counts too: the seeds of a script's requests must not depend on whether others are refused.
         ordinal = self._arrivals
         self._arrivals += 1
-        check_place(priority, tenant, timeout)
+        check_queue_position(priority, tenant, timeout)
         with about("prompt"):
             tokens = self.encode(prompt)
         check_ids("stop_token_ids", params.stop_token_ids, self.vocab_size)
@@ -252,7 +254,7 @@ class Engine:
                 deadline=None if timeout is None else now + timeout,
                 leader=requests[0] if requests else None,
                 detokenizer=Detokenizer.of(self.codec, params, tokens),
-                counts=Counts(arrival=now, verification=self._verification),
+                counts=RequestCounts(arrival=now, verification=self._verification),
             )
             self._next_id += 1
             requests.append(request)

@@ -10,7 +10,7 @@ from parlay.engine.memory import count_blocks
 from parlay.errors import CapacityError
 from parlay.models.config import ModelConfig
 from parlay.models.select import cache_spec
-from parlay.parallel.group import Group, Seat
+from parlay.parallel.group import Group, RankPosition
 from parlay.runner.footprint import weight_bytes
 from parlay.types.cache import CacheSpec
 
@@ -52,7 +52,7 @@ def loads(
     weights = weight_bytes(model, dtype) // size
     # Ranks of one machine hold all of the model together.
     sharing = config.tensor_parallel_size if size > 1 else 1
-    specs = [cache_spec(model, dtype, Seat(rank, size, sharing).group(None, None)) for rank in range(size)]
+    specs = [cache_spec(model, dtype, RankPosition(rank, size, sharing).group(None, None)) for rank in range(size)]
     return tuple(
         Load(weights + drafts.weights, (spec, *drafts.groups)) if rank < drafters else Load(weights, (spec,))
         for rank, spec in enumerate(specs)

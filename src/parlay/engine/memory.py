@@ -74,9 +74,8 @@ def count_blocks(
         blocks = min(one_sequence * config.max_num_seqs, blocks)
     if blocks < one_sequence:
         raise CapacityError(
-            f"the cache has room for {blocks * config.block_size} tokens but one sequence may have "
-            f"{max_model_len}; lower max_model_len or give the cache {one_sequence * per_block} bytes "
-            f"(kv_cache_memory)"
+            f"the cache holds {blocks * config.block_size} tokens, fewer than max_model_len={max_model_len}; lower "
+            f"max_model_len, or raise kv_cache_memory to {one_sequence * per_block}"
         )
     if weights + blocks * per_block > limit:
         raise CapacityError(

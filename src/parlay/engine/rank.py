@@ -27,12 +27,12 @@ from parlay.models.config import ModelConfig
 from parlay.models.select import describe_as, load_model
 from parlay.numerics.digests import start_digest
 from parlay.numerics.identify import cases, identify
-from parlay.numerics.trust import choose_kernels
-from parlay.parallel.group import Group, Seat
+from parlay.numerics.kernel_choice import choose_kernels
+from parlay.parallel.group import Group, RankPosition
 from parlay.parallel.numa import stay_on
 from parlay.proposers.base import DeviceProposer, Runtime, Share, TargetInfo
 from parlay.proposers.select import make_proposer
-from parlay.proposers.shared import follow
+from parlay.proposers.shared_passes import follow
 from parlay.runner.orders import Call, Collect, Forward, Move, Refusal, decode
 from parlay.runner.runner import ModelRunner
 from parlay.types.storage import LoadFormat, Storage
@@ -49,7 +49,7 @@ class Assignment:
         max_model_len: longest sequence.
         blocks, block_size: of the cache.
         device: as in `EngineConfig`.
-        rank, size, sharing: see `Seat`.
+        rank, size, sharing: see `RankPosition`.
         room: bytes that a rank may send at once, through shared memory.
         handed: bytes of the longest message to the next stage.
         store: port of rank 0's machine where ranks of several machines find each other.
@@ -117,14 +117,14 @@ class Assignment:
         )
 
     @property
-    def seat(self) -> Seat:
+    def seat(self) -> RankPosition:
         """Where it is among the ranks."""
         drafters = 0 if self.share is None or self.rank >= self.share.ranks else self.share.ranks
-        return Seat(self.rank, self.size, self.sharing, drafters)
+        return RankPosition(self.rank, self.size, self.sharing, drafters)
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class RankReady:
     """A rank's answer when its weights are loaded, or why they are not.
 
     Attributes:
@@ -177,7 +177,7 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
             raise ConnectionError("the engine has ended") from None
         except msgspec.ValidationError:
             raise ConfigError(
-                f"the engine at {address[0]}:{address[1]} speaks as another version of parlay does; install the same "
+                f"the engine at {address[0]}:{address[1]} is another version of parlay; install the same version "
                 "on all machines"
             ) from None
         logger.warning("rank %d of %d of %s", own.rank, own.size, own.model)
@@ -197,9 +197,9 @@ def join(address: tuple[str, int], key: bytes, model: str | None = None) -> None
                 drafter = _load_share(own, own.share, runner, own.seat.draft_group(drafts))
             identity = identify(runner.model.config, own.max_model_len, digest.result())
         except Exception as error:
-            connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
+            connection.send_bytes(msgspec.msgpack.encode(RankReady(error=f"{type(error).__name__}: {error}")))
             raise
-        connection.send_bytes(msgspec.msgpack.encode(Ready((*numerics, identity))))
+        connection.send_bytes(msgspec.msgpack.encode(RankReady((*numerics, identity))))
         obey(connection, runner, drafter)
 
 
@@ -230,9 +230,9 @@ def main(orders: int, lifeline: int, memory: int, ring: int, drafts: int) -> Non
             if own.share is not None and among_drafters is not None:
                 drafter = _load_share(own, own.share, runner, own.seat.draft_group(among_drafters))
         except Exception as error:
-            connection.send_bytes(msgspec.msgpack.encode(Ready(error=f"{type(error).__name__}: {error}")))
+            connection.send_bytes(msgspec.msgpack.encode(RankReady(error=f"{type(error).__name__}: {error}")))
             return
-        connection.send_bytes(msgspec.msgpack.encode(Ready(numerics)))
+        connection.send_bytes(msgspec.msgpack.encode(RankReady(numerics)))
         try:
             obey(connection, runner, drafter)
         except (RankError, ConfigError):
@@ -253,14 +253,14 @@ def _load(own: Assignment, path: Path, group: Group) -> tuple[ModelRunner, tuple
     config = _describe(own, path)
     dtype = getattr(torch, own.dtype)
     torch.set_num_threads(env.threads())
-    kernels, trust = choose_kernels(select_kernels(own.device), cases(config, dtype), env.threads())
+    kernels, invariance = choose_kernels(select_kernels(own.device), cases(config, dtype), env.threads())
     kernels.set_threads(env.threads())
     tune(kernels, env.threads())
     model = load_model(config, dtype, own.max_model_len, kernels, group)
     runner = ModelRunner(model, kernels, own.blocks, own.block_size, group)
     if own.seat.stages > 1:  # the states between layers are on the rank that has these layers
         runner.tap(tuple(own.taps))
-    return runner, arithmetic(kernels.name, trust.bits)
+    return runner, arithmetic(kernels.name, invariance.bits)
 
 
 def _load_share(own: Assignment, share: Share, runner: ModelRunner, group: Group) -> DeviceProposer:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from parlay import env
-from parlay.engine.rank import Assignment, Ready, differing, other_bits
+from parlay.engine.rank import Assignment, RankReady, differing, other_bits
 from parlay.errors import ConfigError, RankError
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.orders import OnOrder, Order, Refusal, encode, nobody
@@ -140,7 +140,7 @@ class Ranks:
                     raise RankError(
                         f"rank {rank} has not loaded its weights within {_STARTING:.0f} s; look at its log"
                     )
-                ready = msgspec.msgpack.decode(link.recv_bytes(), type=Ready)
+                ready = msgspec.msgpack.decode(link.recv_bytes(), type=RankReady)
             except (EOFError, OSError):
                 raise RankError(f"rank {rank} ended while it started; there may be too little memory") from None
             if ready.error:

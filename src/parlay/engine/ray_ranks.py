@@ -46,7 +46,9 @@ class RayRanks(JoinedRanks):
             import ray
             from ray.util.placement_group import placement_group
         except ImportError:
-            raise ConfigError("ranks on Ray need it; pip install 'parlay[ray]'") from None
+            raise ConfigError(
+                "distributed_executor_backend='ray' needs the package ray; pip install 'parlay[ray]'"
+            ) from None
         cluster: Any = ray
         self._ray = cluster
         try:

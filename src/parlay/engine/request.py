@@ -15,7 +15,7 @@ from parlay.types.output import FinishReason, Rejected
 from parlay.types.params import DrawParams, SamplingParams
 from parlay.types.plan import TokenLogprobs
 from parlay.types.processor import RowProcessor
-from parlay.types.stats import GuessStats
+from parlay.types.stats import DraftStats
 
 
 class Rows(NamedTuple):
@@ -31,10 +31,10 @@ class Rows(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Counts:
+class RequestCounts:
     """What happened to a request so far; see `RequestMetrics` for the meanings."""
 
-    guesses: GuessStats = field(default_factory=GuessStats)
+    guesses: DraftStats = field(default_factory=DraftStats)
     per_step: list[tuple[int, int]] = field(default_factory=list)
     steps: int = 0
     preemptions: int = 0
@@ -95,7 +95,7 @@ class Request:
     error: RequestError | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    counts: Counts = field(default_factory=Counts)
+    counts: RequestCounts = field(default_factory=RequestCounts)
     draw: DrawParams = field(init=False)
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from parlay.drafting.offers import NOTHING, Offer
 from parlay.engine.request import Request, Rows
 from parlay.engine.stats import EngineStats
 from parlay.kv.pool import BlockPool
-from parlay.sampling.live import LiveProcessor, Output
+from parlay.sampling.bound_processor import BoundProcessor, OutputTokens
 from parlay.types.output import FinishReason, Rejected
 from parlay.types.plan import Plan, Span, SpanError, StepOutput, Verdict
 
@@ -42,13 +42,13 @@ class Scheduler:
         pool: BlockPool,
         drafting: Drafting,
         stats: EngineStats | None = None,
-        processors: dict[int, LiveProcessor] | None = None,
+        processors: dict[int, BoundProcessor] | None = None,
     ) -> None:
         """Begin with no requests, and put their processors where the verifier finds them."""
         self._config, self._stages = config, config.pipeline_parallel_size
         self.pool = pool
         self.drafting = drafting
-        self.processors: dict[int, LiveProcessor] = {} if processors is None else processors
+        self.processors: dict[int, BoundProcessor] = {} if processors is None else processors
         self.emitted = 0
         self.stats = stats or EngineStats()
         self._plan_ids = itertools.count()
@@ -74,8 +74,8 @@ class Scheduler:
         """Queue a request behind those of its priority and before those of a lower one."""
         request.tokens = list(request.prompt_tokens)
         if request.processor is not None:
-            output = Output(request.tokens, len(request.prompt_tokens))
-            self.processors[request.request_id] = LiveProcessor(request.processor, output)
+            output = OutputTokens(request.tokens, len(request.prompt_tokens))
+            self.processors[request.request_id] = BoundProcessor(request.processor, output)
         self.drafting.add(request)
         insort_right(self._waiting, request, key=_priority)
 

@@ -44,7 +44,7 @@ def find_methods(config: SpeculativeConfig, target: TargetInfo) -> tuple[Method,
     _check_verification(config, found)
     if isinstance(config.tree, TreeShape) and device_proposer(tuple(found)) is None:
         raise ConfigError(
-            "a tree's shape is for a proposer with weights, and there is none; leave it out, or name one"
+            "tree has a shape, which needs a method with weights; set tree to 'auto' or 'off', or name such a method"
         )
     return tuple(found)
 
@@ -55,19 +55,21 @@ def _check_verification(config: SpeculativeConfig, found: Sequence[Method]) -> N
     Raises:
         ConfigError: they cannot.
     """
-    asked = f"verification={config.verification!r}"
+    option = f"verification={config.verification!r}"
     if config.verification not in DRAWN or not found:
         return
     names = ", ".join(repr(method.name) for method in found)
     if not all(isinstance(one.proposer, DeviceProposer) and one.proposer.draws for one in found):
         raise ConfigError(
-            f"{asked} is for guesses that are drawn from a law, which {names} cannot tell; name one proposer with "
-            "weights alone, such as a draft model, or leave verification out"
+            f"{option} needs draft tokens sampled from a known distribution, which {names} does not give; name one "
+            "method with weights, such as a draft model, or leave verification out"
         )
     if any(one.proposer.choices is not None for one in found if isinstance(one.proposer, DeviceProposer)):
-        raise ConfigError(f"{asked} takes no branches chosen by rank; leave out the option that lists them")
+        raise ConfigError(
+            f"{option} does not take branches that are listed by rank; leave out the method's option that lists them"
+        )
     if config.verification == BLOCK and isinstance(config.tree, TreeShape):
-        raise ConfigError(f"{asked} takes chains; leave tree out, or write verification='rejection'")
+        raise ConfigError(f"{option} takes chains, not trees; leave tree out, or write verification='rejection'")
 
 
 def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -> Method:
@@ -85,11 +87,13 @@ def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -
     choices = proposer.choices
     if choices is not None:
         if tree != "auto":
-            raise ConfigError(f"an option of {name!r} says how drafts branch already; leave it out, or tree")
+            raise ConfigError(
+                f"tree and the option of {name!r} that lists branches contradict each other; give one of them"
+            )
         if most is not None and most < len(choices):
             raise ConfigError(
-                f"{name!r} is asked for {len(choices)} branches, beyond num_speculative_tokens={most}; "
-                "raise that, or leave it out"
+                f"the option of {name!r} lists {len(choices)} branches, more than num_speculative_tokens={most}; "
+                "raise num_speculative_tokens, or leave it out"
             )
         depth, width = max(map(len, choices)), 1 + max(map(max, choices))
         return Method(name, proposer, depth, max(width, 2), len(choices), True)
@@ -102,10 +106,10 @@ def _method(config: SpeculativeConfig, proposer: Proposer, target: TargetInfo) -
     for limit, what in (
         (nodes, f"num_speculative_tokens={nodes}"),
         (target.max_model_len - 1, f"max_model_len={target.max_model_len}"),
-        (proposer.deepest or depth, f"the {proposer.deepest} tokens that {name!r} guesses in a row"),
+        (proposer.deepest or depth, f"the {proposer.deepest} tokens that {name!r} can draft in a row"),
     ):
         if depth > limit:
-            raise ConfigError(f"a tree of depth {depth} is beyond {what}; lower it")
+            raise ConfigError(f"tree depth {depth} exceeds {what}; lower the depth")
     return Method(name, proposer, depth, tree.width, nodes, True)
 
 

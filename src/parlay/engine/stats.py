@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from parlay.types.plan import StepTimes
-from parlay.types.stats import GuessStats, Stats
+from parlay.types.stats import DraftStats, Stats
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class EngineStats(Stats):
             if len(everybody) > 1:
                 depths = [depth for depth, node in enumerate(path) if sources[node] == source]
             last = unfollowed and sources[path[-1]] == source
-            self.methods.setdefault(source, GuessStats()).add(sources.count(source), depths, unfollowed=last)
+            self.methods.setdefault(source, DraftStats()).add(sources.count(source), depths, unfollowed=last)
 
     def reset(self) -> None:
         """Reset all counters."""

@@ -19,8 +19,8 @@ from parlay.kernels.base import Kernels
 from parlay.proposers.base import DeviceProposer
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
-from parlay.sampling.law import Law, separate
-from parlay.sampling.live import NO_PROCESSORS, Processors
+from parlay.sampling.bound_processor import NO_PROCESSORS, Processors
+from parlay.sampling.distribution import Distribution, separate
 from parlay.sampling.sampler import token_logprobs
 from parlay.types.plan import (
     NO_PROPOSAL,
@@ -73,7 +73,7 @@ class Worker:
         """
         self._processors = processors
         self._under_way = deque[_UnderWay]()
-        self._laws: dict[int, tuple[Law, ...]] = {}  # that pending drafts' nodes were drawn from
+        self._distributions: dict[int, tuple[Distribution, ...]] = {}  # that pending drafts' nodes were drawn from
         self._processed_logprobs = processed_logprobs
         self._kernels, self._verify = kernels, verify
         self._runner, self._unsettled = runner, runner.unsettled
@@ -107,7 +107,7 @@ class Worker:
         """
         self._stale = True
         self._under_way.clear()
-        self._laws.clear()
+        self._distributions.clear()
         if self._proposer is not None:
             self._proposer.reset()
         return self._processing
@@ -141,7 +141,7 @@ class Worker:
         if self._proposer is not None:
             self._proposer.forget(plan.forgotten)
             for request_id in plan.forgotten:
-                self._laws.pop(request_id, None)
+                self._distributions.pop(request_id, None)
         hidden = self._runner.finish()
         rows = [
             row
@@ -157,7 +157,7 @@ class Worker:
             spans,
             logits,
             self._processors,
-            self._laws,
+            self._distributions,
             processed_logprobs=self._processed_logprobs,
         )
         verdicts = refuse_overflow(spans, logits, verdicts)
@@ -192,7 +192,9 @@ class Worker:
             return [NO_PROPOSAL] * len(spans)
         try:
             proposals = proposer.propose(spans, verdicts, hidden, self._runner.tapped)
-            proposals = [self._keep_laws(span, proposal) for span, proposal in zip(spans, proposals, strict=True)]
+            proposals = [
+                self._keep_distributions(span, proposal) for span, proposal in zip(spans, proposals, strict=True)
+            ]
         except Exception as error:
             cause = (error.__cause__ if isinstance(error, SpanError) else None) or error
             drafting = [span.request_id for span, own in zip(spans, asked, strict=True) if own]
@@ -214,14 +216,14 @@ class Worker:
         self._failed = 0
         return proposals
 
-    def _keep_laws(self, span: Span, proposal: Proposal) -> Proposal:
+    def _keep_distributions(self, span: Span, proposal: Proposal) -> Proposal:
         """Return a proposal that is plain data."""
         if proposal is NO_PROPOSAL:
             return proposal
         if proposal.draft.q is None:
-            self._laws.pop(span.request_id, None)
+            self._distributions.pop(span.request_id, None)
             return proposal
-        draft, self._laws[span.request_id] = separate(proposal.draft)
+        draft, self._distributions[span.request_id] = separate(proposal.draft)
         return replace(proposal, draft=draft)
 
     def _score_prompt(self, span: Span, first_row: int, hidden: Tensor) -> Iterator[TokenLogprobs]:

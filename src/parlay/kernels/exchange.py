@@ -5,7 +5,7 @@ import os
 from torch import Tensor
 
 from parlay.kernels import _native
-from parlay.parallel.group import Seat
+from parlay.parallel.group import RankPosition
 
 
 def make_memory(size: int, room: int) -> int:
@@ -38,7 +38,7 @@ def _make(size: int) -> int:
 
 
 def map_memory(
-    files: "tuple[int, int, int]", seat: Seat, room: int, handed: int, patience: float
+    files: "tuple[int, int, int]", seat: RankPosition, room: int, handed: int, patience: float
 ) -> "tuple[SharedMemory | None, SharedRing | None, SharedMemory | None]":
     """Return how a rank reaches those of its stage, the stages before and after, and those that share a proposer.
 

@@ -23,8 +23,8 @@ from parlay.text.chat import ChatOptions, pieces
 from parlay.text.tokenizer import TextCodec, check_prompt, encode_prediction
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
-from parlay.types.place import check_place
 from parlay.types.prompt import Messages, Prompt, content_of, text_of
+from parlay.types.queue_position import check_queue_position
 from parlay.types.stats import StatsSnapshot
 
 State = Literal["starting", "ready", "restarting", "closed"]
@@ -131,7 +131,7 @@ class AsyncEngine(ABC):
         """
         key, ordinal = next(self._keys), next(self._arrivals)
         self._check_present()
-        check_place(priority, tenant, timeout)
+        check_queue_position(priority, tenant, timeout)
         params = sampling_params or SamplingParams.parse(self.sampling_defaults)
         tokens = await self._tokens(prompt)
         if params.prediction:

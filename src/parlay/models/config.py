@@ -10,7 +10,7 @@ from parlay.checkpoints.config import architecture_of, read_ids
 from parlay.checkpoints.files import config_file, dtype_of
 from parlay.errors import ModelError, brief, shown
 from parlay.models.rope import longest, read_rotary
-from parlay.models.style import Experts, Foreign, Rotary, Style
+from parlay.models.style import Experts, LibraryModel, Rotary, Style
 from parlay.types.storage import Storage
 
 # What some families call differently.
@@ -49,7 +49,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
     style: Style = field(default_factory=Style)
-    foreign: Foreign | None = None
+    foreign: LibraryModel | None = None
     storage: Storage = "stored"
     renamed: Mapping[str, str] = field(default_factory=dict)
     most_tokens: int | None = None

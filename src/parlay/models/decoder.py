@@ -18,8 +18,8 @@ from parlay.models.layers import (
     ColumnParallelLinear,
     Embedding,
     GatedMLP,
-    Head,
     HeadNorms,
+    OutputLayer,
     whole_linear,
 )
 from parlay.models.moe import MixtureOfExperts
@@ -205,7 +205,7 @@ def _experts(config: ModelConfig, experts: Experts, read: Reader, kernels: Kerne
     )
 
 
-class Layer:
+class DecoderLayer:
     """A decoder layer with its weights."""
 
     def __init__(
@@ -310,14 +310,14 @@ class Decoder:
             for i in range(self._first, end):
                 read = Reader(weights, dtype, f"model.layers.{i}.")
                 cos_sin = local if style.windows and style.windows[i] else everywhere
-                self._layers.append(Layer(config, i, read, kernels, group, cos_sin))
+                self._layers.append(DecoderLayer(config, i, read, kernels, group, cos_sin))
             if not group.pipeline.first:
                 return  # the first stage has both ends
             embedding = self._known(weights.read_weight("model.embed_tokens.weight", dtype))
             self._embedding = Embedding(kernels, embedding, group)
             tied = self._embedding if group.size == 1 else embedding
             head = tied if config.tie_embeddings else self._known(weights.read_weight("lm_head.weight", dtype))
-            self._head = Head(kernels, head, style.logit_divisor, style.logit_cap, group)
+            self._head = OutputLayer(kernels, head, style.logit_divisor, style.logit_cap, group)
 
     def _known(self, weight: Weight) -> Weight:
         """Return the rows of a weight `[vocab, hidden]` that are used."""

@@ -220,7 +220,7 @@ class Embedding:
         return self._kernels.pack_head(self._stored) if isinstance(self._stored, Tensor) else self._stored
 
 
-class Head:
+class OutputLayer:
     """The language model head: float32 logits for any dtype of the model.
 
     Logits in bfloat16 would tie exactly at the top too often for a total order to be worth anything. Each rank keeps

@@ -36,7 +36,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 families = Registry("parlay.models.families", "model family")
 
 
-class Model(Protocol):
+class CausalModel(Protocol):
     """The interface of a family file's `Model`. `weight_shapes` and `expect` need no instance.
 
     Beside it the file has `describe(config)`, which returns the config with the family's style, or raises a
@@ -218,7 +218,7 @@ def load_model(
     kernels: Kernels,
     group: Group = ALONE,
     on_read: OnRead = ignore,
-) -> Model:
+) -> CausalModel:
     """Read a model's weights, or a rank's share of them, and tell of every tensor that was read.
 
     Raises:
@@ -229,13 +229,13 @@ def load_model(
     return _class(config)(config, dtype, max_model_len, kernels, group, on_read)
 
 
-def load_ends(config: ModelConfig, dtype: torch.dtype, kernels: Kernels) -> Model:
+def load_ends(config: ModelConfig, dtype: torch.dtype, kernels: Kernels) -> CausalModel:
     """Read a model's embedding and output layer whole, for a proposer that runs them on one rank of several.
 
     Raises:
         ModelError: the weights do not fit the config.
     """
-    family: Callable[..., Model] = _class(config)
+    family: Callable[..., CausalModel] = _class(config)
     return family(config, dtype, 1, kernels, ALONE, layers=0)
 
 
@@ -258,10 +258,10 @@ def check_ranks(config: ModelConfig, size: int, stages: int = 1) -> None:
         )
 
 
-def _class(config: ModelConfig) -> type[Model]:
+def _class(config: ModelConfig) -> type[CausalModel]:
     if config.foreign is not None:
-        return foreign.Model
-    family: type[Model] = families.load(_family(config.architecture)).Model
+        return foreign.TransformersModel
+    family: type[CausalModel] = families.load(_family(config.architecture)).Model
     return family
 
 

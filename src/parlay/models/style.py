@@ -101,7 +101,7 @@ class Style:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foreign:
+class LibraryModel:
     """Description of a model that a class of another library computes.
 
     Attributes:

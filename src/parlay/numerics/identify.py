@@ -15,12 +15,12 @@ from parlay.kernels.quantised import CHUNK
 from parlay.kernels.select import select_kernels
 from parlay.models.config import ModelConfig
 from parlay.models.rotary import frequencies_of
-from parlay.models.select import Model, describe_model, load_model, resolve_dtype, stored_kinds, weight_shapes
+from parlay.models.select import CausalModel, describe_model, load_model, resolve_dtype, stored_kinds, weight_shapes
 from parlay.models.transformers import model as foreign
 from parlay.numerics.digests import digest_model
+from parlay.numerics.kernel_choice import RowInvariance, choose_kernels
+from parlay.numerics.model_selfcheck import check_rows, judge_model
 from parlay.numerics.selfcheck import ROW_COUNTS, Case, Finding, check, product_case
-from parlay.numerics.trust import Trust, choose_kernels
-from parlay.numerics.whole import check_whole, judge_whole
 from parlay.types.storage import MADE
 
 _POSITIONS = (0.0, 1.0, 2.0, 3.0, 7.0, 30.0, 99.0, 511.0, 1023.0, 4095.0, 8191.0, 65535.0, 131071.0)
@@ -97,15 +97,17 @@ def identify(config: ModelConfig, length: int, digest: str) -> str:
     return f"{name}-{whole.hexdigest()[:12]}"
 
 
-def describe_numerics(identity: str, config: ModelConfig, dtype: torch.dtype, kernels: str, trust: Trust) -> Numerics:
+def describe_numerics(
+    identity: str, config: ModelConfig, dtype: torch.dtype, kernels: str, invariance: RowInvariance
+) -> Numerics:
     """Return what the bits of a model's tokens depend on; `identity` is what `identify` returns."""
     return Numerics(
         model=identity,
         dtype="+".join((str(dtype).removeprefix("torch."), *_quantised(config))),
         kernels=kernels if config.foreign is None else f"{kernels}+{config.foreign.library}",
         torch=torch.__version__,
-        bits=sha256("/".join((trust.bits, *_makers())).encode()).hexdigest()[: len(trust.bits)],
-        exact=trust.exact,
+        bits=sha256("/".join((invariance.bits, *_makers())).encode()).hexdigest()[: len(invariance.bits)],
+        exact=invariance.exact,
     )
 
 
@@ -144,22 +146,24 @@ def inspect(
     config = replace(describe_model(model), storage="plain" if dequantize else "stored")
     resolved = resolve_dtype(dtype, config)
     threads = env.threads()
-    kernels, trust = choose_kernels(select_kernels(), cases(config, resolved), threads)
+    kernels, invariance = choose_kernels(select_kernels(), cases(config, resolved), threads)
     everything = cases(config, resolved, _WHOLE)
     findings = check(kernels, everything, threads, sorted({*range(1, 65), *ROW_COUNTS, 500, 513, 1000}), tick)
     identity = identify(config, config.max_position, digest_model(config.path))
     loaded = config.foreign and load_model(config, resolved, min(config.max_position, _SHORT), kernels)
-    if isinstance(loaded, foreign.Model):
-        trust = trust_model(loaded, identity, kernels, trust, threads)
-        findings |= check_whole(loaded, identity, kernels, threads, ROW_COUNTS, tick)
-    return describe_numerics(identity, config, resolved, kernels.name, trust), findings
+    if isinstance(loaded, foreign.TransformersModel):
+        invariance = check_model(loaded, identity, kernels, invariance, threads)
+        findings |= check_rows(loaded, identity, kernels, threads, ROW_COUNTS, tick)
+    return describe_numerics(identity, config, resolved, kernels.name, invariance), findings
 
 
-def trust_model(model: Model, identity: str, kernels: Kernels, trust: Trust, threads: int) -> Trust:
+def check_model(
+    model: CausalModel, identity: str, kernels: Kernels, invariance: RowInvariance, threads: int
+) -> RowInvariance:
     """Return how far a model can be trusted: as far as its kernels, unless another library has a part in it."""
-    if not isinstance(model, foreign.Model):
-        return trust
-    return judge_whole(model, identity, kernels, trust, threads)
+    if not isinstance(model, foreign.TransformersModel):
+        return invariance
+    return judge_model(model, identity, kernels, invariance, threads)
 
 
 def cases(config: ModelConfig, dtype: torch.dtype, limit: int = 1 << 15) -> list[Case]:

@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: i
 from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 
 from parlay.errors import RankError
-from parlay.parallel.group import Seat
+from parlay.parallel.group import RankPosition
 
 _REACHING = 20.0  # seconds; looking up the names of addresses may take some of them
 
@@ -54,7 +54,7 @@ def reach_store(host: str, port: int) -> TCPStore:
 
 
 def connect_ranks(
-    store: TCPStore, host: str, seat: Seat, patience: float
+    store: TCPStore, host: str, seat: RankPosition, patience: float
 ) -> "tuple[Gloo | None, GlooRing | None, Gloo | None]":
     """Return how a rank reaches those of its stage, the stages before and after, and those that share a proposer.
 

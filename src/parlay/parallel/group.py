@@ -99,7 +99,7 @@ ALONE = Group()
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankPosition:
     """Where a rank is among all ranks of an engine.
 
     Ranks that share a stage's layers follow each other. The first ones of the first stage share a proposer's

@@ -20,10 +20,10 @@ from parlay.checkpoints.hub import DEFAULT, Hub
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import LayerCache
-from parlay.models.select import Model
+from parlay.models.select import CausalModel
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.orders import OnOrder, nobody
-from parlay.sampling.live import Processors
+from parlay.sampling.bound_processor import Processors
 from parlay.types.cache import CacheSpec
 from parlay.types.draft import Draft
 from parlay.types.plan import Proposal, Span, Verdict
@@ -79,8 +79,9 @@ class Runtime:
         target: the target, whose embedding and output layer a proposer may run; whole even if ranks share its layers.
         cache: the target's cache layers, for proposers that borrow them.
         on_read: called with every tensor of the proposer that was read.
-        laws: whether sampled requests' nodes are drawn with private noise, each with a handle on the distribution
-            that it was drawn from (`Draft.q`), and whether a node takes part is decided without looking at its token.
+        keep_distributions: whether sampled requests' nodes are drawn with private noise, each with a handle on the
+            distribution that it was drawn from (`Draft.q`), and whether a node takes part is decided without looking
+            at its token.
         processors: of the requests that have one; they are applied to their drafts too.
         group: the ranks that share the proposer's own layers, if it declares a `share`. Those but the first run its
             shared passes alone, and have of the target what is their share.
@@ -91,10 +92,10 @@ class Runtime:
     num_blocks: int
     block_size: int
     max_rows: int
-    target: Model
+    target: CausalModel
     cache: tuple[LayerCache, ...]
     on_read: OnRead = ignore
-    laws: bool = False
+    keep_distributions: bool = False
     processors: Processors = field(default_factory=dict)
     group: Group = ALONE
     tell: OnOrder = nobody
@@ -186,8 +187,8 @@ class DeviceProposer(Proposer):
         deepest: most nodes on a path that it can draft; None for no limit.
         choices: the branches of its drafts, as paths of ranks: `(0, 2)` is the third likeliest token after the
             likeliest one. A parent comes before its children. None for as many as pay, where drafts branch at all.
-        draws: whether it supports `Runtime.laws`.
-        tell: sends the other ranks that share its layers their calls; see `parlay.proposers.shared`.
+        draws: whether it supports `Runtime.keep_distributions`.
+        tell: sends the other ranks that share its layers their calls; see `parlay.proposers.shared_passes`.
     """
 
     taps: tuple[int, ...] = ()

@@ -25,18 +25,18 @@ from parlay.config.speculative import MOST_DEPTH, MOST_WIDTH
 from parlay.kernels.base import Kernels
 from parlay.proposers.draws import Draws
 from parlay.runner.graphs import MOST_ROWS
-from parlay.sampling.law import Law
+from parlay.sampling.distribution import Distribution
 from parlay.types.draft import ROOT, Draft
 
 if TYPE_CHECKING:
-    from parlay.proposers.expander import Head, Start
+    from parlay.proposers.expander import DraftHead, Start
 
 
 # Assumed probabilities of nodes where only their ranks may count, given their parents.
 _FIRST_RANK, _NEXT_RANK = 0.7, 0.25
 
 
-class Guess(NamedTuple):
+class BranchNode(NamedTuple):
     """A node that a draft may have, its children not yet known.
 
     Attributes:
@@ -57,7 +57,7 @@ class Guess(NamedTuple):
 class Branching:
     """The memory of such drafts, level by level, and the passes that fill it."""
 
-    def __init__(self, head: "Head", kernels: Kernels, tokens: Tensor) -> None:
+    def __init__(self, head: "DraftHead", kernels: Kernels, tokens: Tensor) -> None:
         """Allocate.
 
         Args:
@@ -162,27 +162,27 @@ class Branching:
                 at = slice(row * nodes, (row + 1) * nodes)
                 levels.append((children[level][own], likely[level][own], worth[level][at], chosen[level][at]))
             if self._head.choices is not None:
-                guesses = _chosen([(tokens, probs) for tokens, probs, _, _ in levels], self._head.choices)
+                candidates = _chosen([(tokens, probs) for tokens, probs, _, _ in levels], self._head.choices)
             elif self._head.path_free:
-                guesses = _products([(tokens, probs) for tokens, probs, _, _ in levels], start.nodes)
+                candidates = _products([(tokens, probs) for tokens, probs, _, _ in levels], start.nodes)
             else:
-                guesses = _grown(levels, width)
-            made.append(_draft(guesses, start.nodes, self._head.source, self._laws(row, width)))
+                candidates = _grown(levels, width)
+            made.append(_draft(candidates, start.nodes, self._head.source, self._distributions(row, width)))
         return made
 
-    def _laws(self, row: int, width: int) -> "Callable[[int, int], Law] | None":
+    def _distributions(self, row: int, width: int) -> "Callable[[int, int], Distribution] | None":
         """Return what finds the distribution that a node was drawn from, by its level and its parent there."""
         if not self._first.private:
             return None
         free, ids = self._head.path_free, self._head.ids
 
         @cache
-        def law(level: int, origin: int) -> Law:
+        def distribution(level: int, origin: int) -> Distribution:
             if level == 0 or free:
-                return self._first.law(level, row, ids)
-            return self._later.law(level, row * width + origin, ids)
+                return self._first.distribution(level, row, ids)
+            return self._later.distribution(level, row * width + origin, ids)
 
-        return law
+        return distribution
 
     def _ranks(self, width: int) -> Tensor:
         """Return the worth of children by their ranks alone, `[MOST_ROWS * width]`."""
@@ -199,81 +199,86 @@ class Branching:
         return self._children[level, :size].view(rows, width), likely[:size].view(rows, width)
 
 
-def _grown(levels: Sequence[tuple[list[int], list[float], list[float], list[int]]], width: int) -> list[Guess]:
+def _grown(levels: Sequence[tuple[list[int], list[float], list[float], list[int]]], width: int) -> list[BranchNode]:
     """Return all children of all levels' nodes; `levels` has their tokens, probabilities, worth and number."""
-    guesses: list[Guess] = []
+    candidates: list[BranchNode] = []
     before = 0  # where the children of the level before begin
     for level, (tokens, probs, worth, chosen) in enumerate(levels):
-        first = len(guesses)
+        first = len(candidates)
         for place, (token, prob) in enumerate(zip(tokens, probs, strict=True)):
             node = place // width
             parent = before + chosen[node] if level else ROOT
-            guesses.append(Guess(worth[node] * prob, parent, token, prob, node))
+            candidates.append(BranchNode(worth[node] * prob, parent, token, prob, node))
         before = first
-    return guesses
+    return candidates
 
 
-def _chosen(levels: Sequence[tuple[list[int], list[float]]], choices: Sequence[tuple[int, ...]]) -> list[Guess]:
+def _chosen(levels: Sequence[tuple[list[int], list[float]]], choices: Sequence[tuple[int, ...]]) -> list[BranchNode]:
     """Return the nodes on paths of ranks, as far as there are levels."""
-    guesses: list[Guess] = []
+    candidates: list[BranchNode] = []
     places: dict[tuple[int, ...], int] = {(): ROOT}
     for path in choices:
         if len(path) <= len(levels):
             tokens, probs = levels[len(path) - 1]
             parent, prob = places[path[:-1]], probs[path[-1]]
-            places[path] = len(guesses)
-            above = guesses[parent].worth if parent != ROOT else 1.0
-            guesses.append(Guess(above * prob, parent, tokens[path[-1]], prob))
-    return guesses
+            places[path] = len(candidates)
+            above = candidates[parent].worth if parent != ROOT else 1.0
+            candidates.append(BranchNode(above * prob, parent, tokens[path[-1]], prob))
+    return candidates
 
 
-def _products(levels: Sequence[tuple[list[int], list[float]]], most: int) -> list[Guess]:
+def _products(levels: Sequence[tuple[list[int], list[float]]], most: int) -> list[BranchNode]:
     """Return the `most` likeliest paths where every level's tokens may follow any of the level before."""
-    guesses: list[Guess] = []
+    candidates: list[BranchNode] = []
     # The candidates: worth, level, rank at it, and the node that it follows.
     heap: list[tuple[float, int, int, int]] = []
 
     def offer(level: int, rank: int, parent: int) -> None:
         if level < len(levels) and rank < len(levels[level][1]):
-            above = guesses[parent].worth if parent >= 0 else 1.0
+            above = candidates[parent].worth if parent >= 0 else 1.0
             heappush(heap, (-above * levels[level][1][rank], level, rank, parent))
 
     offer(0, 0, ROOT)
-    while heap and len(guesses) < most:
+    while heap and len(candidates) < most:
         worth, level, rank, parent = heappop(heap)
-        guesses.append(Guess(-worth, parent, levels[level][0][rank], levels[level][1][rank]))
+        candidates.append(BranchNode(-worth, parent, levels[level][0][rank], levels[level][1][rank]))
         offer(level, rank + 1, parent)
-        offer(level + 1, 0, len(guesses) - 1)
-    return guesses
+        offer(level + 1, 0, len(candidates) - 1)
+    return candidates
 
 
-def _draft(guesses: Sequence[Guess], most: int, source: str, law: Callable[[int, int], "Law"] | None = None) -> Draft:
+def _draft(
+    candidates: Sequence[BranchNode],
+    most: int,
+    source: str,
+    distribution: Callable[[int, int], "Distribution"] | None = None,
+) -> Draft:
     """Return the draft of the `most` nodes with the highest worth, the best path first.
 
-    A parent comes before its children in `guesses` and is worth no less, so any prefix of the order is a tree.
+    A parent comes before its children in `candidates` and is worth no less, so any prefix of the order is a tree.
     """
-    order = sorted(range(len(guesses)), key=lambda i: -guesses[i].worth)[:most]
+    order = sorted(range(len(candidates)), key=lambda i: -candidates[i].worth)[:most]
     below: dict[int, list[int]] = {}
     for i in order:  # siblings by worth
-        if guesses[i].worth > 0:
-            below.setdefault(guesses[i].parent, []).append(i)
+        if candidates[i].worth > 0:
+            below.setdefault(candidates[i].parent, []).append(i)
     tokens: list[int] = []
     parents: list[int] = []
     probs: list[float] = []
-    laws: list[Law] = []
+    distributions: list[Distribution] = []
     depths: dict[int, int] = {ROOT: -1}
     left = [(i, ROOT) for i in reversed(below.get(ROOT, ()))]
     while left:
         i, parent = left.pop()
         place = len(tokens)
-        tokens.append(guesses[i].token)
+        tokens.append(candidates[i].token)
         parents.append(parent)
-        probs.append(guesses[i].prob)
+        probs.append(candidates[i].prob)
         depths[place] = depths[parent] + 1
-        if law is not None:
-            laws.append(law(depths[place], guesses[i].origin))
+        if distribution is not None:
+            distributions.append(distribution(depths[place], candidates[i].origin))
         left += [(child, place) for child in reversed(below.get(i, ()))]
     sources = (source,) * len(tokens)
-    if law is not None:
-        return Draft(tuple(tokens), tuple(parents), sources, None, tuple(laws))
+    if distribution is not None:
+        return Draft(tuple(tokens), tuple(parents), sources, None, tuple(distributions))
     return Draft(tuple(tokens), tuple(parents), sources, tuple(probs))

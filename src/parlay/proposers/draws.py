@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import Filters, Kernels
-from parlay.sampling.law import Law, Purpose, noise_key
+from parlay.sampling.distribution import Distribution, Purpose, noise_key
 from parlay.sampling.sampler import filter_tensors, seed_tensor, temperature_tensor
 from parlay.types.plan import Span
 
@@ -31,7 +31,7 @@ class Draws:
     def __init__(self, steps: int, rows: int) -> None:
         """Allocate for drafts of so many tokens and so many requests."""
         self.filtered = self.private = False
-        self._steps, self._laws = steps, torch.empty(0)
+        self._steps, self._distributions = steps, torch.empty(0)
         self._rows = rows
         self._temperatures, self._seeds = torch.zeros(rows), torch.zeros(rows, dtype=torch.int64)
         self._positions = torch.zeros((steps, rows), dtype=torch.int64)
@@ -112,21 +112,21 @@ class Draws:
         kernels.draw(logits, *self._noise_at(places), tokens, self._filters_at(places), None, probs)
         return tokens, probs
 
-    def law(self, step: int, row: int, ids: Tensor | None = None) -> Law:
+    def distribution(self, step: int, row: int, ids: Tensor | None = None) -> Distribution:
         """Return the distribution that a row's nodes were drawn from at a step; `ids` as in `draw`."""
-        return Law(self._laws[step, row].clone(), ids)
+        return Distribution(self._distributions[step, row].clone(), ids)
 
     def _kept(self, vocab: int) -> Tensor:
         """Return the memory of distributions, `[steps, rows, D]`; only written pages take memory."""
-        if not len(self._laws):
-            self._laws = torch.empty((self._steps, self._rows, vocab))
-        return self._laws
+        if not len(self._distributions):
+            self._distributions = torch.empty((self._steps, self._rows, vocab))
+        return self._distributions
 
     def _keep_at(self, kernels: Kernels, places: Tensor, logits: Tensor) -> None:
         if self.private:
-            laws = torch.empty_like(logits)
-            kernels.law(logits, self._temperatures[places % self._rows], laws, self._filters_at(places))
-            self._kept(logits.shape[1])[places // self._rows, places % self._rows] = laws
+            distributions = torch.empty_like(logits)
+            kernels.law(logits, self._temperatures[places % self._rows], distributions, self._filters_at(places))
+            self._kept(logits.shape[1])[places // self._rows, places % self._rows] = distributions
 
     def _noise_at(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rows = places % self._rows

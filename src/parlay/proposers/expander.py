@@ -26,9 +26,9 @@ from parlay.kernels.base import Kernels
 from parlay.proposers.base import DeviceProposer
 from parlay.proposers.branching import Branching
 from parlay.proposers.draws import Draws
-from parlay.proposers.recorder import Recorder
+from parlay.proposers.pass_recorder import PassRecorder
 from parlay.runner.graphs import MOST_ROWS
-from parlay.sampling.live import NO_PROCESSORS, LiveProcessor, Processors
+from parlay.sampling.bound_processor import NO_PROCESSORS, BoundProcessor, Processors
 from parlay.types.draft import Draft
 from parlay.types.plan import Span, SpanError
 
@@ -60,7 +60,7 @@ class Start:
     nodes: int = 0
 
 
-class Head(DeviceProposer):
+class DraftHead(DeviceProposer):
     """A proposer with weights, which drafts for the leading rows of its own memory, level by level.
 
     Attributes:
@@ -122,13 +122,13 @@ class Expander:
 
     def __init__(
         self,
-        head: Head,
+        head: DraftHead,
         kernels: Kernels,
-        recorder: Recorder,
+        recorder: PassRecorder,
         levels: int,
         vocab_size: int,
         *,
-        laws: bool = False,
+        keep_distributions: bool = False,
         processors: Processors = NO_PROCESSORS,
     ) -> None:
         """Allocate for drafts of `levels` tokens.
@@ -139,10 +139,10 @@ class Expander:
             recorder: of the head's passes.
             levels: most tokens of a draft.
             vocab_size: of the target.
-            laws: see `Runtime`.
+            keep_distributions: see `Runtime`.
             processors: see `Runtime`.
         """
-        self._laws, self._processors = laws, processors
+        self._keep_distributions, self._processors = keep_distributions, processors
         self._head, self._kernels, self._recorder, self._vocab_size = head, kernels, recorder, vocab_size
         self.tokens = torch.zeros((levels + 1, MOST_ROWS), dtype=torch.int64)
         self.likely = torch.zeros((levels, MOST_ROWS))
@@ -163,7 +163,7 @@ class Expander:
         for start in sorted(starts, key=lambda start: -start.length):
             # A processor is given one path only.
             width, sampled = start.width, start.span.params.temperature > 0
-            kind = 1 if start.span.request_id in self._processors else width, self._laws and sampled
+            kind = 1 if start.span.request_id in self._processors else width, self._keep_distributions and sampled
             alike.setdefault(kind, []).append(start)
         turns = [(*kind, turn) for kind, own in alike.items() for turn in _turns(own, MOST_ROWS // kind[0])]
         if len(turns) > 1:  # the passes of one may overwrite the states
@@ -212,7 +212,10 @@ class Expander:
         if private:  # a node's own probability may decide nothing, so it is left out
             return [
                 Draft.chain(
-                    own[:length], head.source, None, [self._draws.law(i, row, head.ids) for i in range(length)]
+                    own[:length],
+                    head.source,
+                    None,
+                    [self._draws.distribution(i, row, head.ids) for i in range(length)],
                 )
                 for row, (own, length) in enumerate(zip(tokens, lengths, strict=True))
             ]
@@ -257,22 +260,22 @@ class Expander:
         for level, count in enumerate(counts):
             logits = self._scored(level, count)
             for row, (start, scores) in enumerate(zip(turn, logits, strict=False)):
-                live = self._processors.get(start.span.request_id)
-                if live is not None and level < lengths[row]:
-                    self._guide(start, live, [*start.emitted, *self.tokens[1 : level + 1, row].tolist()], scores)
+                processor = self._processors.get(start.span.request_id)
+                if processor is not None and level < lengths[row]:
+                    self._guide(start, processor, [*start.emitted, *self.tokens[1 : level + 1, row].tolist()], scores)
                     if float(scores.max()) == -torch.inf:
                         lengths[row] = level
             self._draw(level, logits)
         return lengths
 
-    def _guide(self, start: Start, live: LiveProcessor, path: list[int], scores: Tensor) -> None:
+    def _guide(self, start: Start, processor: BoundProcessor, path: list[int], scores: Tensor) -> None:
         """Pass the scores `[D]` of what comes after `path` to a request's processor, in the target's vocabulary."""
         ids, row = self._head.ids, scores
         if ids is not None:
             row = torch.full((self._vocab_size,), -torch.inf)
             row[ids] = scores
         try:
-            live.guide(path, row)
+            processor.guide(path, row)
         except Exception as error:
             raise SpanError(start.span.request_id) from error
         if ids is not None:

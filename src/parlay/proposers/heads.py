@@ -20,8 +20,8 @@ from parlay.errors import ConfigError
 from parlay.models.heads import HeadConfig, read_head
 from parlay.models.select import stored_kinds
 from parlay.proposers.base import Runtime, Share, TargetInfo, draft_length
-from parlay.proposers.expander import Expander, Head, Start
-from parlay.proposers.recorder import Recorder
+from parlay.proposers.expander import DraftHead, Expander, Start
+from parlay.proposers.pass_recorder import PassRecorder
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, Span, Verdict
 from parlay.types.storage import Storage
@@ -93,7 +93,7 @@ def shape_of(ask: CatchUp, length: int) -> tuple[int, int, int]:
     return (min(length, MOST_DEPTH), ask.width, ask.nodes) if ask.width > 1 else (length, 1, length)
 
 
-class HeadProposer(Head):
+class HeadProposer(DraftHead):
     """A proposer whose every draft follows from one hidden state and one token.
 
     A subclass computes one level at a time of `_hidden`, from the initial states and the tokens before.
@@ -124,10 +124,10 @@ class HeadProposer(Head):
         self._expander = Expander(
             self,
             kernels,
-            Recorder(kernels, usable=group.size == 1),
+            PassRecorder(kernels, usable=group.size == 1),
             self.default_length,
             config.vocab_size,
-            laws=runtime.laws,
+            keep_distributions=runtime.keep_distributions,
             processors=runtime.processors,
         )
 

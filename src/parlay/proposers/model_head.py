@@ -9,18 +9,18 @@ from parlay.models.config import ModelConfig
 from parlay.models.context import LayerCache
 from parlay.models.select import load_model
 from parlay.proposers.base import Runtime, TargetInfo
-from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
-from parlay.proposers.lent import lent_logits, records_logits
-from parlay.proposers.places import Places
-from parlay.proposers.recorder import Recorder
-from parlay.proposers.shared import shared
+from parlay.proposers.draft_slots import DraftSlots
+from parlay.proposers.expander import MOST_LEVELS, DraftHead, Expander, Start
+from parlay.proposers.pass_recorder import PassRecorder
+from parlay.proposers.shared_passes import shared
+from parlay.proposers.target_layers import output_layer, records_logits
 from parlay.proposers.vocabulary import ids_of
 from parlay.runner.batch import Batch, trimmed
 from parlay.runner.graphs import MOST_ROWS
 from parlay.runner.runner import ModelRunner
 
 
-class ModelHead(Head):
+class ModelHead(DraftHead):
     """A head that is a model, of which ranks may share every layer; each keeps the keys of its own heads."""
 
     def load_model(
@@ -39,12 +39,12 @@ class ModelHead(Head):
             cache: blocks of its cache layers, or another model's layers.
             target: the one it drafts for.
             runtime: what it may use.
-            newest: see `Places`.
+            newest: see `DraftSlots`.
         """
         kernels, group, dtype = runtime.kernels, runtime.group, target.dtype
         model = load_model(config, dtype, target.max_model_len, kernels, group, runtime.on_read)
         self._runner = runner = ModelRunner(model, kernels, cache, runtime.block_size, group)
-        self._logits, self.recordable = lent_logits(model, MOST_ROWS), records_logits(model)
+        self._logits, self.recordable = output_layer(model, MOST_ROWS), records_logits(model)
         self._recorded, self.tell = group.size == 1, runtime.tell
         if group.rank:  # which does not draft
             return
@@ -52,10 +52,17 @@ class ModelHead(Head):
         self.ids = ids_of(config.vocab_size, vocab_size)
         self._state = torch.zeros((MOST_ROWS, config.hidden_size), dtype=dtype)
         self._every = torch.arange(MOST_ROWS)
-        recorder = Recorder(kernels, self._recorded and runner.recordable())
-        laws, processors = runtime.laws, runtime.processors
-        self._expander = Expander(self, kernels, recorder, MOST_LEVELS, vocab_size, laws=laws, processors=processors)
-        self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size, newest=newest)
+        recorder = PassRecorder(kernels, self._recorded and runner.recordable())
+        self._expander = Expander(
+            self,
+            kernels,
+            recorder,
+            MOST_LEVELS,
+            vocab_size,
+            keep_distributions=runtime.keep_distributions,
+            processors=runtime.processors,
+        )
+        self._slots = DraftSlots(self._expander.tokens, runtime.num_blocks, runtime.block_size, newest=newest)
 
     def embeddable(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Return tokens of the target's with another in place of each one that the model lacks."""
@@ -71,7 +78,7 @@ class ModelHead(Head):
 
     def run_level(self, level: int, rows: int, width: int) -> None:
         """Run a level's nodes, and keep their states."""
-        batch = self._places.batch(level, rows, width)
+        batch = self._slots.batch(level, rows, width)
         states = self._run_here(batch if self._recorded else trimmed(batch, self._runner.block_size))
         self._runner.kernels.embed(states, self._every[:rows], self._state[:rows])
 
@@ -80,7 +87,7 @@ class ModelHead(Head):
         return self._runner.forward_here(batch)
 
     def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: D102
-        return self._places.paths(level, rows)
+        return self._slots.paths(level, rows)
 
     def score(self, level: int, rows: int) -> Tensor:  # noqa: D102
         return self._own_logits(self._state[:rows])
@@ -90,4 +97,4 @@ class ModelHead(Head):
         return self._logits(states)
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
-        self._places.prepare(turn, width)
+        self._slots.prepare(turn, width)

@@ -80,7 +80,7 @@ def resolve_methods(config: SpeculativeConfig, hub: Hub = DEFAULT) -> tuple[Spec
     for key in config.options:
         if not any(key in own for own in keys.values()):
             if key in _MODEL_KEYS:
-                raise ConfigError(f"{key} is about a checkpoint; give one as 'model', or leave {key} out")
+                raise ConfigError(f"{key} is an option of draft models and heads; add 'model', or leave {key} out")
             every = KEYS.union(*keys.values(), _MODEL_KEYS)
             raise ConfigError(f"unknown {AUTO} option {shown(key)}{nearest(key, every)}")
     return tuple(

@@ -16,7 +16,7 @@ import numpy as np
 Tokens = tuple[int, ...]
 
 
-class Guess(NamedTuple):
+class Continuation(NamedTuple):
     """A chain of tokens.
 
     Attributes:
@@ -39,7 +39,7 @@ class Branches(NamedTuple):
         tokens: the guessed ones.
         parents: index of each one's parent, -1 for those that follow at once.
         probs: for each, the probability that it and all before it follow.
-        score: of the best chain, as in `Guess`.
+        score: of the best chain, as in `Continuation`.
     """
 
     tokens: list[int]
@@ -48,7 +48,7 @@ class Branches(NamedTuple):
     score: float
 
 
-class Counts(Protocol):
+class SuffixCounts(Protocol):
     """The interface of both forms. A sequence is identified by its number."""
 
     @property
@@ -73,7 +73,7 @@ class Counts(Protocol):
     def guess(
         self, sequence: int, most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[float], float, int]:
-        """Guess what follows a growing sequence.
+        """Continuation what follows a growing sequence.
 
         Args:
             sequence: its number.
@@ -82,18 +82,18 @@ class Counts(Protocol):
             min_prob: least probability of all tokens so far.
 
         Returns:
-            what `Guess` has.
+            what `Continuation` has.
         """
 
     def guess_after(
         self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[float], float, int]:
-        """Guess what follows a text, of which the last `depth` tokens are looked at; otherwise as `guess`."""
+        """Continuation what follows a text, of which the last `depth` tokens are looked at; otherwise as `guess`."""
 
     def branch(
         self, sequence: int, most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[int], list[float], float]:
-        """Guess a tree of `most` tokens that follow the match of the best chain; otherwise as `guess`.
+        """Continuation a tree of `most` tokens that follow the match of the best chain; otherwise as `guess`.
 
         Returns:
             what `Branches` has.
@@ -102,7 +102,7 @@ class Counts(Protocol):
     def branch_after(
         self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[int], list[float], float]:
-        """Guess a tree of what follows a text, as `guess_after` does a chain."""
+        """Continuation a tree of what follows a text, as `guess_after` does a chain."""
 
     def lookup(self, sequence: int, least: int, most: int, longest: int) -> list[int]:
         """Return what followed where the end of a growing sequence occurred before.
@@ -120,7 +120,7 @@ class Counts(Protocol):
         """
 
 
-def make_tree(depth: int, *, latest: bool = False) -> Counts:
+def make_tree(depth: int, *, latest: bool = False) -> SuffixCounts:
     """Return an empty tree of strings of up to `depth` tokens: the native one where it was built.
 
     `latest` is whether `lookup` goes to the last of several earlier places; otherwise to the first.
@@ -133,7 +133,7 @@ def make_tree(depth: int, *, latest: bool = False) -> Counts:
 
 
 class SuffixTree:
-    """The simple form of `Counts`."""
+    """The simple form of `SuffixCounts`."""
 
     def __init__(self, depth: int, latest: bool = False) -> None:
         """Count strings of up to `depth` tokens; see `make_tree`."""
@@ -215,7 +215,7 @@ class SuffixTree:
     def guess_after(  # noqa: D102
         self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[float], float, int]:
-        text, best = tuple(tokens[-self._depth :]), Guess([], [], 0.0, 0)
+        text, best = tuple(tokens[-self._depth :]), Continuation([], [], 0.0, 0)
         for match in range(1, len(text)):
             if text[-match:] not in self._counts:
                 break
@@ -232,7 +232,7 @@ class SuffixTree:
     def branch_after(  # noqa: D102
         self, tokens: Sequence[int], most: int, factor: float, offset: float, min_prob: float
     ) -> tuple[list[int], list[int], list[float], float]:
-        chain = Guess(*self.guess_after(tokens, most, factor, offset, min_prob))
+        chain = Continuation(*self.guess_after(tokens, most, factor, offset, min_prob))
         if not chain.tokens:
             return Branches([], [], [], 0.0)
         match = tuple(tokens[-chain.match :])
@@ -287,7 +287,7 @@ class SuffixTree:
                     return text[end : end + most]
         return []
 
-    def _follow(self, string: Tokens, most: int, min_prob: float) -> Guess:
+    def _follow(self, string: Tokens, most: int, min_prob: float) -> Continuation:
         tokens: list[int] = []
         probs: list[float] = []
         prob, score = np.float32(1), np.float32(0)
@@ -301,4 +301,4 @@ class SuffixTree:
             probs.append(float(prob))
             score += prob
             string = child
-        return Guess(tokens, probs, float(score), match)
+        return Continuation(tokens, probs, float(score), match)

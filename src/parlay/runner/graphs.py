@@ -18,7 +18,7 @@ from torch import Tensor
 from parlay.kernels.base import AttentionView, Kernels
 from parlay.log import logger
 from parlay.models.context import Buffers, ForwardContext, LayerCache, handed_states
-from parlay.models.select import Model
+from parlay.models.select import CausalModel
 from parlay.runner.batch import Batch
 
 MOST_ROWS = 64  # of a recorded pass; beyond, arithmetic outweighs calls
@@ -45,7 +45,7 @@ class Graphs:
 
     def __init__(
         self,
-        model: Model,
+        model: CausalModel,
         kernels: Kernels,
         cache: tuple[LayerCache, ...],
         *,

@@ -9,7 +9,7 @@ from torch import Tensor
 from parlay.kernels.base import Kernels
 from parlay.kv.store import allocate
 from parlay.models.context import LayerCache
-from parlay.models.select import Model, cache_spec
+from parlay.models.select import CausalModel, cache_spec
 from parlay.parallel.group import ALONE, Group
 from parlay.runner.batch import Batch, Stretch, flatten
 from parlay.runner.graphs import Graphs
@@ -28,7 +28,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Model,
+        model: CausalModel,
         kernels: Kernels,
         blocks: int | tuple[LayerCache, ...],
         block_size: int,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from parlay.errors import RequestError
-from parlay.panics import Contained
+from parlay.rust_panics import Contained
 from parlay.sampling.schema import check_schema
 from parlay.types.structured import StructuredOutputsParams
 

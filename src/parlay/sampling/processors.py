@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from parlay.errors import RequestError
-from parlay.sampling.tally import Tally
+from parlay.sampling.token_counts import TokenCounts
 from parlay.types.params import SamplingParams
 from parlay.types.processor import LogitsProcessor, RowProcessor
 
@@ -67,17 +67,17 @@ class Penalties(Processor):
         self._repetition = np.float32(repetition)
         self._frequency = np.float32(frequency)
         self._presence = np.float32(presence)
-        self._tally = Tally(prompt if repetition != 1 else ())
+        self._counts = TokenCounts(prompt if repetition != 1 else ())
         self._counted = 0
 
     def process(self, known: Sequence[int], path: Sequence[int], row: Tensor) -> None:
         """Scale and subtract."""
         for token in known[self._counted :]:
-            self._tally.add(token)
+            self._counts.add(token)
         self._counted = len(known)
         for token in path:
-            self._tally.add(token)
-        ids, counts = self._tally.table
+            self._counts.add(token)
+        ids, counts = self._counts.table
         logits = row.numpy()
         own = logits[ids]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -87,7 +87,7 @@ class Penalties(Processor):
             own -= self._presence * (counts > 0)
         logits[ids] = own
         for token in reversed(path):
-            self._tally.take_back(token)
+            self._counts.take_back(token)
 
 
 class Bias(Processor):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from parlay.kernels.base import Filters, Kernels
-from parlay.sampling.order import largest, rank
 from parlay.sampling.seeds import signed
+from parlay.sampling.token_order import largest, rank
 from parlay.types.params import DrawParams, SamplingParams
 from parlay.types.plan import TokenLogprobs
 

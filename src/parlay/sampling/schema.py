@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from parlay.errors import RequestError
-from parlay.sampling.enforceable import parts, reduce
-from parlay.sampling.pointer import resolve
-from parlay.sampling.reduced import Dropped
+from parlay.sampling.json_pointer import resolve
+from parlay.sampling.reduced_schema import Dropped
+from parlay.sampling.schema_reduction import parts, reduce
 from parlay.types.structured import LONGEST
 
 _DEEPEST = 64  # levels of nesting
@@ -50,17 +50,21 @@ def served_schema(
         properties, least = part.get("properties"), part.get("minProperties")
         if isinstance(properties, Mapping) and len(properties) > _MOST_PROPERTIES:
             raise RequestError(
-                f"an object of the JSON schema has {len(properties)} properties and may have {_MOST_PROPERTIES}; "
-                "split it into several objects"
+                f"an object of the JSON schema has {len(properties)} properties, more than the {_MOST_PROPERTIES} "
+                "that are allowed; split it into several objects"
             )
         # An answer may hold an unlisted name twice, and so have fewer properties than were written.
         if least is not None and least > max(1, len(part.get("required", ()))):
             reduced.forget(part, "minProperties", at)
     if not _has_an_end(reduced.schema):
-        raise RequestError("no value of the JSON schema ever ends: it requires itself; make a property optional")
+        raise RequestError(
+            "the JSON schema requires itself, so that no value of it ends; make one of the properties optional"
+        )
     size = len(json.dumps(reduced.schema, ensure_ascii=False))
     if size > LONGEST:
-        raise RequestError(f"the JSON schema has {size} characters and may have {LONGEST}; write a smaller one")
+        raise RequestError(
+            f"the JSON schema has {size} characters, more than the {LONGEST} that are allowed; write a smaller one"
+        )
     if fault is not None and (trouble := reduced.settle(fault)):
         raise RequestError(f"the JSON schema cannot be served: {trouble}")
     return reduced.schema, dropped

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from parlay.panics import Contained
+from parlay.rust_panics import Contained
 
 DECODING = Contained("the tokenizer cannot decode these tokens")
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from parlay.checkpoints.chat_templates import DEFAULT, choose
 from parlay.errors import ContextLengthError, RequestError, about, brief
-from parlay.panics import Contained
+from parlay.rust_panics import Contained
 from parlay.text.chat import ChatOptions, pieces, render, shows_tools
 from parlay.text.sentence_piece import spaced
 from parlay.text.special_tokens import token_text

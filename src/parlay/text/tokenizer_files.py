@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from parlay.checkpoints.chat_templates import read_templates, template_settings
 from parlay.checkpoints.files import read_json, tokenizer_file
 from parlay.errors import ModelError, brief
-from parlay.panics import Contained
+from parlay.rust_panics import Contained
 from parlay.text.gguf_tokenizer import read_gguf_tokenizer
 from parlay.text.pre_tokenizers import splitter
 from parlay.text.sentence_piece import read_sentence_piece

@@ -46,8 +46,8 @@ class Draft(msgspec.Struct, frozen=True):
     ) -> "Draft":
         """Return the draft in which every token is the only child of the one before it."""
         n = len(tokens)
-        estimates, laws = None if probs is None else tuple(probs), None if q is None else tuple(q)
-        return cls(tuple(tokens), _chain(n), (source,) * n, estimates, laws)
+        estimates, distributions = None if probs is None else tuple(probs), None if q is None else tuple(q)
+        return cls(tuple(tokens), _chain(n), (source,) * n, estimates, distributions)
 
     @property
     def is_chain(self) -> bool:

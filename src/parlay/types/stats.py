@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 
 @dataclass(slots=True)
-class GuessStats:
+class DraftStats:
     """What guesses came to: those of one source, or of one request.
 
     Attributes:
@@ -76,7 +76,7 @@ class Stats:
     undrafted: dict[str, int] = field(default_factory=Counter)
     lengths: dict[int, int] = field(default_factory=Counter)
     faults: dict[str, int] = field(default_factory=Counter)
-    methods: dict[str, GuessStats] = field(default_factory=dict)
+    methods: dict[str, DraftStats] = field(default_factory=dict)
     preemptions: int = 0
     prompt_tokens: int = 0
     queried_tokens: int = 0
@@ -85,10 +85,10 @@ class Stats:
     finished: dict[str, int] = field(default_factory=Counter)
 
     @property
-    def guesses(self) -> GuessStats:
+    def guesses(self) -> DraftStats:
         """Those of all methods together; a draft that several made counts once."""
         made = self.methods.values()
-        return GuessStats(
+        return DraftStats(
             drafts=self.turns - sum(self.undrafted.values()),
             drafted=sum(one.drafted for one in made),
             accepted=sum(one.accepted for one in made),

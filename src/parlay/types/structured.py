@@ -144,7 +144,9 @@ def _check_text(name: str, text: object) -> None:
     if not isinstance(text, str):
         raise RequestError(f"{name} must be text, not {type(text).__name__}")
     if len(text) > LONGEST:
-        raise RequestError(f"{name} has {len(text)} characters and may have {LONGEST}; write a smaller one")
+        raise RequestError(
+            f"{name} has {len(text)} characters, more than the {LONGEST} that are allowed; write a smaller one"
+        )
     try:
         text.encode()
     except UnicodeEncodeError:

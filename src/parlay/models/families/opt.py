@@ -18,7 +18,7 @@ from parlay.models.layers import (
     ColumnParallelLinear,
     Embedding,
     GatheredLinear,
-    Head,
+    OutputLayer,
     ReducedLinear,
     whole_linear,
 )
@@ -75,7 +75,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes | {f"{name}.{kind}": (h,) for name in norms for kind in ("weight", "bias")}
 
 
-class _Layer:
+class _OptLayer:
     def __init__(
         self, config: ModelConfig, index: int, weights: Checkpoint, kernels: Kernels, dtype: torch.dtype, group: Group
     ) -> None:
@@ -167,10 +167,10 @@ class Model:
             norm = "model.decoder.final_layer_norm"
             self._norm = weights.read(f"{norm}.weight", dtype), weights.read(f"{norm}.bias", dtype)
             count = config.num_layers if layers is None else layers
-            self._layers = [_Layer(config, i, weights, kernels, dtype, group) for i in range(count)]
+            self._layers = [_OptLayer(config, i, weights, kernels, dtype, group) for i in range(count)]
             tied = self._embedding if group.size == 1 else embedding
             head = tied if config.tie_embeddings else weights.read_weight("lm_head.weight", dtype)
-            self._head = Head(kernels, head, group=group)
+            self._head = OutputLayer(kernels, head, group=group)
 
     def forward(self, tokens: Tensor, context: ForwardContext) -> Tensor:
         """Run rows through the layers, storing their keys and values.

@@ -15,11 +15,11 @@ from parlay.errors import ModelError
 from parlay.models.context import ForwardContext
 
 KEYWORD = "parlay"
-"""Of the argument that carries a `Call`, and the name under which the function is registered."""
+"""Of the argument that carries a `AttentionCall`, and the name under which the function is registered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LayerPlace:
     """An attention module's place.
 
     Attributes:
@@ -34,7 +34,7 @@ class Place:
 class PagedAttention(nn.Module):
     """The attention of all layers. A module, so that a pass can be watched without its operations."""
 
-    def __init__(self, places: Mapping[nn.Module, Place]) -> None:
+    def __init__(self, places: Mapping[nn.Module, LayerPlace]) -> None:
         """Take every attention module of a model with its place."""
         super().__init__()
         self._places = places
@@ -76,7 +76,7 @@ class PagedAttention(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AttentionCall:
     """What a forward pass hands on to attention: the rows' context, and what computes."""
 
     context: ForwardContext
@@ -102,7 +102,7 @@ def attend(
     *,
     scaling: float | None = None,
     softcap: float | None = None,
-    parlay: Call | None = None,
+    parlay: AttentionCall | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention for a class of the library.

@@ -22,10 +22,10 @@ from parlay.errors import ModelError, brief
 from parlay.kernels.base import AttentionView, Kernels
 from parlay.models.config import ModelConfig, check_sizes
 from parlay.models.context import Buffers, ForwardContext, LayerCache
-from parlay.models.style import Foreign, Rotary
-from parlay.models.transformers.attention import KEYWORD, Call, PagedAttention, Place, attend, register
-from parlay.models.transformers.modules import Head, RotaryTable, is_linear, is_rotary, replacement, weight_of
-from parlay.models.transformers.probe import Layer, Unserved, probe
+from parlay.models.style import LibraryModel, Rotary
+from parlay.models.transformers.attention import KEYWORD, AttentionCall, LayerPlace, PagedAttention, attend, register
+from parlay.models.transformers.modules import KernelHead, RotaryTable, is_linear, is_rotary, replacement, weight_of
+from parlay.models.transformers.probe import AttentionLayer, Unserved, probe
 from parlay.models.transformers.survey import Survey
 from parlay.parallel.group import Group
 from parlay.types.progress import OnRead, ignore
@@ -71,7 +71,7 @@ def describe(path: Path, raw: dict[str, Any]) -> ModelConfig:
         dtype=dtype_of(raw),
         eos_token_ids=read_ids(raw.get("eos_token_id", getattr(config, "eos_token_id", None))),
         raw=raw,
-        foreign=Foreign(
+        foreign=LibraryModel(
             library=_library(),
             products=tuple((name, (shape[0], shape[1]), times) for (name, shape), times in products.items()),
         ),
@@ -85,7 +85,7 @@ def _widest(size: int | list[int]) -> int:
     return max(map(int, size)) if isinstance(size, list | tuple) else int(size)
 
 
-class Model:
+class TransformersModel:
     """A class of the transformers library with its weights, rebuilt.
 
     Attributes:
@@ -143,7 +143,7 @@ class Model:
             with torch.no_grad():
                 expected = model(input_ids=tokens[None], use_cache=False).logits[0].float()
             self._base, self._causal = _rebuild(model, kernels, dtype)
-            places = {model.get_submodule(layer.name): Place(i, layer.window) for i, layer in enumerate(layers)}
+            places = {model.get_submodule(layer.name): LayerPlace(i, layer.window) for i, layer in enumerate(layers)}
             self._attention = PagedAttention(places)
             # From here on a call of the whole is a call of the head alone, with what it does to logits.
             setattr(model, model.base_model_prefix, _Given())
@@ -170,7 +170,7 @@ class Model:
         Returns:
             Hidden states after the final norm, `[rows, hidden]`.
         """
-        call = {KEYWORD: Call(context, self._attention)}
+        call = {KEYWORD: AttentionCall(context, self._attention)}
         positions = context.positions[None].long()
         with torch.no_grad():
             output = self._base(input_ids=tokens[None], position_ids=positions, use_cache=False, **call)
@@ -269,7 +269,7 @@ def _class(path: Path, raw: dict[str, Any]) -> tuple[Any, Any]:
     return cls, config
 
 
-def _probed(path: Path, cls: Any, config: Any) -> tuple[list[Layer], Any]:
+def _probed(path: Path, cls: Any, config: Any) -> tuple[list[AttentionLayer], Any]:
     try:
         with _quiet():
             return probe(cls, config)
@@ -328,7 +328,7 @@ def _rebuild(model: Any, kernels: Kernels, dtype: torch.dtype) -> tuple[Any, Any
     for name in [name for name, _ in model.named_modules() if name]:
         module = model.get_submodule(name)
         if module is head:
-            new: nn.Module | None = Head(kernels, weight_of(module), getattr(module, "bias", None))
+            new: nn.Module | None = KernelHead(kernels, weight_of(module), getattr(module, "bias", None))
             head = None
         else:
             new = replacement(module, kernels, dtype)

@@ -23,7 +23,7 @@ _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
 Norm = Callable[[Tensor, Tensor], None]  # from rows to rows
 
 
-class Linear(nn.Module):
+class KernelLinear(nn.Module):
     """`y = x W^T + b` by the kernels."""
 
     def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
@@ -44,7 +44,7 @@ class Linear(nn.Module):
         return out.view(*x.shape[:-1], self.out_features)
 
 
-class Head(nn.Module):
+class KernelHead(nn.Module):
     """The language model head: float32 logits for any dtype of the model."""
 
     def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
@@ -150,7 +150,7 @@ class RotaryTable(nn.Module):
         return [torch.cat(columns)[: self._length].contiguous() for columns in zip(*parts, strict=True)]
 
 
-OWN = (Linear, Head, Activate, Normalise, NormaliseHeads, PagedAttention)
+OWN = (KernelLinear, KernelHead, Activate, Normalise, NormaliseHeads, PagedAttention)
 """Modules whose rows are independent by the kernels' contract."""
 
 
@@ -192,7 +192,7 @@ def replacement(module: nn.Module, kernels: Kernels, dtype: torch.dtype) -> nn.M
     if is_linear(module):
         weight, bias = weight_of(module), getattr(module, "bias", None)
         same = weight.dtype is dtype and (bias is None or bias.dtype is dtype)
-        return Linear(kernels, weight.contiguous(), None if bias is None else bias.detach()) if same else None
+        return KernelLinear(kernels, weight.contiguous(), None if bias is None else bias.detach()) if same else None
     parameters = dict(module.named_parameters(recurse=False))
     if any(True for _ in module.children()) or parameters.keys() - {"weight", "bias"}:
         return None

@@ -29,7 +29,7 @@ class Unserved(Exception):  # noqa: N818 - a reason on its way to a ModelError
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class AttentionLayer:
     """One attention layer, as it called.
 
     Attributes:
@@ -50,10 +50,10 @@ class Layer:
 @dataclass(slots=True)
 class _Record:
     modules: list[nn.Module] = field(default_factory=list)
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[AttentionLayer] = field(default_factory=list)
 
 
-def probe(cls: Any, config: Any) -> tuple[list[Layer], nn.Module]:
+def probe(cls: Any, config: Any) -> tuple[list[AttentionLayer], nn.Module]:
     """Return the attention layers of a causal language model in the order of their calls, and the model itself.
 
     Args:
@@ -97,7 +97,7 @@ def probe(cls: Any, config: Any) -> tuple[list[Layer], nn.Module]:
     if len(set(record.modules)) < len(record.modules):
         raise Unserved("it calls attention several times in a layer")
     layers = [
-        Layer(names[module], layer.heads, layer.kv_heads, layer.head_dim, layer.window)
+        AttentionLayer(names[module], layer.heads, layer.kv_heads, layer.head_dim, layer.window)
         for module, layer in zip(record.modules, record.layers, strict=True)
     ]
     if len({(layer.heads, layer.kv_heads, layer.head_dim) for layer in layers}) > 1:
@@ -152,7 +152,7 @@ def _asked(
     if hint and window and hint != window:
         raise Unserved(f"its mask shows {window} keys where its sliding window is {hint}")
     record.modules.append(module)
-    record.layers.append(Layer("", heads, key.shape[1], head_dim, window))
+    record.layers.append(AttentionLayer("", heads, key.shape[1], head_dim, window))
     return query.new_empty(1, rows, heads, head_dim), None
 
 

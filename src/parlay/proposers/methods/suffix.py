@@ -17,7 +17,7 @@ from typing import Any
 
 from parlay.errors import ConfigError
 from parlay.proposers.base import HostProposer, TargetInfo
-from parlay.proposers.suffix_tree import Branches, Counts, Guess, make_tree
+from parlay.proposers.suffix_tree import Branches, Continuation, SuffixCounts, make_tree
 from parlay.types.draft import NO_DRAFT, Draft
 
 SOURCE = "suffix"
@@ -89,9 +89,9 @@ class Proposer(HostProposer):
         """Return the chain with the most expected accepted nodes; on ties the one from the request's own tree."""
         tree, number, shared, tail = self._counted(request_id)
         limits = self._limits(budget)
-        best = Guess(*tree.guess(number, *limits))
+        best = Continuation(*tree.guess(number, *limits))
         if shared is not None:
-            other = Guess(*shared.guess_after(tail, *limits))
+            other = Continuation(*shared.guess_after(tail, *limits))
             best = other if other.score > best.score else best
         if not best.tokens:
             return NO_DRAFT
@@ -113,7 +113,7 @@ class Proposer(HostProposer):
         probs = tuple(p / reached[above] if above >= 0 else p for p, above in zip(reached, best.parents, strict=True))
         return Draft(tuple(best.tokens), tuple(best.parents), (SOURCE,) * len(best.tokens), probs)
 
-    def _counted(self, request_id: int) -> tuple[Counts, int, Counts | None, list[int]]:
+    def _counted(self, request_id: int) -> tuple[SuffixCounts, int, SuffixCounts | None, list[int]]:
         """Return a request's own tree and number, its tenant's tree, and the last tokens."""
         text = self._texts[request_id]
         tree, number = text.counted(self._depth)
@@ -157,10 +157,10 @@ class _Text:
 
     response: _Response
     unseen: list[int]
-    own: tuple[Counts, int] | None = None
+    own: tuple[SuffixCounts, int] | None = None
     tail: list[int] = field(default_factory=list)
 
-    def counted(self, depth: int) -> tuple[Counts, int]:
+    def counted(self, depth: int) -> tuple[SuffixCounts, int]:
         """Return the tree and the text's number in it, with all tokens counted, which is put off until it drafts."""
         if self.own is None:
             tree = make_tree(depth)
@@ -180,13 +180,13 @@ class _Past:
         self._depth = options.suffix_decoding_max_tree_depth
         self._most = options.suffix_decoding_max_cached_requests
         self._most_bytes = options.suffix_decoding_max_cached_bytes
-        self._trees: dict[str, Counts] = {}
+        self._trees: dict[str, SuffixCounts] = {}
         self._held: Counter[str] = Counter()  # responses in each tree
         self._responses: deque[_Response] = deque()
         self._leaving: _Response | None = None
         self.bytes = 0
 
-    def tree(self, tenant: str) -> Counts | None:
+    def tree(self, tenant: str) -> SuffixCounts | None:
         """Return a tenant's tree, if there is one."""
         return self._trees.get(tenant)
 

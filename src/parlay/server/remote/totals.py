@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from parlay.types.stats import GuessStats, StatsSnapshot, summed
+from parlay.types.stats import DraftStats, StatsSnapshot, summed
 
 
 def total(snapshots: Sequence[StatsSnapshot]) -> StatsSnapshot:
@@ -14,7 +14,7 @@ def total(snapshots: Sequence[StatsSnapshot]) -> StatsSnapshot:
 
 def _sum(values: Sequence[Any]) -> Any:
     first = values[0]
-    if isinstance(first, StatsSnapshot | GuessStats):
+    if isinstance(first, StatsSnapshot | DraftStats):
         return type(first)(**{f.name: _sum([getattr(one, f.name) for one in values]) for f in fields(first)})
     if isinstance(first, Mapping):
         names = dict.fromkeys(name for one in values for name in one)

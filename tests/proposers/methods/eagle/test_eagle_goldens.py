@@ -16,12 +16,12 @@ from parlay import LLM, SamplingParams
 from parlay.engine.engine import Engine
 from parlay.kernels.base import Kernels
 from parlay.kernels.select import select_kernels
-from parlay.models.select import Model, describe_model, load_model
+from parlay.models.select import CausalModel, describe_model, load_model
 from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.heads import Options
 from parlay.proposers.methods.eagle import proposer as eagle
 from parlay.proposers.methods.eagle3 import proposer as eagle3
-from parlay.proposers.paired import PairedProposer
 from parlay.runner.batch import Stretch, flatten
 from parlay.runner.runner import ModelRunner
 from parlay.types.plan import CatchUp, Span, Verdict
@@ -52,12 +52,12 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
 
 
 @cache
-def models(path: Path) -> tuple[Model, Kernels]:
+def models(path: Path) -> tuple[CausalModel, Kernels]:
     kernels = select_kernels()
     return load_model(describe_model(str(path)), torch.float32, 512, kernels), kernels
 
 
-def loaded(case: Case) -> PairedProposer:
+def loaded(case: Case) -> FeatureHead:
     model, kernels = models(case.target)
     module = eagle if case.golden["method"] == "eagle" else eagle3
     head = module.Proposer(Options(str(case.draft)), TargetInfo(model.config, torch.float32, 512))

@@ -161,7 +161,7 @@ def test_targets_that_lend_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     with pytest.raises(ModelError, match="reads states between the layers of its target"):
         eagle3.Proposer(Options(str(write(tmp_path / "three", *_eagle3()))), info)
     with pytest.raises(
-        ModelError, match=r"has no embed_tokens.weight, and the architecture of the target .* does not lend its own"
+        ModelError, match=r"has no embed_tokens.weight, and the architecture of the target .* cannot share its own"
     ):
         eagle.Proposer(Options(str(write(tmp_path / "one", *_eagle()))), info)
     own = write(tmp_path / "own", eagle_config(), random_eagle(eagle_config(), embedding=True))

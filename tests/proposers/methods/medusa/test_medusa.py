@@ -114,7 +114,7 @@ def test_choices_that_do_not_fit(choices: Any, message: str) -> None:
     good = {**config, "medusa_choices": [[0], [0, 0]]}
     with pytest.raises(ConfigError, match="beyond num_speculative_tokens=1"):
         LLM(str(GOLDENS / "target"), speculative_config={**good, "num_speculative_tokens": 1})
-    with pytest.raises(ConfigError, match="leave it out, or tree"):
+    with pytest.raises(ConfigError, match="tree and the option of 'medusa'"):
         LLM(str(GOLDENS / "target"), speculative_config={**good, "tree": {"width": 2}})
 
 

@@ -23,11 +23,11 @@ from parlay.models.heads import layer_config
 from parlay.models.layers import Embedding
 from parlay.models.split import SplitLinear
 from parlay.proposers.base import Runtime
-from parlay.proposers.body import Body, side_by_side
+from parlay.proposers.feature_head import FeatureHead
+from parlay.proposers.head_layers import HeadLayers, side_by_side
 from parlay.proposers.heads import Options
-from parlay.proposers.lent import LentEmbedding, lent_logits, records_logits
 from parlay.proposers.methods.eagle.format import AFTER, BEFORE, EMBEDDING, JOIN, JOIN_BIAS, layer
-from parlay.proposers.paired import PairedProposer
+from parlay.proposers.target_layers import TargetEmbedding, output_layer, records_logits
 from parlay.proposers.vocabulary import fitted
 from parlay.runner.graphs import MOST_ROWS
 
@@ -36,7 +36,7 @@ __all__ = ["EMBEDDED", "Options", "Proposer"]
 EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-eagle"}
 
 
-class Proposer(PairedProposer):
+class Proposer(FeatureHead):
     """Drafts from the last hidden state, each node from the state and the node before it."""
 
     source = "eagle"
@@ -71,21 +71,21 @@ class Proposer(PairedProposer):
 
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group = self._target.dtype, runtime.kernels, runtime.group
-        self._target_logits, self.recordable = lent_logits(runtime.target, MOST_ROWS), records_logits(runtime.target)
+        self._target_logits, self.recordable = output_layer(runtime.target, MOST_ROWS), records_logits(runtime.target)
         self._embedding = self._read_embedding(weights, runtime)
         bias = weights.read(JOIN_BIAS, dtype) if self._biased else None
         self._join = SplitLinear(kernels, weights.read_weight(JOIN, dtype), group, bias)
         read = [Reader(weights, dtype, layer(i)) for i in range(self.config.num_layers)]
-        self._body = Body(self.config, self._target.max_model_len, read, kernels, group)
+        self._body = HeadLayers(self.config, self._target.max_model_len, read, kernels, group)
 
-    def _read_embedding(self, weights: Checkpoint, runtime: Runtime) -> Embedding | LentEmbedding:
+    def _read_embedding(self, weights: Checkpoint, runtime: Runtime) -> Embedding | TargetEmbedding:
         """Return the target's embedding unless the head has another: its own is usually a copy, and a large one.
 
         Where ranks share the head they share its own too, since only one of them could compare the two.
         """
         dtype, target, group = self._target.dtype, runtime.target, runtime.group
         if self._borrows:
-            return LentEmbedding(target, group)
+            return TargetEmbedding(target, group)
         lent = target.embedding if group.size == 1 and isinstance(target, Decoder) else None
         if lent is not None and torch.equal(weights.read(EMBEDDING, dtype), lent.numbers(dtype)):
             return lent

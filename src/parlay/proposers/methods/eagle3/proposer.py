@@ -19,27 +19,27 @@ from parlay.errors import ModelError, shown
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import attention_shapes, mlp_shapes
 from parlay.models.heads import HeadConfig, layer_config
-from parlay.models.layers import Embedding, Head
+from parlay.models.layers import Embedding, OutputLayer
 from parlay.models.select import exposes_hidden_states
 from parlay.models.split import SplitLinear
 from parlay.proposers.base import Runtime
-from parlay.proposers.body import Body, side_by_side
+from parlay.proposers.feature_head import FeatureHead
+from parlay.proposers.head_layers import HeadLayers, side_by_side
 from parlay.proposers.heads import Options
-from parlay.proposers.lent import LentEmbedding, lent_logits, records_logits
 from parlay.proposers.methods.eagle3 import format as form
-from parlay.proposers.paired import PairedProposer
-from parlay.proposers.shared import shared
+from parlay.proposers.shared_passes import shared
+from parlay.proposers.target_layers import TargetEmbedding, output_layer, records_logits
 from parlay.proposers.vocabulary import fitted, ids_of
 from parlay.runner.graphs import MOST_ROWS
 
 __all__ = ["EMBEDDED", "Options", "Proposer"]
 
 EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-eagle3"}
-_NORM = "input_layernorm.weight"  # before a further layer's attention, as `Body` asks for it
+_NORM = "input_layernorm.weight"  # before a further layer's attention, as `HeadLayers` asks for it
 _MOST_GUESSES = 64
 
 
-class Proposer(PairedProposer):
+class Proposer(FeatureHead):
     """Drafts from three of the target's states, each node from the head's own state and the node before."""
 
     source = "eagle3"
@@ -57,7 +57,7 @@ class Proposer(PairedProposer):
         if not exposes_hidden_states(target.config):
             raise ModelError(
                 f"the draft head {head.path} reads states between the layers of its target, but the architecture of "
-                f"{target.config.path} lends none; take another method"
+                f"{target.config.path} exposes none; take another method"
             )
         self._settings = settings = _settings(head)
         inner = target.config.hidden_size
@@ -129,9 +129,9 @@ class Proposer(PairedProposer):
     def read(self, weights: Checkpoint, runtime: Runtime) -> None:  # noqa: D102
         dtype, kernels, group, target = self._target.dtype, runtime.kernels, runtime.group, runtime.target
         self.recordable = self._own_output or records_logits(target)
-        self._embedding: Embedding | LentEmbedding
+        self._embedding: Embedding | TargetEmbedding
         if self._borrows:
-            self._embedding = LentEmbedding(target, group)
+            self._embedding = TargetEmbedding(target, group)
         else:
             own = fitted(weights.read_weight(form.EMBEDDING, dtype), self._target.config.vocab_size)
             self._embedding = Embedding(kernels, own, group)
@@ -142,14 +142,14 @@ class Proposer(PairedProposer):
         self._token_norm = weights.read(self._prefixes[0] + form.TOKEN, dtype)
         self._state_norm = weights.read(self._prefixes[0] + form.STATE, dtype)
         self._norm = weights.read(form.NORM, dtype)
-        self._output: Head | None = None
+        self._output: OutputLayer | None = None
         if self._own_output:
             most = self._vocab if self._mapped else min(self._vocab, self._target.config.vocab_size)
             output = weights.read_weight(form.OUTPUT, dtype)
-            self._output = Head(kernels, fitted(output, most), group=group)
+            self._output = OutputLayer(kernels, fitted(output, most), group=group)
             self._logits = torch.zeros((MOST_ROWS, most))
         else:
-            self._target_logits = lent_logits(target, MOST_ROWS)
+            self._target_logits = output_layer(target, MOST_ROWS)
         self._normed = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)
         if self._mapped:
             self.ids = self._read_ids(weights)
@@ -159,7 +159,7 @@ class Proposer(PairedProposer):
             Reader(weights, dtype, prefix, {_NORM: self._norm_before(weights, i)} if i else None)
             for i, prefix in enumerate(self._prefixes)
         ]
-        self._body = Body(self.config, self._target.max_model_len, read, kernels, group)
+        self._body = HeadLayers(self.config, self._target.max_model_len, read, kernels, group)
 
     def _read_ids(self, weights: Checkpoint) -> Tensor:
         ids = torch.arange(self._vocab) + weights.read(form.OFFSETS, torch.int64)

@@ -19,13 +19,13 @@ from torch import Tensor
 from parlay.checkpoints.loader import Checkpoint
 from parlay.config.speculative import MOST_WIDTH
 from parlay.errors import ConfigError, ModelError, shown
-from parlay.models.layers import Head
+from parlay.models.layers import OutputLayer
 from parlay.models.split import SplitLinear
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.heads import HeadProposer
 from parlay.proposers.heads import Options as HeadOptions
 from parlay.proposers.methods.medusa.format import BIASED, MAP, read_layout
-from parlay.proposers.shared import shared
+from parlay.proposers.shared_passes import shared
 from parlay.proposers.vocabulary import fitted, ids_of
 from parlay.runner.graphs import MOST_ROWS
 
@@ -141,12 +141,12 @@ class Proposer(HeadProposer):
             ]
             for own in layout.blocks
         ]
-        packed: dict[str, Head] = {}
+        packed: dict[str, OutputLayer] = {}
         for name in dict.fromkeys(layout.outputs):
             weight = weights.read_weight(name, dtype)
             if weight.shape[0] != self._vocab:
                 weight = fitted(weight, self._vocab) if self.ids is None else weight.chosen(self.ids)
-            packed[name] = Head(kernels, weight, group=group)
+            packed[name] = OutputLayer(kernels, weight, group=group)
         self._outputs = [packed[name] for name in layout.outputs]
         self._logits_of_target = runtime.target.logits
         width = self._hidden.shape[1]

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from parlay.checkpoints.loader import Checkpoint
 from parlay.errors import ModelError
-from parlay.models.layers import Embedding, Head
+from parlay.models.layers import Embedding, OutputLayer
 from parlay.models.split import SplitLinear
 from parlay.proposers.base import Runtime
 from parlay.proposers.expander import Start
 from parlay.proposers.heads import HeadProposer, Options
 from parlay.proposers.methods.mlp_speculator.format import PREFIX, tensor
-from parlay.proposers.shared import shared
+from parlay.proposers.shared_passes import shared
 from parlay.proposers.vocabulary import fitted, ids_of
 from parlay.runner.graphs import MOST_ROWS
 from parlay.weights.weight import Weight
@@ -43,7 +43,7 @@ class _Stage:
     embedding: Embedding
     norm: Tensor
     bias: Tensor
-    head: Head
+    head: OutputLayer
 
 
 class Proposer(HeadProposer):
@@ -118,7 +118,7 @@ class Proposer(HeadProposer):
                     Embedding(kernels, fitted(Weight.of(part("emb", i) * share), vocab), group),
                     part("ln", i),
                     part("ln", i, "bias"),
-                    Head(kernels, fitted(matrix("head", i), self._vocab), group=group),
+                    OutputLayer(kernels, fitted(matrix("head", i), self._vocab), group=group),
                 )
             )
         self._stages = stages

@@ -7,16 +7,16 @@ from torch import Tensor
 
 from parlay.models.decoder import Decoder
 from parlay.models.layers import Embedding
-from parlay.models.select import Model
+from parlay.models.select import CausalModel
 from parlay.parallel.group import Group
 
 
-def records_logits(model: Model) -> bool:
+def records_logits(model: CausalModel) -> bool:
     """Whether a model's logits are computed by kernels alone, so that they can be recorded."""
     return isinstance(model, Decoder) and model.config.style.logit_divisor == 1
 
 
-def lent_logits(model: Model, rows: int) -> Callable[[Tensor], Tensor]:
+def output_layer(model: CausalModel, rows: int) -> Callable[[Tensor], Tensor]:
     """Return a function for the logits of at most `rows` states; parlay's own models can be recorded."""
     tokens = model.config.tokens
     if not isinstance(model, Decoder):
@@ -26,10 +26,10 @@ def lent_logits(model: Model, rows: int) -> Callable[[Tensor], Tensor]:
     return lambda states: model.logits(states, memory[: len(states)])
 
 
-class LentEmbedding:
+class TargetEmbedding:
     """The target's embedding, which rank 0 has whole: it hands the rows that a shared pass needs to the others."""
 
-    def __init__(self, target: Model, group: Group) -> None:
+    def __init__(self, target: CausalModel, group: Group) -> None:
         """Take it from the target, on rank 0 of the group that shares the head's layers."""
         self._group = group
         self._embedding: Embedding | None = None

@@ -12,7 +12,7 @@ from parlay.kernels.base import Kernels
 Pass = tuple[Hashable, Callable[[], object]]
 
 
-class Recorder:
+class PassRecorder:
     """The passes of one proposer. Where nothing can be recorded they run as they are."""
 
     def __init__(self, kernels: Kernels, usable: bool = True) -> None:

@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from parlay.errors import RequestError, shown
+from parlay.sampling.json_pointer import resolve
 from parlay.sampling.patterns import without_assertions
-from parlay.sampling.pointer import resolve
-from parlay.sampling.reduced import Doubt, Dropped, Path, Reduced
+from parlay.sampling.reduced_schema import Doubt, Dropped, Path, Reduced
 
 # Of the values of keywords: subschemas, lists of them, and those by name.
 ONE = {"additionalItems", "additionalProperties", "items"}

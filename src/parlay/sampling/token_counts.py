@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Tally:
+class TokenCounts:
     """Counts of the output's tokens; tokens of the prompt are listed with what the output has of them.
 
     The cost of adding a token does not depend on their number.

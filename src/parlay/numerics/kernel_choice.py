@@ -25,7 +25,7 @@ _SETTINGS = 64  # remembered: machines that share a home, numbers of threads, ve
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class RowInvariance:
     """What the self-check says of some kernels.
 
     Attributes:
@@ -42,7 +42,7 @@ class Trust:
         return not self.broken
 
 
-def choose_kernels(kernels: Kernels, cases: Sequence[Case], threads: int) -> tuple[Kernels, Trust]:
+def choose_kernels(kernels: Kernels, cases: Sequence[Case], threads: int) -> tuple[Kernels, RowInvariance]:
     """Return the first of `kernels` and their careful kin that keep the contract, or `kernels` if none does.
 
     Args:
@@ -50,9 +50,9 @@ def choose_kernels(kernels: Kernels, cases: Sequence[Case], threads: int) -> tup
         cases: what a model will ask of them.
         threads: how many threads they will use.
     """
-    trust = judge(kernels, cases, threads)
-    if trust.exact:
-        return kernels, trust
+    invariance = judge(kernels, cases, threads)
+    if invariance.exact:
+        return kernels, invariance
     careful = kernels.careful()
     while careful is not None:
         found = judge(careful, cases, threads)
@@ -60,7 +60,7 @@ def choose_kernels(kernels: Kernels, cases: Sequence[Case], threads: int) -> tup
             logger.warning(
                 "kernels: %s give a row other bits among other rows on this machine (%s); the slower %s run instead",
                 kernels.name,
-                _sample(trust),
+                _sample(invariance),
                 careful.name,
             )
             return careful, found
@@ -69,12 +69,12 @@ def choose_kernels(kernels: Kernels, cases: Sequence[Case], threads: int) -> tup
         "THE SAME-TOKENS GUARANTEE DOES NOT HOLD TO THE BIT HERE: with the kernels %s a row has other bits among "
         "other rows (%s), so tokens are the same up to floating point only; `parlay verify` shows more",
         kernels.name,
-        _sample(trust),
+        _sample(invariance),
     )
-    return kernels, trust
+    return kernels, invariance
 
 
-def judge(kernels: Kernels, cases: Sequence[Case], threads: int) -> Trust:
+def judge(kernels: Kernels, cases: Sequence[Case], threads: int) -> RowInvariance:
     """Return what the self-check says, running it only for cases whose finding is not remembered."""
     return summarise(recall(kernels, cases, threads, lambda missing: selfcheck.check(kernels, missing, threads)))
 
@@ -96,15 +96,15 @@ def recall(
     return {case: Finding(tuple(counts), bits) for case, (counts, bits) in found.items()}
 
 
-def summarise(findings: dict[Case, Finding]) -> Trust:
+def summarise(findings: dict[Case, Finding]) -> RowInvariance:
     """Return what findings amount to."""
     digest = sha256(json.dumps([(str(case), f.bits) for case, f in findings.items()]).encode())
-    return Trust(tuple(case for case, f in findings.items() if f.row_counts), digest.hexdigest()[:8])
+    return RowInvariance(tuple(case for case, f in findings.items() if f.row_counts), digest.hexdigest()[:8])
 
 
-def _sample(trust: Trust) -> str:
-    more = len(trust.broken) - 1
-    return f"{trust.broken[0]}" + (f" and {more} more" if more else "")
+def _sample(invariance: RowInvariance) -> str:
+    more = len(invariance.broken) - 1
+    return f"{invariance.broken[0]}" + (f" and {more} more" if more else "")
 
 
 def _setting(name: str, switches: tuple[int, ...], threads: int) -> str:

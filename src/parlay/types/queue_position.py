@@ -3,7 +3,7 @@
 from parlay.errors import RequestError, shown
 
 
-def check_place(priority: object, tenant: object, timeout: object) -> None:
+def check_queue_position(priority: object, tenant: object, timeout: object) -> None:
     """Refuse a place in the queue that would break the queue's order.
 
     Raises:

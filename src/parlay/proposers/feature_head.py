@@ -25,12 +25,12 @@ from parlay.models.context import Buffers, ForwardContext, LayerCache
 from parlay.models.heads import read_head
 from parlay.models.select import cache_spec, exposes_hidden_states
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
-from parlay.proposers.expander import MOST_LEVELS, Expander, Head, Start
+from parlay.proposers.draft_slots import DraftSlots, scratch_blocks
+from parlay.proposers.expander import MOST_LEVELS, DraftHead, Expander, Start
 from parlay.proposers.heads import Options, shape_of, share_of, storage_of
 from parlay.proposers.held import HeldStates
-from parlay.proposers.places import Places, scratch_blocks
-from parlay.proposers.recorder import Recorder
-from parlay.proposers.shared import shared
+from parlay.proposers.pass_recorder import PassRecorder
+from parlay.proposers.shared_passes import shared
 from parlay.runner.batch import Batch, Stretch, flatten, trimmed
 from parlay.runner.graphs import MOST_ROWS, copy_batch, empty_batch
 from parlay.types.plan import NO_PROPOSAL, Proposal, ProposerState, Span, SpanError, Verdict
@@ -79,14 +79,14 @@ class _Kept:
     work: Callable[[], object]
 
 
-class PairedProposer(Head):
+class FeatureHead(DraftHead):
     """A proposer with such a head.
 
     A subclass says which of the target's states a pair has, and how a node is made from a predicted state. Passes of
     few rows over known pairs are recorded too, one for each number of rows and each power of two of blocks.
 
     Ranks that share it split its layers, its cache and, if it has them, its own embedding and output layer; the
-    target's embedding and output layer stay on rank 0 (`LentEmbedding`).
+    target's embedding and output layer stay on rank 0 (`TargetEmbedding`).
 
     Attributes:
         head: the checkpoint.
@@ -145,7 +145,7 @@ class PairedProposer(Head):
         if not exposes_hidden_states(self._target.config):
             raise ModelError(
                 f"the draft head {self.head.path} has no embed_tokens.weight, and the architecture of the target "
-                f"{self._target.config.path} does not lend its own; give a head with an embedding of its own"
+                f"{self._target.config.path} cannot share its own; give a head that has an embedding"
             )
         return True
 
@@ -165,12 +165,18 @@ class PairedProposer(Head):
         self._held = HeldStates()
         self._state = torch.zeros((MOST_ROWS, self.config.hidden_size), dtype=dtype)  # of the requests that draft
         self._spare, self._every = torch.zeros_like(self._state), torch.arange(MOST_ROWS)
-        self._recorder = Recorder(kernels, usable=self._recorded)
+        self._recorder = PassRecorder(kernels, usable=self._recorded)
         vocab_size = self._target.config.vocab_size
         self._expander = Expander(
-            self, kernels, self._recorder, MOST_LEVELS, vocab_size, laws=runtime.laws, processors=runtime.processors
+            self,
+            kernels,
+            self._recorder,
+            MOST_LEVELS,
+            vocab_size,
+            keep_distributions=runtime.keep_distributions,
+            processors=runtime.processors,
         )
-        self._places = Places(self._expander.tokens, runtime.num_blocks, runtime.block_size, pairs=True)
+        self._slots = DraftSlots(self._expander.tokens, runtime.num_blocks, runtime.block_size, pairs=True)
 
     # ------------------------------------------------------------------------------------------------- proposing
 
@@ -269,10 +275,10 @@ class PairedProposer(Head):
 
     def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:  # noqa: D102
         self._kernels.embed(states, torch.tensor([start.row for start in turn]), self._state[: len(turn)])
-        self._places.prepare(turn, width)
+        self._slots.prepare(turn, width)
 
     def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # noqa: D102
-        return self._places.paths(level, rows)
+        return self._slots.paths(level, rows)
 
     def gather(self, level: int, origin: Tensor) -> None:  # noqa: D102
         rows = len(origin)
@@ -281,7 +287,7 @@ class PairedProposer(Head):
 
     def advance(self, level: int, rows: int, width: int = 1) -> None:  # noqa: D102
         if level:  # the first follows from pairs with the target's own states
-            inputs = self._places.batch(level, rows, width)
+            inputs = self._slots.batch(level, rows, width)
             self._continue(inputs if self._recorded else trimmed(inputs, self._block_size), self._state[:rows])
 
     @shared

@@ -11,7 +11,7 @@ from parlay.types.storage import MADE
 _STEPS = 500  # progress reports; models of experts have tens of thousands of tensors
 
 
-class Loading:
+class LoadProgress:
     """The loading of a target and its proposers, as one count of bytes."""
 
     def __init__(self, config: EngineConfig, total: int, tell: OnProgress) -> None:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from parlay.kernels.base import AttentionView, Kernels
 from parlay.log import logger
-from parlay.models.transformers.model import Model
+from parlay.models.transformers.model import TransformersModel
+from parlay.numerics.kernel_choice import RowInvariance, recall, summarise
 from parlay.numerics.selfcheck import DISTINCT, FEW, Case, Finding, Rows, compare
-from parlay.numerics.trust import Trust, recall, summarise
 from parlay.runner.batch import Batch
 from parlay.runner.runner import ModelRunner
 
@@ -30,18 +30,20 @@ _BLOCK = 16
 _SEED = 11
 
 
-def judge_whole(model: Model, identity: str, kernels: Kernels, trust: Trust, threads: int) -> Trust:
-    """Return what kernels' trust amounts to for a model, with a warning if the rest of it is not to be trusted.
+def judge_model(
+    model: TransformersModel, identity: str, kernels: Kernels, invariance: RowInvariance, threads: int
+) -> RowInvariance:
+    """Return what kernels' invariance amounts to for a model, with a warning if the rest of it is not to be trusted.
 
     Args:
         model: what to look at.
         identity: of its weights and config.
         kernels: that it runs with.
-        trust: in them.
+        invariance: in them.
         threads: how many the kernels and torch may use.
     """
     case = _case(model, identity)
-    (finding,) = recall(kernels, [case], threads, lambda _: check_whole(model, identity, kernels, threads)).values()
+    (finding,) = recall(kernels, [case], threads, lambda _: check_rows(model, identity, kernels, threads)).values()
     whole = summarise({case: finding})
     if whole.broken:
         logger.warning(
@@ -52,12 +54,12 @@ def judge_whole(model: Model, identity: str, kernels: Kernels, trust: Trust, thr
             if _blind(model)
             else f"a row has other bits among {finding.row_counts[0]} rows than alone",
         )
-    bits = sha256((trust.bits + whole.bits).encode()).hexdigest()[: len(trust.bits)]
-    return replace(trust, broken=trust.broken + whole.broken, bits=bits)
+    bits = sha256((invariance.bits + whole.bits).encode()).hexdigest()[: len(invariance.bits)]
+    return replace(invariance, broken=invariance.broken + whole.broken, bits=bits)
 
 
-def check_whole(
-    model: Model,
+def check_rows(
+    model: TransformersModel,
     identity: str,
     kernels: Kernels,
     threads: int,
@@ -79,17 +81,17 @@ def check_whole(
     return {case: replace(found[case], row_counts=tuple(row_counts))} if _blind(model) else found
 
 
-def _blind(model: Model) -> bool:
+def _blind(model: TransformersModel) -> bool:
     return model.dtype is not torch.float32 and bool(model.rest)
 
 
-def _case(model: Model, identity: str) -> Case:
+def _case(model: TransformersModel, identity: str) -> Case:
     config = model.config
     library = config.foreign.library if config.foreign else ""
     return Case(f"{identity} with {library} {_files()}", (config.num_layers, config.hidden_size), model.dtype)
 
 
-def _rows(model: Model, kernels: Kernels) -> Rows:
+def _rows(model: TransformersModel, kernels: Kernels) -> Rows:
     runner = ModelRunner(model, kernels, -(-DISTINCT // _BLOCK), _BLOCK)
     vocab = model.config.vocab_size
     tokens = torch.randint(vocab, (DISTINCT,), generator=torch.Generator().manual_seed(_SEED))

@@ -10,7 +10,7 @@ from torch import Tensor
 from parlay.types.processor import RowProcessor
 
 
-class Output(Sequence[int]):
+class OutputTokens(Sequence[int]):
     """The tokens that a request has emitted, as they grow: a view, since a copy in every step would add up."""
 
     def __init__(self, tokens: Sequence[int], start: int) -> None:
@@ -41,7 +41,7 @@ class Output(Sequence[int]):
 
 
 @dataclass(frozen=True, slots=True)
-class LiveProcessor:
+class BoundProcessor:
     """A request's processor, with the tokens that earlier steps emitted.
 
     Attributes:
@@ -65,5 +65,5 @@ class LiveProcessor:
         self.processor.guide(self.output, path, row)
 
 
-Processors = Mapping[int, LiveProcessor]  # by request; those without a processor are left out
+Processors = Mapping[int, BoundProcessor]  # by request; those without a processor are left out
 NO_PROCESSORS: Processors = MappingProxyType({})

@@ -1,4 +1,4 @@
-"""The law of what a speculating engine emits, against the exact law of its target."""
+"""The distribution of what a speculating engine emits, against the exact distribution of its target."""
 
 import itertools
 from collections import Counter
@@ -41,7 +41,7 @@ Sample = Callable[[str, dict[str, Any]], tuple[Counter[tuple[int, int]], NDArray
 
 @pytest.fixture
 def sample(make_llm: MakeLLM, small: tuple[Path, Path]) -> Sample:
-    """Draw the first two tokens under many seeds; gives their counts, their exact joint law, and the engine."""
+    """Draw the first two tokens under many seeds; gives counts, the exact joint distribution, the engine."""
 
     def draw(method: str, params: dict[str, Any]) -> tuple[Counter[tuple[int, int]], NDArray[np.float64], LLM]:
         target, draft = small
@@ -53,19 +53,19 @@ def sample(make_llm: MakeLLM, small: tuple[Path, Path]) -> Sample:
             max_num_seqs=200,
             max_num_batched_tokens=2048,
         )
-        law = joint_law(llm, params)
+        distribution = joint_distribution(llm, params)
         asks = [SamplingParams(max_tokens=3, seed=seed * 7919, **params) for seed in range(SEEDS)]
         outputs = llm.generate([PROMPT] * SEEDS, asks, use_tqdm=False)
-        # The law mixes both ways: some of these tokens were drafted, some were not.
+        # The distribution mixes both ways: some of these tokens were drafted, some were not.
         drafted = sum(method in output.outputs[0].sources[:2] for output in outputs)
         assert SEEDS / 20 < drafted < SEEDS - SEEDS / 20
-        return Counter(output.outputs[0].token_ids[:2] for output in outputs), law, llm
+        return Counter(output.outputs[0].token_ids[:2] for output in outputs), distribution, llm
 
     return draw
 
 
-def joint_law(llm: LLM, params: dict[str, Any]) -> NDArray[np.float64]:
-    """Return the exact law of the first two tokens, `[vocab, vocab]`, by definition and in double precision."""
+def joint_distribution(llm: LLM, params: dict[str, Any]) -> NDArray[np.float64]:
+    """Return the exact distribution of the first two tokens, `[vocab, vocab]`, in double precision."""
     runner = llm.engine._worker._runner
     prompts = [PROMPT, *((*PROMPT, token) for token in range(VOCAB))]
     rows = []
@@ -89,12 +89,14 @@ def probabilities_of(
     return result
 
 
-def p_value(counts: Counter[tuple[int, int]], law: NDArray[np.float64]) -> float:
-    """Chi-square of counts against a law, with all rare cells merged into one."""
+def p_value(counts: Counter[tuple[int, int]], distribution: NDArray[np.float64]) -> float:
+    """Chi-square of counts against a distribution, with all rare cells merged into one."""
     total = sum(counts.values())
     cells = list(itertools.product(range(VOCAB), repeat=2))
-    expected = {cell: total * law[cell] for cell in cells}
-    assert all(counts[cell] == 0 for cell in cells if expected[cell] == 0), "a token outside the law's support"
+    expected = {cell: total * distribution[cell] for cell in cells}
+    assert all(counts[cell] == 0 for cell in cells if expected[cell] == 0), (
+        "a token outside the distribution's support"
+    )
     common = [cell for cell in cells if expected[cell] >= 5]
     seen, wanted = [counts[c] for c in common], [expected[c] for c in common]
     if (rest := total - sum(wanted)) > 1e-6:
@@ -106,22 +108,22 @@ def p_value(counts: Counter[tuple[int, int]], law: NDArray[np.float64]) -> float
 
 @pytest.mark.parametrize(("method", "params"), CASES, ids=str)
 def test_the_first_two_tokens(sample: Sample, method: str, params: dict[str, Any]) -> None:
-    counts, law, _ = sample(method, params)
-    assert p_value(counts, law) > 1e-3
+    counts, distribution, _ = sample(method, params)
+    assert p_value(counts, distribution) > 1e-3
 
 
 def test_noise_that_forgets_the_position_is_seen(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each token alone still has the right law; only the two together show it."""
+    """Each token alone still has the right distribution; only the two together show it."""
     draw = coupled.draw
 
     def forgetful(kernels: Any, scores: Any, temperatures: Any, seeds: Any, positions: Any, filters: Any) -> Any:
         return draw(kernels, scores, temperatures, seeds, torch.zeros_like(positions), filters)
 
     monkeypatch.setattr(coupled, "draw", forgetful)
-    counts, law, _ = sample(*CASES[0])
-    assert p_value(counts, law) < 1e-6
+    counts, distribution, _ = sample(*CASES[0])
+    assert p_value(counts, distribution) < 1e-6
 
 
 def test_a_temperature_a_little_off_is_seen(sample: Sample) -> None:
     counts, _, llm = sample("draft_model", {"temperature": 1.0})
-    assert p_value(counts, joint_law(llm, {"temperature": 1.25})) < 1e-6
+    assert p_value(counts, joint_distribution(llm, {"temperature": 1.25})) < 1e-6

@@ -29,7 +29,7 @@ class Purpose(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class Distribution:
     """What a node was drawn from.
 
     Attributes:
@@ -48,17 +48,19 @@ class Law:
         return int(found[0]) if len(found) else None
 
 
-Laws = Mapping[int, Sequence[Law]]  # by request, those that the nodes of its draft were drawn from
-NO_LAWS: Laws = MappingProxyType({})
+Distributions = Mapping[int, Sequence[Distribution]]  # by request, those that the nodes of its draft were drawn from
+NO_DISTRIBUTIONS: Distributions = MappingProxyType({})
 
 
-def separate(draft: Draft) -> tuple[Draft, tuple[Law, ...]]:
+def separate(draft: Draft) -> tuple[Draft, tuple[Distribution, ...]]:
     """Return a draft with numbers in place of its nodes' distributions, and these distributions."""
     if draft.q is None:
         return draft, ()
-    drawn = [law for law in draft.q if law is not None]
+    drawn = [distribution for distribution in draft.q if distribution is not None]
     numbers = iter(range(len(drawn)))
-    return replace(draft, q=tuple(None if law is None else next(numbers) for law in draft.q)), tuple(drawn)
+    return replace(
+        draft, q=tuple(None if distribution is None else next(numbers) for distribution in draft.q)
+    ), tuple(drawn)
 
 
 def noise_key(position: int, purpose: Purpose, index: int = 0) -> int:

@@ -26,7 +26,7 @@ def scratch_blocks(block_size: int) -> int:
     return -(-MOST_DEPTH * MOST_ROWS // block_size)
 
 
-class Places:
+class DraftSlots:
     """The rows of all levels, of the first only where it has any, in memory that recordings may keep."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Places:
         self._slots[begin:end, :rows] = torch.from_numpy(slots)
 
     def paths(self, level: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return where the paths of level `level` are to be written, as `Head.paths` does."""
+        """Return where the paths of level `level` are to be written, as `DraftHead.paths` does."""
         return self._narrow[level, :rows], self._paths[level - 1], self._paths[level][:rows]
 
     def batch(self, level: int, rows: int, width: int = 1) -> Batch:

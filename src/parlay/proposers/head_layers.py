@@ -9,12 +9,12 @@ from parlay.checkpoints.loader import Reader
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext
-from parlay.models.decoder import Layer, make_attention, make_mlp
+from parlay.models.decoder import DecoderLayer, make_attention, make_mlp
 from parlay.models.rotary import cos_sin_table
 from parlay.parallel.group import ALONE, Group
 
 
-class Body:
+class HeadLayers:
     """The layers of a head: the first without the norm before its attention, the others ordinary ones."""
 
     def __init__(
@@ -36,7 +36,9 @@ class Body:
         self._attention = make_attention(config, 0, first, kernels, group, cos_sin)
         self._norm = first("post_attention_layernorm.weight")
         self._mlp = make_mlp(config, first, kernels, group)
-        self._others = [Layer(config, i, read[i], kernels, group, cos_sin) for i in range(1, config.num_layers)]
+        self._others = [
+            DecoderLayer(config, i, read[i], kernels, group, cos_sin) for i in range(1, config.num_layers)
+        ]
 
     def __call__(self, x: Tensor, state: Tensor, context: ForwardContext) -> None:
         """Run the layers on attention's input `x`, and add their output to `state` `[rows, d]`."""
