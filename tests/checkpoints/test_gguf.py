@@ -1,8 +1,6 @@
 """GGUF files: the same bits as the same weights in safetensors, the same tokens, and typed errors for the rest."""
 
 import json
-import struct
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,149 +45,6 @@ KINDS = [kind.name for kind in GGMLQuantizationType if kind.name not in ("F32", 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
 logits = partial(logits_of, storage="plain")
 Q_PROJ, UP_PROJ = "model.layers.1.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"
-
-
-# What a slow and obvious dequantiser makes of one block; from the structs and loops of ggml's description.
-
-
-def half(data: bytes, at: int) -> np.float32:
-    return np.float32(struct.unpack_from("<e", data, at)[0])
-
-
-def slow_q8_0(block: bytes) -> list[np.float32]:
-    return [half(block, 0) * np.float32(q) for q in struct.unpack_from("<32b", block, 2)]
-
-
-def slow_q4_0(block: bytes) -> list[np.float32]:
-    low = [(b & 15) - 8 for b in block[2:]]
-    high = [(b >> 4) - 8 for b in block[2:]]
-    return [half(block, 0) * np.float32(q) for q in low + high]
-
-
-def slow_q5_0(block: bytes) -> list[np.float32]:
-    """Nibbles as in Q4_0, and 32 fifth bits before them."""
-    (fifth,) = struct.unpack_from("<I", block, 2)
-    nibbles = [b & 15 for b in block[6:]] + [b >> 4 for b in block[6:]]
-    return [half(block, 0) * np.float32((q | (fifth >> i & 1) << 4) - 16) for i, q in enumerate(nibbles)]
-
-
-def slow_q4_1(block: bytes) -> list[np.float32]:
-    """Scale, minimum, nibbles."""
-    nibbles = [b & 15 for b in block[4:]] + [b >> 4 for b in block[4:]]
-    return [half(block, 0) * np.float32(q) + half(block, 2) for q in nibbles]
-
-
-def slow_q5_1(block: bytes) -> list[np.float32]:
-    """Scale, minimum, 32 fifth bits, nibbles."""
-    (fifth,) = struct.unpack_from("<I", block, 4)
-    nibbles = [b & 15 for b in block[8:]] + [b >> 4 for b in block[8:]]
-    return [half(block, 0) * np.float32(q | (fifth >> i & 1) << 4) + half(block, 2) for i, q in enumerate(nibbles)]
-
-
-def slow_q2_k(block: bytes) -> list[np.float32]:
-    """Sixteen groups of 16, each with a scale and a minimum of four bits; four columns of 32 share a byte."""
-    d, dmin, out = half(block, 80), half(block, 82), []
-    for i in range(256):
-        part, place = divmod(i, 128)
-        quarter, column = divmod(place, 32)
-        q = block[16 + part * 32 + column] >> (2 * quarter) & 3
-        scale = block[i // 16]
-        out.append(d * np.float32(scale & 15) * np.float32(q) - dmin * np.float32(scale >> 4))
-    return out
-
-
-def slow_q3_k(block: bytes) -> list[np.float32]:
-    """Two low bits, an inverted third, and sixteen scales of six bits: low nibbles first, then pairs of high bits."""
-    d, scales, out = half(block, 108), block[96:108], []
-    for i in range(256):
-        part, place = divmod(i, 128)
-        quarter, column = divmod(place, 32)
-        low = block[32 + part * 32 + column] >> (2 * quarter) & 3
-        missing = not block[column] >> (part * 4 + quarter) & 1
-        group = i // 16
-        nibble = scales[group % 8] >> (4 * (group // 8)) & 15
-        scale = nibble | (scales[8 + group % 4] >> (2 * (group // 4)) & 3) << 4
-        out.append(d * np.float32(scale - 32) * np.float32(low - 4 * missing))
-    return out
-
-
-def slow_iq4_nl(block: bytes) -> list[np.float32]:
-    """Nibbles name values that lie closer together around zero."""
-    values = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-    nibbles = [b & 15 for b in block[2:]] + [b >> 4 for b in block[2:]]
-    return [half(block, 0) * np.float32(values[q]) for q in nibbles]
-
-
-def slow_q4_k(block: bytes) -> list[np.float32]:
-    return slow_k(block, bytes(32), block[16:])
-
-
-def slow_q5_k(block: bytes) -> list[np.float32]:
-    return slow_k(block, block[16:48], block[48:])
-
-
-def slow_k(block: bytes, fifth: bytes, nibbles: bytes) -> list[np.float32]:
-    """Eight groups of 32, each with a scale and a minimum of six bits; two groups share 32 bytes, a nibble each.
-
-    A byte of `fifth` has one bit for each group.
-    """
-    d, dmin, scales = half(block, 0), half(block, 2), block[4:16]
-    out = []
-    for group in range(8):
-        if group < 4:
-            scale, minimum = scales[group] & 63, scales[group + 4] & 63
-        else:
-            scale = (scales[group + 4] & 15) | (scales[group - 4] >> 6) << 4
-            minimum = (scales[group + 4] >> 4) | (scales[group] >> 6) << 4
-        for i in range(32):
-            byte = nibbles[group // 2 * 32 + i]
-            q = (byte >> 4 if group % 2 else byte & 15) | (fifth[i] >> group & 1) << 4
-            out.append(d * np.float32(scale) * np.float32(q) - dmin * np.float32(minimum))
-    return out
-
-
-def slow_q6_k(block: bytes) -> list[np.float32]:
-    """Four low bits, two high ones, and a signed scale for every 16; each half of the block has bytes of its own."""
-    d, out = half(block, 208), []
-    for i in range(256):
-        part, place = divmod(i, 128)
-        quarter, column = divmod(place, 32)
-        low = block[part * 64 + column + (32 if quarter % 2 else 0)]
-        low = low >> 4 if quarter >= 2 else low & 15
-        high = block[128 + part * 32 + column] >> (2 * quarter) & 3
-        (scale,) = struct.unpack_from("<b", block, 192 + i // 16)
-        out.append(d * np.float32(scale) * np.float32((low | high << 4) - 32))
-    return out
-
-
-SLOW: dict[str, Callable[[bytes], list[np.float32]]] = {
-    "Q8_0": slow_q8_0,
-    "Q4_0": slow_q4_0,
-    "Q5_0": slow_q5_0,
-    "Q4_1": slow_q4_1,
-    "Q5_1": slow_q5_1,
-    "Q2_K": slow_q2_k,
-    "Q3_K": slow_q3_k,
-    "IQ4_NL": slow_iq4_nl,
-    "Q4_K": slow_q4_k,
-    "Q5_K": slow_q5_k,
-    "Q6_K": slow_q6_k,
-}
-
-
-@pytest.mark.parametrize("kind", SLOW)
-def test_blocks_by_a_slow_dequantiser(tmp_path: Path, kind: str) -> None:
-    elements, width = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    blocks = random_blocks(kind, (37, 2 * elements), seed=1)
-    writer = GGUFWriter(tmp_path / "a.gguf", "llama")
-    add_raw(writer, "x", blocks, kind)
-    finish(writer)
-    with GGUFFile(tmp_path / "a.gguf") as file:
-        found = file.read("x")
-    raw = blocks.tobytes()
-    expected = [v for at in range(0, len(raw), width) for v in SLOW[kind](raw[at : at + width])]
-    assert found.shape == (37, 2 * elements)
-    assert torch.equal(found.view(-1), torch.tensor(np.array(expected)))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
@@ -256,17 +111,12 @@ def test_others_give_the_bits_of_their_values_in_safetensors(tmp_path: Path, kin
 
 
 def dequantised(tensor: Tensor, kind: str, seed: int) -> Tensor:
-    """Return the values that a file has for a tensor; those of blocks by the slow dequantiser."""
+    """Return the values that a file has for a tensor."""
     if tensor.dim() == 1:
         return tensor
-    blocks = to_blocks(tensor, kind, seed)
     if kind == "F16":
         return tensor.half().float()
-    raw, width = blocks.tobytes(), gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
-    if len(raw) > 20_000:  # the package's own is enough for the larger ones
-        return torch.from_numpy(gguf.quants.dequantize(blocks, GGMLQuantizationType[kind]))
-    flat = [v for at in range(0, len(raw), width) for v in SLOW[kind](raw[at : at + width])]
-    return torch.tensor(np.array(flat)).view(tensor.shape)
+    return torch.from_numpy(gguf.quants.dequantize(to_blocks(tensor, kind, seed), GGMLQuantizationType[kind]))
 
 
 def halves(weight: Tensor, heads: int) -> Tensor:

@@ -1,6 +1,5 @@
 """Text from tokens: characters split over tokens, stop strings split over tokens, nothing lost."""
 
-import json
 from codecs import getincrementaldecoder
 from itertools import takewhile
 from pathlib import Path
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from parlay import ModelError, RequestError
+from parlay import ModelError
 from parlay.text.detokenizer import Detokenizer
 from parlay.text.tokenizer import TextCodec
 
@@ -154,28 +153,6 @@ def test_special_tokens(codec: TextCodec) -> None:
         for token in tokens:
             detokenizer.append(token)
         assert detokenizer.text == expected == codec.decode(tokens, skip_special_tokens=skip)
-
-
-# ------------------------------------------------------------------------------------------------ the codec itself
-
-
-def test_chat(codec: TextCodec) -> None:
-    assert codec.chat([{"role": "user", "content": "hi"}]) == "user: hi\nassistant:"
-
-
-def test_chat_needs_a_template(tmp_path: Path) -> None:
-    write_byte_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").unlink()
-    with pytest.raises(RequestError, match="chat template"):
-        TextCodec(tmp_path).chat([{"role": "user", "content": "hi"}])
-
-
-@pytest.mark.parametrize("template", ["{% if %}", "{{ messages[0].content + 1 }}", "{{ messages[9].role.x }}"])
-def test_chat_templates_that_fail(tmp_path: Path, template: str) -> None:
-    write_byte_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    with pytest.raises(RequestError, match="chat template"):
-        TextCodec(tmp_path).chat([{"role": "user", "content": "hi"}])
 
 
 def test_missing_and_damaged_files(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def directory(path: Path, keys: dict[str, Any], change: Change | None = None, **
 
 
 def written(model: Path) -> dict[str, Value]:
-    return vocabulary(read_config(model), "llama")
+    config = read_config(model)
+    return vocabulary(model, "llama", config.vocab_size, config.eos_token_ids, config.raw)
 
 
 def reread(path: Path, keys: dict[str, Value]) -> TextCodec:
