@@ -1,4 +1,4 @@
-"""A model's config as the metadata of a GGUF file: what `gguf_config` reads, written.
+"""A model's config as the metadata of a GGUF file: what `checkpoints.gguf.config` reads, written.
 
 What no key can express, such as `dynamic` scaling, is not checked here: the written file is read back.
 
