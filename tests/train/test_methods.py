@@ -98,7 +98,7 @@ def rolled(path: Path, lesson: Lesson, states: Tensor, teacher: Teacher, guesses
             known = twin.states(states[rows[: last + 1]])
             for i in range(min(guesses, len(rows) - 1 - last)):
                 tokens = lesson.tokens[rows[1 : last + 2 + i]]
-                foreseen = twin.next_states(tokens, known)
+                foreseen = twin.foresee(tokens, known)
                 found[i][rows[last]] = twin.logits(foreseen[-1])
                 known = torch.cat([known, foreseen[-1:]])
     return found

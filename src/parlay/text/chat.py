@@ -14,7 +14,7 @@ from parlay.text.messages import Content, plain
 from parlay.text.template_capabilities import capabilities_of, variables
 from parlay.text.template_process import Runner
 
-HERE = Runner()
+IN_PROCESS = Runner()
 _OWN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
 _MARK = "CONTINUED_FROM_HERE "  # where the last message ends
 _LISTS = ("content", "tool_calls")  # of a message
@@ -70,7 +70,7 @@ def render(
     messages: Sequence[Mapping[str, Any]],
     special: Mapping[str, str],
     options: ChatOptions,
-    runner: Runner = HERE,
+    runner: Runner = IN_PROCESS,
 ) -> str:
     """Return the prompt that a template makes of a conversation.
 
@@ -105,7 +105,7 @@ def render(
     return before if after.startswith(_MARK[len(mark) :]) else before.rstrip()
 
 
-def shows_tools(template: str, special: Mapping[str, str], runner: Runner = HERE) -> bool:
+def shows_tools(template: str, special: Mapping[str, str], runner: Runner = IN_PROCESS) -> bool:
     """Whether a template passes tools to the model: whether its prompt has the name of one.
 
     Args:

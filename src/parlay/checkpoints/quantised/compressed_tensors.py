@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from parlay.checkpoints.quantised.config import QuantisationConfig, Scheme
-from parlay.checkpoints.quantised.layers import QuantisedLayers, fits_float16, float16_bytes
+from parlay.checkpoints.quantised.layers import QuantisedLayers, blocks_of, fits_float16
 from parlay.errors import ModelError
 from parlay.weights.kinds import BY_NAME, Kind
-from parlay.weights.weight import Part, Weight
+from parlay.weights.weight import Weight
 
 _WORD = 32  # bits
 _NIBBLES, _BYTES = BY_NAME["Q4_1"], BY_NAME["Q8_0"]
@@ -77,19 +77,11 @@ class ScaledLayers(QuantisedLayers):
         kind = self.kind(name)
         assert kind is not None
         levels, scales, zeros = self._read(self._bases[name])
-        outputs, inputs = levels.shape
-        codes = levels.reshape(outputs, inputs // kind.block, kind.block)
-        data = torch.empty((*codes.shape[:2], kind.size), dtype=torch.uint8)
-        repeats = codes.shape[1] // scales.shape[1]
-        data[:, :, :2] = float16_bytes(scales.expand(outputs, -1), repeats)
+        scales = scales.expand(len(levels), -1)
         if kind is _BYTES:
-            data[:, :, 2:] = codes.to(torch.int8).view(torch.uint8)
-        else:
-            least = -scales * (8 + (0 if zeros is None else zeros))
-            nibbles = (codes + 8).to(torch.uint8)
-            data[:, :, 2:4] = float16_bytes(least, repeats)
-            data[:, :, 4:] = nibbles[:, :, :16] | nibbles[:, :, 16:] << 4
-        return Weight((Part(kind, data.view(outputs, -1)),))
+            return blocks_of(kind, levels.to(torch.int8).view(torch.uint8), scales)
+        least = -scales * (8 + (0 if zeros is None else zeros))
+        return blocks_of(kind, (levels + 8).to(torch.uint8), scales, least)
 
     def _find_kind(self, name: str) -> Kind | None:
         base, (outputs, inputs) = self._bases[name], self._shapes[name]

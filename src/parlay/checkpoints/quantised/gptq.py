@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from parlay.checkpoints.quantised.config import QuantisationConfig
-from parlay.checkpoints.quantised.layers import QuantisedLayers, fits_float16, float16_bytes
+from parlay.checkpoints.quantised.layers import QuantisedLayers, blocks_of, fits_float16
 from parlay.errors import ModelError
 from parlay.weights.kinds import BY_NAME, Kind
-from parlay.weights.weight import Part, Weight
+from parlay.weights.weight import Weight
 
 _WORD = 32  # bits
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where a word's outputs are
@@ -61,16 +61,9 @@ class GPTQLayers(QuantisedLayers):
         kind = self.kind(name)
         assert kind is not None
         levels, scales, zeros = self._read(self._bases[name])
-        (inputs, outputs), repeats = levels.shape, len(levels) // len(scales) // kind.block
-        codes = levels.T.reshape(outputs, inputs // kind.block, kind.block)
-        data = torch.empty((*codes.shape[:2], kind.size), dtype=torch.uint8)
-        data[:, :, :2] = float16_bytes(scales.T, repeats)
         if kind is _BYTES:
-            data[:, :, 2:] = codes ^ _MIDDLE  # less the zero point, as a signed byte
-        else:
-            data[:, :, 2:4] = float16_bytes((-scales * zeros.float()).T, repeats)
-            data[:, :, 4:] = codes[:, :, :16] | codes[:, :, 16:] << 4
-        return Weight((Part(kind, data.view(outputs, -1)),))
+            return blocks_of(kind, levels.T ^ _MIDDLE, scales.T)  # less the zero point, as a signed byte
+        return blocks_of(kind, levels.T, scales.T, (-scales * zeros.float()).T)
 
     def _find_kind(self, name: str) -> Kind | None:
         base, (_, inputs) = self._bases[name], self._shapes[name]

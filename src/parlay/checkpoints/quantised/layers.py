@@ -187,8 +187,26 @@ def fits_float16(scales: Tensor, times: int = 1) -> bool:
     return bool(((scales.half().float() - scales).abs() <= largest * 2.0**-11).all())
 
 
-def float16_bytes(factors: Tensor, repeats: int) -> Tensor:
-    """Return numbers `[outputs, groups]` as the bytes of float16, `[outputs, groups * repeats, 2]`."""
+def blocks_of(kind: Kind, codes: Tensor, scales: Tensor, least: Tensor | None = None) -> Weight:
+    """Return a matrix in blocks, `Q8_0`, or `Q4_1` where there are minimums.
+
+    Args:
+        kind: of the blocks.
+        codes: uint8 `[outputs, inputs]`, signed bytes or nibbles.
+        scales, least: `[outputs, groups]`, to be rounded to float16.
+    """
     import torch
 
-    return factors.half().repeat_interleave(repeats, dim=1).contiguous()[:, :, None].view(torch.uint8)
+    from parlay.weights.weight import Part, Weight
+
+    outputs, inputs = codes.shape
+    stored = codes.reshape(outputs, inputs // kind.block, kind.block)
+    if least is not None:
+        stored = stored[:, :, :16] | stored[:, :, 16:] << 4
+    repeats = stored.shape[1] // scales.shape[1]
+    factors = [
+        one.half().repeat_interleave(repeats, dim=1).contiguous()[:, :, None].view(torch.uint8)
+        for one in (scales, least)
+        if one is not None
+    ]
+    return Weight((Part(kind, torch.cat([*factors, stored], dim=2).view(outputs, -1)),))
