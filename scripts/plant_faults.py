@@ -73,7 +73,7 @@ FAULTS = [
     ),
     Fault(
         "a stop string lost across drafts",
-        "src/parlay/text/tokenizer.py",
+        "src/parlay/text/detokenizer.py",
         "tail.find(s, max(0, before + 1 - len(s) - begin))",
         "tail.find(s, before - begin)",
     ),

