@@ -5,7 +5,7 @@ wrong one reads or writes memory of something else. Here each is compared with t
 than many an operation. Results are the same, bit by bit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -23,6 +23,8 @@ class CheckedKernels(NativeKernels):
         """As `NativeKernels`."""
         super().__init__(isa)
         self._recorded: list[Callable[[], None]] | None = None
+        for name, check in _CHECKS.items():
+            setattr(self, name, self._checked(getattr(self, name), check))
 
     def record(self, work: Callable[[], object]) -> Callable[[], None]:
         """As `NativeKernels`; before each run of the recording all its offsets are checked, as they are then."""
@@ -39,85 +41,73 @@ class CheckedKernels(NativeKernels):
 
         return run
 
-    def _check(self, check: Callable[..., None], *args: object) -> None:
-        check(*args)
-        if self._recorded is not None:
-            self._recorded.append(partial(check, *args))
+    def _checked(self, operation: Callable[..., None], check: Callable[..., None]) -> Callable[..., None]:
+        def run(*args: object, **named: object) -> None:
+            check(*args, **named)
+            if self._recorded is not None:
+                self._recorded.append(partial(check, *args, **named))
+            operation(*args, **named)
 
-    def embed(self, weight: Tensor, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
-        self._check(_expect, "embed", "tokens", tokens, 0, len(weight))
-        super().embed(weight, tokens, out)
-
-    def embed_packed(self, weight: LinearWeight, tokens: Tensor, out: Tensor) -> None:  # noqa: D102
-        self._check(_expect, "embed_packed", "tokens", tokens, 0, weight.outputs)
-        super().embed_packed(weight, tokens, out)
-
-    def add_embedding(self, x: Tensor, weight: Tensor, index: Tensor) -> None:  # noqa: D102
-        self._check(_expect, "add_embedding", "index", index, 0, len(weight))
-        super().add_embedding(x, weight, index)
-
-    def rotary_store(  # noqa: D102
-        self,
-        qkv: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        cos_sin: Tensor,
-        q_out: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-    ) -> None:
-        self._check(_expect, "rotary_store", "positions", positions, 0, len(cos_sin))
-        self._check(_expect, "rotary_store", "slots", slots, None, _slots(key_cache))  # negative: nothing is stored
-        super().rotary_store(qkv, positions, slots, cos_sin, q_out, key_cache, value_cache)
-
-    def attention(  # noqa: D102
-        self,
-        q: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        view: AttentionView,
-        scale: float,
-        out: Tensor,
-        window: int = 0,
-        cap: float = 0.0,
-    ) -> None:
-        self._check(_check_view, view, key_cache, window)
-        super().attention(q, key_cache, value_cache, view, scale, out, window, cap)
-
-    def expert_linear(  # noqa: D102
-        self, x: Tensor, experts: Tensor, weights: Sequence[LinearWeight], out: Tensor
-    ) -> None:
-        self._check(_expect, "expert_linear", "experts", experts, 0, len(weights))
-        super().expert_linear(x, experts, weights, out)
-
-    def excess(  # noqa: D102
-        self,
-        target: Tensor,
-        draft: Tensor,
-        scales: Tensor,
-        mass: Tensor,
-        out: Tensor | None = None,
-        ids: Tensor | None = None,
-    ) -> None:
-        if ids is not None:
-            self._check(_expect, "excess", "ids", ids, 0, target.shape[1])
-        super().excess(target, draft, scales, mass, out, ids)
-
-    def copy_slots(  # noqa: D102
-        self, src_slots: Tensor, dst_slots: Tensor, key_cache: Tensor, value_cache: Tensor
-    ) -> None:
-        self._check(_expect, "copy_slots", "src_slots", src_slots, 0, _slots(key_cache))
-        self._check(_expect, "copy_slots", "dst_slots", dst_slots, 0, _slots(key_cache))
-        super().copy_slots(src_slots, dst_slots, key_cache, value_cache)
+        return run
 
 
-def _slots(cache: Tensor) -> int:
-    blocks, _, block_size, _ = cache.shape
-    return blocks * block_size
+def _embed(weight: Tensor, tokens: Tensor, out: Tensor) -> None:
+    _expect("embed", "tokens", tokens, 0, len(weight))
 
 
-def _check_view(view: AttentionView, key_cache: Tensor, window: int) -> None:
-    blocks, _, block_size, _ = key_cache.shape
+def _embed_packed(weight: LinearWeight, tokens: Tensor, out: Tensor) -> None:
+    _expect("embed_packed", "tokens", tokens, 0, weight.outputs)
+
+
+def _add_embedding(x: Tensor, weight: Tensor, index: Tensor) -> None:
+    _expect("add_embedding", "index", index, 0, len(weight))
+
+
+def _rotary_store(
+    qkv: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    cos_sin: Tensor,
+    q_out: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+) -> None:
+    _expect("rotary_store", "positions", positions, 0, len(cos_sin))
+    _expect("rotary_store", "slots", slots, None, _slots(key_cache))  # of rows with a negative one nothing is stored
+
+
+def _expert_linear(x: Tensor, experts: Tensor, weights: Sequence[LinearWeight], out: Tensor) -> None:
+    _expect("expert_linear", "experts", experts, 0, len(weights))
+
+
+def _excess(
+    target: Tensor,
+    draft: Tensor,
+    scales: Tensor,
+    mass: Tensor,
+    out: Tensor | None = None,
+    ids: Tensor | None = None,
+) -> None:
+    if ids is not None:
+        _expect("excess", "ids", ids, 0, target.shape[1])
+
+
+def _copy_slots(src_slots: Tensor, dst_slots: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+    _expect("copy_slots", "src_slots", src_slots, 0, _slots(key_cache))
+    _expect("copy_slots", "dst_slots", dst_slots, 0, _slots(key_cache))
+
+
+def _attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    view: AttentionView,
+    scale: float,
+    out: Tensor,
+    window: int = 0,
+    cap: float = 0.0,
+) -> None:
+    block_size = key_cache.shape[2]
     requests, width = view.tables.shape
     expect = partial(_expect, "attention")
     expect("row_request", view.row_request, 0, requests)
@@ -127,12 +117,17 @@ def _check_view(view: AttentionView, key_cache: Tensor, window: int) -> None:
     starts, ends = view.extra_offsets[:-1], view.extra_offsets[1:]
     expect("extra_offsets", ends, starts, len(view.extra_slots) + 1)
     if len(starts):
-        expect("extra_slots", view.extra_slots[int(starts[0]) : int(ends[-1])], 0, blocks * block_size)
+        expect("extra_slots", view.extra_slots[int(starts[0]) : int(ends[-1])], 0, _slots(key_cache))
     first = view.first if not window else view.first.maximum(view.last + (ends - starts) - window)
     column = torch.arange(width, dtype=torch.int32)
     seen = (column >= (first // block_size)[:, None]) & (column * block_size < view.last[:, None])
     tables = view.tables[view.row_request.long()].where(seen, 0)
-    expect("tables[row_request]", tables, 0, blocks)
+    expect("tables[row_request]", tables, 0, len(key_cache))
+
+
+def _slots(cache: Tensor) -> int:
+    blocks, _, block_size, _ = cache.shape
+    return blocks * block_size
 
 
 def _expect(operation: str, name: str, values: Tensor, least: Tensor | int | None, size: int) -> None:
@@ -145,3 +140,16 @@ def _expect(operation: str, name: str, values: Tensor, least: Tensor | int | Non
         lowest = least if not isinstance(least, Tensor) else int(least[at])
         limits = f"below {size}" if lowest is None else f"from {lowest} to {size - 1}"
         raise IndexError(f"{operation}: {name}{list(at)} is {int(values[at])}, not {limits}")
+
+
+# By operation; each takes the operation's arguments.
+_CHECKS: Mapping[str, Callable[..., None]] = {
+    "embed": _embed,
+    "embed_packed": _embed_packed,
+    "add_embedding": _add_embedding,
+    "rotary_store": _rotary_store,
+    "attention": _attention,
+    "expert_linear": _expert_linear,
+    "excess": _excess,
+    "copy_slots": _copy_slots,
+}
