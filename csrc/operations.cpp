@@ -1,8 +1,6 @@
 // The operations of the contract (`kernels.base`, `kernels.drawing`), which say what each one does: what they are given
 // is checked and handed to the kernels of the chosen instruction set, dealt to threads.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>

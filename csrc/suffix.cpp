@@ -9,13 +9,18 @@ namespace parlay {
 
 size_t ChildTable::home(uint64_t key) const {
   key *= 0x9E3779B97F4A7C15u;
-  return (key ^ key >> 32) & (slots_.size() - 1);
+  return ((key ^ key >> 32) & 0xffffffff) * slots_.size() >> 32;
 }
+
+size_t ChildTable::after(size_t place) const { return place + 1 == slots_.size() ? 0 : place + 1; }
+
+// How far a place lies behind another.
+size_t ChildTable::distance(size_t from, size_t to) const { return to >= from ? to - from : to + slots_.size() - from; }
 
 uint32_t ChildTable::find(uint32_t parent, int32_t token) const {
   if (slots_.empty()) return 0;
   const uint64_t key = key_of(parent, token);
-  for (size_t i = home(key);; i = (i + 1) & (slots_.size() - 1)) {
+  for (size_t i = home(key);; i = after(i)) {
     if (slots_[i].child == 0 || slots_[i].key == key) return slots_[i].child;
   }
 }
@@ -24,19 +29,18 @@ void ChildTable::insert(uint32_t parent, int32_t token, uint32_t child) {
   if (4 * (used_ + 1) > 3 * slots_.size()) grow();
   const uint64_t key = key_of(parent, token);
   size_t i = home(key);
-  while (slots_[i].child != 0) i = (i + 1) & (slots_.size() - 1);
+  while (slots_[i].child != 0) i = after(i);
   slots_[i] = {key, child};
   ++used_;
 }
 
 void ChildTable::erase(uint32_t parent, int32_t token) {
   const uint64_t key = key_of(parent, token);
-  const size_t mask = slots_.size() - 1;
   size_t hole = home(key);
-  while (slots_[hole].key != key || slots_[hole].child == 0) hole = (hole + 1) & mask;
+  while (slots_[hole].key != key || slots_[hole].child == 0) hole = after(hole);
   // Whatever would not be found any more across the hole moves into it.
-  for (size_t i = (hole + 1) & mask; slots_[i].child != 0; i = (i + 1) & mask) {
-    if (((i - home(slots_[i].key)) & mask) >= ((i - hole) & mask)) {
+  for (size_t i = after(hole); slots_[i].child != 0; i = after(i)) {
+    if (distance(home(slots_[i].key), i) >= distance(hole, i)) {
       slots_[hole] = slots_[i];
       hole = i;
     }
@@ -46,12 +50,12 @@ void ChildTable::erase(uint32_t parent, int32_t token) {
 }
 
 void ChildTable::grow() {
-  std::vector<Slot> before(std::max<size_t>(64, 2 * slots_.size()));
+  std::vector<Slot> before(more_than(slots_.size()));
   before.swap(slots_);
   for (const Slot& slot : before) {
     if (slot.child == 0) continue;
     size_t i = home(slot.key);
-    while (slots_[i].child != 0) i = (i + 1) & (slots_.size() - 1);
+    while (slots_[i].child != 0) i = after(i);
     slots_[i] = slot;
   }
 }
@@ -67,6 +71,7 @@ uint32_t SuffixTrie::begin() {
   uint32_t number;
   if (free_sequences_.empty()) {
     number = uint32_t(sequences_.size());
+    make_room(sequences_);
     sequences_.emplace_back(&memory_);
   } else {
     number = free_sequences_.back();
@@ -135,6 +140,7 @@ uint32_t SuffixTrie::make_leaf(uint32_t parent, int32_t token, uint32_t owner, u
   uint32_t node;
   if (free_nodes_.empty()) {
     node = uint32_t(nodes_.size());
+    make_room(nodes_);
     nodes_.emplace_back();
   } else {
     node = free_nodes_.back();

@@ -11,6 +11,7 @@
 // parlay.proposers.suffix_tree.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory_resource>
@@ -41,6 +42,15 @@ struct Limits {
   float min_prob;     // of all tokens so far
 };
 
+// How many places come after so many. A large trie lives long, and is to hold little that is free.
+inline size_t more_than(size_t places) { return places < 1 << 12 ? std::max<size_t>(64, 2 * places) : places + places / 5; }
+
+// Makes room for one more.
+template <class T>
+void make_room(std::vector<T>& items) {
+  if (items.size() == items.capacity()) items.reserve(more_than(items.size()));
+}
+
 // Open addressing, linear probing, deletion by moving back: (parent, token) to child.
 class ChildTable {
  public:
@@ -56,6 +66,8 @@ class ChildTable {
   };
   static uint64_t key_of(uint32_t parent, int32_t token) { return uint64_t(parent) << 32 | uint32_t(token); }
   size_t home(uint64_t key) const;
+  size_t after(size_t place) const;
+  size_t distance(size_t from, size_t to) const;
   void grow();
 
   std::vector<Slot> slots_;
@@ -119,7 +131,7 @@ class SuffixTrie {
   };
 
   static constexpr uint32_t kRoot = 1;
-  static constexpr size_t kLargestTogether = 1 << 16;  // bytes
+  static constexpr size_t kLargestTogether = 1 << 16, kMostTogether = 256;  // bytes of a block; blocks
 
   void push(uint32_t number, int32_t token);
   void renew_places(const Sequence& sequence);
@@ -140,7 +152,7 @@ class SuffixTrie {
   bool latest_;
   // A trie may live long. Its many small blocks lie together: scattered among large blocks of others that come and go
   // they would keep those from being used again.
-  std::pmr::unsynchronized_pool_resource memory_{std::pmr::pool_options{0, kLargestTogether}};
+  std::pmr::unsynchronized_pool_resource memory_{std::pmr::pool_options{kMostTogether, kLargestTogether}};
   std::vector<Node> nodes_;  // 0 is nothing, 1 the root
   std::vector<uint32_t> free_nodes_;
   std::vector<Sequence> sequences_;  // 0 is nothing

@@ -5,11 +5,15 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 
 #include <algorithm>
+#include <exception>
 #include <initializer_list>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "table.h"
@@ -199,6 +203,28 @@ inline PackedWeight convert(nb::handle source) {
 }
 
 template <>
+inline std::vector<PackedWeight> convert(nb::handle source) {
+  std::vector<PackedWeight> weights;
+  for (nb::handle weight : nb::borrow(source)) weights.push_back(convert<PackedWeight>(weight));
+  return weights;
+}
+
+template <class T>
+inline std::optional<T> optional(nb::handle source) {
+  return source.is_none() ? std::nullopt : std::optional<T>(convert<T>(source));
+}
+
+template <>
+inline std::optional<Tensor> convert(nb::handle source) {
+  return optional<Tensor>(source);
+}
+
+template <>
+inline std::optional<Kept> convert(nb::handle source) {
+  return optional<Kept>(source);
+}
+
+template <>
 inline Activation convert(nb::handle source) {
   constexpr const char* names[] = {"silu", "gelu", "gelu_tanh", "relu"};  // in the order of `Activation`
   for (int i = 0; i < 4; ++i)
@@ -209,26 +235,58 @@ inline Activation convert(nb::handle source) {
 
 }  // namespace parlay
 
-// For nanobind: what Python sees of each type, and that conversion fails where an attribute is missing.
-#define PARLAY_ARGUMENT(TYPE, NAME)                                                     \
-  template <>                                                                           \
-  struct type_caster<TYPE> {                                                            \
-    NB_TYPE_CASTER(TYPE, const_name(NAME))                                              \
-    bool from_python(handle source, uint32_t, cleanup_list*) noexcept {                 \
-      try {                                                                             \
-        value = parlay::convert<TYPE>(source);                                          \
-        return true;                                                                    \
-      } catch (...) { /* nanobind then names the types that it takes */                 \
-        PyErr_Clear();                                                                  \
-        return false;                                                                   \
-      }                                                                                 \
-    }                                                                                   \
+namespace nanobind::detail {
+
+// Arguments that `convert` makes. What has not the attributes of its type does not fit, and nanobind names the types
+// that it takes. Any other error, of memory or an interrupt, is raised by the call: `from_python` may not throw.
+template <class T>
+struct parlay_caster {
+  using Value = T;
+  template <class U>
+  using Cast = movable_cast_t<U>;
+  template <class U>
+  static constexpr bool can_cast() { return true; }
+  explicit operator T&() {
+    if (failure) std::rethrow_exception(failure);
+    return value;
+  }
+  explicit operator T&&() { return std::move(static_cast<T&>(*this)); }
+  bool from_python(handle source, uint32_t, cleanup_list*) noexcept {
+    try {
+      value = parlay::convert<T>(source);
+    } catch (const cast_error&) {
+      return false;
+    } catch (const builtin_exception&) {
+      return false;
+    } catch (const python_error& error) {
+      if (error.matches(PyExc_AttributeError) || error.matches(PyExc_TypeError)) return false;
+      failure = std::current_exception();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    return true;
   }
 
-namespace nanobind::detail {
-PARLAY_ARGUMENT(parlay::Tensor, "torch.Tensor");
-PARLAY_ARGUMENT(parlay::View, "parlay.kernels.views.AttentionView");
-PARLAY_ARGUMENT(parlay::Kept, "parlay.kernels.views.Filters");
-PARLAY_ARGUMENT(parlay::PackedWeight, "parlay.kernels.linear.LinearWeight");
-PARLAY_ARGUMENT(parlay::Activation, "parlay.kernels.base.Activation");
+  T value = {};
+  std::exception_ptr failure;
+};
+
+#define PARLAY_ARGUMENT(TYPE, NAME)                      \
+  template <>                                            \
+  struct type_caster<TYPE> : parlay_caster<TYPE> {       \
+    static constexpr auto Name = NAME;                   \
+  }
+
+PARLAY_ARGUMENT(parlay::Tensor, const_name("torch.Tensor"));
+PARLAY_ARGUMENT(parlay::View, const_name("parlay.kernels.views.AttentionView"));
+PARLAY_ARGUMENT(parlay::Kept, const_name("parlay.kernels.views.Filters"));
+PARLAY_ARGUMENT(parlay::PackedWeight, const_name("parlay.kernels.linear.LinearWeight"));
+PARLAY_ARGUMENT(parlay::Activation, const_name("parlay.kernels.base.Activation"));
+PARLAY_ARGUMENT(std::optional<parlay::Tensor>, optional_name(make_caster<parlay::Tensor>::Name));
+PARLAY_ARGUMENT(std::optional<parlay::Kept>, optional_name(make_caster<parlay::Kept>::Name));
+PARLAY_ARGUMENT(std::vector<parlay::PackedWeight>,
+                const_name("collections.abc.Sequence[") + make_caster<parlay::PackedWeight>::Name + const_name("]"));
+
+#undef PARLAY_ARGUMENT
+
 }  // namespace nanobind::detail

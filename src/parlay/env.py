@@ -4,6 +4,8 @@ Variables:
     PARLAY_KERNELS   `native` or `reference`: which kernels to use (default: native where it was built).
     PARLAY_ISA       `amx`, `avx512bf16`, `avx512vnni`, `avx512`, `avx2` or `baseline`: instruction set of the native
                      kernels.
+    PARLAY_CHECK_KERNELS  `1`: check every slot, block, row offset and token id that the native kernels are given, and
+                     raise an error that names a wrong one. Slow; to find mistakes in parlay (default: 0).
     PARLAY_THREADS   threads for compute (default: one per available core).
     PARLAY_RANK_TIMEOUT  seconds that a rank waits for another before the engine gives up (default: 20).
     PARLAY_RANK_KEY  secret that ranks of several machines show each other, at least 16 characters.
@@ -62,6 +64,18 @@ def kernels() -> str | None:
 def isa() -> str | None:
     """Return the instruction set the native kernels are to use, or None for the machine's best."""
     return os.environ.get("PARLAY_ISA") or None
+
+
+def checks_kernels() -> bool:
+    """Return whether the native kernels' offsets are to be checked.
+
+    Raises:
+        ConfigError: PARLAY_CHECK_KERNELS is neither 0 nor 1.
+    """
+    asked = os.environ.get("PARLAY_CHECK_KERNELS") or "0"
+    if asked not in ("0", "1"):
+        raise ConfigError(f"PARLAY_CHECK_KERNELS must be 0 or 1, not {shown(asked)}")
+    return asked == "1"
 
 
 def threads() -> int:

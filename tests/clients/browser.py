@@ -55,7 +55,7 @@ class Page:
         return self.driver.execute_script(script, *arguments)
 
     def answer(self, pane: str = "first") -> str:
-        """Return an answer without the guesses that were rejected."""
+        """Return an answer without the draft tokens that were rejected."""
         return "".join(piece["text"] for piece in self.pieces(pane) if piece["tag"] == "SPAN")
 
     def find(self, name: str) -> Any:
@@ -114,7 +114,7 @@ class Page:
         return bool(self.find("run").is_enabled())
 
     def pieces(self, pane: str = "first") -> list[dict[str, Any]]:
-        """Return the pieces of an answer with who guessed them and how that looks."""
+        """Return the pieces of an answer with who drafted them and how that looks."""
         script = """return [...document.getElementById(arguments[0]).children].map((one) => {
             const style = getComputedStyle(one);
             return { text: one.textContent, tag: one.tagName, title: one.title, back: style.backgroundColor,

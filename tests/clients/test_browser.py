@@ -55,21 +55,21 @@ def offline_text(llm: LLM, tokens: int, prompt: str = PROMPT) -> str:
 
 
 def test_an_answer(page: Page, offline: LLM) -> None:
-    """Type, run, read: the offline text, coloured by who guessed it, with figures and charts."""
+    """Type, run, read: the offline text, coloured by who drafted it, with figures and charts."""
     page.fill("prompt", PROMPT)
     page.fill("max_tokens", 150)
     page.run()
     pieces = page.pieces()
     assert page.answer() == offline_text(offline, 150)
-    guessed = [piece for piece in pieces if piece["title"] == "drafted by ngram"]
+    drafted = [piece for piece in pieces if piece["title"] == "drafted by ngram"]
     own = [piece for piece in pieces if piece["title"] == "the model's own"]
-    assert len(guessed) > 20
+    assert len(drafted) > 20
     assert own
-    assert {piece["back"] for piece in guessed}.isdisjoint({piece["back"] for piece in own})
-    assert {piece["line"] for piece in guessed}.isdisjoint({piece["line"] for piece in own})
+    assert {piece["back"] for piece in drafted}.isdisjoint({piece["back"] for piece in own})
+    assert {piece["line"] for piece in drafted}.isdisjoint({piece["line"] for piece in own})
     assert page.text("legend").split("ngram")[0] == "the model's own"
     assert "150 tokens in" in page.text("first-figures")
-    assert f"{len(guessed)} of " in page.text("first-figures")
+    assert f"{len(drafted)} of " in page.text("first-figures")
     assert page.js("return document.querySelector('#speed polyline').points.length") > 3
     assert 1 <= page.js("return document.querySelectorAll('#positions .bar').length") <= 5
     assert "tokens a second" in page.find("speed").get_attribute("aria-label")
@@ -117,10 +117,10 @@ def test_beside_plain_decoding(page: Page, temperature: float) -> None:
     assert not page.shown("verdict")
 
 
-def test_speculation_as_told(page: Page) -> None:
+def test_speculation_as_set(page: Page) -> None:
     page.fill("prompt", PROMPT)
     page.fill("max_tokens", 100)
-    page.fill("guesses", 1)
+    page.fill("drafts", 1)
     page.run()
     assert page.js("return document.querySelectorAll('#positions .bar').length") == 1
     page.click("speculate")
@@ -129,7 +129,7 @@ def test_speculation_as_told(page: Page) -> None:
     assert not any("drafted" in piece["title"] for piece in page.pieces())
 
 
-def test_rejected_guesses(page: Page, offline: LLM) -> None:
+def test_rejected_draft_tokens(page: Page, offline: LLM) -> None:
     """Hidden at first; shown, struck through, on request; no part of the answer."""
     page.fill("prompt", PROMPT)
     page.fill("max_tokens", 100)
@@ -143,8 +143,8 @@ def test_rejected_guesses(page: Page, offline: LLM) -> None:
     assert all(piece["display"] == "inline" and "line-through" in piece["line"] for piece in shown)
     assert all(piece["title"] == "rejected draft token of ngram" for piece in shown)
     assert page.answer() == offline_text(offline, 100)
-    confirmed = sum(piece["title"] == "drafted by ngram" for piece in page.pieces())
-    assert f"{confirmed} of {confirmed + len(rejected)} draft tokens accepted" in page.text("first-figures")
+    accepted = sum(piece["title"] == "drafted by ngram" for piece in page.pieces())
+    assert f"{accepted} of {accepted + len(rejected)} draft tokens accepted" in page.text("first-figures")
 
 
 @pytest.mark.parametrize("how", ["click", "escape"])
@@ -186,7 +186,7 @@ def test_by_keyboard(page: Page) -> None:
         "seed",
         "speculate",
     ]
-    order += ["method", "guesses", "rejected", "compare", "first"]
+    order += ["method", "drafts", "rejected", "compare", "first"]
     for name in order:
         page.keys(Keys.TAB)
         assert page.focused() == name

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from parlay import env
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
 from parlay.numerics.kernel_choice import summarise
@@ -14,8 +15,10 @@ from parlay.numerics.selfcheck import check, product_case
 
 try:
     from parlay.kernels import _native
+    from parlay.kernels.checked import CheckedKernels
     from parlay.kernels.cpu import NativeKernels
 
+    KIND = CheckedKernels if env.checks_kernels() else NativeKernels
     ISAS = _native.isas()
 except ImportError:  # built without a compiler
     ISAS = []
@@ -41,7 +44,7 @@ def reference() -> ReferenceKernels:
 @pytest.fixture(params=ISAS or [pytest.param("", marks=pytest.mark.skip(reason="no native kernels"))])
 def native(request: pytest.FixtureRequest) -> Iterator[Kernels]:
     """Each compiled variant that this machine can run."""
-    yield NativeKernels(request.param)
+    yield KIND(request.param)
     _native.set_isa(ISAS[0])
     _native.set_threads(1)
 
@@ -53,7 +56,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
     if request.param == "reference":
         yield twins()
     else:
-        yield NativeKernels(request.param)
+        yield KIND(request.param)
         _native.set_isa(ISAS[0])
         _native.set_threads(1)
     torch.set_num_threads(threads)

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -36,6 +37,40 @@ def test_what_is_no_tensor() -> None:
     with pytest.raises(TypeError, match=r"activate\(\): incompatible function arguments"):
         kernels.activate(torch.ones(2, 8), "swish")  # type: ignore[arg-type]
     kernels.activate(torch.ones(2, 8), "gelu")  # nothing is left over of an error
+
+
+class Broken:
+    """What is asked for its shape, or its parts, and raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        raise self._error
+
+    parts = min_p = shape
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), RuntimeError("no storage"), AttributeError()])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda kernels, broken: kernels.add_bias(ONES, broken),
+        lambda kernels, broken: kernels.linear(ONES, broken, ONES),
+        lambda kernels, broken: kernels.expert_linear(ONES, torch.zeros(2).int(), [broken], ONES),
+        lambda kernels, broken: kernels.process(ONES, torch.ones(2), broken),
+        lambda kernels, broken: kernels.excess(ONES, ONES, ONES, ONES, broken),
+    ],
+    ids=["tensor", "weight", "list", "filters", "optional"],
+)
+def test_only_what_does_not_fit_is_incompatible(error: BaseException, call: Callable[..., None]) -> None:
+    """Memory that ran out and an interrupt are raised as they are, and nothing is left over of them."""
+    kernels = NativeKernels()
+    expected = TypeError if isinstance(error, AttributeError) else type(error)
+    with pytest.raises(expected, match="incompatible" if expected is TypeError else None):
+        call(kernels, Broken(error))
+    kernels.activate(torch.ones(2, 8), "gelu")
 
 
 def test_indices_of_another_dtype() -> None:

@@ -12,6 +12,17 @@ const page = vm.runInNewContext(`${script}; ({ ${names} })`, {});
 const plain = (value) => JSON.parse(JSON.stringify(value)); // out of the other context
 const near = (a, b) => assert.ok(Math.abs(a - b) < 1e-9, `${a} is not ${b}`);
 
+/** A server whose answers have begun, and end when they are stopped. */
+const unfinished = (text) => async (path, options) => {
+  if (path === "/v1/models") return response(200, ['{"data": [{"id": "m"}]}']);
+  let sent = false;
+  const read = () => new Promise((resolve, reject) => {
+    if (!sent) { sent = true; resolve({ value: new TextEncoder().encode(`data: {"choices": [{"text": "${text}"}]}\n\n`), done: false }); return; }
+    options.signal.addEventListener("abort", () => reject(Object.assign(new Error("aborted"), { name: "AbortError" })));
+  });
+  return { ok: true, status: 200, headers: { get: () => null }, body: { getReader: () => ({ read }) } };
+};
+
 const tests = {
   "events are found wherever chunks end"() {
     for (const newline of ["\n", "\r\n"]) {
@@ -40,13 +51,13 @@ const tests = {
     assert.strictEqual(page.verdictOf("abc", "ab", false)[0], "");
   },
 
-  "positions, where rejected guesses are told"() {
+  "positions, where rejected draft tokens are sent"() {
     const p = new page.Positions();
     p.add([["a", "ngram", true], ["b", "ngram", true], ["x", "ngram", false], ["c", "target", true], ["d", "target", true]]);
     p.add([["e", "draft_model", true], ["y", "draft_model", false], ["z", "draft_model", false], ["f", "target", true]]);
     assert.strictEqual(p.steps, 3);
-    assert.deepStrictEqual(plain(p.guessed), [2, 2, 2]);
-    assert.deepStrictEqual(plain(p.confirmed), [2, 1, 0]);
+    assert.deepStrictEqual(plain(p.drafted), [2, 2, 2]);
+    assert.deepStrictEqual(plain(p.accepted), [2, 1, 0]);
     assert.deepStrictEqual(plain(p.shares()), [1, 0.5, 0]);
   },
 
@@ -93,11 +104,11 @@ const tests = {
   },
 
   "bodies"() {
-    const form = { model: "m", prompt: "p", temperature: 0, top_p: 1, max_tokens: 9, seed: null, speculate: true, method: "", guesses: null };
+    const form = { model: "m", prompt: "p", temperature: 0, top_p: 1, max_tokens: 9, seed: null, speculate: true, method: "", drafts: null };
     const body = plain(page.bodyOf(form, null, false));
     assert.deepStrictEqual(body, { model: "m", prompt: "p", temperature: 0, top_p: 1, max_tokens: 9, stream: true,
       stream_options: { include_usage: true }, return_sources: true, return_rejected: true });
-    const chosen = plain(page.bodyOf({ ...form, seed: 0, method: "ngram", guesses: 3 }, [{ role: "user", content: "p" }], false));
+    const chosen = plain(page.bodyOf({ ...form, seed: 0, method: "ngram", drafts: 3 }, [{ role: "user", content: "p" }], false));
     assert.deepStrictEqual([chosen.prompt, chosen.seed, chosen.speculative], [undefined, 0, { method: "ngram", num_speculative_tokens: 3 }]);
     assert.deepStrictEqual(plain(page.bodyOf(form, null, true)).speculative, { enabled: false });
     assert.deepStrictEqual(plain(page.bodyOf({ ...form, speculate: false, method: "ngram" }, null, false)).speculative, { enabled: false });
@@ -156,8 +167,8 @@ const tests = {
     assert.ok(!$("run").disabled && $("stop").disabled && !$("copy").disabled);
     assert.strictEqual($("error").hidden, true, $("error").textContent);
     assert.strictEqual($("first").children.filter((c) => c.tag === "span").map((c) => c.textContent).join(""), "é one two");
-    const [guessed, rejected, own] = $("first").children;
-    assert.deepStrictEqual([guessed.className, guessed.title], ["s1", "drafted by ngram"]);
+    const [drafted, rejected, own] = $("first").children;
+    assert.deepStrictEqual([drafted.className, drafted.title], ["s1", "drafted by ngram"]);
     assert.deepStrictEqual([rejected.tag, rejected.textContent, rejected.title], ["del", "<x>", "rejected draft token of ngram"]);
     assert.deepStrictEqual([own.className, own.title], ["s0", "the model's own"]);
     assert.match($("first-figures").textContent, /^3 tokens in .* 1 of 2 draft tokens accepted · drafts in 2 of 5 steps, 1\.5 tokens each · without a draft mostly because none was likely enough \(2 steps\)$/);
@@ -331,15 +342,7 @@ const tests = {
   },
 
   async "stopping"() {
-    const { $, document } = browser(html, async (path, options) => {
-      if (path === "/v1/models") return response(200, ['{"data": [{"id": "m"}]}']);
-      let sent = false;
-      const read = () => new Promise((resolve, reject) => {
-        if (!sent) { sent = true; resolve({ value: new TextEncoder().encode('data: {"choices": [{"text": "a"}]}\n\n'), done: false }); return; }
-        options.signal.addEventListener("abort", () => reject(Object.assign(new Error("aborted"), { name: "AbortError" })));
-      });
-      return { ok: true, status: 200, headers: { get: () => null }, body: { getReader: () => ({ read }) } };
-    });
+    const { $, document } = browser(html, unfinished("a"));
     await settled();
     $("form").fire("submit");
     await settled();
@@ -349,6 +352,35 @@ const tests = {
     assert.strictEqual($("error").hidden, true);
     assert.strictEqual($("first").textContent, "a");
     assert.ok(!$("run").disabled);
+  },
+
+  async "a conversation stays whole where an answer is stopped or fails"() {
+    const ends = [["whole"], ["half"], []], sent = [];
+    const { $, document } = browser(html, async (path, options) => {
+      if (path !== "/v1/models") sent.push(JSON.parse(options.body).messages.map((m) => m.content));
+      const [text] = path === "/v1/models" ? [] : ends.shift();
+      if (text === "half") return unfinished(text)(path, options);
+      if (text) return response(200, [`data: {"choices": [{"delta": {"content": "${text}"}}]}\n\ndata: [DONE]\n\n`]);
+      return path === "/v1/models" ? response(200, ['{"data": [{"id": "m"}]}']) : response(400, ["too long"]);
+    });
+    const seen = () => [...$("history").children.map((c) => c.textContent), $("first").textContent];
+    const send = async (text) => { $("prompt").value = text; $("form").fire("submit"); await settled(); };
+    await settled();
+    $("chat").checked = true;
+    $("chat").fire("change");
+    await send("one");
+    await send("two");
+    assert.deepStrictEqual(seen(), ["Youone", "Modelwhole", "Youtwo", "half"]);
+    assert.strictEqual($("prompt").value, ""); // the message stands once
+    $("prompt").value = "written meanwhile";
+    document.fire("keydown", { key: "Escape" });
+    await settled();
+    assert.deepStrictEqual(seen(), ["Youone", "Modelwhole", "Youtwo", "half"]);
+    assert.strictEqual($("prompt").value, "written meanwhile");
+    await send("three");
+    assert.deepStrictEqual(sent.at(-1), ["one", "whole", "two", "half", "three"]);
+    assert.deepStrictEqual(seen(), ["Youone", "Modelwhole", "Youtwo", "Modelhalf", ""]);
+    assert.strictEqual($("prompt").value, "three"); // to be sent again
   },
 };
 

@@ -34,13 +34,14 @@ def instruction_sets() -> list[str]:
 
 def _native(required: bool) -> Kernels:
     try:
+        from parlay.kernels.checked import CheckedKernels
         from parlay.kernels.cpu import NativeKernels
     except ImportError as error:
         if required:
             raise ConfigError(f"the native kernels cannot be imported: {error}") from error
         logger.warning("kernels: the native ones cannot be imported (%s); the slow twins run instead", error)
         return _reference()
-    return NativeKernels(env.isa())
+    return (CheckedKernels if env.checks_kernels() else NativeKernels)(env.isa())
 
 
 def _reference() -> Kernels:

@@ -24,6 +24,7 @@ SOURCE = "suffix"
 EMBEDDED: Mapping[str, Any] = {}
 _SLICE = 16  # places whose strings are uncounted for each step of a response, or twice its new tokens if that is more
 _LEAST = 2  # tokens of a response; a single one teaches nothing
+_OBJECTS = 120  # bytes of a remembered response beside the tree: a `_Response`, its number, its place in the queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class _Response:
 
     tenant: str | None
     number: int | None = None  # in the tenant's tree, once it has begun there
-    begun: list[int] = field(default_factory=list)  # its tokens until then
+    begun: tuple[int, ...] = ()  # its tokens until then
     places: int = 0  # places that are counted
     evicted: bool = False
 
@@ -195,10 +196,10 @@ class _Past:
         if response.evicted or not self._most or response.tenant is None:
             return
         if response.number is None:
-            response.begun += tokens
+            response.begun += tuple(tokens)
             if len(response.begun) < _LEAST:
                 return
-            tokens, response.begun = response.begun, []
+            tokens, response.begun = response.begun, ()
             response.number = self._begin(response, response.tenant)
         tree = self._trees[response.tenant]
         before = tree.bytes
@@ -217,7 +218,7 @@ class _Past:
         before = self._trees[tenant].bytes if tenant in self._trees else 0
         tree = self._trees.setdefault(tenant, make_tree(self._depth))
         number = tree.begin()
-        self.bytes += tree.bytes - before
+        self.bytes += tree.bytes - before + _OBJECTS
         self._held[tenant] += 1
         self._responses.append(response)
         return number
@@ -242,6 +243,7 @@ class _Past:
         if tree.remove(leaving.number, count):
             self._leaving = None
             self._held[leaving.tenant] -= 1
+            self.bytes -= _OBJECTS
         self.bytes += tree.bytes - before
         if not self._held[leaving.tenant]:
             self.bytes -= tree.bytes
