@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from training import options
 
-from parlay.train.card import card
+from parlay.train.card import Figures, card
 from parlay.train.data import Text
-from parlay.train.run import Figures
 from parlay.train.trainee import methods
 
 

@@ -8,7 +8,8 @@ from training import options, write_prompts, write_target
 
 from parlay import LLM, SamplingParams
 from parlay.proposers.select import proposers
-from parlay.train.run import Figures, train
+from parlay.train.card import Figures
+from parlay.train.run import train
 from parlay.train.trainee import methods
 
 KINDS = [
