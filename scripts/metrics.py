@@ -91,10 +91,8 @@ def largest_circle(source: Path, files: list[Path], modules: list[ast.Module]) -
 
 
 def imports(node: ast.AST) -> Iterator[ast.ImportFrom]:
-    """Yield imports of names, less those that only a type checker reads."""
+    """Yield imports of names."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-            continue
         if isinstance(child, ast.ImportFrom) and child.module:
             yield child
         yield from imports(child)

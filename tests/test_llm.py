@@ -75,6 +75,13 @@ def test_the_only_request_raises(make_llm: MakeLLM) -> None:
             llm.generate(prompt, PARAMS)
 
 
+def test_a_seed_of_minus_one_is_none(make_llm: MakeLLM) -> None:
+    assert SamplingParams(seed=-1) == SamplingParams()
+    params = SamplingParams(seed=-1, max_tokens=12, ignore_eos=True)
+    first, second = make_llm().generate(["abc", "abc"], params, use_tqdm=False)
+    assert first.outputs[0].token_ids != second.outputs[0].token_ids
+
+
 def test_a_refused_mapping_does_not_shift_the_seeds_of_others(make_llm: MakeLLM) -> None:
     free = SamplingParams(temperature=1.0, max_tokens=8)
     good = make_llm().generate([PROMPT, PROMPT, PROMPT], free)

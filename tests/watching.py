@@ -14,7 +14,7 @@ from parlay.engine.engine import Engine
 from parlay.engine.request import Request
 from parlay.kernels.noise import gumbel_noise
 from parlay.kernels.reference_drawing import process_row
-from parlay.proposers.expander import DraftHead, Start
+from parlay.proposers.draft_head import DraftHead, Start
 from parlay.types.draft import Draft
 from parlay.types.plan import Plan, Span
 

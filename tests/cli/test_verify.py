@@ -11,7 +11,7 @@ import pytest
 from checkpoints import write_llama
 from kernels.breaking import OtherOrder
 
-import parlay.engine.engine
+import parlay.engine.load
 import parlay.numerics.identify
 from parlay import LLM, SamplingParams
 from parlay.acceptance.tree import children, depths
@@ -88,7 +88,7 @@ def test_broken_kernels_fail(
     def select(device: str = "cpu") -> Kernels:
         return OtherOrder(ReferenceKernels("float32"), lambda rows: rows > 3 if kind == "from 4 rows" else rows == 45)
 
-    for module in (parlay.engine.engine, parlay.numerics.identify):
+    for module in (parlay.engine.load, parlay.numerics.identify):
         monkeypatch.setattr(module, "select_kernels", select)
     model = str(write_llama(tmp_path / "model", scale=7.0))
     assert main(["verify", model, "--quick", "--max-tokens", "4", "--draws", "0", "--json"]) == 1

@@ -16,7 +16,7 @@ from conftest import MakeLLM
 from kernels.breaking import OtherOrder
 from kernels.conftest import ISAS
 
-import parlay.engine.engine
+import parlay.engine.load
 from parlay import LLM, SamplingParams
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
@@ -56,7 +56,7 @@ def test_other_arithmetic_is_another_id(make_llm: MakeLLM, monkeypatch: pytest.M
     ids = set()
     for kernels in (ReferenceKernels("float32"), ReferenceKernels("rows")):
         kernels.name = "same name"
-        monkeypatch.setattr(parlay.engine.engine, "select_kernels", lambda device, k=kernels: k)
+        monkeypatch.setattr(parlay.engine.load, "select_kernels", lambda device, k=kernels: k)
         monkeypatch.setattr("parlay.numerics.kernel_choice.env.cache_dir", lambda: None)
         ids.add(make_llm(dtype="bfloat16").numerics_id)
     assert len(ids) == 2
@@ -86,7 +86,7 @@ def test_where_it_cannot_be_kept_the_engine_says_so(
     make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = OtherOrder(ReferenceKernels("float32"), lambda rows: rows > 3)
-    monkeypatch.setattr(parlay.engine.engine, "select_kernels", lambda device: broken)
+    monkeypatch.setattr(parlay.engine.load, "select_kernels", lambda device: broken)
     llm = make_llm()
     assert not llm.engine.numerics.exact
     assert llm.numerics_id.endswith("/up-to-floating-point")
@@ -99,7 +99,7 @@ def test_careful_kernels_replace_broken_ones(
 ) -> None:
     careful = ReferenceKernels("rows")
     broken = OtherOrder(ReferenceKernels("float32"), lambda rows: rows > 3, then=careful)
-    monkeypatch.setattr(parlay.engine.engine, "select_kernels", lambda device: broken)
+    monkeypatch.setattr(parlay.engine.load, "select_kernels", lambda device: broken)
     llm = make_llm(dtype="bfloat16")
     assert llm.engine.numerics.exact
     assert "/reference-rows/" in llm.numerics_id

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from parlay.kernels.reference import ReferenceKernels
-from parlay.numerics import kernel_choice as trust
-from parlay.numerics import selfcheck
+from parlay.numerics import kernel_choice, selfcheck
 from parlay.numerics.kernel_choice import choose_kernels, judge
 from parlay.numerics.selfcheck import Case, product_case
 
@@ -92,9 +91,9 @@ def test_another_setting_is_checked_anew(
         case "torch":
             monkeypatch.setattr(torch, "__version__", "9.9")
         case "cpu":
-            monkeypatch.setattr(trust.env, "cpu", lambda: ("Z80", ""))
+            monkeypatch.setattr(kernel_choice.env, "cpu", lambda: ("Z80", ""))
         case "kernels":
-            monkeypatch.setattr(trust, "_files", lambda: "other")
+            monkeypatch.setattr(kernel_choice, "_files", lambda: "other")
         case "row counts":
             monkeypatch.setattr(selfcheck, "ROW_COUNTS", (1, 2))
     judge(kernels, CASES, threads)
@@ -119,9 +118,9 @@ def test_a_damaged_memory_is_forgotten(memory: Path, checked: list[Case], part: 
 
 
 def test_the_memory_does_not_grow_for_ever(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "_SETTINGS", 3)
+    monkeypatch.setattr(kernel_choice, "_SETTINGS", 3)
     for i in range(5):
-        monkeypatch.setattr(trust, "_files", lambda i=i: str(i))
+        monkeypatch.setattr(kernel_choice, "_files", lambda i=i: str(i))
         judge(sound(), CASES[1:], 1)
     assert len(json.loads(memory.read_text())["entries"]) == 3
 
@@ -166,6 +165,6 @@ def test_careful_ways_of_the_twins() -> None:
     while kernels is not None:
         ways.append(kernels.name)
         if kernels.name != "reference":  # which a machine may break
-            assert trust.summarise(selfcheck.check(kernels, CASES, 2)).exact
+            assert kernel_choice.summarise(selfcheck.check(kernels, CASES, 2)).exact
         kernels = kernels.careful()
     assert ways == ["reference", "reference-float32", "reference-rows"]

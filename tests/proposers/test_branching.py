@@ -18,7 +18,8 @@ from parlay.drafting.goodput import survivals
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
 from parlay.proposers.branching import _chosen, _draft, _products
-from parlay.proposers.expander import DraftHead, Expander, Start
+from parlay.proposers.draft_head import DraftHead, Start
+from parlay.proposers.expander import Expander
 from parlay.proposers.pass_recorder import PassRecorder
 from parlay.types.draft import ROOT, Draft
 

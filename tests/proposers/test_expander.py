@@ -22,8 +22,9 @@ from parlay import LLM, SamplingParams
 from parlay.kernels.base import Kernels
 from parlay.kernels.reference import ReferenceKernels
 from parlay.kernels.select import select_kernels
+from parlay.proposers.draft_head import Start
 from parlay.proposers.draft_slots import DraftSlots
-from parlay.proposers.expander import Expander, Start
+from parlay.proposers.expander import Expander
 from parlay.proposers.pass_recorder import PassRecorder
 from parlay.runner.batch import Stretch, flatten
 from parlay.sampling.bound_processor import BoundProcessor

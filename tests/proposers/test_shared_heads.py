@@ -20,7 +20,7 @@ from parlay.kernels.select import select_kernels
 from parlay.models.select import describe_model, load_model
 from parlay.parallel.group import ALONE, Group
 from parlay.proposers.base import Runtime, TargetInfo
-from parlay.proposers.expander import DraftHead
+from parlay.proposers.draft_head import DraftHead
 from parlay.proposers.select import make_proposer
 from parlay.proposers.shared_passes import follow
 from parlay.runner.orders import Array, Call, decode, encode, nobody

@@ -1,9 +1,10 @@
 """Constraints: what a grammar permits and forces, and what is refused before anything runs."""
 
+import _thread
 import json
 import random
 import re
-from threading import Thread
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -388,12 +389,12 @@ def test_a_long_forced_text_is_asked_for_once(grammars: Grammars) -> None:
 def test_no_thread_to_compile_in(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine out of threads once gave a bare RuntimeError, and nothing could be compiled after it."""
 
-    def refuse(thread: Thread) -> None:
+    def refuse(work: Callable[[], None], arguments: tuple[()]) -> None:
         raise RuntimeError("can't start new thread")
 
     form = StructuredOutputsParams(regex="no thread [a-z]")
     with monkeypatch.context() as patch:
-        patch.setattr(Thread, "start", refuse)
+        patch.setattr(_thread, "start_new_thread", refuse)
         with pytest.raises(RequestError, match="the system gives no further thread; try again later"):
             grammars.start(form)
     assert grammars.start(form).permits([], next(iter(allowed(grammars.start(form), [], []))))

@@ -8,8 +8,7 @@ import pytest
 from training import options
 
 from parlay.train.data import Text
-from parlay.train.model_card import card
-from parlay.train.run import Figures
+from parlay.train.model_card import Figures, card
 from parlay.train.trainee import methods
 
 

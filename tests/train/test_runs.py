@@ -23,7 +23,7 @@ from parlay.text.tokenizer import TextCodec
 from parlay.train.data import Text, read_texts
 from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
-from parlay.train.run import TrainingProgress, schedule, train
+from parlay.train.run import TrainProgress, schedule, train
 from parlay.train.save import alone
 from parlay.train.teacher import Lesson, OutputLayer, Teacher
 from parlay.train.trainee import DraftStep, distil, methods
@@ -46,7 +46,7 @@ class KilledError(Exception):
 
 
 def killed_at(doing: str, done: int) -> Any:
-    def watch(progress: TrainingProgress) -> None:
+    def watch(progress: TrainProgress) -> None:
         if (progress.doing, progress.done) == (doing, done):
             raise KilledError
 
@@ -61,7 +61,7 @@ def test_a_run_goes_on_as_if_it_had_not_been_stopped(method: str, target: Path, 
         with pytest.raises(KilledError):
             train(method, stopped, watch=killed_at(doing, done))
     assert not (tmp_path / "stopped" / "config.json").exists()
-    seen: list[TrainingProgress] = []
+    seen: list[TrainProgress] = []
     assert train(method, stopped, watch=seen.append) == whole
     assert seen[0].done > 0, "it began anew"
     for file in sorted((tmp_path / "whole").iterdir()):
@@ -82,7 +82,7 @@ def test_responses_are_not_written_again(target: Path, data: Path, tmp_path: Pat
     lines = file.read_text().splitlines()
     assert len(lines) == 65
     file.write_text("\n".join(lines) + '\n{"prompt": [1, 2')  # as a kill within a line leaves it
-    seen: list[TrainingProgress] = []
+    seen: list[TrainProgress] = []
     train("medusa", chosen, watch=seen.append)
     assert [p.done for p in seen if p.doing == "writing"] == [64, 80]
     assert file.read_text().splitlines()[:65] == lines

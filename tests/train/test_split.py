@@ -13,7 +13,7 @@ from parlay.errors import ConfigError
 from parlay.train.data import Text, sample, split
 from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
-from parlay.train.run import TrainingProgress, train
+from parlay.train.run import TrainProgress, train
 from parlay.train.teacher import Teacher
 from parlay.train.trainee import methods
 
@@ -116,7 +116,7 @@ def test_nothing_is_learnt_from_what_is_held_out(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(methods.load("medusa").Trainee, "__init__", spy)
     asked = options(write_target(tmp_path / "target"), data, tmp_path / "head", generate=0, epochs=1)
-    seen: list[TrainingProgress] = []
+    seen: list[TrainProgress] = []
     train("medusa", asked, watch=seen.append)
     letters = {int(text.tokens[-1]) for text in given}
     assert len(letters) == 9

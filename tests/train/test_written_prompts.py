@@ -13,7 +13,7 @@ from parlay.errors import ConfigError
 from parlay.text.tokenizer import TextCodec
 from parlay.train.options import TrainOptions
 from parlay.train.prompts import header_of, write_prompts
-from parlay.train.run import TrainingProgress, train
+from parlay.train.run import TrainProgress, train
 
 FEW = {"generate": 40, "response_tokens": 20, "epochs": 1}
 
@@ -61,7 +61,7 @@ def test_a_stopped_run_goes_on(target: Path, tmp_path: Path) -> None:
 
 
 def test_a_head_of_a_target_that_asks_itself(target: Path, tmp_path: Path) -> None:
-    seen: list[TrainingProgress] = []
+    seen: list[TrainProgress] = []
     train("medusa", chosen(target, tmp_path / "head"), watch=seen.append)
     doing = list(dict.fromkeys(progress.doing for progress in seen))
     assert doing == ["asking", "writing", "training"]

@@ -9,7 +9,7 @@ from parlay.registry import Registry
 from parlay.train.options import TrainOptions
 
 if TYPE_CHECKING:
-    from parlay.train.run import TrainingProgress
+    from parlay.train.run import TrainProgress
 
 # The names are known without heavy imports.
 _METHODS = Registry("parlay.proposers.methods", "method to train", "training", files=False)
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         seen: dict[str, Any] = {}
         steps = 0
 
-        def watch(progress: "TrainingProgress") -> None:
+        def watch(progress: "TrainProgress") -> None:
             nonlocal steps
             steps = progress.total if progress.loss is not None else steps
             if progress.doing not in tasks:
@@ -105,7 +105,7 @@ def few(steps: int) -> str:
     )
 
 
-def _figures(progress: "TrainingProgress") -> str:
+def _figures(progress: "TrainProgress") -> str:
     parts = [] if progress.loss is None else [f"loss {progress.loss:.3f}"]
     if progress.figures is not None:
         parts.append(f"held out {progress.figures.loss:.3f}: {_shares(progress.figures.accuracy)}")

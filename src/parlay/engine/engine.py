@@ -4,55 +4,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 
-import torch
-
 from parlay import env
 from parlay.acceptance.select import make_verifier
-from parlay.checkpoints.find import find_model
-from parlay.checkpoints.hub import Hub
 from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.config.speculative import plain
-from parlay.config.verification import DRAWN
 from parlay.drafting.prediction import Follower, Prediction
 from parlay.drafting.remembered import CostFile
 from parlay.drafting.state import DraftState
 from parlay.engine.answers import completion_of, prompt_logprobs_of
-from parlay.engine.load_progress import LoadProgress
-from parlay.engine.loads import Load, count_on_all, loads
+from parlay.engine.load import LoadedEngine, load
 from parlay.engine.memory import Memory
-from parlay.engine.rank import Assignment, arithmetic
 from parlay.engine.request import Request, RequestCounts
 from parlay.engine.request_processor import check_ids, processor_of
-from parlay.engine.resolve import end_tokens, longest_sequence, make_ranks, request_defaults, text_codec
+from parlay.engine.resolve import ResolvedEngine, end_tokens, request_defaults, resolve
 from parlay.engine.scheduler import Scheduler
-from parlay.engine.speculation import device_proposer, find_methods, make_drafting, method_names, settle_wish
+from parlay.engine.speculation import make_drafting, method_names, settle_wish
 from parlay.engine.stats import EngineStats
 from parlay.engine.step import Worker, drive
 from parlay.errors import EngineFaultError, about, brief
 from parlay.interrupts import Deferred
-from parlay.kernels.select import select_kernels
-from parlay.kernels.tuning import tune
 from parlay.kv.pool import BlockPool
 from parlay.kv.table import BlockTable
 from parlay.log import logger
-from parlay.models.select import (
-    cache_spec,
-    check_ranks,
-    check_weights,
-    describe_as,
-    load_ends,
-    load_model,
-    resolve_dtype,
-)
-from parlay.numerics.digests import start_digest
-from parlay.numerics.identify import cases, check_model, describe_numerics, identify
-from parlay.numerics.kernel_choice import choose_kernels
-from parlay.proposers.base import Runtime, TargetInfo
-from parlay.proposers.draft_slots import scratch_blocks
-from parlay.proposers.select import explain_if_draft_head
-from parlay.runner.footprint import end_bytes, weight_bytes
-from parlay.runner.runner import ModelRunner
-from parlay.sampling.bound_processor import BoundProcessor
+from parlay.models.select import cache_spec
+from parlay.runner.footprint import weight_bytes
 from parlay.sampling.grammar import Grammars
 from parlay.sampling.seeds import arrival_seed, mix
 from parlay.text.detokenizer import Detokenizer
@@ -97,82 +72,36 @@ class Engine:
             ModelError: a model cannot be found, read or served.
             CapacityError: memory does not suffice for one sequence.
         """
-        self.config = config
-        hub = Hub(token=config.hf_token, cache_dir=config.download_dir)
-        speculative = speculative or plain()
-        path = find_model(config.model, replace(hub, revision=config.revision))
-        with explain_if_draft_head(config.model, path):
-            model_config = describe_as(path, config.storage, config.quantization, config.load_format)
-            dtype = resolve_dtype(config.dtype, model_config)
-            check_ranks(model_config, *config.split)
-            self.max_model_len = longest_sequence(config, model_config.max_position)
-            self.codec = text_codec(config, model_config, hub)
-            target = TargetInfo(model_config, dtype, self.max_model_len, hub, *config.split)
-            methods = find_methods(speculative, target)
-            lent = config.tensor_parallel_size > 1 and any(m.proposer.runs_ends for m in methods)
-            more = sum(m.proposer.bytes_on(config.machines) for m in methods)
-            more += end_bytes(model_config, dtype) if lent else 0
-            drafts = Load(more, tuple(m.proposer.cache for m in methods if m.proposer.cache))
-            drafter = device_proposer(methods)
-            taps, share = (drafter.taps, drafter.share) if drafter else ((), None)
-            machines = loads(config, model_config, dtype, drafts, share.ranks if share else 1)
-            ranks = make_ranks(config, 4 * model_config.vocab_size)
-            available = env.available_memory() // ranks.beside
-            num_blocks, here = count_on_all(config, machines, self.max_model_len, available), machines[0]
-            check_weights(model_config)
+        resolved = resolve(config, speculative or plain())
+        self._assemble(resolved, load(resolved, on_progress))
 
-        digest, loading = start_digest(path, self.codec.path), LoadProgress(config, here.weights, on_progress)
-        threads = ranks.threads
-        torch.set_num_threads(threads)
-        kernels, invariance = choose_kernels(select_kernels(config.device), cases(model_config, dtype), threads)
-        kernels.set_threads(threads)
-        tune(kernels, threads)
-        # A proposer that processes every row of the target runs one more token for each request that emits.
-        max_rows = config.max_num_batched_tokens + config.max_num_seqs
-        spare = scratch_blocks(config.block_size) if any(m.proposer.borrows for m in methods) else 0
-        ranks.start(Assignment.of(config, model_config, dtype, self.max_model_len, num_blocks + spare, share, taps))
-        with loading.target(here.weights - more) as on_read:
-            model = load_model(model_config, dtype, self.max_model_len, kernels, ranks.group, on_read)
-        identity = identify(model_config, self.max_model_len, digest.result())
-        invariance = check_model(model, identity, kernels, invariance, threads)
-        runner = ModelRunner(model, kernels, num_blocks + spare, config.block_size, ranks.group, ranks.on_order)
-        ends = load_ends(model_config, dtype, kernels) if lent else model
-        processors: dict[int, BoundProcessor] = {}
-        for method in methods:
-            with loading.proposer(method) as on_read:
-                sizes, distributions = (num_blocks, config.block_size, max_rows), speculative.verification in DRAWN
-                shared = ranks.draft_group, ranks.on_call
-                method.proposer.load(
-                    Runtime(kernels, *sizes, ends, runner.cache, on_read, distributions, processors, *shared)
-                )
-        ranks.wait((*arithmetic(kernels.name, invariance.bits), identity))
-
-        self.methods = method_names(methods)
-        self._automatic = speculative.automatic
-        self.sampling_defaults = request_defaults(config, path)
+    def _assemble(self, resolved: ResolvedEngine, loaded: LoadedEngine) -> None:
+        config, speculative, model = resolved.config, resolved.speculative, resolved.model
+        num_blocks, here = resolved.num_blocks, resolved.machine
+        self.config, self.codec, self.max_model_len = config, resolved.codec, resolved.max_model_len
+        self.methods, self._automatic = method_names(resolved.methods), speculative.automatic
+        self.sampling_defaults = request_defaults(config, resolved.path)
         self.memory = Memory(here.weights, num_blocks, config.block_size, here.bytes_per_token)
-        self.vocab_size = model_config.vocab_size
-        self._eos = end_tokens(model_config, self.codec)
+        self.vocab_size = model.vocab_size
+        self._eos = end_tokens(model, self.codec)
         self._grammars = Grammars(self.codec.to_str, self.vocab_size, sorted(self._eos))
         self._worker = Worker(
-            kernels,
-            runner,
-            drafter,
+            loaded.kernels,
+            loaded.runner,
+            resolved.drafter,
             make_verifier(speculative),
-            processors,
+            loaded.processors,
             processed_logprobs=config.logprobs_mode == "processed_logprobs",
         )
         self._pool = BlockPool(num_blocks, config.block_size)
         self.stats = EngineStats()
-        self.ranks, self._verification = ranks, speculative.verification
-        numerics = describe_numerics(identity, model_config, dtype, kernels.name, invariance)
-        summing = ranks.group.size if ranks.group.fast else 1
-        self.numerics = replace(numerics, verification=self._verification, summing=summing)
+        self.ranks, self._verification = resolved.ranks, speculative.verification
+        self.numerics = loaded.numerics
         self.numerics_id = str(self.numerics)
         file = CostFile(self.numerics_id, env.threads(), split=config.split)
-        read = cache_spec(model_config, dtype).bytes_per_token / weight_bytes(model_config, dtype)
-        drafting = make_drafting(speculative, methods, config, runner, num_blocks, read, file)
-        self._scheduler = Scheduler(config, self._pool, drafting, self.stats, processors)
+        read = cache_spec(model, resolved.dtype).bytes_per_token / weight_bytes(model, resolved.dtype)
+        drafting = make_drafting(speculative, resolved.methods, config, loaded.runner, num_blocks, read, file)
+        self._scheduler = Scheduler(config, self._pool, drafting, self.stats, loaded.processors)
         self._arrivals = self._next_id = 0
         self._signals, self._torn = Deferred(), False  # whether an exception has ended a change half-way
         logger.info("numerics id: %s", self.numerics_id)
@@ -213,6 +142,31 @@ class Engine:
         check_queue_position(priority, tenant, timeout)
         with about("prompt"):
             tokens = self.encode(prompt)
+        deadline = None if timeout is None else perf_counter() + timeout
+        requests = self._make(tokens, params, ordinal, priority=priority, tenant=tenant, deadline=deadline)
+        try:
+            with self._signals:
+                self._mend()
+                self._torn = True
+                for request in requests:
+                    self._scheduler.add(request)
+                self._torn = False
+            return requests  # noqa: TRY300 - nothing may come between: the caller knows of them, or they are gone
+        except BaseException:
+            self.abort(*requests)
+            raise
+
+    def _make(
+        self,
+        tokens: tuple[int, ...],
+        params: SamplingParams,
+        ordinal: int,
+        *,
+        priority: int,
+        tenant: str,
+        deadline: float | None,
+    ) -> list[Request]:
+        """Return a request for each of a prompt's completions; `ordinal` counts the prompts that came before."""
         check_ids("stop_token_ids", params.stop_token_ids, self.vocab_size)
         check_ids("allowed_token_ids", params.allowed_token_ids or (), self.vocab_size)
         check_ids("logit_bias", params.logit_bias or (), self.vocab_size)
@@ -228,15 +182,10 @@ class Engine:
         assert form is None or isinstance(form, StructuredOutputsParams)
         with about("structured_outputs"):
             constraints = [self._grammars.start(form, tenant) if form else None for _ in range(params.candidates)]
-        processors = [
-            processor_of(self.codec, tokens, params, self._eos, self.vocab_size, constraint)
-            for constraint in constraints
-        ]
         seed = arrival_seed(self.config.seed, ordinal) if params.seed is None else params.seed
-        room = self.max_model_len - len(tokens)
-        now = perf_counter()
+        room, now = self.max_model_len - len(tokens), perf_counter()
         requests: list[Request] = []
-        for j in range(params.candidates):
+        for j, constraint in enumerate(constraints):
             request = Request(
                 request_id=self._next_id,
                 prompt_tokens=tokens,
@@ -245,30 +194,20 @@ class Engine:
                 max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
                 stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
                 table=BlockTable(self._pool, tenant),
-                processor=processors[j],
+                processor=processor_of(self.codec, tokens, params, self._eos, self.vocab_size, constraint),
                 drafting=DraftState(
-                    constraint=constraints[j], prediction=None if prediction is None else Follower(prediction)
+                    constraint=constraint, prediction=None if prediction is None else Follower(prediction)
                 ),
                 priority=priority,
                 tenant=tenant,
-                deadline=None if timeout is None else now + timeout,
+                deadline=deadline,
                 leader=requests[0] if requests else None,
                 detokenizer=Detokenizer.of(self.codec, params, tokens),
                 counts=RequestCounts(arrival=now, verification=self._verification),
             )
             self._next_id += 1
             requests.append(request)
-        try:
-            with self._signals:
-                self._mend()
-                self._torn = True
-                for request in requests:
-                    self._scheduler.add(request)
-                self._torn = False
-            return requests  # noqa: TRY300 - nothing may come between: the caller knows of them, or they are gone
-        except BaseException:
-            self.abort(*requests)
-            raise
+        return requests
 
     def prepare(self, params: SamplingParams, tenant: str = "") -> None:
         """Do the slow part of adding a tenant's request; any thread may, while the engine steps.

@@ -1,17 +1,109 @@
-"""An engine's options resolved for one model: its tokenizer, its longest sequence, its ranks."""
+"""An engine's options resolved for its model: everything that is known before any weights are read."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from parlay import env
 from parlay.checkpoints.find import find_model, recommended
 from parlay.checkpoints.hub import Hub
 from parlay.checkpoints.sampling_defaults import sampling_defaults
-from parlay.config import EngineConfig
+from parlay.config import EngineConfig, SpeculativeConfig
+from parlay.drafting.hosts import Method
+from parlay.engine.loads import Load, count_on_all, loads
 from parlay.engine.ranks import Ranks
+from parlay.engine.speculation import device_proposer, find_methods
 from parlay.errors import ConfigError
 from parlay.models.config import ModelConfig
+from parlay.models.select import check_ranks, check_weights, describe_as, resolve_dtype
+from parlay.proposers.base import DeviceProposer, TargetInfo
+from parlay.proposers.draft_slots import scratch_blocks
+from parlay.proposers.select import explain_if_draft_head
+from parlay.runner.footprint import end_bytes
 from parlay.text.tokenizer import TextCodec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedEngine:
+    """What an engine is going to be.
+
+    Attributes:
+        config, speculative: the user's options.
+        path: of the model.
+        model, dtype, max_model_len: its shape, the dtype of activations and cache, the longest sequence.
+        codec: the tokenizer.
+        methods: the proposers.
+        drafter: the one of them that drafts on the device, if there is one.
+        whole_ends: whether rank 0 loads the embedding and the output layer whole, for a proposer that runs them.
+        draft_bytes: bytes that a machine holds beside the target's weights.
+        machine: what rank 0's machine has to hold.
+        num_blocks, scratch: blocks of the cache, and those behind it in which drafts branch.
+        ranks: the processes, not yet started.
+    """
+
+    config: EngineConfig
+    speculative: SpeculativeConfig
+    path: Path
+    model: ModelConfig
+    dtype: torch.dtype
+    max_model_len: int
+    codec: TextCodec
+    methods: tuple[Method, ...]
+    drafter: DeviceProposer | None
+    whole_ends: bool
+    draft_bytes: int
+    machine: Load
+    num_blocks: int
+    scratch: int
+    ranks: Ranks
+
+
+def resolve(config: EngineConfig, speculative: SpeculativeConfig) -> ResolvedEngine:
+    """Find and check everything; no weights are read.
+
+    Raises:
+        ConfigError: options that are unknown, out of range or do not fit together.
+        ModelError: a model cannot be found, read or served.
+        CapacityError: memory does not suffice for one sequence.
+    """
+    hub = Hub(token=config.hf_token, cache_dir=config.download_dir)
+    path = find_model(config.model, replace(hub, revision=config.revision))
+    with explain_if_draft_head(config.model, path):
+        model = describe_as(path, config.storage, config.quantization, config.load_format)
+        dtype = resolve_dtype(config.dtype, model)
+        check_ranks(model, *config.split)
+        max_model_len = longest_sequence(config, model.max_position)
+        codec = text_codec(config, model, hub)
+        methods = find_methods(speculative, TargetInfo(model, dtype, max_model_len, hub, *config.split))
+        drafter = device_proposer(methods)
+        whole_ends = config.tensor_parallel_size > 1 and any(m.proposer.runs_ends for m in methods)
+        draft_bytes = sum(m.proposer.bytes_on(config.machines) for m in methods)
+        draft_bytes += end_bytes(model, dtype) if whole_ends else 0
+        drafts = Load(draft_bytes, tuple(m.proposer.cache for m in methods if m.proposer.cache))
+        share = drafter.share if drafter else None
+        machines = loads(config, model, dtype, drafts, share.ranks if share else 1)
+        ranks = make_ranks(config, 4 * model.vocab_size)
+        num_blocks = count_on_all(config, machines, max_model_len, env.available_memory() // ranks.beside)
+        check_weights(model)
+    return ResolvedEngine(
+        config=config,
+        speculative=speculative,
+        path=path,
+        model=model,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        codec=codec,
+        methods=methods,
+        drafter=drafter,
+        whole_ends=whole_ends,
+        draft_bytes=draft_bytes,
+        machine=machines[0],
+        num_blocks=num_blocks,
+        scratch=scratch_blocks(config.block_size) if any(m.proposer.borrows for m in methods) else 0,
+        ranks=ranks,
+    )
 
 
 def text_codec(config: EngineConfig, model: ModelConfig, hub: Hub) -> TextCodec:

@@ -16,21 +16,18 @@ target's noise; without noise the two are the same.
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache, partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from parlay.config.speculative import MOST_DEPTH, MOST_WIDTH
 from parlay.kernels.base import Kernels
+from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.draws import Draws
 from parlay.runner.graphs import MOST_ROWS
 from parlay.sampling.distribution import Distribution
 from parlay.types.draft import ROOT, Draft
-
-if TYPE_CHECKING:
-    from parlay.proposers.expander import DraftHead, Start
-
 
 # Assumed probabilities of nodes where only their ranks may count, given their parents.
 _FIRST_RANK, _NEXT_RANK = 0.7, 0.25
@@ -57,7 +54,7 @@ class BranchNode(NamedTuple):
 class Branching:
     """The memory of such drafts, level by level, and the passes that fill it."""
 
-    def __init__(self, head: "DraftHead", kernels: Kernels, tokens: Tensor) -> None:
+    def __init__(self, head: DraftHead, kernels: Kernels, tokens: Tensor) -> None:
         """Allocate.
 
         Args:
@@ -76,7 +73,7 @@ class Branching:
         # Requests draw at level 0; from then on all nodes of a request draw with the same noise.
         self._first, self._later = Draws(levels, MOST_ROWS), Draws(levels, MOST_ROWS)
 
-    def prepare(self, turn: Sequence["Start"], width: int, *, private: bool = False) -> None:
+    def prepare(self, turn: Sequence[Start], width: int, *, private: bool = False) -> None:
         """Set which requests draft, deepest first, and whether draft distributions are kept.
 
         Where they are, no token may decide which nodes a draft has: drafts then branch by ranks alone.
@@ -145,7 +142,7 @@ class Branching:
             tokens[level, row] = found[0]
             likely[level, row] = self._ranks(width)[:width] if self._first.private else found[1]
 
-    def drafts(self, turn: Sequence["Start"], width: int) -> list[Draft]:
+    def drafts(self, turn: Sequence[Start], width: int) -> list[Draft]:
         """Return the drafts, of the nodes with the highest worth."""
         depth = turn[0].length
         rows, size = len(turn) * width, len(turn) * width * width

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from parlay.config.speculative import MOST_DEPTH
 from parlay.kernels.base import AttentionView
-from parlay.proposers.expander import Start
+from parlay.proposers.draft_head import Start
 from parlay.runner.batch import Batch, table_array
 from parlay.runner.graphs import MOST_ROWS
 

@@ -13,103 +13,23 @@ processor, Python has to run: its rows are passed to it before a token is drawn.
 This file drafts chains; `branching` adds what trees need.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from parlay.kernels.base import Kernels
-from parlay.proposers.base import DeviceProposer
 from parlay.proposers.branching import Branching
+from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.draws import Draws
 from parlay.proposers.pass_recorder import PassRecorder
 from parlay.runner.graphs import MOST_ROWS
 from parlay.sampling.bound_processor import NO_PROCESSORS, BoundProcessor, Processors
 from parlay.types.draft import Draft
-from parlay.types.plan import Span, SpanError
+from parlay.types.plan import SpanError
 
 MOST_LEVELS = 64  # of a draft
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where one request drafts from.
-
-    Attributes:
-        index: of its span.
-        span: its part of the plan.
-        row: of the initial states: the one that the first node follows from.
-        emitted: tokens of this step, the last of which the first node comes after.
-        position: of the first node.
-        length: how many tokens to draft one after another, at least 1.
-        width: nodes of each level that the draft continues from, and children of each; 1 for a chain.
-        nodes: most nodes of a draft with branches.
-    """
-
-    index: int
-    span: Span
-    row: int
-    emitted: tuple[int, ...]
-    position: int
-    length: int
-    width: int = 1
-    nodes: int = 0
-
-
-class DraftHead(DeviceProposer):
-    """A proposer with weights, which drafts for the leading rows of its own memory, level by level.
-
-    Attributes:
-        source: the proposer's name in drafts.
-        recordable: whether `score` calls kernels alone. `advance` always does, unless the recorder says otherwise.
-        path_free: whether no node depends on those before it.
-        at_once: whether `score_at` computes the logits of all levels at once; such a head is `path_free`.
-        ids: the target's ids `[D]` of the head's vocabulary; None if they are the same.
-    """
-
-    source: ClassVar[str]
-    recordable: bool = True
-    draws = True
-    path_free: ClassVar[bool] = False
-    at_once: bool = False
-    ids: Tensor | None = None
-
-    @abstractmethod
-    def begin(self, turn: Sequence[Start], states: Tensor, width: int = 1) -> None:
-        """Write what the levels read besides nodes.
-
-        Args:
-            turn: the requests that draft, longest first; the i-th has row i.
-            states: `[n, d]`, of which each of them begins with its `row`.
-            width: rows that each of them has from level 1 on.
-        """
-
-    @abstractmethod
-    def advance(self, level: int, rows: int, width: int = 1) -> None:
-        """Compute the states of level `level`, counted from 0, by kernels alone.
-
-        It reads the expander's `tokens[level, :rows]`, the nodes of the level before, or at level 0 what the step has
-        emitted. From level 1 on each request has `width` rows, one after another.
-        """
-
-    def gather(self, level: int, origin: Tensor) -> None:
-        """Give row i of level `level` the state that row `origin[i]` of the level before had; int64 `[rows]`."""
-
-    def paths(self, level: int, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return `slots`, `above` and `below` of `Kernels.grow`, if the head has cache layers."""
-        return None, None, None
-
-    @abstractmethod
-    def score(self, level: int, rows: int) -> Tensor:
-        """Return float32 logits `[rows, D]` of the states that `advance` has just computed."""
-
-    def score_at(self, places: Tensor) -> Tensor:
-        """Return float32 logits `[n, V]` of states, by int64 `[n]` level times `MOST_ROWS` plus row."""
-        raise NotImplementedError
 
 
 class Expander:

@@ -25,9 +25,10 @@ from parlay.models.context import Buffers, ForwardContext, LayerCache
 from parlay.models.heads import read_head
 from parlay.models.select import cache_spec, exposes_hidden_states
 from parlay.proposers.base import Runtime, TargetInfo, draft_length, draft_room
+from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.draft_slots import DraftSlots, scratch_blocks
-from parlay.proposers.expander import MOST_LEVELS, DraftHead, Expander, Start
-from parlay.proposers.heads import Options, shape_of, share_of, storage_of
+from parlay.proposers.expander import MOST_LEVELS, Expander
+from parlay.proposers.heads import CheckpointOptions, shape_of, share_of, storage_of
 from parlay.proposers.held import HeldStates
 from parlay.proposers.pass_recorder import PassRecorder
 from parlay.proposers.shared_passes import shared
@@ -39,7 +40,7 @@ _LEAST_BLOCKS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _PairRun:
     """Pairs of one request with the target's states.
 
     Attributes:
@@ -96,7 +97,7 @@ class FeatureHead(DraftHead):
     pairs = True
     config: ModelConfig
 
-    def __init__(self, options: Options, target: TargetInfo) -> None:
+    def __init__(self, options: CheckpointOptions, target: TargetInfo) -> None:
         self._target = target
         self.head = read_head(options.model, replace(target.hub, revision=options.revision))
         self.share = share_of(self.source, options, self.head.path, target)
@@ -214,7 +215,7 @@ class FeatureHead(DraftHead):
     def reset(self) -> None:  # noqa: D102
         self._held = HeldStates()
 
-    def _chosen(self, runs: Sequence[_Run], spans: Sequence[Span], sources: Tensor) -> tuple[Tensor, Tensor]:
+    def _chosen(self, runs: Sequence[_PairRun], spans: Sequence[Span], sources: Tensor) -> tuple[Tensor, Tensor]:
         """Return where the states of runs are, held ones behind the step's own, and their rows there."""
         held: list[Tensor] = []
         rows: list[int] = []
@@ -350,7 +351,7 @@ def _completes(span: Span) -> bool:
     return span.catch_up.rerun_start + len(span.catch_up.rerun) == span.start
 
 
-def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int]) -> _Run | None:
+def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int]) -> _PairRun | None:
     """Return the pairs of held states and of rows."""
     state = span.catch_up.state
     tokens = (span.catch_up.unseen + verdict.tokens)[state.next_pair - state.computed :][: state.held + len(rows)]
@@ -358,7 +359,7 @@ def _run(index: int, span: Span, verdict: Verdict, rows: Sequence[int]) -> _Run 
         return None
     assert len(tokens) == state.held + len(rows)
     length = min(max(draft_length(span, verdict), 0), MOST_LEVELS) if _completes(span) else 0
-    return _Run(index, Stretch(tokens, state.next_pair, span.blocks), rows, state.held, length)
+    return _PairRun(index, Stretch(tokens, state.next_pair, span.blocks), rows, state.held, length)
 
 
 def _shifted(batch: Batch) -> Batch:

@@ -20,7 +20,8 @@ from parlay.errors import ConfigError
 from parlay.models.heads import HeadConfig, read_head
 from parlay.models.select import stored_kinds
 from parlay.proposers.base import Runtime, Share, TargetInfo, draft_length
-from parlay.proposers.expander import DraftHead, Expander, Start
+from parlay.proposers.draft_head import DraftHead, Start
+from parlay.proposers.expander import Expander
 from parlay.proposers.pass_recorder import PassRecorder
 from parlay.runner.graphs import MOST_ROWS
 from parlay.types.plan import NO_PROPOSAL, CatchUp, Proposal, Span, Verdict
@@ -28,8 +29,8 @@ from parlay.types.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """Options of proposers with weights, with vLLM's names.
+class CheckpointOptions:
+    """CheckpointOptions of proposers with weights, with vLLM's names.
 
     Attributes:
         model: directory of a head or draft model, or its name on the hub; fetched as the engine's model is, with its
@@ -50,7 +51,7 @@ class Options:
             raise ConfigError(f"draft_tensor_parallel_size must be at least 1, not {self.draft_tensor_parallel_size}")
 
 
-def share_of(method: str, options: Options, path: Path, target: TargetInfo) -> Share | None:
+def share_of(method: str, options: CheckpointOptions, path: Path, target: TargetInfo) -> Share | None:
     """Return what further ranks load of a proposer's checkpoint at `path`, if several share its layers.
 
     Raises:
@@ -65,7 +66,7 @@ def share_of(method: str, options: Options, path: Path, target: TargetInfo) -> S
     return Share(method, asdict(options), size, str(path)) if size > 1 else None
 
 
-def storage_of(options: Options, target: TargetInfo) -> Storage:
+def storage_of(options: CheckpointOptions, target: TargetInfo) -> Storage:
     """Return how the matrices of a target's proposer are stored."""
     if options.quantization == "auto":
         quantised = any(kind.block > 1 for kind in stored_kinds(target.config).values())
@@ -104,7 +105,7 @@ class HeadProposer(DraftHead):
 
     head: HeadConfig
 
-    def __init__(self, options: Options, target: TargetInfo) -> None:
+    def __init__(self, options: CheckpointOptions, target: TargetInfo) -> None:
         self._target = target
         self.head = read_head(options.model, replace(target.hub, revision=options.revision))
         self.share = share_of(self.source, options, self.head.path, target)

@@ -9,8 +9,9 @@ from parlay.models.config import ModelConfig
 from parlay.models.context import LayerCache
 from parlay.models.select import load_model
 from parlay.proposers.base import Runtime, TargetInfo
+from parlay.proposers.draft_head import DraftHead, Start
 from parlay.proposers.draft_slots import DraftSlots
-from parlay.proposers.expander import MOST_LEVELS, DraftHead, Expander, Start
+from parlay.proposers.expander import MOST_LEVELS, Expander
 from parlay.proposers.pass_recorder import PassRecorder
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_layers import output_layer, records_logits

@@ -13,7 +13,7 @@ from parlay.config import SpeculativeConfig, build
 from parlay.config.speculative import AUTO, KEYS, PLAIN
 from parlay.errors import ConfigError, ModelError, nearest, shown
 from parlay.proposers.base import HostProposer, Proposer, TargetInfo
-from parlay.proposers.heads import Options as CheckpointOptions
+from parlay.proposers.heads import CheckpointOptions
 from parlay.registry import Registry
 
 proposers = Registry("parlay.proposers.methods", "speculative method", "proposer")

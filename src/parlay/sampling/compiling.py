@@ -1,5 +1,6 @@
 """Forms of answers in the compiler's notation, and its limits; nothing here needs a model."""
 
+import _thread
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -98,18 +99,27 @@ def on_a_deep_stack(work: Callable[[], None]) -> None:
     Raises:
         RequestError: the system gives no further thread.
     """
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            done.set()
+
+    # The size is the whole process's, so it is set for no longer than a thread takes to be made: `Thread.start` would
+    # wait until it runs.
     with _STACK_LOCK:
         before = threading.stack_size(_STACK)
         try:
-            thread = threading.Thread(target=work, daemon=True)
-            thread.start()
+            _thread.start_new_thread(run, ())
         except RuntimeError:
             raise RequestError(
                 "structured_outputs cannot be compiled: the system gives no further thread; try again later"
             ) from None
         finally:
             threading.stack_size(before)
-    thread.join()
+    done.wait()
 
 
 def one_line(trouble: str) -> str:

@@ -2,15 +2,26 @@
 
 import json
 import shlex
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import Any
 
 from parlay import __version__
 from parlay.train.data import Text
 from parlay.train.options import TrainOptions
 
-if TYPE_CHECKING:
-    from parlay.train.run import Figures
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A head's quality on texts that it does not learn from.
+
+    Attributes:
+        loss: mean cross entropy against the target's distributions, in nats a node. Tokens outside a reduced
+            vocabulary are left out.
+        accuracy: for each node in turn, how often its likeliest token is the target's.
+    """
+
+    loss: float
+    accuracy: tuple[float, ...]
 
 
 def card(
@@ -18,8 +29,8 @@ def card(
     options: TrainOptions,
     own: Any,
     texts: tuple[list[Text], list[Text]],
-    untrained: "Figures",
-    figures: "Figures",
+    untrained: Figures,
+    figures: Figures,
     steps: int,
 ) -> str:
     """Return a card with the command that makes this head, its training data, and its quality.
@@ -34,13 +45,6 @@ def card(
     learnt, held_out = texts
     tokens = sum(len(text.tokens) for text in learnt)
     counted = sum(int(text.counted.sum()) for text in learnt)
-    prompts = "its own prompts" if options.data is None else f"prompts from `{options.data}`"
-    source = (
-        f"{len(learnt):,} responses that the target wrote to {prompts} at temperature "
-        f"{' and '.join(f'{number:g}' for number in options.temperature)}"
-        if options.generate
-        else f"{len(learnt):,} texts from `{options.data}`"
-    )
     rows = "\n".join(
         f"| {i + 1} | {before:.1%} | {after:.1%} |"
         for i, (before, after) in enumerate(zip(untrained.accuracy, figures.accuracy, strict=True))
@@ -61,7 +65,7 @@ It drafts the next tokens of its target, which accepts or corrects them: with it
 
     {command(method, options, own)}
 
-With parlay {__version__}, in {steps:,} steps of {options.batch_size}, from {source}:
+With parlay {__version__}, in {steps:,} steps of {options.batch_size}, from {_source(options, len(learnt))}:
 {tokens:,} tokens, of which {counted:,} count. {len(held_out):,} more were held out. The head learnt the target's
 distributions, not the tokens alone.
 
@@ -74,6 +78,15 @@ token, and was {untrained.loss:.3f} before training. Tokens that the head cannot
 |---|---|---|
 {rows}
 """
+
+
+def _source(options: TrainOptions, count: int) -> str:
+    """Return what the head learnt from, as the card says it."""
+    if not options.generate:
+        return f"{count:,} texts from `{options.data}`"
+    prompts = "its own prompts" if options.data is None else f"prompts from `{options.data}`"
+    temperatures = " and ".join(f"{number:g}" for number in options.temperature)
+    return f"{count:,} responses that the target wrote to {prompts} at temperature {temperatures}"
 
 
 def command(method: str, options: TrainOptions, own: Any) -> str:

@@ -28,7 +28,7 @@ THETA = 10000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RolloutOptions:
     """Training options of an EAGLE-type head.
 
     Attributes:

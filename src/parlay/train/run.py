@@ -20,7 +20,7 @@ from parlay.numerics.digests import digest_model
 from parlay.proposers.select import explain_if_draft_head
 from parlay.text.tokenizer import TextCodec
 from parlay.train.data import Text, digest, read_texts, sample, split
-from parlay.train.model_card import card
+from parlay.train.model_card import Figures, card
 from parlay.train.options import TrainOptions
 from parlay.train.prompts import header_of, write_prompts
 from parlay.train.responses import write_responses
@@ -33,21 +33,7 @@ _PLACES = ("target", "data", "output")  # the files there count, and have digest
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """A head's quality on texts that it does not learn from.
-
-    Attributes:
-        loss: mean cross entropy against the target's distributions, in nats a node. Tokens outside a reduced
-            vocabulary are left out.
-        accuracy: for each node in turn, how often its likeliest token is the target's.
-    """
-
-    loss: float
-    accuracy: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingProgress:
+class TrainProgress:
     """A run's progress.
 
     Attributes:
@@ -64,7 +50,7 @@ class TrainingProgress:
     figures: Figures | None = None
 
 
-Watch = Callable[[TrainingProgress], None]
+Watch = Callable[[TrainProgress], None]
 
 
 def train(method: str, options: TrainOptions, own: Any = None, watch: Watch = lambda progress: None) -> Figures:
@@ -135,13 +121,13 @@ def _train(
     if options.data is None:
 
         def tick_prompts(done: int) -> None:
-            watch(TrainingProgress("asking", done, options.generate))
+            watch(TrainProgress("asking", done, options.generate))
 
         texts = write_prompts(work / "prompts.jsonl", options, weights, codec, tick_prompts)
     if options.generate:
 
         def tick_responses(done: int) -> None:
-            watch(TrainingProgress("writing", done, options.generate))
+            watch(TrainProgress("writing", done, options.generate))
 
         texts = write_responses(work / "responses.jsonl", texts, options, weights, target.vocab_size, tick_responses)
     teacher = Teacher(options)  # only now, so that the target's weights are in memory once while it writes
@@ -199,7 +185,7 @@ class _Training:
                     f"{checkpoint} does not fit this version of parlay; go on with the one that wrote it, or delete "
                     "it and the run begins anew"
                 ) from None
-        watch(TrainingProgress("training", self.step, self.steps, None, figures))
+        watch(TrainProgress("training", self.step, self.steps, None, figures))
         while self.step < self.steps:
             loss = self._learn(self._batch())
             if not math.isfinite(loss):
@@ -209,7 +195,7 @@ class _Training:
                 if not math.isfinite(figures.loss):  # the last update was too large, and its loss is not yet known
                     raise ConfigError(f"the loss is {figures.loss} after step {self.step}; lower the learning_rate")
                 save_checkpoint(checkpoint, self._state(figures), self.identity)
-            watch(TrainingProgress("training", self.step, self.steps, loss, figures))
+            watch(TrainProgress("training", self.step, self.steps, loss, figures))
         return figures
 
     def _batch(self) -> list[Text]:

@@ -139,7 +139,8 @@ class SamplingParams:
         top_p: keep the smallest set of most likely tokens whose probability reaches this; 0 keeps one, and is greedy.
         top_k: keep this many of the most likely tokens; 0 or -1 keeps all.
         min_p: keep tokens at least this likely relative to the most likely one.
-        seed: 64-bit seed of the request's noise; None derives one from the engine's seed and arrival order.
+        seed: 64-bit seed of the request's noise; None derives one from the engine's seed and arrival order, and so
+            does -1, as in vLLM and llama.cpp.
         max_tokens: emit at most this many tokens; None goes on to the context limit.
         min_tokens: forbid end-of-sequence tokens and `stop_token_ids` until the output has this many tokens, and
             find no stop string in them.
@@ -204,6 +205,7 @@ class SamplingParams:
         made: dict[str, Any] = {
             "temperature": self.temperature if self.temperature >= COLDEST and self.top_p > 0 else 0.0,
             "top_k": min(self.top_k, MOST_KEPT),
+            "seed": None if self.seed == -1 else self.seed,
         }
         for name, read in _READ.items():
             value, default = getattr(self, name), type(self).__dataclass_fields__[name].default

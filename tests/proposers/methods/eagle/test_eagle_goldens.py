@@ -19,7 +19,7 @@ from parlay.kernels.select import select_kernels
 from parlay.models.select import CausalModel, describe_model, load_model
 from parlay.proposers.base import Runtime, TargetInfo
 from parlay.proposers.feature_head import FeatureHead
-from parlay.proposers.heads import Options
+from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.eagle import proposer as eagle
 from parlay.proposers.methods.eagle3 import proposer as eagle3
 from parlay.runner.batch import Stretch, flatten

@@ -16,7 +16,7 @@ from parlay import ConfigError, ModelError
 from parlay.engine import engine as module
 from parlay.models.select import describe_model
 from parlay.proposers.base import TargetInfo
-from parlay.proposers.heads import Options
+from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.eagle import proposer as eagle
 from parlay.proposers.methods.eagle3 import proposer as eagle3
 

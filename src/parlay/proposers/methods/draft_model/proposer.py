@@ -19,9 +19,11 @@ from torch import Tensor
 
 from parlay.models.select import cache_spec, check_ranks, check_weights, describe_model, stored_kinds
 from parlay.proposers.base import Runtime, TargetInfo, draft_length
+from parlay.proposers.draft_head import Start
 from parlay.proposers.draft_slots import scratch_blocks
-from parlay.proposers.expander import MOST_LEVELS, Start
-from parlay.proposers.heads import Options, shape_of, share_of, storage_of
+from parlay.proposers.expander import MOST_LEVELS
+from parlay.proposers.heads import CheckpointOptions as Options
+from parlay.proposers.heads import shape_of, share_of, storage_of
 from parlay.proposers.model_head import ModelHead
 from parlay.proposers.vocabulary import check_vocabulary
 from parlay.runner.batch import Stretch, flatten

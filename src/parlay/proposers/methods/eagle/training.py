@@ -14,7 +14,8 @@ from torch.nn.functional import linear
 from parlay.proposers.methods.eagle.format import ARCHITECTURE, JOIN, layer
 from parlay.train.data import Text
 from parlay.train.layers import random
-from parlay.train.rollout import Layer, Options, Rollout, RolloutTrainee
+from parlay.train.rollout import Layer, Rollout, RolloutTrainee
+from parlay.train.rollout import RolloutOptions as Options
 from parlay.train.teacher import Lesson, OutputLayer, Teacher
 
 __all__ = ["Options", "Trainee"]

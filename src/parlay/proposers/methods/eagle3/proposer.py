@@ -25,7 +25,7 @@ from parlay.models.split import SplitLinear
 from parlay.proposers.base import Runtime
 from parlay.proposers.feature_head import FeatureHead
 from parlay.proposers.head_layers import HeadLayers, side_by_side
-from parlay.proposers.heads import Options
+from parlay.proposers.heads import CheckpointOptions as Options
 from parlay.proposers.methods.eagle3 import format as form
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.target_layers import TargetEmbedding, output_layer, records_logits

@@ -14,8 +14,7 @@ from parlay.models.config import ModelConfig
 from parlay.proposers.methods.eagle3 import format as form
 from parlay.train.data import Text
 from parlay.train.layers import random
-from parlay.train.rollout import Layer, Rollout, RolloutTrainee, norm
-from parlay.train.rollout import Options as RolloutOptions
+from parlay.train.rollout import Layer, Rollout, RolloutOptions, RolloutTrainee, norm
 from parlay.train.teacher import Lesson, OutputLayer, Teacher
 
 

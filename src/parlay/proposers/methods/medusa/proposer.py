@@ -22,8 +22,7 @@ from parlay.errors import ConfigError, ModelError, shown
 from parlay.models.layers import OutputLayer
 from parlay.models.split import SplitLinear
 from parlay.proposers.base import Runtime, TargetInfo
-from parlay.proposers.heads import HeadProposer
-from parlay.proposers.heads import Options as HeadOptions
+from parlay.proposers.heads import CheckpointOptions, HeadProposer
 from parlay.proposers.methods.medusa.format import BIASED, MAP, read_layout
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.vocabulary import fitted, ids_of
@@ -35,7 +34,7 @@ EMBEDDED: Mapping[str, Any] = {"model": "tiny-code-medusa"}
 
 
 @dataclass(frozen=True, slots=True)
-class Options(HeadOptions):
+class Options(CheckpointOptions):
     """Options of Medusa's heads.
 
     Attributes:
@@ -52,7 +51,7 @@ class Options(HeadOptions):
     medusa_choices: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        HeadOptions.__post_init__(self)
+        CheckpointOptions.__post_init__(self)
         known = set(self.medusa_choices or ())
         if self.medusa_choices is not None and not known:
             raise ConfigError("medusa_choices is empty; leave it out, or set tree to 'off' for chains")

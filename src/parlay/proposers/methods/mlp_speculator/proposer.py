@@ -20,8 +20,9 @@ from parlay.errors import ModelError
 from parlay.models.layers import Embedding, OutputLayer
 from parlay.models.split import SplitLinear
 from parlay.proposers.base import Runtime
-from parlay.proposers.expander import Start
-from parlay.proposers.heads import HeadProposer, Options
+from parlay.proposers.draft_head import Start
+from parlay.proposers.heads import CheckpointOptions as Options
+from parlay.proposers.heads import HeadProposer
 from parlay.proposers.methods.mlp_speculator.format import PREFIX, tensor
 from parlay.proposers.shared_passes import shared
 from parlay.proposers.vocabulary import fitted, ids_of
