@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parlay.train.card import Figures
+from parlay.train.model_card import Figures
 from training import options, write_prompts, write_target
 
 from parlay import LLM, SamplingParams
