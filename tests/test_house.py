@@ -49,8 +49,8 @@ PLUG_IN_FOLDERS = "models/families/", "proposers/methods/"
 # Still to be mended.
 LONG_FUNCTIONS = {"compare", "run", "measure", "_serve", "_protocol", "add_parser"}
 COMMON_NAMES = {
-    *("Account", "Asked", "Costs", "Engine", "Foreign", "Kind", "Outcome", "Output", "Passes", "Prediction"),
-    *("Reader", "Shape", "Step", "Stored", "Style", "Turns", "Worker", "_Log"),
+    *("Account", "Asked", "Costs", "Engine", "Foreign", "Kind", "Outcome", "Passes", "Prediction"),
+    *("Step", "Style", "Turns", "Worker", "_Log"),
 }
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parlay.train.model_card import Figures
 from training import options, write_prompts, write_target
 
 from parlay import LLM, SamplingParams
 from parlay.proposers.select import proposers
+from parlay.train.model_card import Figures
 from parlay.train.run import train
 from parlay.train.trainee import methods
 

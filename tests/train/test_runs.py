@@ -25,7 +25,7 @@ from parlay.train.options import TrainOptions
 from parlay.train.responses import write_responses
 from parlay.train.run import TrainProgress, schedule, train
 from parlay.train.save import alone
-from parlay.train.teacher import Lesson, OutputLayer, Teacher
+from parlay.train.teacher import Lesson, TargetOutput, Teacher
 from parlay.train.trainee import DraftStep, distil, methods
 
 SHORT = {"generate": 40, "response_tokens": 20, "epochs": 2, "evaluate_every": 3}
@@ -174,7 +174,7 @@ def test_the_loss_is_cross_entropy(cap: float, frozen: bool, narrow: bool, monke
     ids = torch.randperm(70)[:30].sort().values if narrow else None
     states, weight = torch.randn(41, 8, requires_grad=True), torch.randn(30, 8, requires_grad=not frozen)
     wanted = torch.randn(50, 70 if narrow else 30).mul(3).softmax(-1)
-    guess = DraftStep(states, OutputLayer(weight, cap, ids), torch.randint(50, (41,)))
+    guess = DraftStep(states, TargetOutput(weight, cap, ids), torch.randint(50, (41,)))
     lesson = taught(wanted, ids)
     found, _ = distil(guess, lesson)
     expected = plain_loss(guess, wanted)

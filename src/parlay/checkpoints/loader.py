@@ -243,7 +243,7 @@ class Checkpoint:
         )
 
 
-class Reader:
+class TensorReader:
     """A part of a checkpoint whose tensors' names begin alike, such as a layer; reads them by the rest."""
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from parlay.checkpoints.loader import Checkpoint, Reader
+from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.kernels.base import Kernels
 from parlay.models.config import MOST_LAYERS, ModelConfig
 from parlay.models.context import ForwardContext, LayerCache, handed_states
@@ -113,7 +113,7 @@ def mlp_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
 
 
 def make_attention(
-    config: ModelConfig, index: int, read: Reader, kernels: Kernels, group: Group, cos_sin: Tensor
+    config: ModelConfig, index: int, read: TensorReader, kernels: Kernels, group: Group, cos_sin: Tensor
 ) -> Attention:
     """Read the attention of layer `index`."""
     style = config.style
@@ -159,7 +159,7 @@ def make_attention(
     )
 
 
-def make_mlp(config: ModelConfig, read: Reader, kernels: Kernels, group: Group) -> GatedMLP:
+def make_mlp(config: ModelConfig, read: TensorReader, kernels: Kernels, group: Group) -> GatedMLP:
     """Read the feed-forward network of a layer."""
     style = config.style
 
@@ -187,7 +187,9 @@ def make_mlp(config: ModelConfig, read: Reader, kernels: Kernels, group: Group) 
     )
 
 
-def _experts(config: ModelConfig, experts: Experts, read: Reader, kernels: Kernels, group: Group) -> MixtureOfExperts:
+def _experts(
+    config: ModelConfig, experts: Experts, read: TensorReader, kernels: Kernels, group: Group
+) -> MixtureOfExperts:
     gate, up, down = (
         [read.weight(f"{experts.prefix}.experts.{e}.{name}.weight") for e in range(experts.count)]
         for name in experts.names
@@ -209,7 +211,7 @@ class DecoderLayer:
     """A decoder layer with its weights."""
 
     def __init__(
-        self, config: ModelConfig, index: int, read: Reader, kernels: Kernels, group: Group, cos_sin: Tensor
+        self, config: ModelConfig, index: int, read: TensorReader, kernels: Kernels, group: Group, cos_sin: Tensor
     ) -> None:
         """Read what layer `index` needs by its names within a layer."""
         style = config.style
@@ -308,7 +310,7 @@ class Decoder:
             self._norm = weights.read("model.norm.weight", dtype)
             self._layers = []
             for i in range(self._first, end):
-                read = Reader(weights, dtype, f"model.layers.{i}.")
+                read = TensorReader(weights, dtype, f"model.layers.{i}.")
                 cos_sin = local if style.windows and style.windows[i] else everywhere
                 self._layers.append(DecoderLayer(config, i, read, kernels, group, cos_sin))
             if not group.pipeline.first:

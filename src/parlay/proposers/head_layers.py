@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parlay.checkpoints.loader import Reader
+from parlay.checkpoints.loader import TensorReader
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext
@@ -18,7 +18,7 @@ class HeadLayers:
     """The layers of a head: the first without the norm before its attention, the others ordinary ones."""
 
     def __init__(
-        self, config: ModelConfig, length: int, read: Sequence[Reader], kernels: Kernels, group: Group = ALONE
+        self, config: ModelConfig, length: int, read: Sequence[TensorReader], kernels: Kernels, group: Group = ALONE
     ) -> None:
         """Read the weights.
 

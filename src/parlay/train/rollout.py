@@ -20,7 +20,7 @@ from parlay.models.config import ModelConfig
 from parlay.models.select import exposes_hidden_states
 from parlay.train.data import Text
 from parlay.train.layers import frequencies, public_name, random, turn
-from parlay.train.teacher import Lesson, OutputLayer, Teacher
+from parlay.train.teacher import Lesson, TargetOutput, Teacher
 from parlay.train.trainee import DraftStep, Trainee
 
 EPS = 1e-5
@@ -178,7 +178,7 @@ class RolloutTrainee(Trainee):
         """Return the predicted states, from embedded tokens beside states, as `Layer` does."""
 
     @abstractmethod
-    def score(self, state: Tensor) -> tuple[Tensor, OutputLayer]:
+    def score(self, state: Tensor) -> tuple[Tensor, TargetOutput]:
         """Return the output layer's input, and the output layer."""
 
     def draft(self, lesson: Lesson) -> Iterator[DraftStep]:  # noqa: D102

@@ -30,7 +30,7 @@ _SHARE = 0.5  # share of the memory that is free at first: most that may hold st
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OutputLayer:
+class TargetOutput:
     """An output layer.
 
     Attributes:
@@ -206,7 +206,7 @@ class Teacher:
         if found is None:
             return None
         self._head = self.output()
-        self._head = OutputLayer(self._head.weight.to(self.dtype), self._head.cap)
+        self._head = TargetOutput(self._head.weight.to(self.dtype), self._head.cap)
         trial = Text.of([], [token % self.config.vocab_size for token in range(7, 7 * 33, 7)])
         expected, given = self._states([trial])[0][0].float(), found.states([trial])[0][0].float().cpu()
         if not float((given - expected).norm() / expected.norm()) < _LIKE:
@@ -237,7 +237,7 @@ class Teacher:
         return model.embedding.numbers(torch.float32).to(self._device)
 
     @torch.no_grad()
-    def output(self) -> OutputLayer:
+    def output(self) -> TargetOutput:
         """Return the target's output layer as one matrix, computed from unit vectors.
 
         Raises:
@@ -256,4 +256,4 @@ class Teacher:
             raise ModelError(
                 f"the output layer of {self.config.path} is no plain matrix; no head can be trained on top of it"
             )
-        return OutputLayer(weight.to(self._device), cap)
+        return TargetOutput(weight.to(self._device), cap)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from parlay.models.config import ModelConfig
 from parlay.registry import Registry
 from parlay.train.data import Text
-from parlay.train.teacher import Lesson, OutputLayer, Teacher
+from parlay.train.teacher import Lesson, TargetOutput, Teacher
 
 _LOSS_LOGITS = 1 << 21  # at a time on the CPU, whose caches they are to fit
 _WIDE = 32  # times as many on an accelerator, which small products leave idle
@@ -39,7 +39,7 @@ class DraftStep:
     """
 
     states: Tensor
-    output: OutputLayer
+    output: TargetOutput
     labels: Tensor
 
 
@@ -116,13 +116,13 @@ def distil(step: DraftStep, lesson: Lesson) -> tuple[Tensor, Tensor]:
 
 
 class _Distil(torch.autograd.Function):
-    """OutputLayer layer and loss in one, with the gradient computed in the forward pass."""
+    """TargetOutput layer and loss in one, with the gradient computed in the forward pass."""
 
     @staticmethod
     def forward(
         ctx: Any,
         states: Tensor,
-        output: OutputLayer,
+        output: TargetOutput,
         weight: Tensor,
         lesson: Lesson,
         labels: Tensor,

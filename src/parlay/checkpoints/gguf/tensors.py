@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from parlay.checkpoints.gguf.parts import GGUFModel
 from parlay.checkpoints.gguf.reader import GGUFFile, TensorInfo
-from parlay.checkpoints.quantised.layers import Shape
+from parlay.checkpoints.quantised.layers import StoredShape
 from parlay.errors import ModelError
 from parlay.weights.kinds import Kind
 
@@ -170,10 +170,10 @@ class GGUFWeights:
         """Return the tensors' names."""
         return list(self._names)
 
-    def get_slice(self, name: str) -> Shape:
+    def get_slice(self, name: str) -> StoredShape:
         """Return what knows a tensor's shape without reading it."""
         ours, index = self._names[name]
-        return Shape(list(self._file.tensors[ours].shape[0 if index is None else 1 :]))
+        return StoredShape(list(self._file.tensors[ours].shape[0 if index is None else 1 :]))
 
     def get_tensor(self, name: str) -> Tensor:
         """Return a tensor as Hugging Face's class would have it; what was quantised comes as float32."""

@@ -1,6 +1,6 @@
 """Matrices of a checkpoint that are made of several tensors each; each format's file says how, this is what is alike.
 
-Imports no torch, as do those who only want `Shape`.
+Imports no torch, as do those who only want `StoredShape`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SMALL = ("I8", "U8", "F8_E4M3", "F8_E5M2")  # dtypes that weights have only bes
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StoredShape:
     """What is known of a matrix without reading it."""
 
     shape: list[int]
@@ -69,9 +69,9 @@ class QuantisedLayers:
         """Return the matrices' names."""
         return list(self._bases)
 
-    def get_slice(self, name: str) -> Shape:
+    def get_slice(self, name: str) -> StoredShape:
         """Return what knows a matrix's shape without reading it."""
-        return Shape(list(self._shapes[name]))
+        return StoredShape(list(self._shapes[name]))
 
     def kind(self, name: str) -> Kind | None:
         """Return the blocks that a matrix can be given in; None if it has to be dequantised."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from parlay.checkpoints.loader import Checkpoint, Reader
+from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.kernels.base import Kernels
 from parlay.models.config import ModelConfig
 from parlay.models.context import ForwardContext, LayerCache
@@ -79,7 +79,7 @@ class _OptLayer:
     def __init__(
         self, config: ModelConfig, index: int, weights: Checkpoint, kernels: Kernels, dtype: torch.dtype, group: Group
     ) -> None:
-        read = Reader(weights, dtype, f"model.decoder.layers.{index}.")
+        read = TensorReader(weights, dtype, f"model.decoder.layers.{index}.")
 
         def gathered(name: str, inputs: tuple[int, ...]) -> GatheredLinear | ReducedLinear:
             return whole_linear(kernels, read.weight(f"{name}.weight"), group, inputs, read(f"{name}.bias"))

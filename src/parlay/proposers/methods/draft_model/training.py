@@ -15,7 +15,7 @@ from parlay.errors import ConfigError, ModelError
 from parlay.models.config import ModelConfig
 from parlay.train.data import Text
 from parlay.train.layers import frequencies, public_name, random, turn
-from parlay.train.teacher import Lesson, OutputLayer, Teacher
+from parlay.train.teacher import Lesson, TargetOutput, Teacher
 from parlay.train.trainee import DraftStep
 from parlay.train.trainee import Trainee as Base
 
@@ -124,7 +124,7 @@ class Trainee(Base):
             state = layer(state, mask, angles.cos(), angles.sin())
         starts = lesson.starts(1)
         state = rms_norm(state.float()[starts], state.shape[-1:], self.norm, _EPS)
-        yield DraftStep(state, OutputLayer(self.embed_tokens), starts)
+        yield DraftStep(state, TargetOutput(self.embed_tokens), starts)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return a Llama in Hugging Face format."""

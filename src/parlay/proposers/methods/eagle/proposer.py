@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.checkpoints.loader import Checkpoint, Reader
+from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.errors import ModelError
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import Decoder, attention_shapes, mlp_shapes
@@ -75,7 +75,7 @@ class Proposer(FeatureHead):
         self._embedding = self._read_embedding(weights, runtime)
         bias = weights.read(JOIN_BIAS, dtype) if self._biased else None
         self._join = SplitLinear(kernels, weights.read_weight(JOIN, dtype), group, bias)
-        read = [Reader(weights, dtype, layer(i)) for i in range(self.config.num_layers)]
+        read = [TensorReader(weights, dtype, layer(i)) for i in range(self.config.num_layers)]
         self._body = HeadLayers(self.config, self._target.max_model_len, read, kernels, group)
 
     def _read_embedding(self, weights: Checkpoint, runtime: Runtime) -> Embedding | TargetEmbedding:

@@ -16,7 +16,7 @@ from parlay.train.data import Text
 from parlay.train.layers import random
 from parlay.train.rollout import Layer, Rollout, RolloutTrainee
 from parlay.train.rollout import RolloutOptions as Options
-from parlay.train.teacher import Lesson, OutputLayer, Teacher
+from parlay.train.teacher import Lesson, TargetOutput, Teacher
 
 __all__ = ["Options", "Trainee"]
 
@@ -39,7 +39,7 @@ class Trainee(RolloutTrainee):
         after: Tensor = self.layer(joined, joined, rollout)
         return after
 
-    def score(self, state: Tensor) -> tuple[Tensor, OutputLayer]:  # noqa: D102
+    def score(self, state: Tensor) -> tuple[Tensor, TargetOutput]:  # noqa: D102
         return state, self._output
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.checkpoints.loader import Checkpoint, Reader
+from parlay.checkpoints.loader import Checkpoint, TensorReader
 from parlay.errors import ModelError, shown
 from parlay.models.context import ForwardContext
 from parlay.models.decoder import attention_shapes, mlp_shapes
@@ -156,7 +156,7 @@ class Proposer(FeatureHead):
         elif self._own_output:
             self.ids = ids_of(self._vocab, self._target.config.vocab_size)
         read = [
-            Reader(weights, dtype, prefix, {_NORM: self._norm_before(weights, i)} if i else None)
+            TensorReader(weights, dtype, prefix, {_NORM: self._norm_before(weights, i)} if i else None)
             for i, prefix in enumerate(self._prefixes)
         ]
         self._body = HeadLayers(self.config, self._target.max_model_len, read, kernels, group)

@@ -15,7 +15,7 @@ from parlay.proposers.methods.eagle3 import format as form
 from parlay.train.data import Text
 from parlay.train.layers import random
 from parlay.train.rollout import Layer, Rollout, RolloutOptions, RolloutTrainee, norm
-from parlay.train.teacher import Lesson, OutputLayer, Teacher
+from parlay.train.teacher import Lesson, TargetOutput, Teacher
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class Trainee(RolloutTrainee):
         after: Tensor = self.layer(pair, state, rollout)
         return after
 
-    def score(self, state: Tensor) -> tuple[Tensor, OutputLayer]:  # noqa: D102
-        return norm(state, self.norm), OutputLayer(
+    def score(self, state: Tensor) -> tuple[Tensor, TargetOutput]:  # noqa: D102
+        return norm(state, self.norm), TargetOutput(
             self.head, ids=None if self._ids is None else self._ids.to(state.device)
         )
 

@@ -17,7 +17,7 @@ from parlay.proposers.methods.medusa.format import ARCHITECTURE, BIASED, FILE, H
 from parlay.proposers.methods.medusa.format import block as block_name
 from parlay.proposers.methods.medusa.format import output as output_name
 from parlay.train.data import Text
-from parlay.train.teacher import Lesson, OutputLayer, Teacher
+from parlay.train.teacher import Lesson, TargetOutput, Teacher
 from parlay.train.trainee import DraftStep
 from parlay.train.trainee import Trainee as Base
 
@@ -72,7 +72,7 @@ class Trainee(Base):
             state = lesson.hidden[starts]
             for block in blocks:
                 state = state + silu(block(state))
-            output = OutputLayer(self.outputs[i]) if self._own else self._target
+            output = TargetOutput(self.outputs[i]) if self._own else self._target
             yield DraftStep(state, output, starts + 1 + i)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

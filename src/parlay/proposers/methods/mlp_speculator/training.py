@@ -16,7 +16,7 @@ from torch.nn.functional import embedding, gelu, linear
 from parlay.errors import ConfigError
 from parlay.proposers.methods.mlp_speculator.format import ARCHITECTURE, MODEL_TYPE, PREFIX, tensor
 from parlay.train.data import Text
-from parlay.train.teacher import Lesson, OutputLayer, Teacher
+from parlay.train.teacher import Lesson, TargetOutput, Teacher
 from parlay.train.trainee import DraftStep
 from parlay.train.trainee import Trainee as Base
 
@@ -81,7 +81,7 @@ class Trainee(Base):
             state = _norm(state + self._share * embedding(before, self.emb[stage]))
             state = gelu(state * self.ln[stage] + self.ln_bias[stage])
             starts = lesson.starts(2 + i)
-            yield DraftStep(state[starts], OutputLayer(self.head[stage]), starts + 1 + i)
+            yield DraftStep(state[starts], TargetOutput(self.head[stage]), starts + 1 + i)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the weights under IBM's names; of tied ones the first."""
