@@ -23,7 +23,7 @@ def speculative_decoding(metrics: RequestMetrics, *, detailed: bool = False) -> 
         "per_step_drafted": [drafted for drafted, _ in metrics.per_step],
     }
     return {
-        "mean_acceptance_length": metrics.mean_acceptance_length,
+        "mean_acceptance_length": metrics.tokens_per_draft,
         "draft_acceptance_rate": metrics.accepted / metrics.drafted if metrics.drafted else 0.0,
         "acceptance_histogram": [steps - further for steps, further in pairwise(at_least)],
         "num_spec_steps": metrics.drafts,
