@@ -6,7 +6,7 @@ import pytest
 from serving import wait_for
 
 from parlay import RequestError, SamplingParams
-from parlay.link.forms import Forms
+from parlay.link.grammar_compiler import GrammarCompiler
 from parlay.link.protocol import Add, Failure
 
 
@@ -17,7 +17,7 @@ class Compiler:
         self.order: list[str] = []
         self.begun, self.go = Event(), Event()
         self.rings = 0
-        self.forms = Forms(self.prepare, self.ring)
+        self.forms = GrammarCompiler(self.prepare, self.ring)
 
     def prepare(self, params: SamplingParams, tenant: str) -> None:
         self.order.append(tenant)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from serving import GUESSING, Live, events_of
 
 from parlay import AsyncLLM
-from parlay.server.acceptance import request_metrics, speculative_decoding
 from parlay.server.errors import ApiError
 from parlay.server.openai.fields import check_model
+from parlay.server.openai.usage import request_metrics, speculative_decoding
 from parlay.types.output import CompletionOutput, RequestMetrics, RequestOutput
 
 REPEATING: dict[str, Any] = {"prompt": [5, 6, 7, 8] * 8, "max_tokens": 40, "temperature": 0, "ignore_eos": True}

@@ -13,12 +13,12 @@ from serving import wait_for
 
 from parlay import EngineFaultError, SamplingParams
 from parlay.engine.engine import Engine
+from parlay.link.engine_server import EngineServer
 from parlay.link.protocol import Abort, Add, Command, Failure, Outputs, Stop, decode_report, encode, plain_params
-from parlay.link.serving import EngineServer
-from parlay.link.thread import ThreadDoor
+from parlay.link.thread import ThreadTransport
 from parlay.sampling import grammar
 from parlay.sampling.grammar import Grammars
-from parlay.server.door import SocketDoor
+from parlay.server.remote.transport import SocketTransport
 from parlay.text.tokenizer import Detokenizer
 
 PROMPT = tuple(range(40, 52)) * 2
@@ -30,7 +30,7 @@ class Front:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._context = zmq.Context()
+        self._context = zmq.Front()
         self._pairs: list[Any] = []  # held until all are closed
         for name, near, far in (("commands", zmq.PUSH, zmq.PULL), ("reports", zmq.PULL, zmq.PUSH)):
             ends = [self._context.socket(near), self._context.socket(far)]
@@ -41,8 +41,8 @@ class Front:
             ends[1].connect(f"inproc://{name}")
             self._pairs.append(ends)
         (self._commands, commands), (self._reports, reports) = self._pairs
-        self._door = SocketDoor(commands, reports)
-        self._thread = Thread(target=EngineServer(engine, self._door).run, daemon=True)
+        self._transport = SocketTransport(commands, reports)
+        self._thread = Thread(target=EngineServer(engine, self._transport).run, daemon=True)
         self._thread.start()
 
     def send(self, command: Command) -> None:
@@ -64,7 +64,7 @@ class Front:
         self.send(Stop())
         self._thread.join(LIMIT)
         assert not self._thread.is_alive()
-        self._door.__exit__()
+        self._transport.__exit__()
         self._context.destroy(linger=0)
 
 
@@ -156,15 +156,15 @@ def test_what_is_refused(front: Front) -> None:
 
 def test_a_grammar_is_compiled_beside_the_steps(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others go on while it is; those who leave meanwhile are gone; one that is refused fails alone."""
-    gate, compile_one = Event(), Grammars.compile
-    monkeypatch.setattr(Grammars, "compile", lambda *args: gate.wait(LIMIT) and compile_one(*args))
+    admission, compile_one = Event(), Grammars.compile
+    monkeypatch.setattr(Grammars, "compile", lambda *args: admission.wait(LIMIT) and compile_one(*args))
     for key, regex in ((1, "[a-f]{40}"), (2, "[a-f]{41}"), (3, "(")):
         front.send(Add(key, PROMPT, plain_params(SamplingParams(structured_outputs={"regex": regex}, max_tokens=99))))
     front.send(Abort(2))
     front.send(add(4, max_tokens=20))
     reports = front.read_until(lambda reports: finished(reports, 1))
     assert {d.key for r in reports for d in r.deltas} == {4}
-    gate.set()
+    admission.set()
     reports = front.read_until(lambda reports: finished(reports, 1) and any(r.failures for r in reports))
     assert {d.key for r in reports for d in r.deltas} == {1}
     assert len("".join(d.text for r in reports for d in r.deltas)) == 40
@@ -175,12 +175,12 @@ def test_a_grammar_is_compiled_beside_the_steps(front: Front, monkeypatch: pytes
 
 def test_a_ring_is_never_missed() -> None:
     """Also where it comes while the commands are looked for, after the forms were: it ends the next wait."""
-    door = ThreadDoor(lambda outputs: None)
-    door.put(Stop())
-    door.wait(sending=False)
-    door.ring()
-    assert [door.receive(), door.receive()] == [Stop(), None]
-    waiting = Thread(target=door.wait, kwargs={"sending": False}, daemon=True)
+    transport = ThreadTransport(lambda outputs: None)
+    transport.put(Stop())
+    transport.wait(sending=False)
+    transport.ring()
+    assert [transport.receive(), transport.receive()] == [Stop(), None]
+    waiting = Thread(target=transport.wait, kwargs={"sending": False}, daemon=True)
     waiting.start()
     waiting.join(LIMIT)
     assert not waiting.is_alive()

@@ -9,8 +9,8 @@ import pytest
 from parlay.config import ServerConfig
 from parlay.errors import ConfigError
 from parlay.server import files
-from parlay.server.files import room_for
 from parlay.server.listen import bind
+from parlay.server.open_files import room_for
 
 INFINITE = resource.RLIM_INFINITY
 

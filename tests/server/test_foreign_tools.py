@@ -11,7 +11,7 @@ from openai.types.responses.response_input_item_param import ResponseInputItemPa
 
 from parlay.server.errors import ApiError
 from parlay.server.openai.responses_input import messages_of
-from parlay.server.openai.responses_stream import Output
+from parlay.server.openai.responses_stream import ResponseOutput
 from parlay.server.openai.responses_tools import choice_of, function_name, functions_of, input_of
 
 FUNCTION = {"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": False}
@@ -125,7 +125,7 @@ def test_the_input_of_a_custom_tool(arguments: str, text: str) -> None:
 @pytest.mark.parametrize("step", [3, 1000])
 def test_calls_come_back_in_the_form_of_their_tools(step: int) -> None:
     made = functions_of([FUNCTION, PATCH, SPACE])
-    output, events = Output(made.origins), []
+    output, events = ResponseOutput(made.origins), []
     arguments = json.dumps({"input": "*** Begin Patch\n+é"})
     for name in ("apply_patch", "mcp__docs__shell", "mcp__docs__apply_patch"):
         events += output.call({"id": f"call_{name}", "function": {"name": name, "arguments": ""}})
@@ -159,13 +159,13 @@ def test_calls_come_back_in_the_form_of_their_tools(step: int) -> None:
 
 def test_a_stored_output_is_told_again() -> None:
     made = functions_of([FUNCTION, PATCH, SPACE])
-    output = Output(made.origins)
+    output = ResponseOutput(made.origins)
     output.write("thought", "reasoning")
     output.write("text")
     output.call({"id": "a", "function": {"name": "mcp__docs__shell", "arguments": "{}"}})
     output.call({"id": "b", "function": {"name": "apply_patch", "arguments": '{"input": "x"}'}})
     output.end("incomplete")
-    again = Output()
+    again = ResponseOutput()
     events = [event for item in output.items for event in again.replay(item)]
     assert again.items == output.items
     assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == output.items

@@ -14,7 +14,7 @@ from parlay.checkpoints.find import find_model
 from parlay.sampling.grammar import Grammars
 from parlay.server.errors import ApiError
 from parlay.server.openai.fields import ChatFields
-from parlay.server.openai.forms import CHAT, RESPONSES, Form, form_of
+from parlay.server.openai.response_format import CHAT, RESPONSES, AnswerForm, form_of
 from parlay.server.openai.tool_formats import FORMATS
 from parlay.server.openai.tool_readers import Piece, reader_of
 from parlay.server.openai.tools import read_tools
@@ -51,7 +51,7 @@ def tokenizer(*special: str) -> Tokenizer:
 PLAIN, SPECIAL = tokenizer(), tokenizer("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>")
 
 
-def form(name: str = "hermes", tokens: Tokenizer = PLAIN, **body: Any) -> Form:
+def form(name: str = "hermes", tokens: Tokenizer = PLAIN, **body: Any) -> AnswerForm:
     asked = ChatFields(**body)
     return form_of(asked, read_tools(asked), FORMATS[name], tokens, None, CHAT)
 
@@ -60,14 +60,14 @@ def by(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, **more}}
 
 
-def permitted(made: Form, text: str, tokens: Tokenizer = PLAIN) -> bool:
+def permitted(made: AnswerForm, text: str, tokens: Tokenizer = PLAIN) -> bool:
     grammars = Grammars(tokens.to_str, tokens.get_vocab_size(), [0])
     assert made.structured is not None
     constraint, path = grammars.start(StructuredOutputsParams.parse(made.structured)), tokens.encode(text).ids
     return all(constraint.permits(path[:i], token) for i, token in enumerate([*path, 0]))
 
 
-def read(made: Form, text: str, step: int = 3, **body: Any) -> tuple[str, list[tuple[str, Any]]]:
+def read(made: AnswerForm, text: str, step: int = 3, **body: Any) -> tuple[str, list[tuple[str, Any]]]:
     """Return the text and the calls of an answer that comes in pieces."""
     reader = reader_of(read_tools(ChatFields(tools=TOOLS, **body)), made.calls, alone=made.alone)
     assert reader is not None

@@ -6,7 +6,7 @@ import pytest
 from hostile import Wire, status
 from serving import Live
 
-from parlay.server.framing import _MOST_HEAD
+from parlay.server.middleware import _MOST_HEAD
 
 
 class NoEngine:

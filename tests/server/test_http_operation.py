@@ -25,8 +25,8 @@ from parlay import AsyncLLM
 from parlay.config import ServerConfig
 from parlay.errors import ConfigError, EngineDeadError
 from parlay.server.keys import read_keys
+from parlay.server.metrics import Observation
 from parlay.server.openai.fields import KNOWN, SAMPLING
-from parlay.server.remote.backend import Observation
 
 KEYS = ("the-first-key", "the-other-key")
 LONG = {"prompt": [1, 2, 3], "max_tokens": 480, "ignore_eos": True, "temperature": 0}
@@ -222,7 +222,7 @@ def test_no_body_makes_the_server_fail(live: Live, data: Any) -> None:
 
 
 def idle(live: Live) -> bool:
-    return live.gate.open == 0 and not live.engine._llm.engine.busy
+    return live.admission.open == 0 and not live.engine._llm.engine.busy
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -234,7 +234,7 @@ def test_a_client_that_leaves_frees_its_requests(live: Live, watcher: Watcher, s
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with contextlib.closing(socket.create_connection(("127.0.0.1", live.port))) as client:
         client.sendall(head + body)
-        wait_for(lambda: live.gate.open == 8)
+        wait_for(lambda: live.admission.open == 8)
         # Meanwhile there is room for nobody else, and that is said at once.
         answer = live.post("/v1/completions", {"prompt": "x"})
         assert answer.status_code in (200, 429)

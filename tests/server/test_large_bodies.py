@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from parlay.config import ServerConfig
-from parlay.server.guard import _AT_ONCE, _AT_ONCE_OPEN, Guard
 from parlay.server.keys import Keys
+from parlay.server.middleware import _AT_ONCE, _AT_ONCE_OPEN, AccessLayer
 
 KIB = 1 << 10
 KEYS = Keys([("alice", "alice-s-own-key"), ("bob", "bob-s-own-key")])
@@ -43,7 +43,7 @@ class Server:
 
     def __init__(self, keys: Keys = KEYS, **options: Any) -> None:
         self.log: list[dict[str, Any]] = []
-        self.guard = Guard(self._answer, ServerConfig(**options), keys, log=self.log.append)
+        self.guard = AccessLayer(self._answer, ServerConfig(**options), keys, log=self.log.append)
         self.prepared, self.answered = asyncio.Event(), asyncio.Event()
         self.tasks: list[asyncio.Task[None]] = []
 

@@ -9,8 +9,8 @@ from checkpoints import write_llama
 from prometheus_client.parser import text_string_to_metric_families
 
 from parlay import LLM, SamplingParams
-from parlay.server.guard import Account
 from parlay.server.metrics import PrometheusMetrics, names
+from parlay.server.middleware import RequestState
 from parlay.server.openai.answer import _measure
 from parlay.types.output import CompletionOutput, RequestMetrics, RequestOutput
 from parlay.types.stats import DraftStats, StatsSnapshot
@@ -300,7 +300,7 @@ def test_each_completion_has_its_own_time_between_tokens() -> None:
         def observe_step(self, seconds: float, tokens: int, replica: int) -> None:
             seen.append(tokens)
 
-    account, before = Account(), {}
+    account, before = RequestState(), {}
     for lengths in ((1, 0, 2), (2, 1, 0), (1, 1, 1)):  # new tokens of three completions
         ones = tuple(CompletionOutput(i, "", (1,) * n, ()) for i, n in enumerate(lengths))
         _measure(Watcher(), account, before, 0, RequestOutput(0, None, (1,), ones))  # type: ignore[arg-type]

@@ -13,10 +13,10 @@ from parlay.link.protocol import (
     Abort,
     Add,
     Delta,
+    EngineReady,
     Failure,
     Outputs,
     PromptScores,
-    Ready,
     Stop,
     decode_command,
     decode_report,
@@ -55,7 +55,7 @@ DELTAS = st.builds(
 )
 REPORTS = st.one_of(
     st.builds(
-        Ready,
+        EngineReady,
         *(TEXT, COUNT, COUNT, TEXT, st.lists(TEXT, max_size=3).map(tuple)),
         *(st.dictionaries(TEXT, COUNT | FLOAT, max_size=2), st.builds(Memory, COUNT, COUNT, COUNT, COUNT)),
     ),

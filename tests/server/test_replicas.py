@@ -18,11 +18,11 @@ from conftest import MakeLLM, Pair
 from serving import House, housed, last, until
 
 from parlay import CapacityError, ConfigError, EngineDeadError, RequestOutput, SamplingParams, env
-from parlay.link.protocol import Ready
+from parlay.link.protocol import EngineReady
 from parlay.parallel.numa import allowed_processors
 from parlay.server.remote import client as client_module
 from parlay.server.remote.client import EngineClient
-from parlay.server.remote.link import EngineLink
+from parlay.server.remote.engine_link import EngineLink
 
 PROMPT = list(range(40, 52)) * 2
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=12, logprobs=1)
@@ -195,7 +195,7 @@ class Otherwise(EngineLink):
         number, Otherwise.starts = Otherwise.starts, Otherwise.starts + 1
 
         def tell(report: Any) -> None:
-            if isinstance(report, Ready) and number >= Otherwise.first:
+            if isinstance(report, EngineReady) and number >= Otherwise.first:
                 parts = report.numerics_id.split("/")
                 parts[2] = "kernels-of-its-own"
                 report = msgspec.structs.replace(report, numerics_id="/".join(parts))

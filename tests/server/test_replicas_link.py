@@ -6,7 +6,7 @@ import pytest
 
 from parlay import ConfigError, RequestError
 from parlay.engine.memory import Memory
-from parlay.link.protocol import Abort, Add, Command, Ready
+from parlay.link.protocol import Abort, Add, Command, EngineReady
 from parlay.server.remote.replicas import Replicas, check_alike
 
 SIZE = 4
@@ -113,7 +113,9 @@ def test_what_cannot_travel_is_nobodys() -> None:
     ],
 )
 def test_what_differs_is_said(other: str, difference: str | None) -> None:
-    served, found = (Ready(name, 8, 8, "", (), {}, Memory(0, 0, 0, 0)) for name in ("m-1/float32/avx2/exact", other))
+    served, found = (
+        EngineReady(name, 8, 8, "", (), {}, Memory(0, 0, 0, 0)) for name in ("m-1/float32/avx2/exact", other)
+    )
     if difference is None:
         check_alike(served, found, 3)
         return

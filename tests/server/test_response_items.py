@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from parlay.server.errors import ApiError
 from parlay.server.openai.responses_fields import chat_fields, read_response
 from parlay.server.openai.responses_input import messages_of
-from parlay.server.openai.responses_store import ResponseStore, Stored
-from parlay.server.openai.responses_stream import Output
+from parlay.server.openai.responses_store import ResponseStore, StoredResponse
+from parlay.server.openai.responses_stream import ResponseOutput
 from parlay.server.openai.responses_tools import Functions, functions_of
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "f", "arguments": '{"x": 1}', "status": "x"}
@@ -112,7 +112,7 @@ def test_reasoning_belongs_to_the_message_behind_it(items: Any, messages: Any) -
 
 
 def test_reasoning_of_an_answer_is_kept_for_the_next() -> None:
-    output = Output()
+    output = ResponseOutput()
     for text, kind in (("hm", "reasoning"), ("yes", "message")):
         output.write(text, kind)
     output.end()
@@ -273,7 +273,7 @@ PIECES = st.one_of(
 @given(st.lists(PIECES, max_size=12), st.sampled_from(["completed", "incomplete"]))
 def test_events_tell_of_the_items(pieces: list[tuple[str, str]], status: str) -> None:
     """Whatever comes in which order: a client that reads events has what the last event says."""
-    output, events, kind = Output(), [], ""
+    output, events, kind = ResponseOutput(), [], ""
     expected: list[tuple[str, str]] = []
     for what, text in pieces:
         if what == "more":
@@ -304,7 +304,7 @@ def test_events_tell_of_the_items(pieces: list[tuple[str, str]], status: str) ->
 
 
 def test_the_store_is_bounded_and_everybodys_own() -> None:
-    one = Stored("alice", b"x" * 1000, b"[]")
+    one = StoredResponse("alice", b"x" * 1000, b"[]")
     store = ResponseStore(3 * one.size)
     assert all(store.put(f"r{i}", one) for i in range(5))
     assert store.size == 3 * one.size
@@ -321,7 +321,7 @@ def test_the_store_is_bounded_and_everybodys_own() -> None:
     assert store.size == 2 * one.size
     with pytest.raises(ApiError):
         store.get("r4", "alice")
-    assert not store.put("large", Stored("alice", b"x" * 8000, b"[]"))
+    assert not store.put("large", StoredResponse("alice", b"x" * 8000, b"[]"))
     assert store.get("r3", "alice").messages() == []
     assert not ResponseStore(0).put("r", one)
 
@@ -335,7 +335,7 @@ def test_nobody_pushes_out_what_belongs_to_others_who_have_less() -> None:
                 found.append(i)
         return found
 
-    one = Stored("alice", b"x" * 1000, b"[]")
+    one = StoredResponse("alice", b"x" * 1000, b"[]")
     store = ResponseStore(4 * one.size)
     assert store.put("alice0", one)
     assert all(store.put(f"bob{i}", replace(one, owner="bob")) for i in range(12))

@@ -16,8 +16,8 @@ from serving import last, until
 from parlay import EngineDeadError, SamplingParams
 from parlay.server.remote import client as client_module
 from parlay.server.remote.client import EngineClient
+from parlay.server.remote.engine_link import EngineLink
 from parlay.server.remote.engine_process import REPORTS
-from parlay.server.remote.link import EngineLink
 
 PROMPT = list(range(40, 52))
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=480, ignore_eos=True)

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, models
 
 from parlay import CompletionOutput, RequestOutput
 from parlay.config import ServerConfig
+from parlay.server.admission import Admission
 from parlay.server.app import create_app
-from parlay.server.gate import Gate
 from parlay.server.openai import answer
 
 WORDS = Tokenizer(models.WordLevel({"w": 0, "a": 1}, unk_token="w"))
@@ -40,7 +40,7 @@ class Endless:
 
 def test_it_is_told_and_holds_no_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(answer, "_GRACE", 0.0)
-    engine, gate = Endless(), Gate(1)
+    engine, admission = Endless(), Admission(1)
     bodies: list[bytes] = []
 
     async def main() -> None:
@@ -56,7 +56,7 @@ def test_it_is_told_and_holds_no_place(monkeypatch: pytest.MonkeyPatch, capsys: 
             if len(bodies) == 3:  # reads nothing more for now
                 await asyncio.Event().wait()
 
-        app = create_app(engine, ServerConfig(request_timeout=0.05), gate=gate)  # type: ignore[arg-type]
+        app = create_app(engine, ServerConfig(request_timeout=0.05), admission=admission)  # type: ignore[arg-type]
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": HEADERS, "query_string": b""}
         async with asyncio.timeout(20):
             await app(scope, receive, send)
@@ -64,5 +64,5 @@ def test_it_is_told_and_holds_no_place(monkeypatch: pytest.MonkeyPatch, capsys: 
     asyncio.run(main())
     assert json.loads(bodies[-1].removeprefix(b"data: "))["error"]["code"] == "timeout"
     assert engine.left
-    assert gate.open == 0
+    assert admission.open == 0
     assert "longer than the server allows" in capsys.readouterr().err

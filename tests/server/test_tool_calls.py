@@ -13,14 +13,14 @@ from parlay.server.errors import ApiError
 from parlay.server.openai.fields import ChatFields
 from parlay.server.openai.growing import GrowingText
 from parlay.server.openai.tool_formats import FORMATS, format_of
-from parlay.server.openai.tool_readers import FreeReader, NamedReader, Reader, reader_of
+from parlay.server.openai.tool_readers import CallReader, FreeReader, NamedReader, reader_of
 from parlay.server.openai.tools import Tools, read_tools
 
 TOOLS = Tools({"f": {"type": "object"}, "g": {"type": "object"}}, "auto")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "<tool_call>"}}\n</tool_call>'
 
 
-def feed(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+def feed(reader: CallReader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """Return the text and the calls that a reader makes of pieces, put together as clients do."""
     text = ""
     names: dict[int, str] = {}
@@ -38,7 +38,7 @@ def feed(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]
     return text, [(names[i], arguments[i]) for i in names]
 
 
-def read(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
     """Return the same with the arguments' values."""
     text, calls = feed(reader, pieces)
     return text, [(name, json.loads(arguments)) for name, arguments in calls]
@@ -305,7 +305,7 @@ def test_the_template_tells_the_format(template: str | None, name: str) -> None:
     assert format_of("mistral", template) is FORMATS["mistral"]
 
 
-def forced() -> Reader:
+def forced() -> CallReader:
     reader = reader_of(Tools(TOOLS.parameters, "required"), FORMATS["mistral"])
     assert reader is not None
     return reader

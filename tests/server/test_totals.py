@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from parlay.server.remote.totals import total
+from parlay.server.remote.client import total
 from parlay.types.stats import DraftStats, StatsSnapshot
 
 ONE = StatsSnapshot(

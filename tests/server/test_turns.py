@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from serving import until
 
-from parlay.server.budget import Budget
+from parlay.server.admission import Admission, BodyBudget
 from parlay.server.errors import ApiError
-from parlay.server.gate import Gate
-from parlay.server.threads import Threads
-from parlay.server.turns import Turns
+from parlay.server.fair_queue import FairQueue, Threads
 
 MIB = 1 << 20
 
@@ -22,7 +20,7 @@ def served(calls: list[str], places: int = 1) -> list[str]:
     """Return the order in which calls are begun that all came while the places were taken."""
 
     async def main() -> list[str]:
-        turns, order, free = Turns(places), [], asyncio.Event()
+        turns, order, free = FairQueue(places), [], asyncio.Event()
 
         def work(name: str) -> Callable[[], Awaitable[None]]:
             async def begun() -> None:
@@ -62,7 +60,7 @@ def test_several_places_are_shared_as_well() -> None:
 @pytest.mark.parametrize("rests", [False, True])
 def test_a_place_rests_as_long_as_its_last_call_took(rests: bool) -> None:
     async def main() -> float:
-        turns, clock = Turns(rests=rests), asyncio.get_running_loop().time
+        turns, clock = FairQueue(rests=rests), asyncio.get_running_loop().time
         times = list[float]()
 
         async def work() -> None:
@@ -78,7 +76,7 @@ def test_a_place_rests_as_long_as_its_last_call_took(rests: bool) -> None:
 
 def test_a_call_that_leaves_takes_no_turn() -> None:
     async def main() -> None:
-        turns, free = Turns(), asyncio.Event()
+        turns, free = FairQueue(), asyncio.Event()
         holder = asyncio.ensure_future(turns.run("a", free.wait))
         await asyncio.sleep(0)
         gone = [asyncio.ensure_future(turns.run("a", free.wait)) for _ in range(3)]
@@ -98,7 +96,7 @@ def test_a_call_that_leaves_takes_no_turn() -> None:
 
 def test_one_that_is_called_and_leaves_at_once_passes_its_turn_on() -> None:
     async def main() -> None:
-        turns, free = Turns(), asyncio.Event()
+        turns, free = FairQueue(), asyncio.Event()
         holder = asyncio.ensure_future(turns.run("a", free.wait))
         await asyncio.sleep(0)
         gone, stays = (asyncio.ensure_future(turns.run(key, free.wait)) for key in "bc")
@@ -116,7 +114,7 @@ def test_what_has_begun_keeps_its_place_though_its_client_has_left() -> None:
     """A thread goes on: without this, a client that leaves at once would fill the thread's own queue."""
 
     async def main() -> None:
-        turns, free, begun = Turns(), asyncio.Event(), []
+        turns, free, begun = FairQueue(), asyncio.Event(), []
 
         async def work() -> None:
             begun.append(1)
@@ -199,7 +197,7 @@ def test_templates_take_turns() -> None:
 
 
 def test_a_key_may_hold_as_many_bytes_as_are_free() -> None:
-    budget = Budget(64 * MIB)
+    budget = BodyBudget(64 * MIB)
     refusals: set[Any] = set()
 
     def fill(key: str) -> int:
@@ -223,29 +221,29 @@ def test_a_key_may_hold_as_many_bytes_as_are_free() -> None:
 
 
 def test_a_seat_is_widened_and_given_back() -> None:
-    gate = Gate(8, 4)
-    with gate.admit("a") as seat:
-        assert gate.open == 1
+    admission = Admission(8, 4)
+    with admission.admit("a") as seat:
+        assert admission.open == 1
         seat.widen(4)
-        assert gate.open == 4
-        with pytest.raises(ApiError) as told, gate.admit("a"):
+        assert admission.open == 4
+        with pytest.raises(ApiError) as told, admission.admit("a"):
             pass
         assert told.value.status == 429
         for count, status in ((5, 400), (9, 400)):
             with pytest.raises(ApiError) as told:
                 seat.widen(count)
             assert told.value.status == status
-        with gate.admit("b") as other, gate.admit("c") as third:
+        with admission.admit("b") as other, admission.admit("c") as third:
             third.widen(3)
             with pytest.raises(ApiError) as told:
                 other.widen(2)
             assert told.value.status == 429
-        assert gate.open == 4
-        closing = gate.close(0.001)
+        assert admission.open == 4
+        closing = admission.close(0.001)
         asyncio.run(closing)
         seat.widen(4)  # what is admitted goes on
-        with pytest.raises(ApiError) as told, gate.admit("d"):
+        with pytest.raises(ApiError) as told, admission.admit("d"):
             pass
         assert told.value.status == 503
-    assert gate.open == 0
-    assert not gate._per_key
+    assert admission.open == 0
+    assert not admission._per_key

@@ -15,8 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from parlay.config import ServerConfig
 from parlay.errors import ConfigError
-from parlay.server.files import OUT_OF_FILES, room_for, too_few_files
-from parlay.server.gate import Gate
+from parlay.server.admission import Admission
+from parlay.server.open_files import OUT_OF_FILES, room_for, too_few_files
 
 _MOST_HEAD = 64 << 10  # bytes
 _MOST_READ = 16 << 10  # bytes taken from a connection at once: parsed as many chunks, more would delay others
@@ -27,9 +27,9 @@ _QUEUED = 2048  # connections that wait to be accepted
 class Server(uvicorn.Server):
     """Shuts down gracefully: refuses new requests, lets open ones finish, then exits with status 0."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, admission: Admission) -> None:
         """Prepare; `serve` listens."""
-        self.gate = gate
+        self.admission = admission
         self.options = config
         super().__init__(
             uvicorn.Config(
@@ -60,11 +60,11 @@ class Server(uvicorn.Server):
 
         def end() -> None:
             if ending:
-                self.gate.cut.set()
+                self.admission.cut.set()
                 self.should_exit = self.force_exit = True
             else:
-                if self.gate.open:
-                    print(closing(self.gate.open, self.options.shutdown_timeout), file=sys.stderr, flush=True)
+                if self.admission.open:
+                    print(closing(self.admission.open, self.options.shutdown_timeout), file=sys.stderr, flush=True)
                 ending.append(loop.create_task(self.drain()))
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -77,7 +77,7 @@ class Server(uvicorn.Server):
 
     async def drain(self) -> None:
         """Admit no requests, wait for open ones, then stop listening."""
-        await self.gate.close(self.options.shutdown_timeout)
+        await self.admission.close(self.options.shutdown_timeout)
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

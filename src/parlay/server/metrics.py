@@ -6,15 +6,16 @@ continue from where the last one stopped. What the server itself observes is cou
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import prometheus_client as prometheus
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from parlay.config.verification import LOSSY, verification_of
-from parlay.server.observed import Counted, Ended
-from parlay.types.output import RequestMetrics
-from parlay.types.stats import Stats
+from parlay.types.output import RequestMetrics, RequestOutput
+from parlay.types.stats import Stats, StatsSnapshot
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 # Any other path is `other`: arbitrary paths of clients must not become series.
@@ -93,10 +94,41 @@ _HTTP = "parlay:http_requests"
 _Key = tuple[str, tuple[str, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One request's end.
+
+    Attributes:
+        endpoint: its path.
+        status: of the answer; 499 if the client left before it.
+        seconds: from its arrival until then.
+        outputs: the newest output of each prompt, of a stream the last delta; none for one that did not get so far.
+    """
+
+    endpoint: str
+    status: int
+    seconds: float
+    outputs: tuple[RequestOutput, ...] = ()
+
+
+class EngineCounters(Protocol):
+    """An engine's counters since its last start, and how often it was restarted."""
+
+    @property
+    def stats(self) -> StatsSnapshot:
+        """The newest snapshot."""
+
+    @property
+    def restarts(self) -> int:
+        """How often."""
+
+
 class PrometheusMetrics:
     """Keeps what was counted and observed. Belongs to the event loop's thread alone."""
 
-    def __init__(self, model_name: str, method: str, engines: Sequence[Counted], numerics_id: str = "") -> None:
+    def __init__(
+        self, model_name: str, method: str, engines: Sequence[EngineCounters], numerics_id: str = ""
+    ) -> None:
         """Start at zero.
 
         Args:
@@ -133,7 +165,7 @@ class PrometheusMetrics:
         for _ in range(tokens):
             histogram.observe(seconds / tokens)
 
-    def observe_end(self, ended: Ended) -> None:
+    def observe_end(self, ended: Observation) -> None:
         """Note a request's end: each completion the engine knew, or one error where the server is to blame."""
         for engine in self._engines:
             engine.refresh()
@@ -192,7 +224,7 @@ class _Series:
         self,
         labels: tuple[str, str],
         method: str,
-        engine: Counted,
+        engine: EngineCounters,
         ended: prometheus.Counter,
         histograms: Mapping[str, prometheus.Histogram],
     ) -> None:

@@ -12,15 +12,13 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from parlay.server.acceptance import request_metrics
-from parlay.server.account import Account
-from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, json_response
-from parlay.server.failures import as_api_error
-from parlay.server.front import Front
+from parlay.server.context import Context, RequestState, while_wanted
+from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error, json_response
+from parlay.server.metrics import PrometheusMetrics
 from parlay.server.openai.choice import usage
 from parlay.server.openai.events import Events
-from parlay.server.openai.outputs import merge, while_wanted
-from parlay.server.remote.backend import Metrics
+from parlay.server.openai.streams import merge
+from parlay.server.openai.usage import request_metrics
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
@@ -31,7 +29,7 @@ _GRACE = 10.0
 _encode = msgspec.json.Encoder().encode
 
 
-class Shape(ABC):
+class AnswerShape(ABC):
     """The format of one endpoint's answers.
 
     Attributes:
@@ -84,10 +82,10 @@ class Answer(Response):
 
     def __init__(
         self,
-        front: Front,
+        context: Context,
         prompts: list[Prompt],
         params: SamplingParams,
-        shape: Shape,
+        shape: AnswerShape,
         *,
         stream: bool = False,
         include_usage: bool = False,
@@ -98,7 +96,7 @@ class Answer(Response):
         """Describe the answer; nothing is computed before it is sent.
 
         Args:
-            front: the parts of the server.
+            context: the parts of the server.
             prompts: to complete.
             params: of sampling.
             shape: format of the answer.
@@ -108,7 +106,7 @@ class Answer(Response):
             without_output: the prompt alone is wanted.
             return_metrics: add speculation's metrics, even where the server adds them only if asked.
         """
-        self._front = front
+        self._context = context
         self._prompts = prompts
         self._params = params
         self._shape = shape
@@ -116,14 +114,14 @@ class Answer(Response):
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
         self._without_output = without_output
-        self._metrics = return_metrics or front.config.per_request_spec_decode_metrics != "none"
+        self._metrics = return_metrics or context.config.per_request_spec_decode_metrics != "none"
         self._texts: dict[int, dict[int, list[str]]] = {}  # by prompt and completion, where they are logged
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Compute and send, as an ASGI application."""
-        account: Account = scope["state"]["account"]
-        front = self._front
+        state: RequestState = scope["state"]["request"]
+        context = self._context
         began = False
 
         async def tell(message: Any) -> None:
@@ -132,65 +130,65 @@ class Answer(Response):
             await send(message)
 
         try:
-            front.check_ready()
-            assert account.seat is not None
-            account.seat.widen(len(self._prompts) * self._params.candidates)
-            account.body.close()  # it has become prompts and parameters
-            work = self._events(account, tell) if self._stream else self._whole(account, scope, receive, tell)
-            async with timeout(front.config.request_timeout + _GRACE):
-                await while_wanted(work, receive, front.gate.cut)
+            context.check_ready()
+            assert state.admitted is not None
+            state.admitted.widen(len(self._prompts) * self._params.candidates)
+            state.body.close()  # it has become prompts and parameters
+            work = self._events(state, tell) if self._stream else self._whole(state, scope, receive, tell)
+            async with timeout(context.config.request_timeout + _GRACE):
+                await while_wanted(work, receive, context.admission.cut)
         except ClientLeftError:
-            account.status = CLIENT_LEFT
+            state.status = CLIENT_LEFT
         except Exception as error:
             told = self._shape.named(as_api_error(error))
-            account.facts["error"] = str(told)
+            state.facts["error"] = str(told)
             if not began:
                 await told.response()(scope, receive, send)
                 return
             # The status is out: the error can only be an event.
             await send({"type": "http.response.body", "body": self._shape.failure(told)})
         finally:
-            self._record(account)
+            self._record(state)
 
-    async def _whole(self, account: Account, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._outputs(account)) as growing:
+    async def _whole(self, state: RequestState, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._outputs(state)) as growing:
             async for _ in growing:
                 pass
-        outputs = [account.outputs[i] for i in range(len(self._prompts))]
+        outputs = [state.outputs[i] for i in range(len(self._prompts))]
         size = sum(len(o.prompt_token_ids) + sum(len(one.token_ids) for one in o.outputs) for o in outputs)
-        answer = await self._front.threads.run(account.client.name, size, partial(self._answer, outputs))
+        answer = await self._context.threads.run(state.client.name, size, partial(self._answer, outputs))
         await answer(scope, receive, send)
 
     def _answer(self, outputs: list[RequestOutput]) -> Response:
         return json_response(self._shape.warn(self._shape.complete(outputs, partial(self._took, outputs))))
 
-    async def _events(self, account: Account, send: Send) -> None:
+    async def _events(self, state: RequestState, send: Send) -> None:
         begun = False
-        async with Events(send) as events, aclosing(self._outputs(account)) as growing:
+        async with Events(send) as events, aclosing(self._outputs(state)) as growing:
             async for number, output in growing:
                 more = (
-                    {"usage": self._usage(account) if self._continuous_usage else None} if self._include_usage else {}
+                    {"usage": self._usage(state) if self._continuous_usage else None} if self._include_usage else {}
                 )
                 chunks = [chunk | more for chunk in self._shape.events(number, output)]
                 if chunks and not begun:
                     chunks[0], begun = self._shape.warn(chunks[0]), True
                 await events.write(b"".join(map(self._shape.encode, chunks)))
-            took = self._took([account.outputs[i] for i in sorted(account.outputs)])
+            took = self._took([state.outputs[i] for i in sorted(state.outputs)])
             await events.write(self._shape.last(took, asked=self._include_usage), more=False)
 
-    async def _outputs(self, account: Account) -> AsyncGenerator[tuple[int, RequestOutput]]:
-        """Yield what is new of the prompts' outputs, with their numbers; the account always has the newest.
+    async def _outputs(self, state: RequestState) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """Yield what is new of the prompts' outputs, with their numbers; the state always has the newest.
 
         Raises:
             TimeoutError: the engine had not enough time.
         """
-        front = self._front
+        context = self._context
         streams = [
-            front.engine.generate(
+            context.engine.generate(
                 prompt,
                 self._params,
-                tenant=account.client.tenant,
-                timeout=front.config.request_timeout,
+                tenant=state.client.tenant,
+                timeout=context.config.request_timeout,
                 final_only=not self._stream,
                 deltas=self._stream,
             )
@@ -199,22 +197,22 @@ class Answer(Response):
         before: dict[tuple[int, int], float] = {}
         async with aclosing(merge(streams)) as merged:
             async for number, output in merged:
-                account.outputs[number] = output
-                if front.config.log_prompts:
+                state.outputs[number] = output
+                if context.config.log_prompts:
                     for one in output.outputs:
                         self._texts.setdefault(number, {}).setdefault(one.index, []).append(one.text)
-                if front.metrics is not None:
-                    _measure(front.metrics, account, before, number, output)
+                if context.metrics is not None:
+                    _measure(context.metrics, state, before, number, output)
                 if output.error is not None:
                     raise output.error
                 if any(one.finish_reason == "abort" for one in output.outputs):
                     raise TimeoutError
                 yield number, output
 
-    def _usage(self, account: Account) -> dict[str, Any]:
+    def _usage(self, state: RequestState) -> dict[str, Any]:
         """Return the usage so far."""
         return usage(
-            [account.outputs[i] for i in sorted(account.outputs)],
+            [state.outputs[i] for i in sorted(state.outputs)],
             without_output=self._without_output,
             reasoning_tokens=self._shape.reasoning_tokens,
         )
@@ -224,13 +222,13 @@ class Answer(Response):
         tokens = self._shape.reasoning_tokens
         took: dict[str, Any] = {"usage": usage(outputs, without_output=self._without_output, reasoning_tokens=tokens)}
         if self._metrics:
-            detailed = self._front.config.per_request_spec_decode_metrics == "detailed"
-            took["metrics"] = request_metrics(outputs, speculates=len(self._front.methods) > 1, detailed=detailed)
+            detailed = self._context.config.per_request_spec_decode_metrics == "detailed"
+            took["metrics"] = request_metrics(outputs, speculates=len(self._context.methods) > 1, detailed=detailed)
         return took
 
-    def _record(self, account: Account) -> None:
-        took = self._usage(account)
-        account.facts |= {
+    def _record(self, state: RequestState) -> None:
+        took = self._usage(state)
+        state.facts |= {
             "stream": self._stream,
             "prompts": len(self._prompts),
             "n": self._params.n,
@@ -238,20 +236,20 @@ class Answer(Response):
             "completion_tokens": took["completion_tokens"],
         }
         if self._shape.warnings:
-            account.facts["warnings"] = list(self._shape.warnings)
-        if self._front.config.log_prompts:
-            account.facts["log"] = [
+            state.facts["warnings"] = list(self._shape.warnings)
+        if self._context.config.log_prompts:
+            state.facts["log"] = [
                 {
                     "prompt": output.prompt or list(output.prompt_token_ids),
                     "texts": ["".join(self._texts[number][one.index]) for one in output.outputs],
                 }
-                for number, output in sorted(account.outputs.items())
+                for number, output in sorted(state.outputs.items())
             ]
 
 
 def _measure(
-    metrics: Metrics,
-    account: Account,
+    metrics: PrometheusMetrics,
+    state: RequestState,
     before: dict[tuple[int, int], float],
     number: int,
     output: RequestOutput,
@@ -266,7 +264,7 @@ def _measure(
         if then is not None:
             metrics.observe_step(now - then, tokens, output.replica)
         elif one.finish_reason is None:
-            metrics.observe_first(now - account.arrival, output.replica)
+            metrics.observe_first(now - state.arrival, output.replica)
         else:  # all at once: the engine knows when they came
             times = one.metrics
             metrics.observe_first(times.first_token - times.arrival, output.replica)

@@ -8,20 +8,20 @@ from uuid import uuid4
 
 from parlay.errors import shown
 from parlay.server.body import read_json
+from parlay.server.context import Context
 from parlay.server.errors import ApiError
-from parlay.server.front import Front
-from parlay.server.openai.answer import Answer, Shape
+from parlay.server.fair_queue import LONG
+from parlay.server.openai.answer import Answer, AnswerShape
 from parlay.server.openai.choice import Choice, News
 from parlay.server.openai.completions import check_stream
 from parlay.server.openai.fields import SAMPLING, ChatFields, check_model, make_params, parse
-from parlay.server.openai.forms import CHAT, Form, Names, form_of, needs_compiling
 from parlay.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from parlay.server.openai.model_style import ModelStyle
 from parlay.server.openai.prompts import chat_prompt, predicted
 from parlay.server.openai.reasoning import ReasoningReader
-from parlay.server.openai.tool_readers import Piece, Reader, reader_of
+from parlay.server.openai.response_format import CHAT, AnswerForm, Names, form_of, needs_compiling
+from parlay.server.openai.tool_readers import CallReader, Piece, reader_of
 from parlay.server.openai.tools import Tools, read_tools, tools_shown
-from parlay.server.style import Style
-from parlay.server.threads import LONG
 from parlay.text.chat import ChatOptions
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
@@ -30,20 +30,20 @@ from parlay.types.prompt import Prompt
 Read = tuple["ChatShape", list[dict[str, Any]], ChatOptions]
 
 
-async def chat(front: Front) -> Answer:
+async def chat(context: Context) -> Answer:
     """Answer a request.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
 
-    found = await read_json(front, partial(read_or_body, front))
-    shape, messages, options = await read_beside(front, found)
-    prompt = await chat_prompt(front, messages, options)
+    found = await read_json(context, partial(read_or_body, context))
+    shape, messages, options = await read_beside(context, found)
+    prompt = await chat_prompt(context, messages, options)
     shape.begin(prompt)
     asked = shape.asked
     return Answer(
-        front,
+        context,
         [prompt],
         shape.params,
         shape,
@@ -54,12 +54,12 @@ async def chat(front: Front) -> Answer:
     )
 
 
-def read_or_body(front: Front, body: dict[str, Any]) -> dict[str, Any] | Read:
+def read_or_body(context: Context, body: dict[str, Any]) -> dict[str, Any] | Read:
     """Return what `read_chat` does; the body itself if that takes a while, for which see `read_beside`."""
-    return body if _brings(front, body) or needs_compiling(body) else read_chat(front, body)
+    return body if _brings(context, body) or needs_compiling(body) else read_chat(context, body)
 
 
-async def read_beside(front: Front, found: dict[str, Any] | Read) -> Read:
+async def read_beside(context: Context, found: dict[str, Any] | Read) -> Read:
     """Return what `read_chat` makes of a body that `read_or_body` left as it is.
 
     Raises:
@@ -67,33 +67,33 @@ async def read_beside(front: Front, found: dict[str, Any] | Read) -> Read:
     """
     if not isinstance(found, dict):
         return found
-    work = partial(read_chat, front, found)
-    if _brings(front, found):
-        return await front.beside(found["chat_template"], 0, work)
-    return await front.run(LONG, work)
+    work = partial(read_chat, context, found)
+    if _brings(context, found):
+        return await context.beside(found["chat_template"], 0, work)
+    return await context.run(LONG, work)
 
 
-def _brings(front: Front, body: dict[str, Any]) -> bool:
+def _brings(context: Context, body: dict[str, Any]) -> bool:
     """Whether a body brings a chat template, which is run to see what it does."""
-    return isinstance(body.get("chat_template"), str) and front.config.trust_request_chat_template
+    return isinstance(body.get("chat_template"), str) and context.config.trust_request_chat_template
 
 
-def read_chat(front: Front, body: dict[str, Any], names: Names = CHAT) -> Read:
+def read_chat(context: Context, body: dict[str, Any], names: Names = CHAT) -> Read:
     """Return the answer's format, the messages, and the options of the prompt.
 
     Args:
-        front: the parts of the server.
+        context: the parts of the server.
         body: of the request.
         names: what the client calls the fields that are named in messages.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    asked, sampling, warnings = parse(ChatFields, body, sampling=SAMPLING, strict=front.config.strict_fields)
-    check_model(asked.model, front.engine.model_names)
+    asked, sampling, warnings = parse(ChatFields, body, sampling=SAMPLING, strict=context.config.strict_fields)
+    check_model(asked.model, context.engine.model_names)
     # Before anything reads it: it is run to see what a template does.
-    given = asked.chat_template not in (None, *front.engine.codec.template_names)
-    if given and not front.config.trust_request_chat_template:
+    given = asked.chat_template not in (None, *context.engine.codec.template_names)
+    if given and not context.config.trust_request_chat_template:
         raise ApiError(
             400, "this server runs no chat template of a client's; leave it out, or start it with "
             "--trust-request-chat-template", param="chat_template",
@@ -103,14 +103,16 @@ def read_chat(front: Front, body: dict[str, Any], names: Names = CHAT) -> Read:
     for name, wanted in wishes.items():
         if tools.mode != "none" and wanted:
             raise ApiError(400, f"{name} is about text; leave it or tools out", param=name)
-    style = Style.of(front, asked, tools)
-    form = form_of(asked, tools, style.form, front.engine.codec.tokenizer, sampling.get("structured_outputs"), names)
-    sampling = _sampling(asked, sampling, front)
+    style = ModelStyle.of(context, asked, tools)
+    form = form_of(
+        asked, tools, style.form, context.engine.codec.tokenizer, sampling.get("structured_outputs"), names
+    )
+    sampling = _sampling(asked, sampling, context)
     sampling["structured_outputs"] = form.structured
     if style.special or form.special:
         sampling.setdefault("skip_special_tokens", False)
-    sampling["prediction"] = predicted(asked, front.engine.codec, front.config)
-    params = make_params({**front.engine.sampling_defaults, **sampling}, front.config)
+    sampling["prediction"] = predicted(asked, context.engine.codec, context.config)
+    params = make_params({**context.engine.sampling_defaults, **sampling}, context.config)
     check_stream(asked.stream, params, scored=params.prompt_logprobs is not None)
     options = ChatOptions(
         chat_template=asked.chat_template,
@@ -121,10 +123,10 @@ def read_chat(front: Front, body: dict[str, Any], names: Names = CHAT) -> Read:
         chat_template_kwargs=style.variables,
     )
     warnings = (*warnings, *style.warnings, *form.warnings)
-    return ChatShape(front, asked, params, tools, style, form, warnings), asked.messages, options
+    return ChatShape(context, asked, params, tools, style, form, warnings), asked.messages, options
 
 
-def _sampling(asked: ChatFields, given: dict[str, Any], front: Front) -> dict[str, Any]:
+def _sampling(asked: ChatFields, given: dict[str, Any], context: Context) -> dict[str, Any]:
     """Return the engine's parameters."""
     values = dict(given)
     most = asked.max_completion_tokens
@@ -133,9 +135,9 @@ def _sampling(asked: ChatFields, given: dict[str, Any], front: Front) -> dict[st
     values["max_tokens"] = values.get("max_tokens", most)
     if asked.logprobs:
         top = asked.top_logprobs or 0  # here logprobs is a switch; the engine's is a number
-        if not 0 <= top <= front.config.max_logprobs:
+        if not 0 <= top <= context.config.max_logprobs:
             raise ApiError(
-                400, f"top_logprobs must be between 0 and {front.config.max_logprobs}, not {shown(top)}",
+                400, f"top_logprobs must be between 0 and {context.config.max_logprobs}, not {shown(top)}",
                 param="top_logprobs",
             )  # fmt: skip
         values["logprobs"] = top
@@ -143,29 +145,29 @@ def _sampling(asked: ChatFields, given: dict[str, Any], front: Front) -> dict[st
 
 
 @dataclass(slots=True)
-class ChatShape(Shape):
+class ChatShape(AnswerShape):
     """The format of chat completions."""
 
-    front: Front
+    context: Context
     asked: ChatFields
     params: SamplingParams
     tools: Tools
-    style: Style
-    form: Form
+    style: ModelStyle
+    form: AnswerForm
     warnings: tuple[str, ...]
     prompt: str = ""
     head: dict[str, Any] = field(init=False)
     choices: dict[int, Choice] = field(default_factory=dict)
-    readers: dict[int, Reader | None] = field(default_factory=dict)
+    readers: dict[int, CallReader | None] = field(default_factory=dict)
     thoughts: dict[int, ReasoningReader | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.head = {
             "id": f"chatcmpl-{uuid4().hex}",
             "object": "chat.completion.chunk" if self.asked.stream else "chat.completion",
-            "created": self.front.now(),
-            "model": self.front.engine.model_name,
-            "system_fingerprint": self.front.engine.numerics_id,
+            "created": self.context.now(),
+            "model": self.context.engine.model_name,
+            "system_fingerprint": self.context.engine.numerics_id,
         }
 
     def begin(self, prompt: Prompt) -> None:
@@ -230,13 +232,13 @@ class ChatShape(Shape):
             first = one.index not in self.choices
             if first:
                 self.choices[one.index] = Choice(
-                    self.front.engine.codec.tokenizer,
+                    self.context.engine.codec.tokenizer,
                     output.prompt_token_ids,
                     sources=self.asked.return_sources or self.params.return_rejected,
                     skip_special_tokens=self.params.skip_special_tokens,
                 )
                 self.readers[one.index] = reader_of(self.tools, self.form.calls, alone=self.form.alone)
-                marks, codec = self.style.marks, self.front.engine.codec
+                marks, codec = self.style.marks, self.context.engine.codec
                 forced = self.params.structured_outputs is not None  # which begins with the answer at once
                 self.thoughts[one.index] = (
                     None if marks is None or forced else ReasoningReader(marks, self.prompt, codec.tokenizer)
@@ -274,7 +276,7 @@ class ChatShape(Shape):
         if self.params.logprobs is not None:
             shown = len(news.tokens) - self._unseen(news)
             choice["logprobs"] = chat_logprobs(
-                self.front.engine.codec,
+                self.context.engine.codec,
                 news.tokens[:shown],
                 news.logprobs[:shown],
                 self.params.logprobs,

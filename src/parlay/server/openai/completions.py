@@ -7,9 +7,9 @@ from typing import Any
 from uuid import uuid4
 
 from parlay.server.body import read_json
+from parlay.server.context import Context
 from parlay.server.errors import ApiError
-from parlay.server.front import Front
-from parlay.server.openai.answer import Answer, Shape
+from parlay.server.openai.answer import Answer, AnswerShape
 from parlay.server.openai.choice import Choice, News
 from parlay.server.openai.fields import SAMPLING, CompletionFields, check_model, make_params, parse
 from parlay.server.openai.logprobs import Offsets, completion_logprobs, prompt_logprobs, prompt_offsets
@@ -19,16 +19,16 @@ from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
 
 
-async def complete(front: Front) -> Answer:
+async def complete(context: Context) -> Answer:
     """Answer a request.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    shape, prompts = await read_json(front, partial(_read, front))
+    shape, prompts = await read_json(context, partial(_read, context))
     asked = shape.asked
     return Answer(
-        front,
+        context,
         prompts,
         shape.params,
         shape,
@@ -40,9 +40,9 @@ async def complete(front: Front) -> Answer:
     )
 
 
-def _read(front: Front, body: dict[str, Any]) -> tuple["CompletionShape", list[Prompt]]:
-    asked, sampling, warnings = parse(CompletionFields, body, sampling=SAMPLING, strict=front.config.strict_fields)
-    check_model(asked.model, front.engine.model_names)
+def _read(context: Context, body: dict[str, Any]) -> tuple["CompletionShape", list[Prompt]]:
+    asked, sampling, warnings = parse(CompletionFields, body, sampling=SAMPLING, strict=context.config.strict_fields)
+    check_model(asked.model, context.engine.model_names)
     without_output = asked.echo and sampling.get("max_tokens") == 0 and type(sampling["max_tokens"]) is not bool
     if without_output:
         sampling["max_tokens"] = 1  # the least that the engine computes
@@ -51,16 +51,16 @@ def _read(front: Front, body: dict[str, Any]) -> tuple["CompletionShape", list[P
     scored = "prompt_logprobs" in sampling
     if asked.echo and "logprobs" in sampling:
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
-    sampling["prediction"] = predicted(asked, front.engine.codec, front.config)
-    params = make_params({**front.engine.sampling_defaults, **sampling}, front.config)
+    sampling["prediction"] = predicted(asked, context.engine.codec, context.config)
+    params = make_params({**context.engine.sampling_defaults, **sampling}, context.config)
     check_stream(asked.stream, params, scored=scored)
     if asked.prompt is None:
         raise ApiError(400, "the field prompt is needed", param="prompt")
-    codec, longest = front.engine.codec, front.engine.max_model_len
+    codec, longest = context.engine.codec, context.engine.max_model_len
     prompts = completion_prompts(
-        asked.prompt, codec, front.config, longest, add_special_tokens=asked.add_special_tokens
+        asked.prompt, codec, context.config, longest, add_special_tokens=asked.add_special_tokens
     )
-    return CompletionShape(front, asked, params, without_output, scored, warnings), prompts
+    return CompletionShape(context, asked, params, without_output, scored, warnings), prompts
 
 
 def check_stream(stream: bool, params: SamplingParams, *, scored: bool) -> None:
@@ -76,10 +76,10 @@ def check_stream(stream: bool, params: SamplingParams, *, scored: bool) -> None:
 
 
 @dataclass(slots=True)
-class CompletionShape(Shape):
+class CompletionShape(AnswerShape):
     """The format of completions."""
 
-    front: Front
+    context: Context
     asked: CompletionFields
     params: SamplingParams
     without_output: bool
@@ -93,9 +93,9 @@ class CompletionShape(Shape):
         self.head = {
             "id": f"cmpl-{uuid4().hex}",
             "object": "text_completion",
-            "created": self.front.now(),
-            "model": self.front.engine.model_name,
-            "system_fingerprint": self.front.engine.numerics_id,
+            "created": self.context.now(),
+            "model": self.context.engine.model_name,
+            "system_fingerprint": self.context.engine.numerics_id,
         }
 
     def events(self, number: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
@@ -116,7 +116,7 @@ class CompletionShape(Shape):
             index = number * self.params.n + one.index
             if index not in self.choices:
                 self.choices[index] = Choice(
-                    self.front.engine.codec.tokenizer,
+                    self.context.engine.codec.tokenizer,
                     output.prompt_token_ids,
                     sources=self.asked.return_sources or self.params.return_rejected,
                     skip_special_tokens=self.params.skip_special_tokens,
@@ -134,7 +134,7 @@ class CompletionShape(Shape):
         sources = news.sources
         if self.without_output:
             text, tokens, positions, sources = "", (), [], None if sources is None else []
-        ids, codec = output.prompt_token_ids, self.front.engine.codec
+        ids, codec = output.prompt_token_ids, self.context.engine.codec
         before, prompt_places = "", list[int]()
         if self.asked.echo and not begun:
             before = output.prompt if output.prompt is not None else codec.decode(ids, skip_special_tokens=False)

@@ -11,7 +11,7 @@ import msgspec
 from parlay.config import ServerConfig, build
 from parlay.errors import ConfigError, ContextLengthError, RequestError, shown
 from parlay.server.errors import ApiError
-from parlay.server.openai.foreign import COUNTED, Foreign
+from parlay.server.openai.foreign_fields import COUNTED, ForeignField
 from parlay.server.openai.translate import ignored_keys, nested_tool, objects_of, settled, translated
 from parlay.types.params import SamplingParams
 
@@ -30,7 +30,7 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str
 
 
-class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PredictedOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A predicted output in OpenAI's form; there is no other type."""
 
     type: Literal["content"]
@@ -43,7 +43,7 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class CommonFields:
     """What every request for completions may have besides sampling parameters.
 
     Attributes:
@@ -72,7 +72,7 @@ class Asked:
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     return_metrics: bool = False
-    prediction: Prediction | None = None
+    prediction: PredictedOutput | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -125,7 +125,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionFields(Asked):
+class CompletionFields(CommonFields):
     """The body of `/v1/completions`, besides sampling parameters.
 
     Attributes:
@@ -142,7 +142,7 @@ class CompletionFields(Asked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatFields(Asked):
+class ChatFields(CommonFields):
     """The body of `/v1/chat/completions`, besides sampling parameters.
 
     Attributes:
@@ -189,7 +189,7 @@ class ChatFields(Asked):
     disable_additional_properties: bool = True
 
     def __post_init__(self) -> None:
-        Asked.__post_init__(self)
+        CommonFields.__post_init__(self)
         if self.tool_choice == "auto" and not self.tools:  # clients send it without tools too
             object.__setattr__(self, "tool_choice", None)
         if self.tools:
@@ -261,15 +261,15 @@ KNOWN = SAMPLING | {f.name for cls in _BODIES for f in fields(cls)}
 
 
 @cache
-def _others(cls: type) -> Mapping[str, Foreign]:
+def _others(cls: type) -> Mapping[str, ForeignField]:
     """Return the fields of other endpoints that a class lacks: their defaults change nothing."""
     if cls in (TokenizeFields, DetokenizeFields):
         return dict.fromkeys(KNOWN, COUNTED)
-    found: dict[str, Foreign] = {}
+    found: dict[str, ForeignField] = {}
     for other in (SamplingParams, *_BODIES):
         for f in fields(other):
             default = [f.default_factory()] if f.default_factory is not MISSING else [f.default]
-            found.setdefault(f.name, Foreign("it is a field of another endpoint", tuple(default)))
+            found.setdefault(f.name, ForeignField("it is a field of another endpoint", tuple(default)))
     return found
 
 
@@ -295,7 +295,7 @@ def parse(
         made = build(cls, {name: value for name, value in body.items() if name in own}, "field")
     except ConfigError as error:
         raise ApiError(400, str(error), param=error.param) from None
-    if isinstance(made, Asked):
+    if isinstance(made, CommonFields):
         warnings += made.remarks(strict=strict)
     return made, {name: value for name, value in body.items() if name not in own}, warnings
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from parlay.config import ServerConfig
 from parlay.errors import ContextLengthError, about
+from parlay.server.context import Context
 from parlay.server.errors import ApiError
-from parlay.server.front import Front
-from parlay.server.openai.fields import Asked, check_prediction, check_prompt, check_text
+from parlay.server.openai.fields import CommonFields, check_prediction, check_prompt, check_text
 from parlay.text.chat import ChatOptions, pieces
 from parlay.text.tokenizer import TextCodec
 from parlay.types.prompt import Prompt
@@ -47,20 +47,20 @@ def completion_prompts(
     return prompts
 
 
-async def chat_prompt(front: Front, messages: list[dict[str, Any]], options: ChatOptions) -> Prompt:
+async def chat_prompt(context: Context, messages: list[dict[str, Any]], options: ChatOptions) -> Prompt:
     """Return the prompt that the chat template makes of a conversation.
 
     Raises:
         ApiError: the server is shutting down.
         RequestError: there is no template, or it refuses the messages; or the prompt is too long.
     """
-    codec, config = front.engine.codec, front.config
-    count = await front.run(len(messages), lambda: pieces(messages, options.tools))
+    codec, config = context.engine.codec, context.config
+    count = await context.run(len(messages), lambda: pieces(messages, options.tools))
     with about("messages"):
-        check_pieces(count, front.engine.max_model_len)
-        text = await front.beside(options.chat_template, count, lambda: codec.chat(messages, options))
-        check_text(text, codec.most_characters, front.engine.max_model_len)
-        tokens = await front.run(len(text), lambda: codec.encode(text, add_special_tokens=False))
+        check_pieces(count, context.engine.max_model_len)
+        text = await context.beside(options.chat_template, count, lambda: codec.chat(messages, options))
+        check_text(text, codec.most_characters, context.engine.max_model_len)
+        tokens = await context.run(len(text), lambda: codec.encode(text, add_special_tokens=False))
     check_prompt(len(tokens), config)
     return {"prompt": text, "prompt_token_ids": tokens}
 
@@ -80,7 +80,7 @@ def check_pieces(count: int, max_model_len: int) -> None:
         )
 
 
-def predicted(asked: Asked, codec: TextCodec, config: ServerConfig) -> list[int] | None:
+def predicted(asked: CommonFields, codec: TextCodec, config: ServerConfig) -> list[int] | None:
     """Return the tokens of the prediction that a request has, if any.
 
     Raises:

@@ -15,19 +15,19 @@ from starlette.responses import Response
 
 from parlay.errors import ParlayError, shown
 from parlay.server.body import read_json
+from parlay.server.context import Context
 from parlay.server.errors import ApiError, json_response
-from parlay.server.front import Front
-from parlay.server.openai.answer import Answer, Shape
+from parlay.server.fair_queue import LONG
+from parlay.server.openai.answer import Answer, AnswerShape
 from parlay.server.openai.chat import ChatShape, read_chat
 from parlay.server.openai.fields import check_model
-from parlay.server.openai.forms import RESPONSES, needs_compiling
 from parlay.server.openai.prompts import chat_prompt
+from parlay.server.openai.response_format import RESPONSES, needs_compiling
 from parlay.server.openai.responses_fields import ResponseFields, chat_fields, read_response
 from parlay.server.openai.responses_input import Message, messages_of
-from parlay.server.openai.responses_store import ResponseStore, Stored
-from parlay.server.openai.responses_stream import Event, Output
+from parlay.server.openai.responses_store import ResponseStore, StoredResponse
+from parlay.server.openai.responses_stream import Event, ResponseOutput
 from parlay.server.openai.responses_tools import Functions, functions_of
-from parlay.server.threads import LONG
 from parlay.text.chat import ChatOptions
 from parlay.types.output import RequestOutput
 
@@ -39,34 +39,34 @@ _PARAMS = {
 _encode = msgspec.json.Encoder().encode
 
 
-async def respond(front: Front, store: ResponseStore) -> Answer:
+async def respond(context: Context, store: ResponseStore) -> Answer:
     """Answer a request.
 
     Raises:
         ApiError, RequestError: something in the body cannot be served.
     """
-    owner = front.account.client.owner
+    owner = context.state.client.owner
 
     def read(body: dict[str, Any]) -> dict[str, Any] | tuple[ResponseShape, list[Message], ChatOptions]:
-        return body if needs_compiling(body) else _read(front, store, owner, body)
+        return body if needs_compiling(body) else _read(context, store, owner, body)
 
-    found = await read_json(front, read)
+    found = await read_json(context, read)
     if isinstance(found, dict):
-        found = await front.run(LONG, partial(_read, front, store, owner, found))
+        found = await context.run(LONG, partial(_read, context, store, owner, found))
     shape, messages, options = found
     with _own_params():
-        prompt = await chat_prompt(front, messages, options)
+        prompt = await chat_prompt(context, messages, options)
     shape.chat.begin(prompt)
-    return Answer(front, [prompt], shape.chat.params, shape, stream=shape.asked.stream)
+    return Answer(context, [prompt], shape.chat.params, shape, stream=shape.asked.stream)
 
 
-async def retrieve(front: Front, store: ResponseStore, name: str) -> Response:
+async def retrieve(context: Context, store: ResponseStore, name: str) -> Response:
     """Return a stored response; with `stream=true` as the events of a stream, from `starting_after` on.
 
     Raises:
         ApiError: there is none, or a parameter is malformed.
     """
-    request = front.request
+    request = context.request
     body = store.get(name, _owner(request)).body
     wanted, after = request.query_params.get("stream", "false"), request.query_params.get("starting_after", "-1")
     if wanted.lower() not in ("true", "false", "1", "0", ""):
@@ -75,14 +75,14 @@ async def retrieve(front: Front, store: ResponseStore, name: str) -> Response:
         return Response(body, media_type="application/json")
     if re.fullmatch(r"-?\d{1,9}", after, re.ASCII) is None:
         raise ApiError(400, f"starting_after is a number, not {shown(after)}", param="starting_after")
-    return await front.run(len(body), lambda: _replayed(body, int(after)))
+    return await context.run(len(body), lambda: _replayed(body, int(after)))
 
 
 def _replayed(body: bytes, after: int) -> Response:
     """Return the events of a stored response whose numbers are above `after`."""
     response = msgspec.json.decode(body)
     begun = {**response, "status": "in_progress", "output": [], "usage": None, "completed_at": None}
-    made = Output()
+    made = ResponseOutput()
     events: list[Event] = [{"type": f"response.{state}", "response": begun} for state in ("created", "in_progress")]
     events += chain.from_iterable(map(made.replay, response["output"]))
     events.append({"type": f"response.{response['status']}", "response": response})
@@ -116,14 +116,14 @@ def _own_params() -> Iterator[None]:
 
 
 def _owner(request: Request) -> str:
-    return str(request.scope["state"]["account"].client.owner)
+    return str(request.scope["state"]["request"].client.owner)
 
 
 def _read(
-    front: Front, store: ResponseStore, owner: str, body: dict[str, Any]
+    context: Context, store: ResponseStore, owner: str, body: dict[str, Any]
 ) -> tuple["ResponseShape", list[Message], ChatOptions]:
-    asked, sampling, warnings = read_response(body, strict=front.config.strict_fields)
-    check_model(asked.model, front.engine.model_names)
+    asked, sampling, warnings = read_response(body, strict=context.config.strict_fields)
+    check_model(asked.model, context.engine.model_names)
     given = _referred(asked.input, store, owner)
     functions = functions_of(asked.tools, _added(given))
     chat = chat_fields(asked, functions)
@@ -135,9 +135,9 @@ def _read(
     format = (asked.text or {}).get("format") or {}
     names = replace(RESPONSES, strict=frozenset(functions.strict), strict_format=format.get("strict") is True)
     with _own_params():
-        shape, messages, options = read_chat(front, {**sampling, **chat, "messages": [*told, *conversation]}, names)
+        shape, messages, options = read_chat(context, {**sampling, **chat, "messages": [*told, *conversation]}, names)
     warnings = (*warnings, *functions.warnings, *shape.warnings)
-    shaped = ResponseShape(front, asked, shape, store, owner, conversation, functions, warnings)
+    shaped = ResponseShape(context, asked, shape, store, owner, conversation, functions, warnings)
     return shaped, messages, options
 
 
@@ -159,10 +159,10 @@ def _added(given: str | list[dict[str, Any]]) -> list[Any]:
 
 
 @dataclass(slots=True)
-class ResponseShape(Shape):
+class ResponseShape(AnswerShape):
     """The format of responses: chat's own chunks and messages, converted."""
 
-    front: Front
+    context: Context
     asked: ResponseFields
     chat: ChatShape
     store: ResponseStore
@@ -170,20 +170,20 @@ class ResponseShape(Shape):
     conversation: list[Message]
     functions: Functions
     warnings: tuple[str, ...]
-    output: Output = field(init=False)
+    output: ResponseOutput = field(init=False)
     head: dict[str, Any] = field(init=False)
     sent: int = 0  # events
     finish: str | None = None
 
     def __post_init__(self) -> None:
         asked, params = self.asked, self.chat.params
-        self.output = Output(self.functions.origins)
+        self.output = ResponseOutput(self.functions.origins)
         form = (asked.text or {}).get("format") or {"type": "text"}
         self.head = {
             "id": f"resp_{uuid4().hex}",
             "object": "response",
-            "created_at": self.front.now(),
-            "model": self.front.engine.model_name,
+            "created_at": self.context.now(),
+            "model": self.context.engine.model_name,
             "instructions": asked.instructions,
             "previous_response_id": asked.previous_response_id,
             "store": asked.store,
@@ -288,11 +288,11 @@ class ResponseShape(Shape):
 
     def _kept(self, response: dict[str, Any], took: dict[str, Any]) -> dict[str, Any]:
         """Return a response with its usage; store it if that was asked for."""
-        response |= {"completed_at": self.front.now(), **took, "usage": _usage(took["usage"])}
+        response |= {"completed_at": self.context.now(), **took, "usage": _usage(took["usage"])}
         if self.asked.store:
             conversation = messages_of(self.output.items, self.conversation)
             items = tuple(item["id"] for item in self.output.items)
-            stored = Stored(self.owner, _encode(response), _encode(conversation), items)
+            stored = StoredResponse(self.owner, _encode(response), _encode(conversation), items)
             response["store"] = self.store.put(response["id"], stored)
         return response
 

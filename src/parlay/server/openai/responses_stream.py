@@ -22,7 +22,7 @@ _CALLS = {
 _PREFIX = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
-class Output:
+class ResponseOutput:
     """One item after another, each closed before the next begins.
 
     Attributes:

@@ -11,7 +11,7 @@ Call = dict[str, Any]
 Piece = str | Call  # text, or (a part of) a call in the form of chunks
 
 
-class Reader:
+class CallReader:
     """Finds calls in an answer while it grows."""
 
     def __init__(self, tools: Tools) -> None:
@@ -31,7 +31,7 @@ class Reader:
         return {"index": self.called - 1, "function": {"arguments": arguments}}
 
 
-class NamedReader(Reader):
+class NamedReader(CallReader):
     """The answer is the arguments of the one function."""
 
     def feed(self, text: str, finished: bool) -> list[Piece]:
@@ -41,7 +41,7 @@ class NamedReader(Reader):
         return [self._more(text)] if text else []
 
 
-class FreeReader(Reader):
+class FreeReader(CallReader):
     """The answer is text, and calls where there are some; a possible call is held back."""
 
     def __init__(self, tools: Tools, form: ToolFormat, *, alone: bool = False) -> None:
@@ -100,7 +100,7 @@ class ForcedReader(FreeReader):
         return pieces
 
 
-def reader_of(tools: Tools, form: ToolFormat, *, alone: bool = False) -> Reader | None:
+def reader_of(tools: Tools, form: ToolFormat, *, alone: bool = False) -> CallReader | None:
     """Return the reader of calls in one answer; None if there can be none. See `FreeReader`."""
     if tools.mode == "named":
         return NamedReader(tools)

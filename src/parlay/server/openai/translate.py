@@ -12,7 +12,7 @@ import msgspec
 
 from parlay.errors import listed, shown
 from parlay.server.errors import ApiError
-from parlay.server.openai.foreign import ELSEWHERE, FOREIGN, RENAMED, Foreign
+from parlay.server.openai.foreign_fields import ELSEWHERE, FOREIGN, RENAMED, ForeignField
 
 _NAMED = 8  # fields, in a warning, and unknown ones that may be misspellings
 _LONGEST = 64  # characters of a name that may be one
@@ -44,7 +44,7 @@ def translated(
     endpoint: str,
     body: Mapping[str, Any],
     known: Collection[str],
-    others: Mapping[str, Foreign],
+    others: Mapping[str, ForeignField],
     *,
     strict: bool = False,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -124,7 +124,7 @@ def _unknown(message: str, close: str, known: Collection[str], param: str) -> Ap
     return ApiError(400, f"{message} ({hint})", param=param, code="unknown_parameter")
 
 
-def _refused(name: str, value: Any, entry: Foreign) -> ApiError:
+def _refused(name: str, value: Any, entry: ForeignField) -> ApiError:
     leave = f"leave it at {' or '.join(map(shown, entry.only))}" if entry.only else "leave it out"
     return ApiError(
         400, f"{name}={shown(value)} is not served: {entry.why}; {leave}", param=name, code="unsupported_parameter"

@@ -16,7 +16,7 @@ class Link(Protocol):
         """
 
 
-class Door(Protocol):
+class Transport(Protocol):
     """The computing end; used by that thread or process alone, except `ring`."""
 
     def receive(self) -> Command | None:

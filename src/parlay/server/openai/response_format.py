@@ -51,7 +51,7 @@ RESPONSES = Names("text", "text.format", "tools[{}].parameters")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class AnswerForm:
     """How an answer is written and read.
 
     Attributes:
@@ -85,7 +85,7 @@ def needs_compiling(body: Mapping[str, Any]) -> bool:
 
 def form_of(
     asked: ChatFields, tools: Tools, style: ToolFormat, tokenizer: Tokenizer, given: Any, names: Names
-) -> Form:
+) -> AnswerForm:
     """Return the form of the answer to a request.
 
     Args:
@@ -105,14 +105,14 @@ def form_of(
         also = "tool_choice" if must else names.format
         raise ApiError(400, f"{also} and structured_outputs each decide the answer's form; give one", param=also)
     if given is not None or (wanted is None and not must):
-        return Form(given, style)
+        return AnswerForm(given, style)
     made = _Making(asked, tools, names, [])
     if tools.mode == "named":
         schema = made.parameters(tools.named)
-        form = Form({"json": schema, "disable_any_whitespace": True}, style)
+        form = AnswerForm({"json": schema, "disable_any_whitespace": True}, style)
     elif tools.mode == "required":
         rules, schemas = forced([*tools.parameters], tools.several), made.enforced()
-        form = Form({"grammar": _grammar("start: calls", rules, schemas, _COMPACT)}, style)
+        form = AnswerForm({"grammar": _grammar("start: calls", rules, schemas, _COMPACT)}, style)
     else:
         assert wanted is not None
         sent, strict = wanted
@@ -120,7 +120,7 @@ def form_of(
         if tools.mode == "auto":
             form = _either(made, schema, style, tokenizer, any_object=sent is None)
         else:
-            form = Form({"json": schema, "whitespace_pattern": SPACE}, style)
+            form = AnswerForm({"json": schema, "whitespace_pattern": SPACE}, style)
     return replace(form, warnings=made.told(), source="tools" if must else names.form)
 
 
@@ -145,7 +145,7 @@ def _wanted(response_format: dict[str, Any] | None, names: Names) -> tuple[dict[
 
 def _either(
     made: "_Making", schema: dict[str, Any], style: ToolFormat, tokenizer: Tokenizer, any_object: bool
-) -> Form:
+) -> AnswerForm:
     """Return the form of an answer that is by the schema, or calls.
 
     An answer by the schema must not look like calls. Of any object, what looks like calls is calls.
@@ -168,11 +168,11 @@ def _either(
         made.dropped.append(
             f"{made.names.format}: no tool can be called beside it, since their names are no identifiers"
         )
-        return Form({"json": schema, "whitespace_pattern": SPACE}, style, alone=True)
+        return AnswerForm({"json": schema, "whitespace_pattern": SPACE}, style, alone=True)
     space = {"whitespace_pattern": SPACE}
     answer = f"start: calls | answer\nanswer: %json {_line({**schema, 'x-guidance': space})}"
     calls = style if any_object or bare or not style.marks else replace(style, openers="")
-    return Form({"grammar": _grammar(answer, rules, schemas, space)}, calls, alone=True, special=special)
+    return AnswerForm({"grammar": _grammar(answer, rules, schemas, space)}, calls, alone=True, special=special)
 
 
 def _never_has(schema: Mapping[str, Any], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Admission: a bounded number of completions at once, in total and of each key, and none while closing."""
+"""Admission control: how many completions are open, and how many bytes bodies take, in total and of each key."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +10,7 @@ from parlay.server.errors import ApiError
 _ENDS = "the server is shutting down; ask another one"
 
 
-class Gate:
+class Admission:
     """Counts open completions; overload is refused at once instead of growing a queue.
 
     Attributes:
@@ -36,18 +36,18 @@ class Gate:
         self._empty.set()
 
     @contextmanager
-    def admit(self, key: str) -> Iterator["Seat"]:
-        """Count a request as one open completion while it is prepared; its seat is then widened to as many as it has.
+    def admit(self, key: str) -> Iterator["Admitted"]:
+        """Count a request as one open completion while it is prepared; it is widened to all that it has later.
 
         Raises:
             ApiError: there is no room now.
         """
-        seat = Seat(self, key)
-        seat.widen(1)
+        admitted = Admitted(self, key)
+        admitted.widen(1)
         try:
-            yield seat
+            yield admitted
         finally:
-            self._count(key, -seat.count)
+            self._count(key, -admitted.count)
 
     def take(self, key: str, count: int, more: int) -> None:
         """Open `more` completions of a request that has `count` then.
@@ -86,16 +86,16 @@ class Gate:
             self.cut.set()
 
 
-class Seat:
+class Admitted:
     """A request's completions among those that are open.
 
     Attributes:
         count: how many.
     """
 
-    def __init__(self, gate: Gate, key: str) -> None:
+    def __init__(self, admission: Admission, key: str) -> None:
         """Begin with none."""
-        self._gate, self._key = gate, key
+        self._admission, self._key = admission, key
         self.count = 0
 
     def widen(self, count: int) -> None:
@@ -104,5 +104,33 @@ class Seat:
         Raises:
             ApiError: there is no room now, or never will be.
         """
-        self._gate.take(self._key, count, count - self.count)
+        self._admission.take(self._key, count, count - self.count)
         self.count = count
+
+
+class BodyBudget:
+    """Bytes that are shared by all keys. A key may hold as many as are still free, so that none can take all."""
+
+    def __init__(self, most: int) -> None:
+        """Begin with nothing held; `most` bytes are the limit."""
+        self._most = most
+        self._of: Counter[str] = Counter()
+        self.held = 0
+
+    def take(self, key: str, count: int) -> None:
+        """Hold further bytes of a key.
+
+        Raises:
+            ApiError: the key would hold more than would be left.
+        """
+        if self._of[key] + count > self._most - self.held - count:
+            raise ApiError(429, "the server holds as many bytes of requests as it takes; retry a little later")
+        self.held += count
+        self._of[key] += count
+
+    def give(self, key: str, count: int) -> None:
+        """Hold that many less."""
+        self.held -= count
+        self._of[key] -= count
+        if not self._of[key]:
+            del self._of[key]

@@ -1,13 +1,8 @@
-"""From prompts to the engine's outputs: many at once, as they grow, and only for connected clients."""
+"""Many streams of outputs as one."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, TypeVar
-
-from starlette.types import Receive
-
-from parlay.server.errors import ApiError, ClientLeftError
 
 T = TypeVar("T")
 
@@ -70,37 +65,3 @@ async def _close(stream: AsyncIterator[Any]) -> None:
     close = getattr(stream, "aclose", None)
     if close is not None:
         await close()
-
-
-async def while_wanted(work: Coroutine[Any, Any, T], receive: Receive, cut: asyncio.Event) -> T:
-    """Return the result of `work`; cancel it once the client disconnects or the server shuts down.
-
-    Args:
-        work: what to do.
-        receive: the request's, its body read.
-        cut: set when the server ends.
-
-    Raises:
-        ClientLeftError: the client disconnected.
-        ApiError: the server ends.
-    """
-    task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(_hung_up(receive))
-    ending = asyncio.ensure_future(cut.wait())
-    try:
-        await asyncio.wait((task, left, ending), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if left.done():
-            raise ClientLeftError
-        raise ApiError(503, "the server was stopped before the answer was complete; ask again")
-    finally:
-        for each in (task, left, ending):
-            each.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await each
-
-
-async def _hung_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

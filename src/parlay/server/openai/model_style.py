@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from parlay.server.front import Front
+from parlay.server.context import Context
 from parlay.server.openai.fields import ChatFields
 from parlay.server.openai.reasoning import Marks, marks_of
 from parlay.server.openai.tool_formats import FORMATS, ToolFormat, format_of
@@ -16,7 +16,7 @@ IGNORED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
+class ModelStyle:
     """What to look for in the answers to one request.
 
     Attributes:
@@ -34,9 +34,9 @@ class Style:
     warnings: tuple[str, ...]
 
     @classmethod
-    def of(cls, front: Front, asked: ChatFields, tools: Tools) -> "Style":
+    def of(cls, context: Context, asked: ChatFields, tools: Tools) -> "ModelStyle":
         """Return the style of a request with the model's chat template."""
-        codec, config = front.engine.codec, front.config
+        codec, config = context.engine.codec, context.config
         template = codec.template_for(asked.chat_template, tools=bool(tools_shown(asked, tools)))
         form, warnings = format_of(config.tool_call_parser, template), []
         if tools.mode != "none" and template is not None and not codec.shows_tools(template):

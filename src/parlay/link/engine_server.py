@@ -11,29 +11,29 @@ from time import monotonic
 from parlay.engine.answers import metrics_of, text_since
 from parlay.engine.engine import Engine
 from parlay.engine.request import Request, best
-from parlay.link.base import Door
-from parlay.link.forms import Forms, refused
+from parlay.link.grammar_compiler import GrammarCompiler, refused
 from parlay.link.protocol import (
     Abort,
     Add,
     Command,
     Delta,
+    EngineReady,
     Failure,
     Outputs,
     PromptScores,
-    Ready,
     plain_metrics,
     plain_scores,
 )
+from parlay.link.transport import Transport
 from parlay.types.output import Rejected
 from parlay.types.params import SamplingParams
 
 _STATS_SECONDS = 0.1  # between two snapshots while the engine is busy
 
 
-def introduce(engine: Engine) -> Ready:
+def introduce(engine: Engine) -> EngineReady:
     """Return an engine's description."""
-    return Ready(
+    return EngineReady(
         engine.numerics_id,
         engine.max_model_len,
         engine.vocab_size,
@@ -47,17 +47,17 @@ def introduce(engine: Engine) -> Ready:
 class EngineServer:
     """Serves one front with an engine."""
 
-    def __init__(self, engine: Engine, door: Door) -> None:
-        """Use an engine that nothing else uses, and the door through which the front is reached."""
+    def __init__(self, engine: Engine, transport: Transport) -> None:
+        """Use an engine that nothing else uses, and the transport through which the front is reached."""
         self._engine = engine
-        self._door = door
-        self._told: dict[int, _Told] = {}  # by the front's key
-        self._by_request: dict[int, _Told] = {}
-        self._news: dict[Request, _Told] = {}  # what progressed and was not sent yet, in order
+        self._transport = transport
+        self._open: dict[int, _Progress] = {}  # by the front's key
+        self._by_request: dict[int, _Progress] = {}
+        self._news: dict[Request, _Progress] = {}  # what progressed and was not sent yet, in order
         self._failures: list[Failure] = []
         self._unsent: Outputs | None = None
         self._stats_due, self._stats_sent = True, 0.0
-        self._forms = Forms(engine.prepare, door.ring)
+        self._forms = GrammarCompiler(engine.prepare, transport.ring)
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -77,14 +77,14 @@ class EngineServer:
         """Carry out the commands that came in, waiting for one if there is nothing else to do; False to stop."""
         if not self._engine.busy:
             ranks = self._engine.ranks
-            self._door.wait(sending=self._unsent is not None, seconds=ranks.looks)
+            self._transport.wait(sending=self._unsent is not None, seconds=ranks.looks)
             ranks.look()
         for add, seconds, found in self._forms.take():
             if isinstance(found, Failure):
                 self._failures.append(found)
             else:
                 self._try_to_add(add, found, seconds)
-        while (command := self._door.receive()) is not None:
+        while (command := self._transport.receive()) is not None:
             if not self._carry_out(command):
                 return False
         return True
@@ -113,42 +113,42 @@ class EngineServer:
     def _add(self, add: Add, params: SamplingParams, seconds: float) -> None:
         timeout = None if add.timeout is None else max(0.0, add.timeout - seconds)
         requests = self._engine.add(add.prompt, params, priority=add.priority, tenant=add.tenant, timeout=timeout)
-        told = self._told[add.key] = _Told(add, requests)
-        self._by_request.update((request.request_id, told) for request in requests)
+        progress = self._open[add.key] = _Progress(add, requests)
+        self._by_request.update((request.request_id, progress) for request in requests)
 
     def _abandon(self, key: int) -> None:
-        told = self._told.get(key)
-        if told is not None:
-            for request in told.requests:
+        progress = self._open.get(key)
+        if progress is not None:
+            for request in progress.requests:
                 self._engine.abort(request)
-            self._forget(told)
+            self._forget(progress)
 
-    def _forget(self, told: "_Told") -> None:
-        del self._told[told.key]
-        for request in told.requests:
+    def _forget(self, progress: "_Progress") -> None:
+        del self._open[progress.key]
+        for request in progress.requests:
             del self._by_request[request.request_id]
             self._news.pop(request, None)
 
     # ------------------------------------------------------------------------------------------------- reports
 
     def _moved(self, request: Request) -> None:
-        told = self._by_request.get(request.request_id)
-        if told is None:  # another completion of the same prompt has failed
+        progress = self._by_request.get(request.request_id)
+        if progress is None:  # another completion of the same prompt has failed
             return
         if request.error is not None:
-            self._failures.append(Failure.of(request.error, "", told.key))
-            self._abandon(told.key)
-        elif not told.final_only:
-            self._news[request] = told
-        elif all(r.finish_reason is not None for r in told.requests):
-            self._news.update(dict.fromkeys(told.shown(), told))
+            self._failures.append(Failure.of(request.error, "", progress.key))
+            self._abandon(progress.key)
+        elif not progress.final_only:
+            self._news[request] = progress
+        elif all(r.finish_reason is not None for r in progress.requests):
+            self._news.update(dict.fromkeys(progress.shown(), progress))
 
     def _tell(self) -> None:
         """Send what is new, unless the front is behind; later progress is then sent along with it."""
         if self._unsent is None:
             self._unsent = self._message()
         while self._unsent is not None:
-            if not self._door.send(self._unsent):
+            if not self._transport.send(self._unsent):
                 return
             self._unsent = self._message()
 
@@ -160,20 +160,20 @@ class EngineServer:
         if not (self._news or self._failures or stats):
             return None
         deltas, prompts = [], []
-        for request, told in self._news.items():
-            deltas.append(told.delta(request))
-            scores = told.prompt_scores()
+        for request, progress in self._news.items():
+            deltas.append(progress.delta(request))
+            scores = progress.prompt_scores()
             if scores is not None:
                 prompts.append(scores)
         message = Outputs(deltas, prompts, self._failures, stats)
         news, self._news, self._failures = self._news, {}, []
-        for told in dict.fromkeys(news.values()):
-            if told.finished:
-                self._forget(told)
+        for progress in dict.fromkeys(news.values()):
+            if progress.finished:
+                self._forget(progress)
         return message
 
 
-class _Told:
+class _Progress:
     """What the front knows of a request so far.
 
     Attributes:

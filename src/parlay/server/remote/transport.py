@@ -9,8 +9,8 @@ import zmq
 from parlay.link.protocol import Command, Outputs, decode_command, encode
 
 
-class SocketDoor:
-    """A door of sockets, to be closed; the sockets belong to the caller."""
+class SocketTransport:
+    """A transport of sockets, to be closed; the sockets belong to the caller."""
 
     def __init__(self, commands: "zmq.Socket[bytes]", reports: "zmq.Socket[bytes]") -> None:
         """Use a PULL socket for commands and a PUSH socket for reports."""

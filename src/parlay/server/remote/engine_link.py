@@ -15,7 +15,7 @@ from parlay.config import EngineConfig, SpeculativeConfig
 from parlay.errors import ConfigError
 from parlay.link.protocol import Command, Report, ReportError, decode_report, encode
 from parlay.log import logger
-from parlay.server.files import OUT_OF_FILES, too_few_files
+from parlay.server.open_files import OUT_OF_FILES, too_few_files
 from parlay.server.remote.engine_process import COMMANDS, MESSAGES, REPORTS, main
 
 

@@ -1,6 +1,7 @@
-"""The layer before the application: names and logs requests, checks keys, and bounds bodies in size and time.
+"""The layers before the application.
 
-Pure ASGI: nothing is buffered and no tasks are started.
+The first refuses requests whose head a proxy may read otherwise, or is too long. The second names and logs requests,
+checks keys, and bounds bodies in size and time. Pure ASGI: nothing is buffered and no tasks are started.
 """
 
 import asyncio
@@ -12,14 +13,13 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parlay.config import ServerConfig
-from parlay.server.account import Account
+from parlay.server.admission import BodyBudget
 from parlay.server.browsers import check_page
-from parlay.server.budget import Budget
-from parlay.server.errors import ApiError, ClientLeftError
-from parlay.server.failures import as_api_error
+from parlay.server.context import RequestState
+from parlay.server.errors import ApiError, ClientLeftError, as_api_error
 from parlay.server.keys import Keys
 from parlay.server.logs import Log, log_line
-from parlay.server.remote.backend import Metrics, Observation
+from parlay.server.metrics import Observation, PrometheusMetrics
 
 OPEN = frozenset({"/", "/docs", "/health", "/ready"})  # without a key
 _BODIES, _LEAST_BODIES = 16, 64 << 20  # the limit of all bodies together: times that of one, and at least, bytes
@@ -28,11 +28,16 @@ _AT_ONCE, _AT_ONCE_OPEN = 4, 16  # of those; and where no keys tell clients apar
 _DRAINED = 32  # times the limit: a client that is still sending would not read why its body is refused
 
 
-class Guard:
+class AccessLayer:
     """The outermost layer."""
 
     def __init__(
-        self, app: ASGIApp, config: ServerConfig, keys: Keys, metrics: Metrics | None = None, log: Log = log_line
+        self,
+        app: ASGIApp,
+        config: ServerConfig,
+        keys: Keys,
+        metrics: PrometheusMetrics | None = None,
+        log: Log = log_line,
     ) -> None:
         """Wrap `app`; `log` is called with every request when it has ended."""
         self._app = app
@@ -42,7 +47,7 @@ class Guard:
         self._metrics = metrics
         count = _AT_ONCE if keys else _AT_ONCE_OPEN
         self._large: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(count))
-        self._budget = Budget(max(_BODIES * config.max_body_bytes, _LEAST_BODIES))
+        self._budget = BodyBudget(max(_BODIES * config.max_body_bytes, _LEAST_BODIES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -50,19 +55,19 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        account = Account()
-        account.request_id = _request_id(headers.get(b"x-request-id"))
-        scope.setdefault("state", {})["account"] = account
+        state = RequestState()
+        state.request_id = _request_id(headers.get(b"x-request-id"))
+        scope.setdefault("state", {})["request"] = state
         began = False
 
         async def tell(message: Message) -> None:
             nonlocal began
             if message["type"] == "http.response.start":
                 began = True
-                account.status = message["status"]
+                state.status = message["status"]
                 message["headers"] = [
                     *message.get("headers", ()),
-                    (b"x-request-id", account.request_id.encode("latin-1")),
+                    (b"x-request-id", state.request_id.encode("latin-1")),
                     (b"x-content-type-options", b"nosniff"),
                 ]
             await send(message)
@@ -72,62 +77,62 @@ class Guard:
         try:
             if not self._keys:
                 check_page(scope["method"], headers, self._config)
-            self._identify(scope["path"], headers.get(b"authorization"), account)
-            limits = self._budget, self._large[account.client.name]
-            await self._app(inner, _Body(receive, headers, self._config, *limits, account), tell)
+            self._identify(scope["path"], headers.get(b"authorization"), state)
+            limits = self._budget, self._large[state.client.name]
+            await self._app(inner, _BodyReceiver(receive, headers, self._config, *limits, state), tell)
         except Exception as error:
             if not began:
                 answer = as_api_error(error)
-                account.facts["error"] = str(answer)
+                state.facts["error"] = str(answer)
                 await answer.response()(scope, receive, tell)
         finally:
-            account.held.close()
-            self._close(scope, account)
+            state.held.close()
+            self._close(scope, state)
 
-    def _identify(self, path: str, authorization: str | None, account: Account) -> None:
+    def _identify(self, path: str, authorization: str | None, state: RequestState) -> None:
         client = self._keys.client(authorization)
         if client is not None:
-            account.client = client
+            state.client = client
         elif path not in OPEN:
             raise ApiError(
                 401, "the API key is missing or unknown; send Authorization: Bearer KEY",
                 headers={"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
 
-    def _close(self, scope: Scope, account: Account) -> None:
-        seconds = time.perf_counter() - account.arrival
+    def _close(self, scope: Scope, state: RequestState) -> None:
+        seconds = time.perf_counter() - state.arrival
         path = scope["path"]
         if self._metrics is not None:
-            outputs = tuple(account.outputs[i] for i in sorted(account.outputs))
-            self._metrics.observe_end(Observation(path, account.status, seconds, outputs))
-        if path in OPEN and account.status < 400:
+            outputs = tuple(state.outputs[i] for i in sorted(state.outputs))
+            self._metrics.observe_end(Observation(path, state.status, seconds, outputs))
+        if path in OPEN and state.status < 400:
             return  # probes come every second
         self._log(
             {
                 "time": round(time.time(), 3),
-                "request_id": account.request_id,
-                "key": account.client.name,
+                "request_id": state.request_id,
+                "key": state.client.name,
                 "method": scope["method"],
                 "path": path,
-                "status": account.status,
+                "status": state.status,
                 "seconds": round(seconds, 4),
-                **account.facts,
+                **state.facts,
             }
         )
 
 
-class _Body:
+class _BodyReceiver:
     """A request's `receive` that counts bytes and watches the clock until the body is complete."""
 
     def __init__(
-        self, receive: Receive, headers: dict[bytes, str], config: ServerConfig, budget: Budget,
-        large: asyncio.Semaphore, account: Account,
+        self, receive: Receive, headers: dict[bytes, str], config: ServerConfig, budget: BodyBudget,
+        large: asyncio.Semaphore, state: RequestState,
     ) -> None:  # fmt: skip
         self._receive = receive
-        self._budget, self._key = budget, account.client.name
-        self._large, self._has_turn, self._account = large, False, account
+        self._budget, self._key = budget, state.client.name
+        self._large, self._has_turn, self._account = large, False, state
         self._kept = 0
-        account.body.callback(lambda: budget.give(self._key, self._kept))
+        state.body.callback(lambda: budget.give(self._key, self._kept))
         self._most = config.max_body_bytes
         self._seconds = config.body_timeout
         self._deadline: float | None = None
@@ -202,3 +207,36 @@ class _Body:
 def _request_id(given: str | None) -> str:
     """Return the client's own id if it is valid in a log and a header, or a new one."""
     return given if given is not None and re.fullmatch(r"[\w.:/+=-]{1,128}", given, re.ASCII) else uuid4().hex
+
+
+_MOST_HEAD = 64 << 10  # bytes; h11 notices longer ones by 16 KiB later
+_LINE = len("  HTTP/1.1\r\n\r\n")
+
+
+class HeadLayer:
+    """The outermost layer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wrap `app`."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it and close its connection."""
+        trouble = _trouble(scope) if scope["type"] == "http" else ""
+        if trouble:
+            await ApiError(400, trouble, headers={"Connection": "close"}).response()(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _trouble(scope: Scope) -> str:
+    names = {name for name, _ in scope["headers"]}
+    if b"transfer-encoding" in names:
+        if b"content-length" in names:
+            return "a request has Content-Length or Transfer-Encoding, not both; leave one out"
+        if scope.get("http_version") == "1.0":
+            return "HTTP/1.0 has no Transfer-Encoding; use Content-Length or HTTP/1.1"
+    query = scope["query_string"]
+    target = len(scope.get("raw_path", b"")) + len(query) + bool(query)
+    head = _LINE + len(scope["method"]) + target + sum(len(n) + len(v) + 4 for n, v in scope["headers"])
+    return f"the request's head has more than {_MOST_HEAD} bytes; send less" if head > _MOST_HEAD else ""

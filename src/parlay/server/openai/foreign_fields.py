@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ForeignField:
     """A field that is not served.
 
     Attributes:
@@ -42,8 +42,8 @@ class Renamed:
     read: Callable[[Any], Any] = lambda value: value
 
 
-def _all(names: str, why: str, only: Iterable[Any] | None = None) -> dict[str, Foreign]:
-    entry = Foreign(why, None if only is None else tuple(only))
+def _all(names: str, why: str, only: Iterable[Any] | None = None) -> dict[str, ForeignField]:
+    entry = ForeignField(why, None if only is None else tuple(only))
     return dict.fromkeys(names.split(), entry)
 
 
@@ -204,7 +204,7 @@ _BANS = "it has another form here; use bad_words, or logit_bias with token ids"
 _PLACED = "a prompt is sent as it is to be read; put it into the prompt or the messages"
 
 # At every endpoint, unless it has a field of that name.
-FOREIGN: dict[str, Foreign] = {
+FOREIGN: dict[str, ForeignField] = {
     # Nothing depends on these.
     **_all("prompt_cache_retention prompt_cache_options prompt_cache_isolation_key prompt_cache_max_len", _CACHE),
     **_all("cache_prompt cache_salt extra_key n_keep n_discard n_cache_reuse num_keep caching cache", _CACHE),
@@ -310,7 +310,7 @@ _RESPONSES = "it is a field of /v1/responses"
 _TEMPLATED = "no chat template is used here"
 
 # By endpoint: fields of other ones, where more is to say than that.
-ELSEWHERE: dict[str, Mapping[str, Foreign]] = {
+ELSEWHERE: dict[str, Mapping[str, ForeignField]] = {
     "completions": {
         **_all(
             "reasoning_effort verbosity reasoning include_reasoning chat_template chat_template_kwargs", _TEMPLATED
@@ -356,4 +356,4 @@ ELSEWHERE: dict[str, Mapping[str, Foreign]] = {
     },
 }
 # Where nothing is sampled nothing else matters, but for what templates read.
-COUNTED = Foreign("it changes no token of a prompt")
+COUNTED = ForeignField("it changes no token of a prompt")

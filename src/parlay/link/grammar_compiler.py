@@ -13,7 +13,7 @@ from parlay.log import logger
 from parlay.types.params import SamplingParams
 
 
-class Forms:
+class GrammarCompiler:
     """One thread that compiles, for one tenant after another; llguidance lets other threads run meanwhile."""
 
     def __init__(self, prepare: Callable[[SamplingParams, str], None], ring: Callable[[], None]) -> None:
