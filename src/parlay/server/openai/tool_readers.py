@@ -60,8 +60,7 @@ class FreeReader(CallReader):
 
     def feed(self, text: str, finished: bool) -> list[Piece]:
         """Give text up to where a call may begin, and calls as they grow."""
-        self._answer.text.add(text)
-        self._answer.ended = finished
+        self._answer.feed(text, finished)
         next(self._search, None)
         pieces: list[Piece] = []
         for kind, new in self._answer.take():
