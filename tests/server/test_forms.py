@@ -229,7 +229,7 @@ def test_allowed_tools() -> None:
     ("choice", "words"),
     [
         ({"type": "auto"}, "tool_choice is none, auto, required, .*, not of type 'auto'"),
-        ({"type": "custom", "custom": {"name": "x"}}, "not of type 'custom'"),
+        ({"type": "custom", "custom": {"name": "x"}}, "no function 'x' among the tools"),
         ({"type": "web_search_preview"}, "not of type 'web_search_preview'"),
         ({"type": "function"}, "tool_choice names no function"),
         ({"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": [{}]}}, "a mode, auto or required"),

@@ -153,13 +153,12 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.cycle is not None and not self.cycle.response_complete:
-                self._forget_head()
+                self._head = _stopped(self._head)
             elif self._head is None:  # the next request of this connection has begun
                 self._await_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._forget_head()
-            self._forget_untaken()
+            self._head, self._untaken = _stopped(self._head), _stopped(self._untaken)
             super().connection_lost(exc)
 
         def pause_writing(self) -> None:
@@ -168,7 +167,7 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
             self._await_taking()
 
         def resume_writing(self) -> None:
-            self._forget_untaken()
+            self._untaken = _stopped(self._untaken)
             super().resume_writing()
 
         def _await_taking(self) -> None:
@@ -181,17 +180,14 @@ def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
             else:
                 self.transport.abort()
 
-        def _forget_untaken(self) -> None:
-            if self._untaken is not None:
-                self._untaken.cancel()
-                self._untaken = None
-
         def _await_head(self) -> None:
             self._head = self.loop.call_later(config.body_timeout, self.transport.abort)
 
-        def _forget_head(self) -> None:
-            if self._head is not None:
-                self._head.cancel()
-                self._head = None
-
     return Protocol
+
+
+def _stopped(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """Stop a timer, if there is one; return what stands in its place."""
+    if timer is not None:
+        timer.cancel()
+    return None

@@ -1,12 +1,12 @@
 """Sending an answer to the client: whole or as server-sent events, and only while the client is connected."""
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
-from asyncio import timeout
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -17,7 +17,6 @@ from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_
 from parlay.server.metrics import PrometheusMetrics
 from parlay.server.openai.choice import usage
 from parlay.server.openai.events import Events
-from parlay.server.openai.streams import merge
 from parlay.server.openai.usage import request_metrics
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
@@ -27,6 +26,8 @@ from parlay.types.prompt import Prompt
 # takes an answer slowly.
 _GRACE = 10.0
 _encode = msgspec.json.Encoder().encode
+
+T = TypeVar("T")
 
 
 class AnswerShape(ABC):
@@ -135,7 +136,7 @@ class Answer(Response):
             state.admitted.widen(len(self._prompts) * self._params.candidates)
             state.body.close()  # it has become prompts and parameters
             work = self._events(state, tell) if self._stream else self._whole(state, scope, receive, tell)
-            async with timeout(context.config.request_timeout + _GRACE):
+            async with asyncio.timeout(context.config.request_timeout + _GRACE):
                 await while_wanted(work, receive, context.admission.cut)
         except ClientLeftError:
             state.status = CLIENT_LEFT
@@ -278,3 +279,54 @@ def warned(body: dict[str, Any], warnings: tuple[str, ...]) -> dict[str, Any]:
 
 def _event(chunk: dict[str, Any]) -> bytes:
     return b"data: " + _encode(chunk) + b"\n\n"
+
+
+async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T]]:
+    """Yield what several iterators yield, each with the iterator's number.
+
+    No item is left out; an iterator is asked for its next when the last one is taken.
+
+    Raises:
+        Exception: anything that one of them raises; the others are closed.
+    """
+    if len(streams) == 1:
+        try:
+            async for item in streams[0]:
+                yield 0, item
+        finally:
+            await _close(streams[0])
+        return
+    ready: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(1)
+
+    async def pump(number: int) -> None:
+        end: Exception | None = None
+        try:
+            async for item in streams[number]:
+                await ready.put((number, item))
+        except Exception as error:
+            end = error
+        finally:
+            await _close(streams[number])
+        await ready.put(end)
+
+    tasks = [asyncio.create_task(pump(i)) for i in range(len(streams))]
+    running = len(tasks)
+    try:
+        while running:
+            found = await ready.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                running -= 1
+            else:
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _close(stream: AsyncIterator[Any]) -> None:
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()

@@ -152,9 +152,10 @@ class ChatFields(CommonFields):
         max_completion_tokens: another name of `max_tokens`.
         response_format: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", "json_schema":
             {"name": ..., "schema": ...}}`.
-        tools: functions that the model may call, as `{"type": "function", "function": {"name", "parameters"}}`.
-        tool_choice: `none`, `auto`, `required`, `{"type": "function", "function": {"name"}}`, or `{"type":
-            "allowed_tools", "allowed_tools": {"mode", "tools"}}`.
+        tools: functions that the model may call, as `{"type": "function", "function": {"name", "parameters"}}`, and
+            tools whose calls have a text as input, as `{"type": "custom", "custom": {"name", "description"}}`.
+        tool_choice: `none`, `auto`, `required`, `{"type": "function", "function": {"name"}}`, likewise `custom`, or
+            `{"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}`.
         parallel_tool_calls: whether there may be several calls.
         modalities: `["text"]`.
         chat_template: the name of one of the model's own, or where the server allows it another template.

@@ -10,7 +10,8 @@ from typing import Any
 
 from parlay.errors import shown
 from parlay.server.errors import ApiError
-from parlay.server.openai.responses_tools import INPUT, function_name
+from parlay.server.openai.custom_tools import INPUT
+from parlay.server.openai.responses_tools import function_name
 
 Message = dict[str, Any]
 

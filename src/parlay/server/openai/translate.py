@@ -190,9 +190,10 @@ def settled(body: Mapping[str, Any], objects: Collection[str]) -> dict[str, Any]
 
 def nested_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a tool as chat completions have it; some clients send the form of responses."""
-    if tool.get("type") != "function" or "function" in tool or "name" not in tool:
+    kind = tool.get("type")
+    if kind not in ("function", "custom") or kind in tool or "name" not in tool:
         return tool
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+    return {"type": kind, kind: {name: value for name, value in tool.items() if name != "type"}}
 
 
 def _is_unlimited(value: Any) -> bool:
