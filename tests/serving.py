@@ -86,6 +86,13 @@ def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+class NoEngine:
+    """An engine that is never asked for tokens."""
+
+    model_name, model_names = "none", ("none",)
+    numerics_id, max_model_len, state = "none", 8, "ready"
+
+
 class House:
     """One event loop and one client of engines that several tests share: a start takes seconds."""
 

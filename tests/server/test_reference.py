@@ -8,8 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
-from serving import Live
-from test_foreign_pages import NoEngine
+from serving import Live, NoEngine
 
 from parlay.server.openapi import schemas
 from parlay.server.reference import kind

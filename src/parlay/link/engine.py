@@ -223,8 +223,8 @@ class AsyncEngine(ABC):
             ReportError: they are of something that was not sent.
         """
         news: dict[int, list[Delta | PromptScores]] = {}
-        told: list[Delta | PromptScores] = [*outputs.prompts, *outputs.deltas]
-        for one in told:
+        parts: list[Delta | PromptScores] = [*outputs.prompts, *outputs.deltas]
+        for one in parts:
             news.setdefault(one.key, []).append(one)
         for key, own in news.items():
             stream = self._streams.get(key)

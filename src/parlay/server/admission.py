@@ -112,10 +112,10 @@ class BodyBudget:
     """Bytes that are shared by all keys. A key may hold as many as are still free, so that none can take all."""
 
     def __init__(self, most: int) -> None:
-        """Begin with nothing held; `most` bytes are the limit."""
+        """Begin with nothing used; `most` bytes are the limit."""
         self._most = most
         self._of: Counter[str] = Counter()
-        self.held = 0
+        self.used = 0
 
     def take(self, key: str, count: int) -> None:
         """Hold further bytes of a key.
@@ -123,14 +123,14 @@ class BodyBudget:
         Raises:
             ApiError: the key would hold more than would be left.
         """
-        if self._of[key] + count > self._most - self.held - count:
+        if self._of[key] + count > self._most - self.used - count:
             raise ApiError(429, "the server holds as many bytes of requests as it takes; retry a little later")
-        self.held += count
+        self.used += count
         self._of[key] += count
 
     def give(self, key: str, count: int) -> None:
         """Hold that many less."""
-        self.held -= count
+        self.used -= count
         self._of[key] -= count
         if not self._of[key]:
             del self._of[key]

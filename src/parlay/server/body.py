@@ -36,7 +36,9 @@ async def read_json(context: Context, make: Callable[[dict[str, Any]], T], *, co
     except ClientDisconnect:
         raise ClientLeftError from None
     if completes:
-        context.state.admitted = context.state.held.enter_context(context.admission.admit(context.state.client.name))
+        context.state.admitted = context.state.resources.enter_context(
+            context.admission.admit(context.state.client.name)
+        )
     return await context.run(len(body), lambda: make(_decode(body, max_depth)))
 
 

@@ -17,6 +17,7 @@ from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError
 from parlay.server.fair_queue import LONG, Threads
 from parlay.server.keys import ANYONE
 from parlay.server.metrics import PrometheusMetrics
+from parlay.types.output import RequestOutput
 
 T = TypeVar("T")
 
@@ -25,8 +26,8 @@ class RequestState:
     """The facts about one request, for its line in the log; in the scope's state under `request`.
 
     Attributes:
-        held: what the request holds until it ends.
-        body: the share of `held` that its body takes, which may be given back earlier.
+        resources: what the request holds until it ends.
+        body: the share of `resources` that its body takes, which may be given back earlier.
         admitted: its open completions, if it was admitted.
     """
 
@@ -35,11 +36,16 @@ class RequestState:
         self.client = ANYONE
         self.arrival = time.perf_counter()
         self.facts: dict[str, Any] = {}  # for the log
-        self.outputs: dict[int, Any] = {}  # the newest of each prompt
+        self.outputs: dict[int, RequestOutput] = {}  # the newest of each prompt
         self.status = CLIENT_LEFT
-        self.held = ExitStack()
-        self.body = self.held.enter_context(ExitStack())
+        self.resources = ExitStack()
+        self.body = self.resources.enter_context(ExitStack())
         self.admitted: Admitted | None = None
+
+    @property
+    def newest(self) -> list[RequestOutput]:
+        """The newest output of each prompt, in the prompts' order."""
+        return [self.outputs[number] for number in sorted(self.outputs)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ class Context:
         methods: speculative methods that the engine has loaded.
         metrics: counts, if given.
         threads: for what takes long.
-        asked: the request that is served.
+        current: the request that is served.
     """
 
     engine: AsyncEngine
@@ -62,17 +68,17 @@ class Context:
     methods: tuple[str, ...] = ()
     metrics: PrometheusMetrics | None = None
     threads: Threads = field(default_factory=Threads)
-    asked: Request | None = None
+    current: Request | None = None
 
     def of(self, request: Request) -> "Context":
         """Return the same parts for one request."""
-        return replace(self, asked=request)
+        return replace(self, current=request)
 
     @property
     def request(self) -> Request:
         """The request that is served."""
-        assert self.asked is not None, "this is no request's"
-        return self.asked
+        assert self.current is not None, "this is no request's"
+        return self.current
 
     @property
     def state(self) -> RequestState:

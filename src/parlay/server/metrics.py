@@ -235,7 +235,7 @@ class PrometheusMetrics:
             yield gauge
         info = GaugeMetricFamily(
             _INFO,
-            "Always 1: the engine's numerics id, how drafts are verified, and whether that keeps the target's law.",
+            "Always 1: the engine's numerics id, how drafts are verified, whether that is lossless.",
             labels=(*_LABELS, "numerics_id", "verification", "lossless"),
         )
         for engine in self._engines:
@@ -253,8 +253,8 @@ class PrometheusMetrics:
         for engine in self._engines:
             restarts.add_metric(engine.labels, engine.restarts)
         yield restarts
-        for kept in (self._ended, self._http, *self._histograms.values()):
-            yield from _plain(kept.collect())
+        for observed in (self._ended, self._http, *self._histograms.values()):
+            yield from _plain(observed.collect())
 
 
 class _Series:

@@ -86,7 +86,7 @@ class AccessLayer:
                 state.facts["error"] = str(answer)
                 await answer.response()(scope, receive, tell)
         finally:
-            state.held.close()
+            state.resources.close()
             self._close(scope, state)
 
     def _identify(self, path: str, authorization: str | None, state: RequestState) -> None:
@@ -103,8 +103,7 @@ class AccessLayer:
         seconds = time.perf_counter() - state.arrival
         path = scope["path"]
         if self._metrics is not None:
-            outputs = tuple(state.outputs[i] for i in sorted(state.outputs))
-            self._metrics.observe_end(Observation(path, state.status, seconds, outputs))
+            self._metrics.observe_end(Observation(path, state.status, seconds, tuple(state.newest)))
         if path in OPEN and state.status < 400:
             return  # probes come every second
         self._log(

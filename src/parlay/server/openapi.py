@@ -15,7 +15,6 @@ from parlay.config.docs import attribute_docs
 from parlay.server.openai.fields import (
     SAMPLING,
     ChatFields,
-    CommonFields,
     CompletionFields,
     DetokenizeFields,
     TokenizeFields,
@@ -310,7 +309,7 @@ def schemas(*, strict: bool = False) -> dict[str, Any]:
     helps = attribute_docs(SamplingParams)
     for cls in classes:
         schema = found[cls.__name__]
-        own = (attribute_docs(CommonFields) if issubclass(cls, CommonFields) else {}) | attribute_docs(cls)
+        own = {name: text for part in reversed(cls.__mro__) for name, text in attribute_docs(part).items()}
         needed, permitted = BODIES[cls].needed, BODIES[cls].sampling
         properties = schema["properties"] | needed
         if permitted:

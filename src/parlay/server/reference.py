@@ -14,9 +14,10 @@ def reference(document: dict[str, Any]) -> str:
     """Return the page that shows an OpenAPI document."""
     schemas = document["components"]["schemas"]
 
-    def resolved(described: dict[str, Any]) -> dict[str, Any] | None:
-        schema = described.get("content", {}).get("application/json", {}).get("schema")
-        return schemas[schema["$ref"].rpartition("/")[2]] if schema and "$ref" in schema else schema
+    def resolved(described: dict[str, Any]) -> dict[str, Any]:
+        schema: dict[str, Any] = described.get("content", {}).get("application/json", {}).get("schema", {})
+        name = str(schema.get("$ref", "")).rpartition("/")[2]
+        return dict(schemas[name]) if name else schema
 
     operations = [
         {

@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,9 +16,10 @@ from starlette.types import Receive, Scope, Send
 from parlay.server.context import Context, RequestState, while_wanted
 from parlay.server.errors import CLIENT_LEFT, ApiError, ClientLeftError, as_api_error, json_response
 from parlay.server.metrics import PrometheusMetrics
-from parlay.server.openai.choice import usage
 from parlay.server.openai.events import Events
-from parlay.server.openai.usage import request_metrics
+from parlay.server.openai.fields import CommonFields
+from parlay.server.openai.responses_fields import ResponseFields
+from parlay.server.openai.usage import request_metrics, usage
 from parlay.types.output import RequestOutput
 from parlay.types.params import SamplingParams
 from parlay.types.prompt import Prompt
@@ -30,16 +32,28 @@ _encode = msgspec.json.Encoder().encode
 T = TypeVar("T")
 
 
+@dataclass(slots=True, kw_only=True)
 class AnswerShape(ABC):
     """The format of one endpoint's answers.
 
     Attributes:
+        context: the parts of the server.
+        fields: the request's own fields.
+        params: of sampling.
         warnings: for the client, beside its answer.
-        reasoning_tokens: of all choices so far.
+        without_output: the prompt alone is wanted.
     """
 
-    warnings: tuple[str, ...]
-    reasoning_tokens = 0
+    context: Context
+    fields: CommonFields | ResponseFields
+    params: SamplingParams
+    warnings: tuple[str, ...] = ()
+    without_output: bool = False
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of all choices so far."""
+        return 0
 
     @abstractmethod
     def events(self, number: int, output: RequestOutput) -> Iterable[dict[str, Any]]:
@@ -65,57 +79,27 @@ class AnswerShape(ABC):
         """Return a chunk as an event of a stream."""
         return _event(chunk)
 
-    def last(self, took: dict[str, Any], *, asked: bool) -> bytes:
+    def last(self, took: dict[str, Any], *, with_usage: bool) -> bytes:
         """Return the events that end a stream; with the usage, if that was asked for."""
-        return (self.encode({**self.closing(), **took}) if asked else b"") + b"data: [DONE]\n\n"
+        return (self.encode({**self.closing(), **took}) if with_usage else b"") + b"data: [DONE]\n\n"
 
     def named(self, error: ApiError) -> ApiError:
         """Return an error of the engine in the words of the request."""
         return error
 
-    def failure(self, told: ApiError) -> bytes:
+    def failure(self, error: ApiError) -> bytes:
         """Return the event that ends a stream after an error; OpenAI's clients raise it."""
-        return _event(told.body)
+        return _event(error.body)
 
 
 class Answer(Response):
     """Computes an answer while it is sent, so that a disconnected client ends both."""
 
-    def __init__(
-        self,
-        context: Context,
-        prompts: list[Prompt],
-        params: SamplingParams,
-        shape: AnswerShape,
-        *,
-        stream: bool = False,
-        include_usage: bool = False,
-        continuous_usage: bool = False,
-        without_output: bool = False,
-        return_metrics: bool = False,
-    ) -> None:
-        """Describe the answer; nothing is computed before it is sent.
-
-        Args:
-            context: the parts of the server.
-            prompts: to complete.
-            params: of sampling.
-            shape: format of the answer.
-            stream: send events.
-            include_usage: end them with the usage.
-            continuous_usage: each has the usage so far.
-            without_output: the prompt alone is wanted.
-            return_metrics: add speculation's metrics, even where the server adds them only if asked.
-        """
-        self._context = context
-        self._prompts = prompts
-        self._params = params
-        self._shape = shape
-        self._stream = stream
-        self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
-        self._without_output = without_output
-        self._metrics = return_metrics or context.config.per_request_spec_decode_metrics != "none"
+    def __init__(self, prompts: list[Prompt], shape: AnswerShape) -> None:
+        """Describe the answer to some prompts; nothing is computed before it is sent."""
+        self._context, self._prompts, self._shape = shape.context, prompts, shape
+        self._params, self._fields = shape.params, shape.fields
+        self._metrics = self._fields.return_metrics or shape.context.config.per_request_spec_decode_metrics != "none"
         self._texts: dict[int, dict[int, list[str]]] = {}  # by prompt and completion, where they are logged
         self.background = None
 
@@ -135,19 +119,19 @@ class Answer(Response):
             assert state.admitted is not None
             state.admitted.widen(len(self._prompts) * self._params.candidates)
             state.body.close()  # it has become prompts and parameters
-            work = self._events(state, tell) if self._stream else self._whole(state, scope, receive, tell)
+            work = self._events(state, tell) if self._fields.stream else self._whole(state, scope, receive, tell)
             async with asyncio.timeout(context.config.request_timeout + _GRACE):
                 await while_wanted(work, receive, context.admission.cut)
         except ClientLeftError:
             state.status = CLIENT_LEFT
         except Exception as error:
-            told = self._shape.named(as_api_error(error))
-            state.facts["error"] = str(told)
+            refusal = self._shape.named(as_api_error(error))
+            state.facts["error"] = str(refusal)
             if not began:
-                await told.response()(scope, receive, send)
+                await refusal.response()(scope, receive, send)
                 return
             # The status is out: the error can only be an event.
-            await send({"type": "http.response.body", "body": self._shape.failure(told)})
+            await send({"type": "http.response.body", "body": self._shape.failure(refusal)})
         finally:
             self._record(state)
 
@@ -155,7 +139,7 @@ class Answer(Response):
         async with aclosing(self._outputs(state)) as growing:
             async for _ in growing:
                 pass
-        outputs = [state.outputs[i] for i in range(len(self._prompts))]
+        outputs = state.newest
         size = sum(len(o.prompt_token_ids) + sum(len(one.token_ids) for one in o.outputs) for o in outputs)
         answer = await self._context.threads.run(state.client.name, size, partial(self._answer, outputs))
         await answer(scope, receive, send)
@@ -167,15 +151,15 @@ class Answer(Response):
         begun = False
         async with Events(send) as events, aclosing(self._outputs(state)) as growing:
             async for number, output in growing:
-                more = (
-                    {"usage": self._usage(state) if self._continuous_usage else None} if self._include_usage else {}
-                )
-                chunks = [chunk | more for chunk in self._shape.events(number, output)]
+                chunks = list(self._shape.events(number, output))
+                if self._fields.include_usage:
+                    so_far = self._usage(state.newest) if self._fields.continuous_usage else None
+                    chunks = [{**chunk, "usage": so_far} for chunk in chunks]
                 if chunks and not begun:
                     chunks[0], begun = self._shape.warn(chunks[0]), True
                 await events.write(b"".join(map(self._shape.encode, chunks)))
-            took = self._took([state.outputs[i] for i in sorted(state.outputs)])
-            await events.write(self._shape.last(took, asked=self._include_usage), more=False)
+            took = self._took(state.newest)
+            await events.write(self._shape.last(took, with_usage=self._fields.include_usage), more=False)
 
     async def _outputs(self, state: RequestState) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Yield what is new of the prompts' outputs, with their numbers; the state always has the newest.
@@ -190,8 +174,8 @@ class Answer(Response):
                 self._params,
                 tenant=state.client.tenant,
                 timeout=context.config.request_timeout,
-                final_only=not self._stream,
-                deltas=self._stream,
+                final_only=not self._fields.stream,
+                deltas=self._fields.stream,
             )
             for prompt in self._prompts
         ]
@@ -210,27 +194,23 @@ class Answer(Response):
                     raise TimeoutError
                 yield number, output
 
-    def _usage(self, state: RequestState) -> dict[str, Any]:
+    def _usage(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return the usage so far."""
-        return usage(
-            [state.outputs[i] for i in sorted(state.outputs)],
-            without_output=self._without_output,
-            reasoning_tokens=self._shape.reasoning_tokens,
-        )
+        shape = self._shape
+        return usage(outputs, without_output=shape.without_output, reasoning_tokens=shape.reasoning_tokens)
 
     def _took(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """Return the usage of all, and what comes beside it."""
-        tokens = self._shape.reasoning_tokens
-        took: dict[str, Any] = {"usage": usage(outputs, without_output=self._without_output, reasoning_tokens=tokens)}
+        took: dict[str, Any] = {"usage": self._usage(outputs)}
         if self._metrics:
             detailed = self._context.config.per_request_spec_decode_metrics == "detailed"
             took["metrics"] = request_metrics(outputs, speculates=len(self._context.methods) > 1, detailed=detailed)
         return took
 
     def _record(self, state: RequestState) -> None:
-        took = self._usage(state)
+        took = self._usage(state.newest)
         state.facts |= {
-            "stream": self._stream,
+            "stream": self._fields.stream,
             "prompts": len(self._prompts),
             "n": self._params.n,
             "prompt_tokens": took["prompt_tokens"],

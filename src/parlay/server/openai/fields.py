@@ -43,20 +43,14 @@ class PredictedOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommonFields:
-    """What every request for completions may have besides sampling parameters.
+class RequestFields:
+    """What every request for an answer may have besides sampling parameters.
 
     Attributes:
         model: whom to ask; the one that is served where left out.
         stream: send the answer while it grows.
         stream_options: with `include_usage` true, the last chunk has the usage of the whole request; with
             `continuous_usage_stats` too, every chunk has the usage so far.
-        return_sources: give `sources`, which says who guessed each piece of the text.
-        return_token_ids: give `token_ids` and `prompt_token_ids`.
-        return_tokens_as_token_ids: write the tokens of log-probabilities as `token_id:ID`.
-        return_metrics: give `metrics.speculative_decoding`, in vLLM's form; of a streamed answer with its usage.
-        prediction: a text that the answer will mostly repeat, `{"type": "content", "content": ...}`; it makes the
-            answer come faster and changes nothing in it.
         user: a label; nothing depends on it.
         safety_identifier: a label.
         prompt_cache_key: a label.
@@ -68,11 +62,6 @@ class CommonFields:
     model: str | None = None
     stream: bool = False
     stream_options: dict[str, Any] | None = None
-    return_sources: bool = False
-    return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
-    return_metrics: bool = False
-    prediction: PredictedOutput | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -85,6 +74,29 @@ class CommonFields:
             raise ConfigError(
                 "stream_options is about streamed answers; leave it out or set stream to true", param="stream_options"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonFields(RequestFields):
+    """What completions and chat completions have in common.
+
+    Attributes:
+        return_sources: give `sources`, which says who drafted each piece of the text.
+        return_token_ids: give `token_ids` and `prompt_token_ids`.
+        return_tokens_as_token_ids: write the tokens of log-probabilities as `token_id:ID`.
+        return_metrics: give `metrics.speculative_decoding`, in vLLM's form; of a streamed answer with its usage.
+        prediction: a text that the answer will mostly repeat, `{"type": "content", "content": ...}`; it makes the
+            answer come faster and changes nothing in it.
+    """
+
+    return_sources: bool = False
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    return_metrics: bool = False
+    prediction: PredictedOutput | None = None
+
+    def __post_init__(self) -> None:
+        RequestFields.__post_init__(self)
         for name, wanted in (self.stream_options or {}).items():
             if name in _STREAM_OPTIONS and not isinstance(wanted, bool):
                 raise ConfigError(
@@ -97,7 +109,7 @@ class CommonFields:
             )
 
     def remarks(self, *, strict: bool) -> tuple[str, ...]:
-        """Return what the client should be told of its fields.
+        """Return warnings for the client about its fields.
 
         Args:
             strict: whether unknown keys are refused.
@@ -106,12 +118,12 @@ class CommonFields:
             ApiError: a key of an object is unknown and looks like a misspelling, or all of those are refused.
         """
         options = self.stream_options or {}
-        told = [ignored_keys("stream_options", options, _STREAM_OPTIONS, strict=strict)]
+        found = [ignored_keys("stream_options", options, _STREAM_OPTIONS, strict=strict)]
         if options.get("include_obfuscation"):
-            told.append("include_obfuscation: ignored, since chunks are never padded")
+            found.append("include_obfuscation: ignored, since chunks are never padded")
         if self.store:
-            told.append("store: ignored, since answers of /v1/responses alone are stored")
-        return tuple(filter(None, told))
+            found.append("store: ignored, since answers of /v1/responses alone are stored")
+        return tuple(filter(None, found))
 
     @property
     def include_usage(self) -> bool:
@@ -277,7 +289,7 @@ def _others(cls: type) -> Mapping[str, ForeignField]:
 def parse(
     cls: type[T], body: Mapping[str, Any], *, sampling: Collection[str] = (), strict: bool = False
 ) -> tuple[T, dict[str, Any], tuple[str, ...]]:
-    """Return a body's own fields; apart, its sampling parameters; and what the client should be told.
+    """Return a body's own fields; apart, its sampling parameters; and warnings for the client.
 
     Args:
         cls: one of the above, or another with an `endpoint`.

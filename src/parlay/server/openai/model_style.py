@@ -34,17 +34,17 @@ class ModelStyle:
     warnings: tuple[str, ...]
 
     @classmethod
-    def of(cls, context: Context, asked: ChatFields, tools: Tools) -> "ModelStyle":
+    def of(cls, context: Context, fields: ChatFields, tools: Tools) -> "ModelStyle":
         """Return the style of a request with the model's chat template."""
         codec, config = context.engine.codec, context.config
-        template = codec.template_for(asked.chat_template, tools=bool(tools_shown(asked, tools)))
+        template = codec.template_for(fields.chat_template, tools=bool(tools_shown(fields, tools)))
         form, warnings = format_of(config.tool_call_parser, template), []
         if tools.mode != "none" and template is not None and not codec.shows_tools(template):
             form = FORMATS["hermes"]
             warnings.append(IGNORED)
         wanted: dict[str, Any] = {}
         for name in ("reasoning_effort", "verbosity"):
-            value = getattr(asked, name)
+            value = getattr(fields, name)
             if value is not None:
                 variables = {name: value} | ({"enable_thinking": False} if value == "none" else {})
                 wanted |= variables
@@ -52,4 +52,4 @@ class ModelStyle:
                     warnings.append(f"{name} has no effect: the model's chat template does not read it")
         marks = marks_of(config.reasoning_parser, template)
         special = (tools.mode == "auto" and form.special) or (marks is not None and marks.special)
-        return cls(form, marks, special, {**wanted, **asked.chat_template_kwargs}, tuple(warnings))
+        return cls(form, marks, special, {**wanted, **fields.chat_template_kwargs}, tuple(warnings))

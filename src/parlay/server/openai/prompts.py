@@ -80,15 +80,15 @@ def check_pieces(count: int, max_model_len: int) -> None:
         )
 
 
-def predicted(asked: CommonFields, codec: TextCodec, config: ServerConfig) -> list[int] | None:
+def predicted(fields: CommonFields, codec: TextCodec, config: ServerConfig) -> list[int] | None:
     """Return the tokens of the prediction that a request has, if any.
 
     Raises:
         RequestError: it is too long.
     """
-    if asked.prediction is None:
+    if fields.prediction is None:
         return None
-    text = asked.prediction.text
+    text = fields.prediction.text
     with about("prediction"):
         tokens = codec.encode(text, add_special_tokens=False)
     check_prediction(len(tokens), config)

@@ -132,8 +132,8 @@ class ReasoningReader:
                 self._state, self._text = "answer", rest.lstrip()
                 self._leading = not self._text
                 return reasoning, self._take()
-            held = 0 if finished else max(overlap(reasoning, mark) for mark in self._marks.ends)
-            reasoning, self._text = reasoning[: len(reasoning) - held], reasoning[len(reasoning) - held :]
+            partial = 0 if finished else max(overlap(reasoning, mark) for mark in self._marks.ends)
+            reasoning, self._text = reasoning[: len(reasoning) - partial], reasoning[len(reasoning) - partial :]
             return reasoning, ""
         return reasoning, self._take()
 

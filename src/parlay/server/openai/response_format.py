@@ -84,12 +84,12 @@ def needs_compiling(body: Mapping[str, Any]) -> bool:
 
 
 def form_of(
-    asked: ChatFields, tools: Tools, style: ToolFormat, tokenizer: Tokenizer, given: Any, names: Names
+    fields: ChatFields, tools: Tools, style: ToolFormat, tokenizer: Tokenizer, given: Any, names: Names
 ) -> AnswerForm:
     """Return the form of the answer to a request.
 
     Args:
-        asked: the request.
+        fields: the request.
         tools: its tools.
         style: how the model writes calls.
         tokenizer: of the model.
@@ -99,14 +99,14 @@ def form_of(
     Raises:
         ApiError: a schema cannot be served, or the form is decided twice.
     """
-    wanted = _wanted(asked.response_format, names)
+    wanted = _wanted(fields.response_format, names)
     must = tools.mode in ("required", "named")
     if given is not None and (must or wanted is not None):
         also = "tool_choice" if must else names.format
         raise ApiError(400, f"{also} and structured_outputs each decide the answer's form; give one", param=also)
     if given is not None or (wanted is None and not must):
         return AnswerForm(given, style)
-    made = _Making(asked, tools, names, [])
+    made = _Making(fields, tools, names, [])
     if tools.mode == "named":
         schema = made.parameters(tools.named)
         form = AnswerForm({"json": schema, "disable_any_whitespace": True}, style)
@@ -121,7 +121,7 @@ def form_of(
             form = _either(made, schema, style, tokenizer, any_object=sent is None)
         else:
             form = AnswerForm({"json": schema, "whitespace_pattern": SPACE}, style)
-    return replace(form, warnings=made.told(), source="tools" if must else names.form)
+    return replace(form, warnings=made.warnings(), source="tools" if must else names.form)
 
 
 def _wanted(response_format: dict[str, Any] | None, names: Names) -> tuple[dict[str, Any] | None, bool] | None:
@@ -187,7 +187,7 @@ def _never_has(schema: Mapping[str, Any], name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    asked: ChatFields
+    fields: ChatFields
     tools: Tools
     names: Names
     dropped: list[str]
@@ -242,13 +242,13 @@ class _Making:
                 400, f"{where}: {dropped[0]}, which strict demands; leave the keyword or strict out", param=param
             )
         self.dropped.extend(f"{where}: {one}" for one in dropped)
-        return dict(json.loads(closed(_line(served)))) if self.asked.disable_additional_properties else served
+        return dict(json.loads(closed(_line(served)))) if self.fields.disable_additional_properties else served
 
-    def told(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         """Return warnings about what is not enforced."""
-        told = list(dict.fromkeys(self.dropped))
-        more = len(told) - _MOST_NAMED
-        return (*told[:_MOST_NAMED], *([f"{more} further keywords are not enforced"] if more > 0 else []))
+        found = list(dict.fromkeys(self.dropped))
+        more = len(found) - _MOST_NAMED
+        return (*found[:_MOST_NAMED], *([f"{more} further keywords are not enforced"] if more > 0 else []))
 
 
 def _grammar(start: str, rules: list[str], schemas: Mapping[str, Any], space: Mapping[str, Any]) -> str:

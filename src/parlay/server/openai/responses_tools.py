@@ -46,7 +46,7 @@ class Functions:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the client should be told."""
+        """For the client."""
         if not self.left_out:
             return ()
         return (f"tools that this server does not run were left out: {listed(map(shown, self.left_out))}",)

@@ -31,13 +31,13 @@ async def tokenize(context: Context) -> Response:
     """
 
     def read(body: dict[str, Any]) -> tuple[TokenizeFields, dict[str, Any] | Read | None, tuple[str, ...]]:
-        asked, _, warnings = parse(TokenizeFields, body, strict=context.config.strict_fields)
-        check_model(asked.model, context.engine.model_names)
-        wanted = {name: getattr(asked, name) for name in _TEMPLATED}
+        fields, _, warnings = parse(TokenizeFields, body, strict=context.config.strict_fields)
+        check_model(fields.model, context.engine.model_names)
+        wanted = {name: getattr(fields, name) for name in _TEMPLATED}
         chat = {name: value for name, value in wanted.items() if value is not None}
-        return asked, None if asked.messages is None else read_or_body(context, chat), warnings
+        return fields, None if fields.messages is None else read_or_body(context, chat), warnings
 
-    asked, found, warnings = await read_json(context, read, completes=False)
+    fields, found, warnings = await read_json(context, read, completes=False)
     codec = context.engine.codec
     if found is not None:
         shape, messages, options = await read_beside(context, found)
@@ -46,13 +46,13 @@ async def tokenize(context: Context) -> Response:
         assert isinstance(prompt, dict)
         text = prompt["prompt"]
     else:
-        text = asked.prompt
-    special = asked.add_special_tokens if asked.add_special_tokens is not None else asked.messages is None
+        text = fields.prompt
+    special = fields.add_special_tokens if fields.add_special_tokens is not None else fields.messages is None
 
     def answer() -> Response:
         tokens = codec.encode(text, add_special_tokens=special)
         body: dict[str, Any] = {"count": len(tokens), "max_model_len": context.engine.max_model_len, "tokens": tokens}
-        if asked.return_token_strs:
+        if fields.return_token_strs:
             body["token_strs"] = [codec.token_text(token) for token in tokens]
         return json_response(warned(body, warnings))
 
@@ -66,9 +66,9 @@ async def detokenize(context: Context) -> Response:
         ApiError, RequestError: something in the body cannot be served.
     """
     read = partial(parse, DetokenizeFields, strict=context.config.strict_fields)
-    asked, _, warnings = await read_json(context, read, completes=False)
-    check_model(asked.model, context.engine.model_names)
-    return await context.run(len(asked.tokens), lambda: _text(asked.tokens, context.engine.codec, warnings))
+    fields, _, warnings = await read_json(context, read, completes=False)
+    check_model(fields.model, context.engine.model_names)
+    return await context.run(len(fields.tokens), lambda: _text(fields.tokens, context.engine.codec, warnings))
 
 
 def _text(tokens: Sequence[int], codec: TextCodec, warnings: tuple[str, ...]) -> Response:

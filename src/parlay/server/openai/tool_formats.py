@@ -96,7 +96,7 @@ def _json_call(answer: Scanner, at: int, forced: bool) -> Wait[bool]:
 
     Where it was `forced`, arguments need not be an object: the function's schema has been followed.
     """
-    name, held, at = "", "", at + 1
+    name, arguments, at = "", "", at + 1
     while True:
         found = yield from answer.key((yield from answer.space(at)))
         if found is None:
@@ -113,10 +113,10 @@ def _json_call(answer: Scanner, at: int, forced: bool) -> Wait[bool]:
                 if not answer.knows(name):
                     return False
             else:
-                held = value
-            if name and held:
+                arguments = value
+            if name and arguments:
                 answer.begin(name)
-                answer.add(held)
+                answer.add(arguments)
                 break
         elif key in ("arguments", "parameters"):
             answer.begin(name)

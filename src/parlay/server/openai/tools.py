@@ -43,7 +43,7 @@ class Tools:
 NO_TOOLS = Tools({}, "none")
 
 
-def read_tools(asked: ChatFields) -> Tools:
+def read_tools(fields: ChatFields) -> Tools:
     """Return a body's tools.
 
     Raises:
@@ -51,7 +51,7 @@ def read_tools(asked: ChatFields) -> Tools:
     """
     parameters: dict[str, Any] = {}
     strict, custom = set[str](), set[str]()
-    for tool in asked.tools or ():
+    for tool in fields.tools or ():
         kind = tool.get("type", "function")
         if kind not in ("function", "custom") or not isinstance(tool.get(kind), dict):
             raise _wrong(
@@ -71,9 +71,9 @@ def read_tools(asked: ChatFields) -> Tools:
             strict.add(name)
         if kind == "custom":
             custom.add(name)
-    choice = asked.tool_choice if asked.tool_choice is not None else "auto"
+    choice = fields.tool_choice if fields.tool_choice is not None else "auto"
     known = Tools(
-        parameters, "auto", "", asked.parallel_tool_calls, tuple(parameters), frozenset(strict), frozenset(custom)
+        parameters, "auto", "", fields.parallel_tool_calls, tuple(parameters), frozenset(strict), frozenset(custom)
     )
     if choice == "none" or (choice == "auto" and not parameters):
         return NO_TOOLS
@@ -102,14 +102,14 @@ def _named(choice: dict[str, Any], parameters: Mapping[str, Any]) -> str:
     return name
 
 
-def tools_shown(asked: ChatFields, tools: Tools) -> list[dict[str, Any]] | None:
+def tools_shown(fields: ChatFields, tools: Tools) -> list[dict[str, Any]] | None:
     """Return the descriptions of functions that the prompt has.
 
     With `none` they are those of a conversation that has calls already: so the prompt begins as the one before, which
     is cached, and its calls are shown as they were.
     """
-    called = any(message.get("tool_calls") for message in asked.messages)
-    given = asked.tools if tools.mode != "none" or called else None
+    called = any(message.get("tool_calls") for message in fields.messages)
+    given = fields.tools if tools.mode != "none" or called else None
     return None if given is None else [as_function(tool) for tool in given]
 
 

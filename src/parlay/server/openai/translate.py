@@ -48,7 +48,7 @@ def translated(
     *,
     strict: bool = False,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return a body with the endpoint's own fields alone, and what the client should be told of the rest.
+    """Return a body with the endpoint's own fields alone, and warnings for the client about the rest.
 
     A field of another server's is renamed where there is the same here, ignored with a warning where it changes
     nothing, and refused with the reason where it would. An unknown one is ignored too, unless it looks like a

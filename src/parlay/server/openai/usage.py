@@ -1,5 +1,6 @@
-"""One request's acceptance, in vLLM's format."""
+"""A request's usage in OpenAI's format, and its acceptance in vLLM's."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -47,6 +48,41 @@ def request_metrics(outputs: Sequence[RequestOutput], *, speculates: bool, detai
     found = None
     if len(outputs) == 1 and len(outputs[0].outputs) == 1:  # of several, one figure would mean nothing
         metrics = outputs[0].metrics
-        if speculates or metrics.drafts:  # a prediction is guessed from whatever the engine loaded
+        if speculates or metrics.drafts:  # a prediction is drafted from whatever the engine loaded
             found = speculative_decoding(metrics, detailed=detailed)
     return {"speculative_decoding": found}
+
+
+def usage(outputs: list[RequestOutput], *, without_output: bool = False, reasoning_tokens: int = 0) -> dict[str, Any]:
+    """Return a request's usage, in OpenAI's format.
+
+    Args:
+        outputs: the newest of each prompt.
+        without_output: nothing was asked for beyond the prompt.
+        reasoning_tokens: of the output.
+    """
+    ones = [one for output in outputs for one in output.outputs]
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    completion = 0 if without_output else sum(one.metrics.emitted for one in ones)
+    accepted = sum(one.metrics.accepted for one in ones)
+    undrafted: Counter[str] = Counter()
+    for one in ones:
+        undrafted.update(dict(one.metrics.undrafted))
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(output.metrics.cached_tokens for output in outputs)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(one.metrics.drafted for one in ones) - accepted,
+            "reasoning_tokens": reasoning_tokens,
+            "audio_tokens": 0,
+        },
+        "speculation": {
+            "steps": sum(one.metrics.steps for one in ones),
+            "drafts": sum(one.metrics.drafts for one in ones),
+            "draft_tokens": sum(one.metrics.drafted for one in ones),
+            "without_draft": dict(undrafted.most_common()),
+        },
+    }

@@ -1,15 +1,17 @@
-"""Large bodies: a key has few of them here at once, so that none fills the memory or the loop's time."""
+"""The layers before the application: heads that can be read in two ways or are too long, and large bodies."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from hostile import Wire, status
+from serving import Live, NoEngine
 
 from parlay.config import ServerConfig
 from parlay.server.keys import Keys
-from parlay.server.middleware import _AT_ONCE, _AT_ONCE_OPEN, AccessLayer
+from parlay.server.middleware import _AT_ONCE, _AT_ONCE_OPEN, _MOST_HEAD, AccessLayer
 
 KIB = 1 << 10
 KEYS = Keys([("alice", "alice-s-own-key"), ("bob", "bob-s-own-key")])
@@ -51,7 +53,7 @@ class Server:
         while (await receive()).get("more_body"):
             pass
         await self.prepared.wait()
-        scope["state"]["account"].body.close()
+        scope["state"]["request"].body.close()
         await self.answered.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
@@ -68,7 +70,7 @@ async def serving(**options: Any) -> AsyncIterator[Server]:
         server.prepared.set()
         server.answered.set()
         await asyncio.gather(*server.tasks)
-    assert server.guard._budget.held == 0
+    assert server.guard._budget.used == 0
 
 
 def run(work: Callable[[], Any]) -> None:
@@ -171,7 +173,7 @@ def test_all_keys_together_hold_a_bounded_number_of_bytes() -> None:
                     upload.come(more=left > 0)
             for _ in range(50):
                 await turns()
-            assert server.guard._budget.held <= 64 << 20
+            assert server.guard._budget.used <= 64 << 20
             assert {upload.status for upload in uploads} == {0, 429}
             assert all(upload.taken == 4 for upload in uploads)
 
@@ -191,3 +193,72 @@ def test_a_client_that_leaves_while_it_waits_holds_nothing() -> None:
             assert server.guard._large["alice"]._value == _AT_ONCE
 
     run(main)
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with Live(NoEngine(), allowed_origins=("https://page.example",)) as server:
+        yield server
+
+
+def head(method: str, *lines: str, path: str = "/health", version: str = "1.1") -> bytes:
+    return "\r\n".join((f"{method} {path} HTTP/{version}", "Host: localhost", *lines, "", "")).encode()
+
+
+def answers(live: Live, data: bytes) -> list[bytes]:
+    """Return the heads of the answers on a connection until it is closed."""
+    with Wire(live.port) as wire:
+        assert wire.send(data)
+        return [part.split(b"\r\n\r\n")[0] for part in wire.read().split(b"HTTP/1.1 ")[1:]]
+
+
+SECOND = head("GET", path="/version")
+LENGTH, CHUNKED = "Content-Length: 4", "Transfer-Encoding: chunked"
+PREFLIGHT = ("Origin: https://page.example", "Access-Control-Request-Method: POST")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        # RFC 9112, 6.1: both; in either order; to a path that is open, and to what answers pages' preflights.
+        head("POST", LENGTH, CHUNKED) + b"0\r\n\r\n",
+        head("POST", CHUNKED, LENGTH) + b"0\r\n\r\n",
+        head("GET", CHUNKED, "Content-Length: 0") + b"0\r\n\r\n",
+        head("OPTIONS", *PREFLIGHT, CHUNKED, LENGTH) + b"0\r\n\r\n",
+        head("GET", CHUNKED, version="1.0") + b"0\r\n\r\n",
+        # h11's own: lengths that differ, one that is no number, an unknown coding, a space before a colon.
+        head("POST", LENGTH, "Content-Length: 5") + b"{}{}",
+        head("POST", "Content-Length: +4") + b"{}{}",
+        head("POST", "Transfer-Encoding: gzip, chunked") + b"0\r\n\r\n",
+        head("POST", "Transfer-Encoding : chunked") + b"0\r\n\r\n",
+    ],
+)
+def test_what_can_be_read_in_two_ways_is_refused_and_hides_no_second_request(live: Live, data: bytes) -> None:
+    (answer,) = answers(live, data + SECOND)
+    assert answer[:3] in (b"400", b"501")
+    assert b"connection: close" in answer.lower()
+
+
+def test_what_is_clear_is_answered_and_so_is_the_next_request(live: Live) -> None:
+    for data in (head("GET"), head("GET", CHUNKED) + b"0\r\n\r\n", head("GET", LENGTH) + b"{}{}"):
+        last = head("GET", "Connection: close")
+        assert [answer[:3] for answer in answers(live, data + SECOND + last)] == [b"200"] * 3
+
+
+@pytest.mark.parametrize("where", ["header", "headers", "query"])
+@pytest.mark.parametrize(("length", "expected"), [(_MOST_HEAD, 200), (_MOST_HEAD + 1, 400), (70_000, 400)])
+def test_the_longest_head(live: Live, length: int, expected: int, where: str) -> None:
+    """Its bound holds to the byte, however the head comes."""
+    if where == "query":
+        bare = head("GET", "Connection: close", path="/health?")
+        data = head("GET", "Connection: close", path="/health?" + "x" * (length - len(bare)))
+    elif where == "header":
+        data = head("GET", "Connection: close", "X: " + "x" * (length - len(head("GET", "Connection: close", "X: "))))
+    else:
+        lines = [f"X-{number}: y" for number in range(1000)]
+        bare = head("GET", "Connection: close", *lines, "X: ")
+        data = head("GET", "Connection: close", *lines, "X: " + "x" * (length - len(bare)))
+    assert len(data) == length
+    with Wire(live.port) as wire:
+        wire.send(data)
+        assert status(wire.head()) == expected

@@ -6,24 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import Live
+from serving import Live, NoEngine
 
 from parlay.config import ServerConfig
-from parlay.errors import ConfigError, ParlayError
+from parlay.errors import ConfigError
 from parlay.server.browsers import check_page
 from parlay.server.errors import ApiError
 
 LOCAL = "127.0.0.1:8000"
-
-
-class NoEngine:
-    """An engine that is never asked for tokens."""
-
-    model_name, model_names = "none", ("none",)
-    numerics_id, max_model_len, state = "none", 8, "ready"
-
-    def generate(self, *args: Any, **more: Any) -> Any:
-        raise ParlayError("asked")
 
 
 def refused(headers: dict[str, str], method: str = "POST", **options: Any) -> bool:
