@@ -23,7 +23,7 @@ from serving import Live, wait_for
 
 from parlay import AsyncLLM
 from parlay.config import ServerConfig
-from parlay.errors import ConfigError, EngineDeadError
+from parlay.errors import ConfigError
 from parlay.server.keys import read_keys
 from parlay.server.metrics import Observation
 from parlay.server.openai.fields import KNOWN, SAMPLING
@@ -316,55 +316,11 @@ def test_prompts_are_logged_only_when_asked(engine: AsyncLLM) -> None:
         assert ("a secret" in json.dumps(live.log)) is asked
 
 
-def test_other_origins_only_when_allowed(engine: AsyncLLM) -> None:
-    asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
-    for origins in ((), ("https://example.org",)):
-        with Live(engine, allowed_origins=origins, api_key=KEYS) as live:
-            allowed = live.http.options("/v1/completions", headers=asked).headers.get("access-control-allow-origin")
-            assert allowed == (origins[0] if origins else None)
-
-
 def test_time_limits(engine: AsyncLLM) -> None:
     with Live(engine, request_timeout=0.02) as live:
         assert error(live.post("/v1/completions", {**LONG, "n": 8}), 504)["code"] == "timeout"
         answer = live.post("/v1/completions", {**LONG, "n": 8, "stream": True})
         assert answer.status_code == 504 or '"code":"timeout"' in answer.text
-
-
-class Dying:
-    """An engine that dies."""
-
-    state = "ready"
-
-    def __init__(self, engine: AsyncLLM) -> None:
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    async def generate(self, *arguments: Any, **more: Any) -> Any:
-        seen = 0
-        async for output in self._engine.generate(*arguments, **more | {"final_only": False}):
-            yield output
-            seen += 1
-            if seen == 2:
-                self.state = "restarting"
-                raise EngineDeadError("the engine died and is being restarted; ask again")
-
-
-def test_an_engine_that_dies(engine: AsyncLLM) -> None:
-    with Live(Dying(engine)) as live:
-        streamed = live.post("/v1/completions", {**LONG, "stream": True})
-        assert streamed.status_code == 200
-        last = json.loads(streamed.text.strip().splitlines()[-1].removeprefix("data: "))
-        assert last["error"]["code"] == "engine_not_ready"
-        for path in ("/health", "/ready"):
-            error(live.http.get(path), 503)
-        answer = live.post("/v1/completions", LONG)
-        assert "restarting" in error(answer, 503)["message"]
-        assert answer.headers["Retry-After"]
-        live.engine.state = "ready"
-        error(live.post("/v1/completions", LONG), 503)
 
 
 def test_sigterm_lets_open_requests_finish(model: Path) -> None:

@@ -40,23 +40,6 @@ async def recovers(client: EngineClient) -> None:
     assert client.replicas[0]._patience._timer is None
 
 
-def test_one_that_hangs_is_replaced(models: dict[str, Pair]) -> None:
-    async def main() -> None:
-        async with started(models["float32"].target, engine_timeout=1.0) as client:
-            pid, stream = client.pid, client.generate(PROMPT, ENDLESS)
-            assert pid is not None
-            await anext(stream)
-            os.kill(pid, signal.SIGSTOP)
-            with pytest.raises(EngineDeadError, match="send the request again"):
-                async for _ in stream:
-                    pass
-            assert client.state == "restarting"
-            await recovers(client)
-            assert client.pid != pid
-
-    asyncio.run(main())
-
-
 def test_one_that_is_idle_or_slow_is_not(models: dict[str, Pair]) -> None:
     """The clock runs only while a request is open, and every report winds it up."""
 
