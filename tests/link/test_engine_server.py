@@ -30,7 +30,7 @@ class Front:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._context = zmq.Front()
+        self._context = zmq.Context()
         self._pairs: list[Any] = []  # held until all are closed
         for name, near, far in (("commands", zmq.PUSH, zmq.PULL), ("reports", zmq.PULL, zmq.PUSH)):
             ends = [self._context.socket(near), self._context.socket(far)]

@@ -51,9 +51,9 @@ class EngineServer:
         """Use an engine that nothing else uses, and the transport through which the front is reached."""
         self._engine = engine
         self._transport = transport
-        self._open: dict[int, _Progress] = {}  # by the front's key
-        self._by_request: dict[int, _Progress] = {}
-        self._news: dict[Request, _Progress] = {}  # what progressed and was not sent yet, in order
+        self._open: dict[int, _Sent] = {}  # by the front's key
+        self._by_request: dict[int, _Sent] = {}
+        self._news: dict[Request, _Sent] = {}  # what progressed and was not sent yet, in order
         self._failures: list[Failure] = []
         self._unsent: Outputs | None = None
         self._stats_due, self._stats_sent = True, 0.0
@@ -113,35 +113,35 @@ class EngineServer:
     def _add(self, add: Add, params: SamplingParams, seconds: float) -> None:
         timeout = None if add.timeout is None else max(0.0, add.timeout - seconds)
         requests = self._engine.add(add.prompt, params, priority=add.priority, tenant=add.tenant, timeout=timeout)
-        progress = self._open[add.key] = _Progress(add, requests)
-        self._by_request.update((request.request_id, progress) for request in requests)
+        sent = self._open[add.key] = _Sent(add, requests)
+        self._by_request.update((request.request_id, sent) for request in requests)
 
     def _abandon(self, key: int) -> None:
-        progress = self._open.get(key)
-        if progress is not None:
-            for request in progress.requests:
+        sent = self._open.get(key)
+        if sent is not None:
+            for request in sent.requests:
                 self._engine.abort(request)
-            self._forget(progress)
+            self._forget(sent)
 
-    def _forget(self, progress: "_Progress") -> None:
-        del self._open[progress.key]
-        for request in progress.requests:
+    def _forget(self, sent: "_Sent") -> None:
+        del self._open[sent.key]
+        for request in sent.requests:
             del self._by_request[request.request_id]
             self._news.pop(request, None)
 
     # ------------------------------------------------------------------------------------------------- reports
 
     def _moved(self, request: Request) -> None:
-        progress = self._by_request.get(request.request_id)
-        if progress is None:  # another completion of the same prompt has failed
+        sent = self._by_request.get(request.request_id)
+        if sent is None:  # another completion of the same prompt has failed
             return
         if request.error is not None:
-            self._failures.append(Failure.of(request.error, "", progress.key))
-            self._abandon(progress.key)
-        elif not progress.final_only:
-            self._news[request] = progress
-        elif all(r.finish_reason is not None for r in progress.requests):
-            self._news.update(dict.fromkeys(progress.shown(), progress))
+            self._failures.append(Failure.of(request.error, "", sent.key))
+            self._abandon(sent.key)
+        elif not sent.final_only:
+            self._news[request] = sent
+        elif all(r.finish_reason is not None for r in sent.requests):
+            self._news.update(dict.fromkeys(sent.shown(), sent))
 
     def _tell(self) -> None:
         """Send what is new, unless the front is behind; later progress is then sent along with it."""
@@ -160,20 +160,20 @@ class EngineServer:
         if not (self._news or self._failures or stats):
             return None
         deltas, prompts = [], []
-        for request, progress in self._news.items():
-            deltas.append(progress.delta(request))
-            scores = progress.prompt_scores()
+        for request, sent in self._news.items():
+            deltas.append(sent.delta(request))
+            scores = sent.prompt_scores()
             if scores is not None:
                 prompts.append(scores)
         message = Outputs(deltas, prompts, self._failures, stats)
         news, self._news, self._failures = self._news, {}, []
-        for progress in dict.fromkeys(news.values()):
-            if progress.finished:
-                self._forget(progress)
+        for sent in dict.fromkeys(news.values()):
+            if sent.finished:
+                self._forget(sent)
         return message
 
 
-class _Progress:
+class _Sent:
     """What the front knows of a request so far.
 
     Attributes:
