@@ -20,12 +20,11 @@ from parlay.server.openai.fields import (
     CompletionFields,
     DetokenizeFields,
     TokenizeFields,
-    check_prompt,
-    check_text,
     make_params,
     parse,
 )
 from parlay.server.openai.foreign_fields import ELSEWHERE, FOREIGN, RENAMED
+from parlay.server.openai.prompts import check_prompt, check_text
 from parlay.server.openai.responses_fields import RESPONSE_SAMPLING, ResponseFields, read_response
 from parlay.text.tokenizer import check_prompt as in_tokens
 

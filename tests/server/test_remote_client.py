@@ -3,14 +3,11 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -130,29 +127,6 @@ def test_rejected_guesses_and_predictions_travel(house: House, make_llm: MakeLLM
         house.run(last(house.client, PROMPT, SamplingParams(prediction="x" * 513)))
 
 
-def test_outputs_grow(house: House) -> None:
-    async def main() -> list[RequestOutput]:
-        return [output async for output in house.client.generate(PROMPT, ENDLESS)]
-
-    outputs = house.run(main())
-    lengths = [len(o.outputs[0].token_ids) for o in outputs]
-    assert lengths == sorted(set(lengths))
-    assert lengths[-1] == 480
-    assert [o.finished for o in outputs] == [False] * (len(outputs) - 1) + [True]
-    for output in outputs:
-        assert outputs[-1].outputs[0].text.startswith(output.outputs[0].text)
-        assert output.outputs[0].sources == outputs[-1].outputs[0].sources[: len(output.outputs[0].token_ids)]
-        assert output.metrics.emitted == len(output.outputs[0].token_ids)
-
-
-def test_only_the_final_output(house: House) -> None:
-    async def main() -> list[RequestOutput]:
-        return [output async for output in house.client.generate(PROMPT, ENDLESS, final_only=True)]
-
-    (output,) = house.run(main())
-    assert len(output.outputs[0].token_ids) == 480
-
-
 def test_slow_readers_miss_no_tokens(house: House) -> None:
     """This process does nothing for a while: the engine goes on, and what was not told yet comes in few outputs."""
 
@@ -201,21 +175,6 @@ def test_a_bad_request_costs_the_others_nothing(house: House) -> None:
     *refused, good = house.run(main())
     assert all(isinstance(error, RequestError) for error in refused)
     assert good.finished
-
-
-def test_a_deadline(house: House) -> None:
-    output = house.run(last(house.client, PROMPT, ENDLESS, timeout=0.0))
-    assert output.outputs[0].finish_reason == "abort"
-
-
-def test_chat(house: House, make_llm: MakeLLM) -> None:
-    hello = [{"role": "user", "content": "hi"}]
-
-    async def main() -> RequestOutput:
-        *_, output = [o async for o in house.client.chat(hello, PARAMS, tenant="a")]
-        return output
-
-    assert whole(house.run(main())) == whole(make_llm(**OPTIONS).chat(hello, PARAMS)[0])
 
 
 def test_what_it_knows_and_counts(house: House) -> None:
@@ -330,38 +289,3 @@ def test_an_engine_that_cannot_start_says_why(
         asyncio.run(asyncio.wait_for(client.start(), LIMIT))
     assert client.state == "closed"
     assert client.pid is None
-
-
-def test_the_engine_ends_with_its_parent(models: dict[str, Pair], tmp_path: Path) -> None:
-    script = tmp_path / "front.py"
-    script.write_text(
-        "import asyncio, sys\n"
-        "from parlay.server.remote.client import EngineClient\n"
-        "async def main():\n"
-        "    client = EngineClient(sys.argv[1], max_model_len=64)\n"
-        "    await client.start()\n"
-        "    print(client.pid, client.replicas[0]._link._folder, flush=True)\n"
-        "    await asyncio.sleep(60)\n"
-        "if __name__ == '__main__':\n"
-        "    asyncio.run(main())\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, str(script), str(models["float32"].target)], stdout=subprocess.PIPE, text=True
-    ) as front:
-        assert front.stdout is not None
-        pid, folder = front.stdout.readline().split()
-        assert Path(folder).stat().st_mode & 0o777 == 0o700
-        front.kill()
-    end = time.monotonic() + LIMIT
-    while Path(f"/proc/{pid}").exists() and not _zombie(pid):
-        assert time.monotonic() < end, "the engine outlived its parent"
-        time.sleep(0.01)
-    assert not Path(folder).exists()
-
-
-def _zombie(pid: str) -> bool:
-    """Whether a process has ended; whoever inherited it may be slow to bury it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from parlay.config import ServerConfig, build
-from parlay.errors import ConfigError, ContextLengthError, RequestError, shown
+from parlay.errors import ConfigError, shown
 from parlay.server.errors import ApiError
 from parlay.server.openai.foreign_fields import COUNTED, ForeignField
 from parlay.server.openai.translate import ignored_keys, nested_tool, objects_of, settled, translated
@@ -362,47 +362,3 @@ def check_model(asked: str | None, served: Sequence[str]) -> None:
         raise ApiError(
             404, f"there is no model {shown(asked)} here but {names}", param="model", code="model_not_found"
         )
-
-
-def check_text(text: str, most_characters: int, most_tokens: int) -> None:
-    """Refuse a prompt that is too long however it is tokenised; a huge one would take memory for nothing.
-
-    Args:
-        text: the prompt.
-        most_characters: that a token stands for.
-        most_tokens: of the model's context.
-
-    Raises:
-        RequestError: it is too long.
-    """
-    if len(text) > most_characters * most_tokens:
-        raise ContextLengthError(
-            f"This model's maximum context length is {most_tokens} tokens, but the prompt has {len(text)} "
-            "characters, more than so many tokens stand for; shorten it"
-        )
-
-
-def check_prompt(tokens: int, config: ServerConfig) -> None:
-    """Refuse a prompt that is longer than the server's own limit; the engine knows the model's.
-
-    Raises:
-        RequestError: it is.
-    """
-    most = config.max_prompt_tokens
-    if most is not None and tokens > most:
-        raise ContextLengthError(
-            f"the prompt has {tokens} tokens, which exceeds the maximum number of tokens allowed: this server's "
-            f"maximum prompt length is {most}; shorten it",
-            param="prompt",
-        )
-
-
-def check_prediction(tokens: int, config: ServerConfig) -> None:
-    """Refuse a prediction that is longer than the server's own limit for prompts.
-
-    Raises:
-        RequestError: it is.
-    """
-    most = config.max_prompt_tokens
-    if most is not None and tokens > most:
-        raise RequestError(f"prediction has {tokens} tokens and may have {most}; shorten it", param="prediction")

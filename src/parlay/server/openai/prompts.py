@@ -3,10 +3,10 @@
 from typing import Any
 
 from parlay.config import ServerConfig
-from parlay.errors import ContextLengthError, about
+from parlay.errors import ContextLengthError, RequestError, about
 from parlay.server.context import Context
 from parlay.server.errors import ApiError
-from parlay.server.openai.fields import CommonFields, check_prediction, check_prompt, check_text
+from parlay.server.openai.fields import CommonFields
 from parlay.text.chat import ChatOptions, pieces
 from parlay.text.tokenizer import TextCodec
 from parlay.types.prompt import Prompt
@@ -78,6 +78,50 @@ def check_pieces(count: int, max_model_len: int) -> None:
             f"the conversation has {count} messages, parts and tools, but this model's maximum context length is "
             f"{max_model_len} tokens; shorten it"
         )
+
+
+def check_text(text: str, most_characters: int, most_tokens: int) -> None:
+    """Refuse a prompt that is too long however it is tokenised; a huge one would take memory for nothing.
+
+    Args:
+        text: the prompt.
+        most_characters: that a token stands for.
+        most_tokens: of the model's context.
+
+    Raises:
+        RequestError: it is too long.
+    """
+    if len(text) > most_characters * most_tokens:
+        raise ContextLengthError(
+            f"This model's maximum context length is {most_tokens} tokens, but the prompt has {len(text)} "
+            "characters, more than so many tokens stand for; shorten it"
+        )
+
+
+def check_prompt(tokens: int, config: ServerConfig) -> None:
+    """Refuse a prompt that is longer than the server's own limit; the engine knows the model's.
+
+    Raises:
+        RequestError: it is.
+    """
+    most = config.max_prompt_tokens
+    if most is not None and tokens > most:
+        raise ContextLengthError(
+            f"the prompt has {tokens} tokens, which exceeds the maximum number of tokens allowed: this server's "
+            f"maximum prompt length is {most}; shorten it",
+            param="prompt",
+        )
+
+
+def check_prediction(tokens: int, config: ServerConfig) -> None:
+    """Refuse a prediction that is longer than the server's own limit for prompts.
+
+    Raises:
+        RequestError: it is.
+    """
+    most = config.max_prompt_tokens
+    if most is not None and tokens > most:
+        raise RequestError(f"prediction has {tokens} tokens and may have {most}; shorten it", param="prediction")
 
 
 def predicted(fields: CommonFields, codec: TextCodec, config: ServerConfig) -> list[int] | None:
