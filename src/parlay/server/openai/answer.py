@@ -276,18 +276,21 @@ async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int
         finally:
             await _close(streams[0])
         return
-    ready: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(1)
+    ready: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()  # at most one of each
+    taken = [asyncio.Event() for _ in streams]
 
     async def pump(number: int) -> None:
         end: Exception | None = None
         try:
             async for item in streams[number]:
-                await ready.put((number, item))
+                ready.put_nowait((number, item))
+                await taken[number].wait()
+                taken[number].clear()
         except Exception as error:
             end = error
         finally:
             await _close(streams[number])
-        await ready.put(end)
+        ready.put_nowait(end)
 
     tasks = [asyncio.create_task(pump(i)) for i in range(len(streams))]
     running = len(tasks)
@@ -299,6 +302,7 @@ async def merge(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int
             if found is None:
                 running -= 1
             else:
+                taken[found[0]].set()
                 yield found
     finally:
         for task in tasks:
