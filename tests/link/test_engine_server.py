@@ -156,15 +156,15 @@ def test_what_is_refused(front: Front) -> None:
 
 def test_a_grammar_is_compiled_beside_the_steps(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others go on while it is; those who leave meanwhile are gone; one that is refused fails alone."""
-    admission, compile_one = Event(), Grammars.compile
-    monkeypatch.setattr(Grammars, "compile", lambda *args: admission.wait(LIMIT) and compile_one(*args))
+    released, compile_one = Event(), Grammars.compile
+    monkeypatch.setattr(Grammars, "compile", lambda *args: released.wait(LIMIT) and compile_one(*args))
     for key, regex in ((1, "[a-f]{40}"), (2, "[a-f]{41}"), (3, "(")):
         front.send(Add(key, PROMPT, plain_params(SamplingParams(structured_outputs={"regex": regex}, max_tokens=99))))
     front.send(Abort(2))
     front.send(add(4, max_tokens=20))
     reports = front.read_until(lambda reports: finished(reports, 1))
     assert {d.key for r in reports for d in r.deltas} == {4}
-    admission.set()
+    released.set()
     reports = front.read_until(lambda reports: finished(reports, 1) and any(r.failures for r in reports))
     assert {d.key for r in reports for d in r.deltas} == {1}
     assert len("".join(d.text for r in reports for d in r.deltas)) == 40
